@@ -1,0 +1,91 @@
+"""The errors a user can meet. Each carries the exit code the command line ends with."""
+
+from __future__ import annotations
+
+
+class TunesmithError(ValueError):
+    """Problem, where, what to do: `where` is put in front of the message, `fix` behind it."""
+
+    exit_code = 1
+
+    def __init__(self, problem: str, *, where: str | None = None, fix: str | None = None) -> None:
+        self.problem = problem
+        self.where = where
+        self.fix = fix
+        super().__init__(self.line())
+
+    def line(self) -> str:
+        """The one line a person reads."""
+        text = f"{self.where}: {self.problem}" if self.where else self.problem
+        if self.fix:
+            text = f"{text.rstrip('.')}. {self.fix}"
+        return text
+
+
+class ConfigError(TunesmithError):
+    """A flag, a config key or a combination of them is wrong. `problems` lists all of them."""
+
+    exit_code = 2
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        where: str | None = None,
+        fix: str | None = None,
+        problems: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(problem, where=where, fix=fix)
+        self.problems = problems
+
+
+class DataError(TunesmithError):
+    """The data cannot be used as it is; `where` is `file:row:column` as far as known."""
+
+    exit_code = 3
+
+
+class ResourceError(TunesmithError):
+    """Disk, memory, permission or a lock stands in the way."""
+
+    exit_code = 4
+
+
+class CheckpointError(TunesmithError):
+    """The run on disk is damaged, or it was made from other data or another config."""
+
+    exit_code = 5
+
+
+class NumericsError(TunesmithError):
+    """A loss, gradient or weight is not finite."""
+
+    exit_code = 6
+
+
+class WorkerError(TunesmithError):
+    """A data-loader worker or a rank died."""
+
+    exit_code = 7
+
+
+class StoppedBySignal(TunesmithError):
+    """The run was asked to stop, saved its state and ended: 130 for SIGINT, 143 for SIGTERM."""
+
+    def __init__(self, signal_number: int, problem: str) -> None:
+        super().__init__(problem)
+        self.exit_code = 128 + signal_number
+
+
+def nearest(name: str, known: list[str] | tuple[str, ...]) -> str | None:
+    """The known name a person most likely meant, or None."""
+    from difflib import get_close_matches
+
+    found = get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.6)
+    return next((k for k in known if k.lower() == found[0]), None) if found else None
+
+
+def did_you_mean(name: str, known: list[str] | tuple[str, ...]) -> str | None:
+    """The sentence "Did you mean 'x'?", or None when nothing is near."""
+    hit = nearest(name, known)
+    return f"Did you mean {hit!r}?" if hit else None

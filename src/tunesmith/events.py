@@ -1,0 +1,189 @@
+"""What happens in a run, as frozen events. The journal holds exactly these, one JSON object a line.
+
+Wall-clock values live only in fields named `time` or `seconds`; everything else repeats bit for bit on resume.
+A number that is not finite is written as null: a curve shows a gap, never a made-up 0.0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, get_args
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """First event of a run. `step` is 0, or where a resumed run goes on."""
+
+    run_id: str
+    step: int
+    num_steps: int
+    steps_per_epoch: float
+    num_epochs: float
+    train_rows: int
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The run goes on from a verified checkpoint; `skipped` names each newer one that was not usable, and why."""
+
+    step: int
+    checkpoint: str
+    skipped: tuple[str, ...] = ()
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStarted:
+    """`epoch` counts from 0; `step` is the number of steps done before it."""
+
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One optimizer step. `loss` and `grad_norm` are raw, None when not finite. `epoch` is the fraction done after it."""
+
+    step: int
+    epoch: float
+    loss: float | None
+    grad_norm: float | None
+    learning_rate: float
+    examples: int
+    tokens: int
+    padded_tokens: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """Metrics of one split after `step` steps. `split` is "validation", "train_sample" or a user's own name."""
+
+    step: int
+    epoch: float
+    split: str
+    metrics: dict[str, float | None]
+    n: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Improved:
+    """The tracked metric is the best so far."""
+
+    step: int
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """The update of this step was not applied: something was not finite. `rows` are row numbers of the training set."""
+
+    step: int
+    what: str
+    tensor: str
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchSplit:
+    """Out of memory: the micro-batch was split and the same step repeated; the maths did not change."""
+
+    step: int
+    rows_before: int
+    rows_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class SafePoint:
+    """A step is complete, with its evaluation: the only moment at which a checkpoint may be written."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint was published."""
+
+    step: int
+    path: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something a person should know, said once."""
+
+    step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosed:
+    """A finding about the curves so far (`Finding.to_json`)."""
+
+    step: int
+    finding: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """`reason`: completed, early_stopping, SIGTERM, SIGINT, break, or the class name of an error."""
+
+    step: int
+    reason: str
+    time: float = 0.0
+
+
+Event = (
+    RunStarted
+    | Resumed
+    | EpochStarted
+    | StepDone
+    | Evaluated
+    | Improved
+    | NonFinite
+    | MicroBatchSplit
+    | SafePoint
+    | Saved
+    | Note
+    | Diagnosed
+    | RunEnded
+)
+
+WALL_CLOCK = ("time", "seconds")
+"""Field names whose values differ between two otherwise identical runs."""
+
+_BY_NAME = {cls.__name__: cls for cls in get_args(Event)}
+
+
+def finite_or_none(value: float) -> float | None:
+    """The value, or None when it is NaN or infinite."""
+    return value if math.isfinite(value) else None
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, float):
+        return finite_or_none(value)
+    if isinstance(value, dict):
+        return {k: _clean(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(v) for v in value]
+    return value
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """A dict that `json.dumps(..., allow_nan=False)` always accepts; key "event" holds the class name."""
+    return {"event": type(event).__name__, **{k: _clean(v) for k, v in asdict(event).items()}}
+
+
+def from_json(data: dict[str, Any]) -> Event:
+    """The event that `to_json` wrote. Unknown fields of newer versions are dropped; an unknown event is a KeyError."""
+    cls = _BY_NAME[data["event"]]
+    known = {f.name for f in fields(cls)}
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
+    event: Event = cls(**values)
+    return event

@@ -1,0 +1,36 @@
+"""A finding: something true about the data or the curves, with its evidence and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["info", "warning", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`code` is stable and short; `evidence` is a sentence with numbers; `advice` are next actions, best first."""
+
+    code: str
+    severity: Severity
+    evidence: str
+    advice: tuple[str, ...] = ()
+    confidence: float | None = None
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict; `from_json` gives an equal finding back."""
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "evidence": self.evidence,
+            "advice": list(self.advice),
+            "confidence": self.confidence,
+            "numbers": self.numbers,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Finding:
+        """The finding that `to_json` wrote."""
+        return cls(**{**data, "advice": tuple(data["advice"])})

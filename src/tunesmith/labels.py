@@ -1,0 +1,77 @@
+"""Label names and ids: one map for all splits of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from tunesmith.errors import DataError, did_you_mean
+
+
+class Task(StrEnum):
+    """What one label is."""
+
+    BINARY = "binary"
+    MULTICLASS = "multiclass"
+    MULTILABEL = "multilabel"
+    REGRESSION = "regression"
+
+    @property
+    def problem_type(self) -> str:
+        """The name transformers uses in a model's config."""
+        if self is Task.REGRESSION:
+            return "regression"
+        if self is Task.MULTILABEL:
+            return "multi_label_classification"
+        return "single_label_classification"
+
+
+UNLABELLED = -1
+"""The label id of a row without a label (GLUE test splits)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelMap:
+    """Names in id order. A regression task has the one name of its target column."""
+
+    names: tuple[str, ...]
+    task: Task
+
+    @classmethod
+    def for_classes(cls, names: Sequence[str]) -> LabelMap:
+        """Single-label map: binary with two names, multiclass otherwise."""
+        return cls(tuple(names), Task.BINARY if len(names) == 2 else Task.MULTICLASS)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def id_of(self, name: str) -> int:
+        """The id of a label name; unknown names are a DataError with the nearest one."""
+        try:
+            return self.names.index(name)
+        except ValueError:
+            raise DataError(
+                f"{name!r} is not one of {', '.join(self.names)}",
+                fix=did_you_mean(name, self.names),
+            ) from None
+
+    @property
+    def id2label(self) -> dict[int, str]:
+        """As in a transformers config."""
+        return dict(enumerate(self.names))
+
+    @property
+    def label2id(self) -> dict[str, int]:
+        """As in a transformers config."""
+        return {name: i for i, name in enumerate(self.names)}
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict; `from_json` gives an equal map back."""
+        return {"names": list(self.names), "task": self.task.value}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> LabelMap:
+        """The map that `to_json` wrote."""
+        return cls(tuple(data["names"]), Task(data["task"]))
