@@ -1,0 +1,201 @@
+"""Batches as tensors: dynamic padding, fixed shapes where asked, and the windows of an epoch for one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tunesmith.data.order import EpochOrder, Sampling, epoch_order
+from tunesmith.data.token_rows import TokenRows
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One micro-batch. `inputs` go to the model by name; `labels` never do. `rows` are row numbers of the split."""
+
+    inputs: dict[str, torch.Tensor]
+    labels: torch.Tensor | None
+    rows: npt.NDArray[np.int64]
+    tokens: int
+    padded_tokens: int
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class Window:
+    """All of one optimizer step: this rank's micro-batches, and the labels of all ranks' rows (for the divisor)."""
+
+    micro_batches: tuple[Batch, ...]
+    rows: npt.NDArray[np.int64]
+    labels: npt.NDArray[Any] | None
+
+
+class Collate(Protocol):
+    """Rows of tokens -> model inputs."""
+
+    def __call__(self, tokens: dict[str, list[npt.NDArray[Any]]]) -> dict[str, torch.Tensor]:
+        """Tensors by input name."""
+        ...
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Pads to the longest row of the batch, to a multiple, or to a fixed length, on the tokenizer's side."""
+
+    pad_token_id: int = 0
+    pad_token_type_id: int = 0
+    side: str = "right"
+    multiple_of: int | None = None
+    fixed_length: int | None = None
+
+    def width(self, longest: int) -> int:
+        """Columns of a batch whose longest row has `longest` tokens."""
+        if self.fixed_length is not None:
+            return max(self.fixed_length, longest)
+        if self.multiple_of:
+            return -(-longest // self.multiple_of) * self.multiple_of
+        return longest
+
+    def __call__(self, tokens: dict[str, list[npt.NDArray[Any]]]) -> dict[str, torch.Tensor]:
+        """Rectangular int64 tensors and the attention mask."""
+        rows = tokens["input_ids"]
+        width = self.width(max((len(r) for r in rows), default=1))
+        mask = np.zeros((len(rows), width), dtype=np.int64)
+        out = {"input_ids": np.full((len(rows), width), self.pad_token_id, dtype=np.int64)}
+        if "token_type_ids" in tokens:
+            out["token_type_ids"] = np.full((len(rows), width), self.pad_token_type_id, dtype=np.int64)
+        for i, row in enumerate(rows):
+            at = slice(width - len(row), width) if self.side == "left" else slice(0, len(row))
+            mask[i, at] = 1
+            for name, array in out.items():
+                array[i, at] = tokens[name][i]
+        out["attention_mask"] = mask
+        return {name: torch.from_numpy(array) for name, array in out.items()}
+
+
+def make_batch(rows: TokenRows, indices: npt.NDArray[np.int64], collate: Collate) -> Batch:
+    """The micro-batch of these rows."""
+    inputs = collate(rows.take(indices))
+    labels = None if rows.labels is None else torch.from_numpy(np.ascontiguousarray(rows.labels[indices]))
+    return Batch(inputs, labels, indices, int(rows.lengths[indices].sum()), int(inputs["input_ids"].numel()))
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The training batches of one rank. `windows(epoch, skip)` starts anywhere, at no cost for what is skipped."""
+
+    rows: TokenRows
+    collate: Collate
+    batch_size: int
+    seed: int
+    accumulation: int = 1
+    sampling: Sampling = "random"
+    shuffle_window: int = 50
+    token_budget: int | None = None
+    drop_last: bool = False
+    rank: int = 0
+    world: int = 1
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of one full optimizer step over all micro-batches and ranks."""
+        return self.batch_size * self.accumulation * self.world
+
+    def order(self, epoch: int) -> EpochOrder:
+        """The windows of an epoch, the same on every rank."""
+        return epoch_order(
+            len(self.rows),
+            seed=self.seed,
+            epoch=epoch,
+            rows_per_step=self.rows_per_step,
+            sampling=self.sampling,
+            lengths=self.rows.lengths,
+            shuffle_window=self.shuffle_window,
+            token_budget=self.token_budget,
+            drop_last=self.drop_last,
+        )
+
+    def steps_in_epoch(self, epoch: int) -> int:
+        """Optimizer steps of an epoch; only a token budget makes them differ between epochs."""
+        if self.token_budget is not None:
+            return len(self.order(epoch))
+        full, tail = divmod(len(self.rows), self.rows_per_step)
+        return full + (1 if tail and not self.drop_last else 0)
+
+    def windows(self, epoch: int, skip: int = 0) -> Iterator[Window]:
+        """The windows of an epoch from number `skip` on."""
+        order = self.order(epoch)
+        for index in range(skip, len(order)):
+            yield self.window(order.window(index))
+
+    def window(self, all_rows: npt.NDArray[np.int64]) -> Window:
+        """This rank's share of a window. A rank without a row gets the first one; its loss is weighted 0 by the step."""
+        mine = all_rows[self.rank :: self.world]
+        size = self.batch_size if self.token_budget is None else max(len(mine), 1)
+        pieces = [mine[i : i + size] for i in range(0, len(mine), size)]
+        micro = [make_batch(self.rows, piece, self.collate) for piece in pieces]
+        labels = None if self.rows.labels is None else self.rows.labels[all_rows]
+        return Window(tuple(micro), all_rows, labels)
+
+
+def evaluation_batches(
+    rows: TokenRows, collate: Collate, *, max_rows: int, max_tokens: int | None = None, rank: int = 0, world: int = 1
+) -> Iterator[Batch]:
+    """Batches sorted by length, longest first (an out-of-memory shows at once); `Batch.rows` says where each result belongs."""
+    order = np.argsort(-rows.lengths, kind="stable")[rank::world]
+    start = 0
+    while start < len(order):
+        size = max_rows
+        if max_tokens is not None:
+            size = max(1, min(max_rows, max_tokens // max(int(rows.lengths[order[start]]), 1)))
+        yield make_batch(rows, order[start : start + size], collate)
+        start += size
+
+
+def prefetched(items: Iterator[Any], prepare: Callable[[Any], Any], ahead: int = 2) -> Iterator[Any]:
+    """The items, each prepared by a thread up to `ahead` before it is asked for; errors arrive where the item would."""
+    import queue
+    import threading
+
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
+    stopped = threading.Event()
+
+    def put(message: tuple[str, Any]) -> None:
+        while not stopped.is_set():
+            try:
+                ready.put(message, timeout=0.1)
+            except queue.Full:
+                continue
+            return
+
+    def work() -> None:
+        try:
+            for item in items:
+                if stopped.is_set():
+                    return
+                put(("item", prepare(item)))
+            put(("end", None))
+        except BaseException as error:
+            put(("error", error))
+
+    thread = threading.Thread(target=work, name="tunesmith-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            kind, value = ready.get()
+            if kind == "end":
+                return
+            if kind == "error":
+                raise value
+            yield value
+    finally:
+        stopped.set()
+        thread.join(timeout=5)
