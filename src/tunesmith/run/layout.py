@@ -1,0 +1,79 @@
+"""Every path of a run. No other file spells a file name of the run folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tunesmith.errors import ConfigError, did_you_mean
+
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+class RunDir:
+    """The paths of one run folder. Nothing is created or read until a method says so."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "run.yaml"
+        self.environment_file = self.path / "environment.json"
+        self.journal_file = self.path / "journal.jsonl"
+        self.lock_file = self.path / ".lock"
+        self.data_summary_file = self.path / "data_summary.json"
+        self.metrics_file = self.path / "metrics.json"
+        self.predictions_file = self.path / "predictions.parquet"
+        self.best = self.path / "best"
+        self.model = self.path / "model"
+        self.curves_png = self.path / "curves.png"
+        self.curves_svg = self.path / "curves.svg"
+        self.report_file = self.path / "report.html"
+        self.card_file = self.path / "README.md"
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    @property
+    def name(self) -> str:
+        """The folder's own name: what a picture or a list of runs calls this run."""
+        return self.path.resolve().name
+
+    def checkpoint(self, step: int) -> Path:
+        """The published checkpoint folder of a step, spelled as transformers spells it."""
+        return self.path / f"checkpoint-{step}"
+
+    def checkpoint_tmp(self, step: int, pid: int) -> Path:
+        """Where a checkpoint is written before it is renamed to its published name."""
+        return self.path / f".tmp-{step}-{pid}"
+
+    def checkpoints(self) -> list[Path]:
+        """The published checkpoint folders, oldest step first. Sorted by number, never by name or time."""
+        if not self.path.is_dir():
+            return []
+        found = [p for p in self.path.iterdir() if p.is_dir() and _CHECKPOINT.fullmatch(p.name)]
+        return sorted(found, key=checkpoint_step)
+
+
+def checkpoint_step(path: Path) -> int:
+    """The step in a checkpoint folder's name."""
+    match = _CHECKPOINT.fullmatch(path.name)
+    if match is None:
+        raise ConfigError(
+            f"{path.name!r} is not the name of a checkpoint", where=str(path), fix="Give a checkpoint-<step> folder."
+        )
+    return int(match.group(1))
+
+
+def open_run(path: str | Path) -> RunDir:
+    """The run folder at `path`, which must hold a journal; a ConfigError says what was found instead."""
+    run = RunDir(path)
+    if run.journal_file.is_file():
+        return run
+    if not run.path.exists():
+        parent = run.path.parent
+        siblings = [p.parent.name for p in parent.glob("*/journal.jsonl")] if parent.is_dir() else []
+        raise ConfigError("there is no such run folder", where=str(path), fix=did_you_mean(run.path.name, siblings))
+    if run.path.is_file():
+        raise ConfigError("is a file, not a run folder", where=str(path), fix="Give the output_dir of a run.")
+    inside = sorted(p.parent.name for p in run.path.glob("*/journal.jsonl"))
+    fix = f"Did you mean one of its runs: {', '.join(inside[:5])}?" if inside else "Give the output_dir of a run."
+    raise ConfigError("holds no journal.jsonl, so it is not a run folder", where=str(path), fix=fix)
