@@ -1,0 +1,196 @@
+"""From what a person wrote to the type of an option. Text is read by the option's type, never by guessing:
+`1e-5` is a number where a number is wanted, `no` is a string where a string is wanted."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+"""The spellings of true and false."""
+
+_WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]*(_[0-9]+)*)")
+
+
+def convert(value: Any, hint: Any) -> Any:
+    """The value in the type of the hint. A ValueError says what was expected and what was found."""
+    kinds = _kinds(hint)
+    if value is None or (isinstance(value, str) and NoneType in kinds and _means_none(value, kinds)):
+        if NoneType in kinds:
+            return None
+        raise ValueError(f"expected {describe(hint)}, got nothing")
+    for kind in kinds:
+        if kind is not NoneType:
+            try:
+                return _convert_one(value, kind)
+            except _Mismatch:
+                continue
+    raise ValueError(f"expected {describe(hint)}, got {_show(value)}{_how_to_write(value, kinds)}")
+
+
+def describe(hint: Any) -> str:
+    """The type in words a person reads: "a whole number", "auto, on or off"."""
+    words: list[str] = []
+    for kind in _kinds(hint):
+        if kind is NoneType:
+            continue
+        if get_origin(kind) is Literal:
+            words += [str(choice) for choice in get_args(kind)]
+        elif get_origin(kind) is tuple:
+            words.append("a list of numbers" if get_args(kind)[0] is float else "a list of names")
+        else:
+            words.append(_NAMES[get_origin(kind) or kind])
+    if "a whole number" in words and "a number" in words:
+        words.remove("a whole number")
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def is_boolean(hint: Any) -> bool:
+    """Whether the option is a switch, and nothing else."""
+    return bool in _kinds(hint) and str not in _kinds(hint)
+
+
+def is_list(hint: Any) -> bool:
+    """Whether the option takes several values."""
+    return any(get_origin(kind) is tuple for kind in _kinds(hint))
+
+
+def choices_of(hint: Any) -> tuple[str, ...]:
+    """The fixed words an option accepts, if it has any."""
+    return tuple(str(c) for kind in _kinds(hint) if get_origin(kind) is Literal for c in get_args(kind))
+
+
+_NAMES: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    dict: "a mapping of names to numbers",
+}
+
+
+class _Mismatch(Exception):
+    """The value is not of this kind; another kind of the union may fit."""
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _means_none(text: str, kinds: tuple[Any, ...]) -> bool:
+    """Empty text unsets any option; the words none and null do so where text itself is not wanted."""
+    if text == "":
+        return True
+    free_text = str in kinds or any(get_origin(kind) is tuple and get_args(kind)[0] is str for kind in kinds)
+    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    return not free_text and "none" not in choices and text.lower() in ("none", "null")
+
+
+def _convert_one(value: Any, kind: Any) -> Any:
+    origin = get_origin(kind) or kind
+    if origin is Literal:
+        return _as_choice(value, get_args(kind))
+    if origin is tuple:
+        return _as_tuple(value, get_args(kind)[0])
+    reader = {bool: _as_bool, int: _as_int, float: _as_float, str: _as_str, dict: _as_dict}[origin]
+    return reader(value)
+
+
+def _as_choice(value: Any, choices: tuple[Any, ...]) -> Any:
+    """One of the choices. True and False (JSON, TOML) stand for on/off or yes/no among them."""
+    if isinstance(value, bool):
+        word = next((c for c in choices if WORDS.get(str(c)) is value), None)
+        if word is not None:
+            return word
+    if value in choices:
+        return value
+    raise _Mismatch
+
+
+def _as_bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in WORDS:
+        return WORDS[value.lower()]
+    raise _Mismatch
+
+
+def _as_int(value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and _WHOLE.fullmatch(value.strip()) and len(value) < 20:
+        return int(value)
+    raise _Mismatch
+
+
+def _as_float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise _Mismatch
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise _Mismatch from None
+    if not math.isfinite(number) or (isinstance(value, str) and re.match(r"[+-]?0[0-9]", value.strip())):
+        raise _Mismatch
+    return number
+
+
+def _as_str(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    raise _Mismatch
+
+
+def _as_tuple(value: Any, item: Any) -> tuple[Any, ...]:
+    """A list as it is; text is split at commas, so that empty text is an empty list."""
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",")] if value.strip() else []
+    if not isinstance(value, (list, tuple)):
+        raise _Mismatch
+    return tuple(_convert_one(part, item) for part in value)
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    """A mapping of names to plain numbers, words or switches; on the command line written as JSON."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            raise _Mismatch from None
+    if not isinstance(value, dict):
+        raise _Mismatch
+    return {str(name): _as_scalar(part) for name, part in value.items()}
+
+
+def _as_scalar(value: Any) -> Any:
+    for reader in (_as_int, _as_float):
+        try:
+            return reader(value)
+        except _Mismatch:
+            continue
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    return _as_str(value)
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _how_to_write(value: Any, kinds: tuple[Any, ...]) -> str:
+    """The spelling that would have worked for a number written in another way, or nothing."""
+    if not isinstance(value, (str, float)) or not {int, float}.intersection(kinds):
+        return ""
+    try:
+        number = float(value)
+    except ValueError:
+        return ""
+    if math.isfinite(number) and number.is_integer() and abs(number) < 1e15:
+        return f". Write {int(number)}"
+    return ""

@@ -1,0 +1,170 @@
+"""Config files as entries: name, value as written, and where it stands. Nothing is constructed but text, lists and mappings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunesmith.errors import ConfigError
+
+MAX_BYTES = 1_000_000
+"""A config larger than this is not a config."""
+
+MAX_DEPTH = 4
+"""Options hold a value, a list or a flat mapping: deeper nesting is a mistake or an attack."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`where` is `file:line:column` or the flag as given."""
+
+    name: str
+    value: Any
+    where: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a file holds, and each problem found on the way."""
+
+    entries: tuple[Entry, ...]
+    problems: tuple[str, ...]
+
+
+def read_entries(path: str | Path) -> Reading:
+    """The top-level entries of a YAML, JSON or TOML file, by its suffix. A file that cannot be read at all is a ConfigError."""
+    readers: dict[str, Callable[[str, str], Reading]] = {
+        ".yaml": _read_yaml,
+        ".yml": _read_yaml,
+        ".json": _read_json,
+        ".toml": _read_toml,
+    }
+    path = Path(path)
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        fix = "Use .yaml, .json or .toml"
+        if path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".parquet", ".arrow", ".gz"):
+            fix = f"Data goes in with --train_file {path}, or `tunesmith init {path}` writes a config for it"
+        raise ConfigError("is not a config file", where=str(path), fix=fix)
+    return reader(_read_text(path), str(path))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        fix = "Check the path" if isinstance(error, FileNotFoundError) else None
+        raise ConfigError(f"cannot read the config: {error.strerror}", where=str(path), fix=fix) from None
+    if len(content) > MAX_BYTES:
+        raise ConfigError(f"is larger than {MAX_BYTES:,} bytes", where=str(path), fix="Is it a data file?")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError("is not UTF-8 text", where=f"{path}:{line}", fix="Save it as UTF-8") from None
+
+
+def _read_yaml(text: str, file: str) -> Reading:
+    """Built from parser events: tags, anchors and aliases never get a meaning."""
+    from tunesmith.config.yaml_events import read_top_level
+
+    return read_top_level(text, file)
+
+
+def _read_toml(text: str, file: str) -> Reading:
+    import tomllib
+
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line, column = _toml_position(str(error))
+        reason = str(error).split(" (at ")[0]
+        raise ConfigError(f"is not TOML: {reason}", where=f"{file}:{line}:{column}") from None
+    except RecursionError:
+        raise ConfigError("is nested too deeply", where=file) from None
+    entries = []
+    for name, value in values.items():
+        key = re.escape(name)
+        found = re.search(rf"^[ \t]*(\[?)[ \t]*([\"']?){key}\2[ \t]*[=.\]]", text, re.MULTILINE)
+        at = found.start(2) if found else 0
+        entries.append(Entry(name, value, f"{file}:{_place(text, at)}"))
+    return Reading(tuple(entries), ())
+
+
+def _toml_position(message: str) -> tuple[str, str]:
+    found = re.search(r"line (\d+), column (\d+)", message)
+    return (found[1], found[2]) if found else ("end", "1")
+
+
+def _read_json(text: str, file: str) -> Reading:
+    """Walks the outer object by hand, because `json` does not say where a key stands."""
+    problems: list[str] = []
+    entries: dict[str, Entry] = {}
+    decoder = json.JSONDecoder(object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
+    at = _skip(text, 0)
+    try:
+        if text[at : at + 1] != "{":
+            fix = "If it holds data rows, give it as --train_file" if text[at : at + 1] == "[" else None
+            raise ConfigError("is not a JSON object of option names and values", where=file, fix=fix)
+        at = _skip(text, at + 1)
+        while text[at : at + 1] != "}":
+            start = at
+            name, at = decoder.raw_decode(text, at)
+            if not isinstance(name, str):
+                raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, start)
+            at = _expect(text, _skip(text, at), ":")
+            value, at = decoder.raw_decode(text, _skip(text, at))
+            where = f"{file}:{_place(text, start)}"
+            if name in entries:
+                problems.append(f"{where}: {name} is given twice. Keep one of them")
+            entries[name] = Entry(name, value, where)
+            at = _skip(text, at)
+            if text[at : at + 1] != "}":
+                at = _skip(text, _expect(text, at, ","))
+        if _skip(text, at + 1) != len(text):
+            raise json.JSONDecodeError("Extra data", text, _skip(text, at + 1))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"is not JSON: {error.msg}", where=f"{file}:{error.lineno}:{error.colno}") from None
+    except RecursionError:
+        raise ConfigError("is nested too deeply", where=file) from None
+    except _NotJson as error:
+        raise ConfigError(f"is not JSON: {error}", where=f"{file}:{_place(text, at)}") from None
+    return Reading(tuple(entries.values()), tuple(problems))
+
+
+class _NotJson(Exception):
+    """Something Python's json accepts and JSON does not, or that hides a value."""
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise _NotJson(f"{twice!r} is given twice")
+    return dict(pairs)
+
+
+def _refuse_constant(word: str) -> Any:
+    raise _NotJson(f"{word} is not a number")
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _expect(text: str, at: int, mark: str) -> int:
+    if text[at : at + 1] != mark:
+        raise json.JSONDecodeError(f"Expecting {mark!r} delimiter", text, at)
+    return at + 1
+
+
+def _place(text: str, at: int) -> str:
+    line_start = text.rfind("\n", 0, at) + 1
+    return f"{text.count(chr(10), 0, at) + 1}:{at - line_start + 1}"
