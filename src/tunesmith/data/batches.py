@@ -36,6 +36,8 @@ class Window:
     micro_batches: tuple[Batch, ...]
     rows: npt.NDArray[np.int64]
     labels: npt.NDArray[Any] | None
+    idle: bool = False
+    """This rank has no row of its own here: it computes one for the others' sake, weighted 0."""
 
 
 class Collate(Protocol):
@@ -137,13 +139,16 @@ class Batches:
             yield self.window(order.window(index))
 
     def window(self, all_rows: npt.NDArray[np.int64]) -> Window:
-        """This rank's share of a window. A rank without a row gets the first one; its loss is weighted 0 by the step."""
+        """This rank's share of a window."""
         mine = all_rows[self.rank :: self.world]
+        idle = len(mine) == 0
+        if idle:
+            mine = all_rows[:1]
         size = self.batch_size if self.token_budget is None else max(len(mine), 1)
         pieces = [mine[i : i + size] for i in range(0, len(mine), size)]
         micro = [make_batch(self.rows, piece, self.collate) for piece in pieces]
         labels = None if self.rows.labels is None else self.rows.labels[all_rows]
-        return Window(tuple(micro), all_rows, labels)
+        return Window(tuple(micro), all_rows, labels, idle)
 
 
 def evaluation_batches(

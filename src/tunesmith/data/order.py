@@ -1,4 +1,4 @@
-"""Which rows each optimizer step sees. The order of an epoch is a pure function of (seed, epoch): nothing to save, nothing to drift."""
+"""Which rows each optimizer step sees. The order of an epoch is a pure function of (seed, epoch): nothing to save."""
 
 from __future__ import annotations
 

@@ -1,0 +1,119 @@
+"""THE engine: a generator of events. Forward, backward, clip, optimizer, schedule, zero; evaluate when due; a safe point."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+from tunesmith.data.batches import Window
+from tunesmith.events import (
+    EpochStarted,
+    Evaluated,
+    Event,
+    Improved,
+    MicroBatchSplit,
+    NonFinite,
+    SafePoint,
+    StepDone,
+    finite_or_none,
+)
+from tunesmith.train.culprit import find_culprit
+from tunesmith.train.plan import Plan
+from tunesmith.train.schedule import lr_at
+from tunesmith.train.state import TrainState
+from tunesmith.train.step import StepResult, train_step
+from tunesmith.train.stopping import is_exhausted, metric_value, update_progress
+
+
+class BatchSource(Protocol):
+    """Where windows come from; `Batches` is one."""
+
+    def windows(self, epoch: int, skip: int = 0) -> Iterator[Window]:
+        """The windows of an epoch from number `skip` on."""
+        ...
+
+
+Evaluate = Callable[[TrainState], Mapping[str, tuple[dict[str, float | None], int]]]
+"""Split name -> (metrics, rows). The first split is the one that decides about the best model."""
+
+
+def train_events(
+    state: TrainState,
+    batches: BatchSource,
+    plan: Plan,
+    *,
+    evaluate: Evaluate | None = None,
+    wants_read_back: Callable[[int], bool] = lambda step: False,
+) -> Iterator[Event]:
+    """Trains from `state.step` to the end of the plan. After a `break` the state is complete as of the last event."""
+    pending: list[StepResult] = []
+    epoch, skip = plan.epoch_of(state.step)
+    while state.step < plan.num_steps and not is_exhausted(state.progress, plan.patience):
+        if skip == 0:
+            yield EpochStarted(epoch, state.step)
+        for window in batches.windows(epoch, skip):
+            rate = lr_at(state.step, plan.schedule)
+            pending.append(
+                train_step(state, window, learning_rate=rate, max_grad_norm=plan.max_grad_norm, seed=plan.seed)
+            )
+            step = state.step
+            evaluates = evaluate is not None and plan.evaluate.due(step)
+            last = step >= plan.num_steps
+            if (
+                len(pending) >= plan.read_back_every
+                or evaluates
+                or last
+                or plan.save.due(step)
+                or wants_read_back(step)
+            ):
+                yield from _read_back(state, plan, pending)
+                pending.clear()
+            if evaluates and evaluate is not None:
+                yield from _evaluate(state, plan, evaluate)
+            yield SafePoint(step)
+            if last or is_exhausted(state.progress, plan.patience):
+                break
+        epoch, skip = epoch + 1, 0
+
+
+def _read_back(state: TrainState, plan: Plan, pending: list[StepResult]) -> Iterator[Event]:
+    """The numbers of the steps since the last read, in order: the one place where the host waits for the device."""
+    for result in pending:
+        loss, norm = float(result.loss), float(result.grad_norm)
+        if result.split_to is not None:
+            yield MicroBatchSplit(result.step, result.split_from or 0, result.split_to)
+        yield StepDone(
+            step=result.step,
+            epoch=plan.fraction(result.step),
+            loss=finite_or_none(loss),
+            grad_norm=finite_or_none(norm),
+            learning_rate=result.learning_rate,
+            examples=len(result.window.rows),
+            tokens=result.tokens,
+            padded_tokens=result.padded_tokens,
+            seconds=time.perf_counter() - result.started,
+        )
+        if float(result.bad) != 0.0 and state.loss_scale is None:
+            what, tensor = find_culprit(state, result, plan.seed)
+            yield NonFinite(result.step, what, tensor, tuple(int(r) for r in result.window.rows))
+            assert state.poisoned is not None
+            state.poisoned.zero_()
+
+
+def _evaluate(state: TrainState, plan: Plan, evaluate: Evaluate) -> Iterator[Event]:
+    """Evaluates every split, then updates the best metric and the patience counter from the first."""
+    started = time.perf_counter()
+    results = evaluate(state)
+    for name, (metrics, rows) in results.items():
+        seconds = time.perf_counter() - started
+        yield Evaluated(state.step, plan.fraction(state.step), name, metrics, rows, seconds)
+    if plan.metric is None or not results:
+        return
+    first = next(iter(results.values()))[0]
+    value = metric_value(first, plan.metric)
+    state.progress, improved = update_progress(
+        state.progress, value, state.step, greater_is_better=plan.greater_is_better, min_delta=plan.min_delta
+    )
+    if improved and value is not None:
+        yield Improved(state.step, plan.metric.removeprefix("eval_"), value)

@@ -1,0 +1,79 @@
+"""The optimizer: AdamW, fused where torch has it, with clipping and the finite check folded into its one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from tunesmith.model.params import param_groups
+
+
+def make_optimizer(
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    layerwise_lr_decay: float = 1.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
+    fused: bool = True,
+) -> AdamW:
+    """AdamW over the trainable parameters; each group knows its parameter names and its share of the rate."""
+    by_name = dict(model.named_parameters())
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [by_name[n] for n in group.names],
+            "names": list(group.names),
+            "weight_decay": group.weight_decay,
+            "lr_scale": group.lr_scale,
+            "lr": learning_rate * group.lr_scale,
+        }
+        for group in param_groups(model, weight_decay=weight_decay, layerwise_lr_decay=layerwise_lr_decay)
+    ]
+    return AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused)
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """Sets the rate of every group from the schedule's value, in place where a graph holds the tensor."""
+    for group in optimizer.param_groups:
+        value = rate * group.get("lr_scale", 1.0)
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
+
+
+def trained_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    """The parameters that have a gradient."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def gradient_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
+    """The 2-norm over all gradients, on the device, in fp32."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    return torch.nn.utils.get_total_norm(grads)
+
+
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether the optimizer takes the scale and the skip flag inside its kernel."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def apply_update(optimizer: Optimizer, divisor: torch.Tensor, skip: torch.Tensor) -> None:
+    """One optimizer step on gradients / divisor, unless `skip` is 1.0. No sync when the optimizer is fused."""
+    if is_fused(optimizer):
+        fused: Any = optimizer
+        fused.grad_scale, fused.found_inf = divisor, skip
+        try:
+            optimizer.step()
+        finally:
+            del fused.grad_scale, fused.found_inf
+        return
+    if float(skip) != 0.0:
+        return
+    if float(divisor) != 1.0:
+        torch._foreach_div_([p.grad for p in trained_parameters(optimizer) if p.grad is not None], divisor)
+    optimizer.step()

@@ -1,0 +1,101 @@
+"""What a run will do, worked out before the first step. Frozen: the loop reads it and never decides on its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tunesmith.errors import ConfigError
+from tunesmith.train.schedule import Schedule
+
+Cadence = Literal["no", "steps", "epoch"]
+
+
+@dataclass(frozen=True)
+class Calendar:
+    """At which steps something happens. `ends` are the steps at which epochs end."""
+
+    cadence: Cadence
+    every: int = 0
+    ends: frozenset[int] = frozenset()
+    last: int | None = None
+    delay: float = 0.0
+
+    def due(self, step: int) -> bool:
+        """Whether it happens after `step` completed steps."""
+        if step < self.delay:
+            return False
+        if self.last is not None and step == self.last:
+            return True
+        if self.cadence == "epoch":
+            return step in self.ends
+        return self.cadence == "steps" and step % self.every == 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The experiment: everything the maths depends on, and when to evaluate, save and read back losses."""
+
+    num_steps: int
+    epoch_ends: tuple[int, ...]
+    schedule: Schedule
+    seed: int
+    max_grad_norm: float = 1.0
+    nan_action: Literal["stop", "skip"] = "stop"
+    evaluate: Calendar = field(default_factory=lambda: Calendar("no"))
+    save: Calendar = field(default_factory=lambda: Calendar("no"))
+    read_back_every: int = 1
+    metric: str | None = None
+    greater_is_better: bool = True
+    patience: int | None = None
+    min_delta: float = 0.0
+
+    def epoch_of(self, step: int) -> tuple[int, int]:
+        """(epoch, steps done inside it) of the step that follows `step` completed ones."""
+        start = 0
+        for epoch, end in enumerate(self.epoch_ends):
+            if step < end:
+                return epoch, step - start
+            start = end
+        return len(self.epoch_ends), 0
+
+    def fraction(self, step: int) -> float:
+        """Epochs done after `step` steps, as a fraction."""
+        epoch, inside = self.epoch_of(step)
+        if epoch == len(self.epoch_ends):
+            return float(epoch)
+        start = self.epoch_ends[epoch - 1] if epoch else 0
+        return epoch + inside / (self.epoch_ends[epoch] - start)
+
+
+def epoch_ends_for(steps_in_epoch: list[int], *, max_steps: int, num_epochs: float) -> tuple[int, tuple[int, ...]]:
+    """(number of steps, end step of each epoch begun). `max_steps` > 0 wins over `num_epochs`, as in transformers."""
+    if not steps_in_epoch or min(steps_in_epoch) < 1:
+        raise ConfigError(
+            "an epoch has no step: the training set is smaller than one batch and --dataloader_drop_last is on"
+        )
+    ends: list[int] = []
+    total = 0
+    wanted = max_steps if max_steps > 0 else None
+    epoch = 0
+    while True:
+        size = steps_in_epoch[min(epoch, len(steps_in_epoch) - 1)]
+        total += size
+        ends.append(total)
+        epoch += 1
+        if wanted is not None and total >= wanted:
+            return wanted, tuple(ends)
+        if wanted is None and epoch >= num_epochs:
+            whole = int(num_epochs)
+            part = num_epochs - whole
+            steps = total if part == 0 else total - size + -(-int(size * part * 10**6) // 10**6)
+            return max(1, steps), tuple(ends)
+
+
+def warmup_steps_for(warmup_steps: float, num_steps: int) -> int:
+    """An int is a number of steps; a float below 1 is a share of all steps, rounded up (as in transformers)."""
+    if 0 < warmup_steps < 1:
+        import math
+
+        return math.ceil(num_steps * warmup_steps)
+    return int(warmup_steps)

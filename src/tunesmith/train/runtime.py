@@ -1,0 +1,105 @@
+"""Where a run runs: device, ranks, precision. Home of `accelerate`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from tunesmith.data.batches import Batch
+from tunesmith.errors import ConfigError
+
+Precision = Literal["no", "bf16", "fp16"]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One process of a run. All methods are no-ops in meaning on a single process."""
+
+    accelerator: Any
+    device: torch.device
+    precision: Precision
+    rank: int
+    world: int
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes files and talks to the user."""
+        return self.rank == 0
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model on its device, inside DDP where there are several ranks."""
+        if self.world == 1:
+            return model.to(self.device)
+        wrapped: nn.Module = self.accelerator.prepare_model(model)
+        return wrapped
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The precision of forward passes."""
+        if self.precision == "no":
+            return contextlib.nullcontext()
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def sync_when(self, last: bool, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        """Ranks exchange gradients only in the last backward pass of a step."""
+        if last or self.world == 1:
+            return contextlib.nullcontext()
+        context: contextlib.AbstractContextManager[Any] = self.accelerator.no_sync(model)
+        return context
+
+    def move(self, batch: Batch) -> Batch:
+        """The batch on the device."""
+        if self.device.type == "cpu":
+            return batch
+        inputs = {k: v.to(self.device, non_blocking=True) for k, v in batch.inputs.items()}
+        labels = None if batch.labels is None else batch.labels.to(self.device, non_blocking=True)
+        return Batch(inputs, labels, batch.rows, batch.tokens, batch.padded_tokens, batch.extra)
+
+    def sum_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over all ranks."""
+        if self.world == 1:
+            return value
+        total: torch.Tensor = self.accelerator.reduce(value, reduction="sum")
+        return total
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Each rank's value, by rank, on every rank."""
+        if self.world == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.world
+        torch.distributed.all_gather_object(gathered, value)
+        return gathered
+
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+        if self.world > 1:
+            self.accelerator.wait_for_everyone()
+
+    @contextlib.contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Rank 0 runs the block first, then the others (to find its caches filled)."""
+        if not self.is_main:
+            self.barrier()
+        yield
+        if self.is_main:
+            self.barrier()
+
+
+def make_runtime(*, precision: Precision = "no", use_cpu: bool = False) -> Runtime:
+    """The runtime this process was launched for (alone, torchrun, accelerate launch, notebook_launcher)."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=use_cpu, mixed_precision="no")
+    device = accelerator.device
+    if precision == "fp16" and device.type == "cpu":
+        raise ConfigError(
+            "fp16 needs a GPU, and this run is on a CPU", fix="Leave --fp16 out, or use --bf16, which a CPU can do."
+        )
+    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ConfigError("this GPU has no bf16", fix="Use --fp16.")
+    return Runtime(accelerator, device, precision, accelerator.process_index, accelerator.num_processes)

@@ -1,0 +1,57 @@
+"""Everything that changes while a run goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from tunesmith.train.losses import Objective
+from tunesmith.train.runtime import Runtime
+from tunesmith.train.stopping import Progress
+
+
+@dataclass
+class LossScale:
+    """The dynamic scale of fp16 training, on the device: doubled after 2,000 good steps, halved after a bad one."""
+
+    scale: torch.Tensor
+    good_steps: torch.Tensor
+
+    @classmethod
+    def start(cls, device: torch.device, scale: float = 65536.0) -> LossScale:
+        """A fresh scale."""
+        return cls(torch.full((), scale, device=device), torch.zeros((), dtype=torch.int32, device=device))
+
+    def update(self, found_inf: torch.Tensor) -> None:
+        """Grows or shrinks the scale without a sync."""
+        torch._amp_update_scale_(self.scale, self.good_steps, found_inf, 2.0, 0.5, 2000)
+
+
+@dataclass
+class TrainState:
+    """`model` is the plain module, `wrapped` the one that is called (DDP around it on several ranks)."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    objective: Objective
+    runtime: Runtime
+    wrapped: nn.Module = field(init=False)
+    loss_scale: LossScale | None = field(init=False, default=None)
+    step: int = 0
+    progress: Progress = field(default_factory=Progress)
+    rows_limit: int | None = None
+    """Rows a micro-batch may have since an out-of-memory; None before the first."""
+    poisoned: torch.Tensor | None = None
+    """1.0 once a step was not finite: later updates are held back until the host has read it."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """State of listeners that want to survive a resume (JSON)."""
+
+    def __post_init__(self) -> None:
+        self.wrapped = self.runtime.wrap(self.model)
+        self.poisoned = torch.zeros((), device=self.runtime.device)
+        if self.runtime.precision == "fp16":
+            self.loss_scale = LossScale.start(self.runtime.device)

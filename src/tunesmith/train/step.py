@@ -1,0 +1,141 @@
+"""One optimizer step: forward, backward, clip, optimizer, zero. Divided once, by what was summed over the whole window."""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tunesmith.data.batches import Batch, Window
+from tunesmith.errors import ResourceError
+from tunesmith.train.optim import apply_update, gradient_norm, set_rate, trained_parameters
+from tunesmith.train.seed import seed_step
+from tunesmith.train.state import TrainState
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Numbers of one step, still on the device: reading one would wait for it."""
+
+    step: int
+    loss: torch.Tensor
+    grad_norm: torch.Tensor
+    bad: torch.Tensor
+    learning_rate: float
+    window: Window
+    tokens: int
+    padded_tokens: int
+    started: float
+    split_from: int | None = None
+    split_to: int | None = None
+
+
+def train_step(
+    state: TrainState, window: Window, *, learning_rate: float, max_grad_norm: float, seed: int
+) -> StepResult:
+    """Advances the state by one optimizer step. A step that is not finite leaves the weights as they were."""
+    started = time.perf_counter()
+    limit_before = state.rows_limit
+    while True:
+        try:
+            loss = _accumulate(state, window, seed)
+            break
+        except torch.OutOfMemoryError as error:
+            _halve(state, window, error)
+    parameters = trained_parameters(state.optimizer)
+    norm = gradient_norm(parameters)
+    divisor = torch.ones_like(norm) if state.loss_scale is None else state.loss_scale.scale.clone()
+    norm = norm / divisor
+    bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(norm.dtype)
+    assert state.poisoned is not None
+    if state.loss_scale is None:
+        state.poisoned.copy_(torch.maximum(state.poisoned, bad))
+    skip = torch.maximum(state.poisoned, bad)
+    if max_grad_norm > 0:
+        # clip_grad_norm_'s coefficient, handed to the optimizer as a divisor: no extra pass over the gradients
+        divisor = divisor * torch.clamp((norm + 1e-6) / max_grad_norm, min=1.0)
+    set_rate(state.optimizer, learning_rate)
+    apply_update(state.optimizer, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip)
+    if state.loss_scale is not None:
+        state.loss_scale.update(bad)
+    state.optimizer.zero_grad(set_to_none=True)
+    state.step += 1
+    split = state.rows_limit != limit_before
+    return StepResult(
+        step=state.step,
+        loss=loss,
+        grad_norm=norm,
+        bad=bad,
+        learning_rate=learning_rate,
+        window=window,
+        tokens=sum(b.tokens for b in window.micro_batches),
+        padded_tokens=sum(b.padded_tokens for b in window.micro_batches),
+        started=started,
+        split_from=max(len(b) for b in window.micro_batches) if split else None,
+        split_to=state.rows_limit if split else None,
+    )
+
+
+def _accumulate(state: TrainState, window: Window, seed: int) -> torch.Tensor:
+    """Gradients of the window's mean loss in `.grad`; returns that loss (over all ranks)."""
+    runtime = state.runtime
+    weight = state.objective.weight(window.labels, len(window.rows))
+    # DDP averages gradients over ranks, so each rank's share is multiplied back.
+    factor = runtime.world / weight if weight > 0 else float("nan")
+    state.wrapped.train()
+    seed_step(seed, state.step, runtime.rank)
+    total = torch.zeros((), device=runtime.device)
+    batches = _within_limit(window.micro_batches, state.rows_limit)
+    for index, batch in enumerate(batches):
+        batch = runtime.move(batch)
+        with runtime.sync_when(index == len(batches) - 1, state.wrapped):
+            with runtime.autocast():
+                loss_sum, _ = state.objective.sum(state.wrapped, batch)
+            loss = loss_sum * (0.0 if window.idle else factor)
+            total += loss.detach()
+            torch.autograd.backward(loss if state.loss_scale is None else loss * state.loss_scale.scale)
+    return runtime.sum_over_ranks(total) / runtime.world
+
+
+def _within_limit(batches: tuple[Batch, ...], limit: int | None) -> list[Batch]:
+    """The micro-batches, cut into pieces of at most `limit` rows."""
+    if limit is None:
+        return list(batches)
+    return [piece for batch in batches for piece in split_batch(batch, limit)]
+
+
+def split_batch(batch: Batch, limit: int) -> list[Batch]:
+    """Pieces of at most `limit` rows of a padded batch; a packed batch brings its own way to split."""
+    if len(batch) <= limit:
+        return [batch]
+    if "split" in batch.extra:
+        pieces: list[Batch] = batch.extra["split"](limit)
+        return pieces
+    out = []
+    for start in range(0, len(batch), limit):
+        at = slice(start, start + limit)
+        inputs = {k: v[at] for k, v in batch.inputs.items()}
+        tokens = int(inputs["attention_mask"].sum()) if "attention_mask" in inputs else int(inputs["input_ids"].numel())
+        labels = None if batch.labels is None else batch.labels[at]
+        rows = np.asarray(batch.rows[at])
+        out.append(Batch(inputs, labels, rows, tokens, int(inputs["input_ids"].numel()), batch.extra))
+    return out
+
+
+def _halve(state: TrainState, window: Window, error: BaseException) -> None:
+    """Halves the rows of a micro-batch after an out-of-memory, or gives up at one row."""
+    state.optimizer.zero_grad(set_to_none=True)
+    largest = max(len(b) for b in window.micro_batches)
+    current = largest if state.rows_limit is None else min(state.rows_limit, largest)
+    if current <= 1 or state.runtime.world > 1:
+        raise ResourceError(
+            f"out of memory at step {state.step + 1} with {current} row(s) in the micro-batch",
+            fix="Lower --max_seq_length or --per_device_train_batch_size, give --gradient_checkpointing, or use a smaller model.",
+        ) from error
+    state.rows_limit = (current + 1) // 2
+    gc.collect()
+    if state.runtime.device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,56 @@
+"""Fixtures shared by all tests: tiny models and rows that need no network, and the shared folder beside the checkout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """../shared with MRPC, TREC and small checkpoints; absent on a user's machine."""
+    if not (SHARED / "data").is_dir():
+        pytest.skip("needs ../shared (data and checkpoints of the development machines)")
+    return SHARED
+
+
+def tiny_bert(seed: int = 0, dropout: float = 0.0, num_labels: int = 2, layers: int = 2) -> Any:
+    """A random BERT classifier of 2 layers and 32 dimensions."""
+    from transformers import BertConfig, BertForSequenceClassification, set_seed
+
+    set_seed(seed)
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=100,
+            hidden_size=32,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=64,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+            num_labels=num_labels,
+        )
+    )
+
+
+def token_lists(rows: int, seed: int = 0, num_labels: int = 2, longest: int = 20) -> dict[str, list[Any]]:
+    """Random token rows whose label can be learned: it is the class of the second token."""
+    rng = np.random.default_rng(seed)
+    ids, types, labels = [], [], []
+    for _ in range(rows):
+        length = int(rng.integers(4, longest))
+        row = [1, *rng.integers(3, 99, length).tolist(), 2]
+        ids.append(row)
+        types.append([0] * (len(row) // 2) + [1] * (len(row) - len(row) // 2))
+        labels.append(int(row[1]) % num_labels)
+    return {"input_ids": ids, "token_type_ids": types, "labels": labels}
