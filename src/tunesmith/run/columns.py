@@ -84,7 +84,7 @@ def _by_column(path: Path) -> JournalColumns:
     table = table.filter(pa.array(is_step))
     steps: dict[str, NDArray[Any]] = {n: table.column(n).to_numpy() for n in FLOATS + INTEGERS}
     steps["line"] = np.flatnonzero(is_step)
-    others = []
+    others: list[tuple[int, Event]] = []
     for line in np.flatnonzero(~is_step):
         end = starts[line + 1] if line + 1 < len(starts) else len(data)
         event = decode_line(data[starts[line] : end], where=f"{path}:{line + 1}")
