@@ -1,0 +1,144 @@
+"""Tokenized rows on disk, found again by content. An entry is a folder that appears by one rename: whole or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunesmith.errors import ResourceError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+log = logging.getLogger(__name__)
+MANIFEST = "entry.json"
+_HASH_ROWS = 10_000
+
+
+def default_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/tunesmith/tokens`, by default `~/.cache/tunesmith/tokens`."""
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(root) / "tunesmith" / "tokens"
+
+
+def content_hash(dataset: Dataset, columns: tuple[str, ...]) -> str:
+    """A hash of the cells of these columns, in order; equal for equal content, however it is stored or chunked."""
+    import pyarrow as pa
+
+    digest = hashlib.sha256()
+    view = dataset.select_columns(list(columns)).with_format("arrow")
+    for table in view.iter(batch_size=_HASH_ROWS):
+        whole = table.replace_schema_metadata(None).combine_chunks()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, whole.schema) as writer:
+            writer.write_table(whole)
+        digest.update(sink.getvalue())
+    digest.update(f"{len(dataset)} {columns}".encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class TokenCache:
+    """The folder of entries; `key` names one entry."""
+
+    root: Path
+
+    def open(self, key: str) -> tuple[Dataset, dict[str, Any]] | None:
+        """The stored rows and facts, or None. A damaged entry is removed, with a word in the log."""
+        folder = self.root / key
+        if not folder.is_dir():
+            return None
+        try:
+            return _read_entry(folder)
+        except Exception as error:  # whatever is wrong with an entry, the rows can be made again
+            log.warning("tokenized rows in %s cannot be used (%s); they are made again", folder, error)
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+
+    def build(
+        self, key: str, write: Callable[[Path], None], count: Callable[[Dataset], dict[str, Any]]
+    ) -> tuple[Dataset, dict[str, Any]]:
+        """Let `write` put Arrow files into a hidden folder and publish it with the facts of `count`; gives what `open` gives.
+
+        A process killed on the way leaves only a hidden folder that is never read; the next build removes old ones.
+        """
+        with self._building_folder(key) as build:
+            write(build)
+            files = sorted(p for p in build.iterdir() if p.suffix == ".arrow")
+            dataset = _read_files(files)
+            sizes = {p.name: p.stat().st_size for p in files}
+            entry = {**count(dataset), "rows": len(dataset), "files": sizes}
+            (build / MANIFEST).write_text(json.dumps(entry), encoding="utf-8")
+            for path in [*files, build / MANIFEST]:
+                _fsync(path)
+            _fsync(build)
+            try:
+                os.rename(build, self.root / key)
+            except OSError:
+                if not (self.root / key).is_dir():
+                    raise
+                # another process published the same content first: use that
+            _fsync(self.root)
+        found = self.open(key)
+        if found is None:
+            raise ResourceError("the tokenized rows vanished while they were written", where=str(self.root / key))
+        return found
+
+    @contextmanager
+    def _building_folder(self, key: str) -> Iterator[Path]:
+        build = self.root / f".building-{os.getpid()}-{key}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            shutil.rmtree(build, ignore_errors=True)
+            build.mkdir()
+            yield build
+        except OSError as error:
+            raise ResourceError(
+                f"cannot write the tokenized rows ({error.strerror or error})",
+                where=str(self.root),
+                fix="Free some space or choose another folder for the cache.",
+            ) from error
+        finally:
+            shutil.rmtree(build, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        for path in self.root.glob(".building-*"):
+            pid = path.name.split("-")[1]
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _read_entry(folder: Path) -> tuple[Dataset, dict[str, Any]]:
+    entry = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    for name, size in entry["files"].items():
+        actual = (folder / name).stat().st_size
+        if actual != size:
+            raise ValueError(f"{name} has {actual} bytes, not {size}")
+    dataset = _read_files([folder / name for name in entry["files"]])
+    if len(dataset) != entry["rows"]:
+        raise ValueError(f"{len(dataset)} rows, not {entry['rows']}")
+    return dataset, entry
+
+
+def _read_files(files: list[Path]) -> Dataset:
+    from datasets import Dataset, concatenate_datasets
+
+    parts = [Dataset.from_file(str(path)) for path in files]
+    return concatenate_datasets(parts) if len(parts) > 1 else parts[0]
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,256 @@
+"""Text columns -> token rows: one batched `Dataset.map`, cached by content, every cut token counted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from tunesmith.data.token_cache import TokenCache, content_hash, default_cache_dir
+from tunesmith.data.token_encoder import UNKNOWN, Encoder, make_encoder
+from tunesmith.data.token_rows import TokenRows
+from tunesmith.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from tunesmith.data.columns import Columns
+
+VERSION = 1
+"""Part of every cache key: raise it when the stored columns or their meaning change."""
+BATCH_ROWS = 1000
+
+Progress = Callable[[int, int], None]
+"""Called with (rows done, rows in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TruncationCount:
+    """What `max_length` cut off in one split. `by_side`: tokens cut of each text; None when the tokenizer cannot tell."""
+
+    rows: int
+    rows_cut: int
+    tokens_cut: int
+    by_side: tuple[int, ...] | None
+    max_length: int
+
+    def sentence(self, split: str) -> str:
+        """One line for a person."""
+        if not self.rows_cut:
+            return f"{split}: no row is longer than {self.max_length} tokens"
+        share = 100 * self.rows_cut / self.rows
+        sides = f" ({' + '.join(str(n) for n in self.by_side)})" if self.by_side and len(self.by_side) > 1 else ""
+        return (
+            f"{split}: {self.rows_cut} of {self.rows} rows ({share:.1f}%) were cut at {self.max_length} tokens, "
+            f"{self.tokens_cut}{sides} tokens lost"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """One split, tokenized. `dataset` holds the same rows on disk; `reused` says that they came from the cache."""
+
+    rows: TokenRows
+    truncated: TruncationCount
+    dataset: Dataset
+    reused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What the worker needs to turn a batch of rows into tokens."""
+
+    encoder: Encoder
+    text: tuple[str, ...]
+    has_types: bool
+
+    def key(self, dataset: Dataset) -> str:
+        labels = ("labels",) if "labels" in dataset.column_names else ()
+        content = content_hash(dataset, (*self.text, *labels))
+        parts = (content, self.encoder.fingerprint, self.text, self.has_types, VERSION)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def tokenize(
+    dataset: Dataset,
+    tokenizer: Any,
+    columns: Columns | Sequence[str],
+    *,
+    max_length: int,
+    num_proc: int | None = None,
+    cache_dir: str | Path | None = None,
+    vocab_size: int | None = None,
+    on_progress: Progress | None = None,
+) -> Tokenized:
+    """The rows as `tokenizer(*texts, truncation=True, max_length=max_length)` gives them, unpadded; "labels" is kept.
+
+    `num_proc=None` lets the Rust core use all cores of this process (bench/tokenize_speed.py: why that is the default).
+    `vocab_size` is the number of token embeddings of the model: an id beyond it is a DataError.
+    """
+    text = _text_columns(columns)
+    _check(dataset, tokenizer, text, max_length)
+    job = _Job(make_encoder(tokenizer, max_length), text, "token_type_ids" in tokenizer.model_input_names)
+    cache = TokenCache(Path(cache_dir) if cache_dir is not None else default_cache_dir())
+    key = job.key(dataset)
+    found = cache.open(key)
+    stored, facts = found or cache.build(key, partial(_write, dataset, job, num_proc, on_progress), _facts)
+    if on_progress is not None:
+        on_progress(len(dataset), len(dataset))
+    if vocab_size is not None and facts["max_id"] >= vocab_size:
+        raise DataError(
+            f"the tokenizer makes token id {facts['max_id']}, but the model has only {vocab_size} token embeddings",
+            fix="Use the tokenizer that belongs to the model.",
+        )
+    sides = None if facts["second_cut"] == UNKNOWN else (facts["tokens_cut"] - facts["second_cut"], facts["second_cut"])
+    truncated = TruncationCount(
+        rows=len(stored),
+        rows_cut=facts["rows_cut"],
+        tokens_cut=facts["tokens_cut"],
+        by_side=sides and sides[: len(text)],
+        max_length=max_length,
+    )
+    return Tokenized(TokenRows.from_arrow(stored.data.table), truncated, stored, reused=found is not None)
+
+
+def longest_allowed(tokenizer: Any, *, model_max: int | None = None, asked: int | None = None) -> int:
+    """The row length to use: what was asked for, at most what model and tokenizer take; 512 when nothing is known."""
+    # transformers says 1e30 for "unknown"
+    limits = [int(n) for n in (model_max, tokenizer.model_max_length) if n is not None and 0 < n < 10_000_000]
+    known = min(limits) if limits else None
+    if asked is None:
+        return 512 if known is None else known
+    return asked if known is None else min(asked, known)
+
+
+def _text_columns(columns: Columns | Sequence[str]) -> tuple[str, ...]:
+    return tuple(getattr(columns, "text", columns))
+
+
+def _check(dataset: Dataset, tokenizer: Any, text: tuple[str, ...], max_length: int) -> None:
+    missing = [name for name in text if name not in dataset.column_names]
+    if missing or len(text) not in (1, 2):
+        raise DataError(
+            f"cannot tokenize the columns {', '.join(text) or '(none)'}",
+            fix=f"Name one or two of: {', '.join(dataset.column_names)}.",
+        )
+    if len(dataset) == 0:
+        raise DataError("there are no rows to tokenize")
+    least = tokenizer.num_special_tokens_to_add(pair=len(text) == 2) + len(text)
+    if max_length < least:  # transformers gives such rows uncut, without a word
+        raise ConfigError(
+            f"max_length {max_length} leaves no room for text",
+            fix=f"Use {least} or more: the special tokens and one token for each text.",
+        )
+
+
+def _write(dataset: Dataset, job: _Job, num_proc: int | None, on_progress: Progress | None, folder: Path) -> None:
+    from datasets import Features, List, Value
+
+    features: dict[str, Any] = {"input_ids": List(Value("int32"))}
+    if job.has_types:
+        features["token_type_ids"] = List(Value("int8"))
+    features.update({name: Value("int32") for name in ("length", "cut", "cut_second")})
+    labels = ["labels"] if "labels" in dataset.column_names else []
+    if labels:
+        features["labels"] = dataset.features["labels"]
+    processes = None if num_proc is None or num_proc < 2 else min(num_proc, len(dataset))
+    with _quiet_bars(), _unchanged_environment("TOKENIZERS_PARALLELISM"):
+        dataset.select_columns([*job.text, *labels]).with_format("arrow").map(
+            partial(_tokenize_table, job=job, total=len(dataset), on_progress=None if processes else on_progress),
+            batched=True,
+            with_indices=True,
+            batch_size=BATCH_ROWS,
+            remove_columns=list(job.text),
+            features=Features(features),
+            num_proc=processes,
+            cache_file_name=str(folder / "rows.arrow"),
+            load_from_cache_file=False,
+            new_fingerprint=job.encoder.fingerprint[:32],
+        )
+
+
+def _tokenize_table(
+    table: pa.Table, indices: list[int], *, job: _Job, total: int, on_progress: Progress | None
+) -> pa.Table:
+    texts = [table.column(name).to_pylist() for name in job.text]
+    for name, cells in zip(job.text, texts, strict=True):
+        bad = next((i for i, cell in enumerate(cells) if not isinstance(cell, str)), None)
+        if bad is not None:
+            raise DataError(
+                f"{cells[bad]!r} is not text",
+                where=f"row {indices[bad] + 1}, column {name}",
+                fix="Fill the cell or drop the row.",
+            )
+    rows = job.encoder.encode(texts)
+    out = {"input_ids": _list_array([r.ids for r in rows], np.int32)}
+    if job.has_types:
+        out["token_type_ids"] = _list_array([r.types for r in rows], np.int8)
+    out["length"] = pa.array([len(r.ids) for r in rows], pa.int32())
+    out["cut"] = pa.array([r.cut for r in rows], pa.int32())
+    out["cut_second"] = pa.array([r.cut_second for r in rows], pa.int32())
+    if "labels" in table.column_names:
+        out["labels"] = table.column("labels")
+    if on_progress is not None:
+        on_progress(indices[-1] + 1, total)
+    return pa.table(out)
+
+
+def _list_array(rows: list[list[int]], dtype: type[np.signedinteger[Any]]) -> pa.Array:
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum([len(r) for r in rows], out=offsets[1:])
+    values = np.fromiter((v for r in rows for v in r), dtype=dtype, count=int(offsets[-1]))
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+
+
+def _facts(dataset: Dataset) -> dict[str, Any]:
+    """What is asked of the entry on every later use, counted once from the rows as they were stored."""
+    table = dataset.data.table
+    max_id, rows_cut, tokens_cut, second_cut, unknown = 0, 0, 0, 0, False
+    for batch in table.select(["input_ids", "cut", "cut_second"]).to_batches():
+        ids, cut, second = batch.column(0).flatten().to_numpy(), batch.column(1).to_numpy(), batch.column(2).to_numpy()
+        max_id = max(max_id, int(ids.max(initial=0)))
+        rows_cut += int((cut > 0).sum())
+        tokens_cut += int(cut.sum(dtype=np.int64))
+        second_cut += int(second.sum(dtype=np.int64))
+        unknown = unknown or bool((second == UNKNOWN).any())
+    return {
+        "max_id": max_id,
+        "rows_cut": rows_cut,
+        "tokens_cut": tokens_cut,
+        "second_cut": UNKNOWN if unknown else second_cut,
+    }
+
+
+@contextmanager
+def _quiet_bars() -> Iterator[None]:
+    """`on_progress` tells how far it is; a second bar of `datasets` would draw over it."""
+    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+@contextmanager
+def _unchanged_environment(name: str) -> Iterator[None]:
+    # `Dataset.map(num_proc=...)` leaves TOKENIZERS_PARALLELISM=false behind: every later call would use one core.
+    before = os.environ.get(name)
+    try:
+        yield
+    finally:
+        os.environ[name] = before or ""
+        if before is None:
+            del os.environ[name]
