@@ -1,0 +1,187 @@
+"""The `tunesmith` command: a table of verbs, each imported when it is called; errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from tunesmith import __version__
+from tunesmith.errors import ConfigError, TunesmithError, nearest
+
+VERBS: dict[str, dict[str, str]] = {
+    "Train": {
+        "train": "fine-tune a model on labelled text",
+        "resume": "go on with a run that was stopped",
+        "evaluate": "score a trained model on labelled rows",
+        "predict": "label new rows with a trained model",
+    },
+    "Look": {
+        "inspect": "show what the model sees: tokens, lengths, padding",
+        "curves": "draw the learning curves of a run",
+        "diagnose": "say what the learning curves mean and what to do next",
+        "report": "write one HTML page about a run",
+        "compare": "compare two runs, with the uncertainty of the difference",
+        "board": "watch runs in the browser",
+    },
+    "Set up": {
+        "init": "write a commented config for a data file",
+        "doctor": "check a run folder",
+        "env": "show versions, devices and caches",
+        "bench": "measure speed on this machine",
+        "schema": "print the JSON schema of the config",
+        "completion": "print a completion script for bash, zsh or fish",
+    },
+}
+"""Title -> verb -> one line. A verb lives in `tunesmith/cli/<verb>.py`; one that is not in this build is not listed."""
+
+_ENVIRONMENT_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EIO,
+    errno.ENOMEM,
+)
+
+
+def entry() -> None:
+    """The console script."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one command and returns its exit code. Nothing but KeyboardInterrupt's kin leaves it as an exception."""
+    debug = "--debug" in argv
+    words = [word for word in argv if word != "--debug"]
+    _set_up_logging(debug)
+    try:
+        return run_command(words, debug=debug)
+    except SystemExit as stop:  # argparse after --help
+        return stop.code if isinstance(stop.code, int) else 0
+    except BrokenPipeError:
+        # The reader (`| head`) has gone. Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except BaseException as error:  # PanicException of Rust libraries is no Exception
+        if debug and not isinstance(error, KeyboardInterrupt):
+            import traceback
+
+            traceback.print_exc()
+        code, text = explain(error, debug=debug)
+        print(f"tunesmith: {text}", file=sys.stderr)
+        return code
+
+
+def run_command(words: Sequence[str], *, debug: bool = False) -> int:
+    """Finds the verb, reads its arguments, runs it."""
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if words else 2
+    if words[0] in ("-V", "--version", "version"):
+        print(f"tunesmith {__version__}")
+        return 0
+    verb, rest = words[0], words[1:]
+    known = list_verbs()
+    if verb not in known:
+        raise ConfigError(
+            f"unknown {'flag' if verb.startswith('-') else 'command'} {verb!r}", fix=_verb_hint(verb, known)
+        )
+    module = load_verb(verb)
+    parser = make_parser(verb, module)
+    args = parser.read(rest)
+    args.debug = debug
+    return int(module.run(args))
+
+
+def list_verbs() -> dict[str, str]:
+    """The verbs of this build with their one-line help."""
+    every = {verb: text for verbs in VERBS.values() for verb, text in verbs.items()}
+    return {verb: text for verb, text in every.items() if find_spec(f"tunesmith.cli.{verb}") is not None}
+
+
+def load_verb(verb: str) -> Any:
+    """The module of a verb, with `add_arguments(parser)` and `run(args) -> int`."""
+    return import_module(f"tunesmith.cli.{verb}")
+
+
+def make_parser(verb: str, module: Any) -> Any:
+    """The parser of a verb, with the arguments its module adds."""
+    from tunesmith.cli.parser import Parser
+
+    text = module.__doc__ or list_verbs()[verb]
+    parser = Parser(prog=f"tunesmith {verb}", description=text.strip().split("\n\n")[0], add_help=True)
+    module.add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    return parser
+
+
+def overview() -> str:
+    """What `tunesmith --help` prints."""
+    known = list_verbs()
+    lines = [
+        "usage: tunesmith <command> [options]",
+        "",
+        "Fine-tune pretrained encoders on labelled text and text pairs.",
+    ]
+    for title, verbs in VERBS.items():
+        here = [verb for verb in verbs if verb in known]
+        if here:
+            lines += ["", f"{title}:", *(f"  {verb:<12}{known[verb]}" for verb in here)]
+    lines += [
+        "",
+        "First steps:",
+        "  tunesmith train --train_file pairs.csv",
+        "  tunesmith init pairs.csv && tunesmith train run.yaml",
+        "",
+        "`tunesmith <command> --help` lists its options; --version, --debug (tracebacks) work everywhere.",
+        "Exit codes: 0 done, 2 usage or config, 3 data, 4 environment, 5 run damaged or changed,",
+        "            6 numerics, 7 worker died, 130/143 stopped by a signal.",
+    ]
+    return "\n".join(lines)
+
+
+def explain(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
+    """Exit code and message of an error."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130, "stopped by Ctrl-C"
+    if isinstance(error, TunesmithError):
+        return error.exit_code, f"error: {error}"
+    again = "" if debug else ". Run again with --debug for the traceback"
+    kind = type(error).__name__
+    if isinstance(error, MemoryError) or kind == "OutOfMemoryError":
+        return 4, f"error: out of memory: use a smaller batch or --max_seq_length{again}"
+    reason = " ".join(str(error).split()) or "no message"
+    if isinstance(error, OSError) and error.errno in _ENVIRONMENT_ERRORS:
+        where = f" ({error.filename})" if error.filename else ""
+        return 4, f"error: {error.strerror}{where}{again}"
+    return 1, f"error: unexpected {kind}: {reason[:500].rstrip('.')}{again}"
+
+
+def _verb_hint(verb: str, known: dict[str, str]) -> str:
+    hit = nearest(verb, tuple(known))
+    if hit is not None:
+        return f"Did you mean `tunesmith {hit}`?"
+    if verb.startswith("-"):
+        return "The command comes first, such as `tunesmith train --train_file pairs.csv`"
+    return f"Commands: {', '.join(known)}"
+
+
+def _set_up_logging(debug: bool) -> None:
+    """Warnings of our own modules go to stderr as one line each; a verb may set a handler of its own before."""
+    logger = logging.getLogger("tunesmith")
+    logger.setLevel(logging.DEBUG if debug else logging.INFO)
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setLevel(logging.DEBUG if debug else logging.WARNING)
+        handler.setFormatter(logging.Formatter("tunesmith: note: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
