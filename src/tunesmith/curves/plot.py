@@ -1,0 +1,185 @@
+"""Curves -> picture, by matplotlib. Figures are made one by one: pyplot and its global state are never touched."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from tunesmith.curves.series import Curves, Floats, Series, greater_is_better
+from tunesmith.curves.themes import THEMES, Theme, ThemeName
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+XAxis = Literal["step", "epoch"]
+POINTS = 1500
+"""Raw points drawn per curve: more than a picture has pixels, few enough for an SVG of 100 kB."""
+
+
+def draw_curves(curves: Curves | Sequence[Curves], *, x: XAxis = "step", theme: ThemeName = "light") -> Figure:
+    """Loss and metric side by side. With several runs a colour is a run; alone, a colour is a split."""
+    runs = [curves] if isinstance(curves, Curves) else list(curves)
+    metric = next((m for c in runs if (m := c.main_metric())), None)
+    figure = new_figure(width=11.0 if metric else 6.4, height=4.3, theme=theme)
+    axes = figure.subplots(1, 2 if metric else 1, squeeze=False)[0]
+    draw_loss(axes[0], runs, x=x, theme=THEMES[theme])
+    if metric:
+        draw_metric(axes[1], runs, metric, x=x, theme=THEMES[theme])
+        axes[1].set_xlim(axes[0].get_xlim())  # the same moment stands at the same place in both panels
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    figure.suptitle(_plain(title), color=THEMES[theme].text, fontsize=13, fontweight="bold", x=0.02, ha="left")
+    return figure
+
+
+def new_figure(*, width: float, height: float, theme: ThemeName) -> Figure:
+    """An empty figure that no global registry knows of."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=THEMES[theme].background)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def figure_bytes(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
+    """The picture as a file's content. SVG text is drawn as shapes: it looks the same everywhere."""
+    out = io.BytesIO()
+    figure.savefig(out, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    return out.getvalue()
+
+
+def save_curves(curves: Curves | Sequence[Curves], *, png: Path, svg: Path, x: XAxis = "step") -> None:
+    """Writes both pictures."""
+    figure = draw_curves(curves, x=x)
+    png.write_bytes(figure_bytes(figure, "png"))
+    svg.write_bytes(figure_bytes(figure, "svg"))
+
+
+def style_axes(axes: Axes, theme: Theme, *, title: str, x_label: str) -> None:
+    """The look shared by every panel: no box, a quiet grid, a title on the left."""
+    axes.set_facecolor(theme.background)
+    axes.set_title(_plain(title), loc="left", color=theme.text, fontsize=11, pad=9)
+    axes.set_xlabel(x_label, color=theme.muted, fontsize=10)
+    axes.tick_params(colors=theme.muted, labelsize=9.5, length=0)
+    axes.grid(True, color=theme.grid, linewidth=0.9)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side == "bottom")
+        spine.set_color(theme.grid)
+
+
+def draw_loss(axes: Axes, runs: Sequence[Curves], *, x: XAxis, theme: Theme) -> None:
+    """Raw training loss faint, its smoothed view on top, validation loss as points, the best step marked."""
+    alone = len(runs) == 1
+    style_axes(axes, theme, title="Loss" if alone else "Loss (line: training, points: validation)", x_label=x)
+    for index, run in enumerate(runs):
+        raw, color = run.train_loss, theme.train if alone else theme.run(index)
+        thin, smooth = raw.thinned(POINTS), raw.smoothed().thinned(POINTS)
+        if len(runs) <= 3:
+            axes.plot(_x(thin, x), thin.value, color=color, alpha=0.22 if alone else 0.13, linewidth=0.8)
+        label = "training (smoothed; raw behind it)" if alone else None
+        axes.plot(_x(smooth, x), smooth.value, color=color, linewidth=1.9, label=label)
+        unseen = run.metric("validation", "loss")
+        _points(axes, unseen, x, theme.validation if alone else color, "validation" if alone else run.name)
+        _mark_gaps(axes, run, x, theme)
+        if alone:
+            _mark_best(axes, run, "loss", x, theme)
+    _limit_loss(axes, runs)
+    _legend(axes, theme, "upper right")
+
+
+def draw_metric(axes: Axes, runs: Sequence[Curves], metric: str, *, x: XAxis, theme: Theme) -> None:
+    """The training sample and the validation rows together: the distance between them is what overfitting is."""
+    alone = len(runs) == 1
+    title = metric[:1].upper() + metric[1:].replace("_", " ")
+    style_axes(axes, theme, title=title if alone else f"{title} (dashed: training sample)", x_label=x)
+    for index, run in enumerate(runs):
+        color = theme.run(index)
+        seen, unseen = run.metric("train_sample", metric), run.metric("validation", metric)
+        train_label = "training sample" if alone else None
+        _points(axes, seen, x, theme.train if alone else color, train_label, dashed=True)
+        _points(axes, unseen, x, theme.validation if alone else color, "validation" if alone else run.name)
+        if alone:
+            _mark_best(axes, run, metric, x, theme)
+    axes.margins(y=0.12)
+    _legend(axes, theme, "lower right" if greater_is_better(metric) else "upper right")
+
+
+def _x(series: Series, x: XAxis) -> Floats:
+    return np.asarray(series.step if x == "step" else series.epoch, dtype=np.float64)
+
+
+def _points(axes: Axes, series: Series, x: XAxis, color: str, label: str | None, *, dashed: bool = False) -> None:
+    if not len(series):
+        return
+    many = len(series) > 60
+    axes.plot(
+        _x(series, x),
+        series.value,
+        color=color,
+        linewidth=1.9,
+        linestyle=(0, (4, 2)) if dashed else "-",
+        marker=None if many else "o",
+        markersize=5,
+        markerfacecolor=axes.get_facecolor() if dashed else color,
+        label=None if label is None else _plain(label),
+    )
+
+
+def _mark_best(axes: Axes, run: Curves, metric: str, x: XAxis, theme: Theme) -> None:
+    best = run.best()
+    if best is None:
+        return
+    series = run.metric("validation", metric)
+    at = np.flatnonzero((series.step == best[1]) & np.isfinite(series.value))
+    if not len(at):
+        return
+    where, value = float(_x(series, x)[at[0]]), float(series.value[at[0]])
+    axes.axvline(where, color=theme.muted, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
+    axes.plot([where], [value], "o", ms=11, markerfacecolor="none", markeredgecolor=theme.text, markeredgewidth=1.3)
+    right = where > sum(axes.get_xlim()) / 2
+    axes.annotate(
+        f"best: step {best[1]}\n{metric} {value:.3f}",
+        (where, value),
+        xytext=(-11 if right else 11, 11),
+        textcoords="offset points",
+        ha="right" if right else "left",
+        fontsize=9,
+        color=theme.text,
+        bbox={"boxstyle": "round,pad=0.25", "facecolor": theme.background, "edgecolor": "none", "alpha": 0.8},
+    )
+
+
+def _mark_gaps(axes: Axes, run: Curves, x: XAxis, theme: Theme) -> None:
+    """A cross on the axis where the loss or the gradient was not finite."""
+    bad = np.isin(run.train_loss.step, run.non_finite) | ~np.isfinite(run.train_loss.value)
+    if bad.any():
+        at = _x(run.train_loss, x)[bad][:200]
+        line = axes.get_xaxis_transform()
+        axes.plot(at, [0.02] * len(at), "x", color=theme.validation, transform=line, label="not finite", clip_on=False)
+
+
+def _limit_loss(axes: Axes, runs: Sequence[Curves]) -> None:
+    """From 0 to a little above nearly all points: one spike of 40 must not press the curve flat."""
+    values = np.concatenate([run.train_loss.finite().value for run in runs])
+    shown = [run.metric("validation", "loss").finite().value for run in runs]
+    top = max([float(np.quantile(values, 0.995)) if len(values) else 0.0, *(float(s.max()) for s in shown if len(s))])
+    if top > 0:
+        axes.set_ylim(0, top * 1.12)
+
+
+def _legend(axes: Axes, theme: Theme, place: Literal["upper right", "lower right"]) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        legend = axes.legend(loc=place, fontsize=9, frameon=True, labelcolor=theme.text, borderpad=0.5)
+        legend.get_frame().set(facecolor=theme.background, edgecolor="none", alpha=0.85)
+
+
+def _plain(text: str) -> str:
+    """Text as it is: a dollar sign in a run's name is not mathematics, a control character is not drawn."""
+    shown = "".join(c if c.isprintable() else "·" for c in text)
+    return (shown if len(shown) <= 60 else shown[:59] + "…").replace("$", r"\$")
