@@ -1,0 +1,277 @@
+"""Anything that holds rows -> a Source: files are parsed once, kept as Arrow on disk by content, and memory-mapped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunesmith.data.blocks import check_encoding, text_blocks
+from tunesmith.data.containers import (
+    CountedBytes,
+    Limits,
+    arrow_batches,
+    binary_errors,
+    hash_file,
+    parquet_batches,
+    readable,
+)
+from tunesmith.data.json_files import json_batches
+from tunesmith.data.json_rows import ColumnKinds, Widened
+from tunesmith.data.source import Source
+from tunesmith.data.table_cache import default_cache_dir, find_table, write_table
+from tunesmith.data.text_files import Dialect, choose_dialect, delimited_batches
+from tunesmith.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+FORMAT_VERSION = 1
+"""Part of every cache key: raise it when a reader gives other rows for the same bytes."""
+
+KINDS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One file and how to read it."""
+
+    path: Path
+    digest: str
+    origin: str
+    kind: str
+    gzipped: bool
+    encoding: str | None
+    dialect: Dialect | None
+    limits: Limits
+    on_progress: Progress | None
+
+    @property
+    def has_lines(self) -> bool:
+        return self.kind in ("csv", "tsv", "jsonl", "json")
+
+    def key(self) -> str:
+        """Names the table: the bytes and everything that changes how they are read."""
+        parts = [FORMAT_VERSION, self.digest, self.kind, self.gzipped, self.encoding, repr(self.dialect)]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
+
+
+def read_source(
+    source: Any,
+    *,
+    name: str,
+    encoding: str | None = None,
+    delimiter: str | None = None,
+    quoting: str | bool | None = None,
+    cache_dir: str | Path | None = None,
+    limits: Limits | None = None,
+    on_progress: Progress | None = None,
+) -> Source:
+    """The rows of a file, a `save_to_disk` folder, a Dataset, a DataFrame or a list of dicts; at least one row.
+
+    `on_progress(bytes_done, bytes_total)` is called while a text file is parsed, not when its table is on disk already.
+    """
+    if not isinstance(source, str | Path):
+        return _from_memory(source, name)
+    path = Path(source).expanduser()
+    origin = str(source)
+    with readable(path, origin):
+        if path.is_dir():
+            return _checked(_from_folder(path, name, origin))
+        kind, gzipped = _kind_of(path, origin, delimiter)
+        if path.stat().st_size == 0:
+            raise DataError("the file is empty (0 bytes)", where=origin, fix="It needs at least one row.")
+        dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
+        text_encoding = check_encoding(encoding)
+        file = _File(
+            path, hash_file(path), origin, kind, gzipped, text_encoding, dialect, limits or Limits(), on_progress
+        )
+        return _from_file(file, name, Path(cache_dir) if cache_dir is not None else default_cache_dir())
+
+
+def _kind_of(path: Path, origin: str, delimiter: str | None) -> tuple[str, bool]:
+    suffixes = [s.lower() for s in path.suffixes]
+    gzipped = bool(suffixes) and suffixes[-1] in (".gz", ".gzip")
+    suffix = (suffixes[:-1] if gzipped else suffixes)[-1:] or [""]
+    kind = KINDS.get(suffix[0])
+    if kind is None and delimiter is not None and suffix[0] in (".txt", ".dat", ""):
+        kind = "csv"
+    if kind is None:
+        known = "csv, tsv, jsonl, json, parquet, arrow, each also as .gz"
+        hints = {
+            ".txt": "Name it .csv or .tsv, or give --delimiter.",
+            ".xlsx": "Save the sheet as CSV.",
+            ".xls": "Save the sheet as CSV.",
+            ".zip": "Unpack it first, or use gzip.",
+        }
+        problem = f"cannot tell the format from the ending {suffix[0]!r}: known are {known}"
+        raise DataError(problem, where=origin, fix=hints.get(suffix[0]))
+    return kind, gzipped
+
+
+def _from_file(file: _File, name: str, cache_dir: Path) -> Source:
+    key = file.key()
+    found = find_table(key, cache_dir)
+    if found is not None:
+        with suppress(DataError):
+            return _open_table(file, name, *found)
+        found[0].unlink(missing_ok=True)  # damaged after it was written: make it again
+    table, rows = _make_table(file, key, cache_dir)
+    if table is None:
+        what = "a header but no rows" if file.kind in ("csv", "tsv") else "no rows"
+        raise DataError(f"the file has {what}", where=file.origin, fix="It needs at least one row.")
+    return _open_table(file, name, table, rows)
+
+
+def _make_table(file: _File, key: str, cache_dir: Path) -> tuple[Path | None, int]:
+    kinds = ColumnKinds(file.origin, lines=True)
+    while True:
+        try:
+            return write_table(key, cache_dir, _batches(file, kinds, cache_dir))
+        except Widened:
+            kinds.restart()
+
+
+def _open_table(file: _File, name: str, table: Path, rows: int) -> Source:
+    from datasets import Dataset
+
+    with binary_errors("a table", file.origin):
+        dataset = Dataset.from_file(str(table))
+        if dataset.num_rows != rows:
+            raise DataError(f"{dataset.num_rows} rows in the cached table, expected {rows}", where=str(table))
+    return Source(name, dataset, file.origin, lines=file.has_lines, table_file=table)
+
+
+def _batches(file: _File, kinds: ColumnKinds, cache_dir: Path) -> Iterator[Any]:
+    if file.kind in ("parquet", "arrow"):
+        yield from _binary_batches(file, cache_dir)
+        return
+    stream = CountedBytes(file.path, origin=file.origin, gzipped=file.gzipped, limits=file.limits)
+    try:
+        blocks = text_blocks(stream, encoding=file.encoding, on_progress=file.on_progress)
+        if file.dialect is not None:
+            yield from delimited_batches(blocks, origin=file.origin, dialect=file.dialect)
+        else:
+            yield from json_batches(blocks, origin=file.origin, kinds=kinds, array_allowed=file.kind == "json")
+        if stream.sha256 != file.digest:
+            raise DataError(
+                "the file changed while it was read", where=file.origin, fix="Run again when it is complete."
+            )
+    finally:
+        stream.close()
+
+
+def _binary_batches(file: _File, cache_dir: Path) -> Iterator[Any]:
+    read = parquet_batches if file.kind == "parquet" else _arrow
+    if not file.gzipped:
+        yield from read(file.path, origin=file.origin, limits=file.limits)
+        return
+    with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".unpacked-") as folder:
+        plain = Path(folder) / "rows"
+        stream = CountedBytes(file.path, origin=file.origin, gzipped=True, limits=file.limits)
+        try:
+            with open(plain, "wb") as out:
+                shutil.copyfileobj(stream, out, 1 << 20)
+        finally:
+            stream.close()
+        yield from read(plain, origin=file.origin, limits=file.limits)
+
+
+def _arrow(path: Path, *, origin: str, limits: Limits) -> Iterator[Any]:
+    return arrow_batches(path, origin=origin)
+
+
+def _from_folder(path: Path, name: str, origin: str) -> Source:
+    from datasets import Dataset
+
+    saved = load_folder(path, origin)
+    if not isinstance(saved, Dataset):
+        if name in saved:
+            saved = saved[name]
+        else:
+            fix = "Give the folder of one split, or the whole folder as --dataset_name."
+            raise DataError(f"holds the splits {', '.join(saved)}, none is {name!r}", where=origin, fix=fix)
+    return Source(name, saved, origin)
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Whether the folder was written by `save_to_disk`."""
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
+def load_folder(path: Path, origin: str) -> Any:
+    """The Dataset or DatasetDict that `save_to_disk` wrote."""
+    from datasets import load_from_disk
+
+    if not is_saved_dataset(path):
+        files = sorted(p.name for p in path.iterdir() if p.suffix in KINDS)[:5] if os.access(path, os.R_OK) else []
+        fix = f"Give a file in it: {', '.join(files)}." if files else None
+        raise DataError("is a folder, but not one that save_to_disk wrote", where=origin, fix=fix)
+    with binary_errors("a saved dataset", origin):
+        return load_from_disk(str(path))
+
+
+def _from_memory(source: Any, name: str) -> Source:
+    import datasets
+
+    if isinstance(source, datasets.DatasetDict):
+        if name not in source:
+            raise DataError(f"the DatasetDict holds {', '.join(source)}, none is {name!r}", where=name)
+        source = source[name]
+    if isinstance(source, datasets.Dataset):
+        return _checked(Source(name, source, name))
+    if isinstance(source, list | tuple):
+        return _from_list(source, name)
+    if hasattr(source, "to_dict") and hasattr(source, "columns"):
+        with binary_errors("a DataFrame", name):
+            return _checked(Source(name, _from_frame(source), name))
+    fix = "Give a path, a Dataset, a DataFrame or a list of dicts."
+    raise DataError(f"rows cannot be read from {type(source).__name__}", where=name, fix=fix)
+
+
+def _from_frame(frame: Any) -> Dataset:
+    from datasets import Dataset
+
+    if not frame.columns.is_unique:
+        twice = frame.columns[frame.columns.duplicated()][0]
+        raise DataError(f"the DataFrame has the column {twice!r} twice", fix="Rename one of them.")
+    return Dataset.from_pandas(frame, preserve_index=False)
+
+
+def _from_list(rows: Any, name: str) -> Source:
+    import pyarrow as pa
+    from datasets import Dataset
+
+    if not rows:
+        raise DataError("the list is empty", where=name, fix="It needs at least one row.")
+    for i, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise DataError(f"{type(row).__name__}, expected a dict", where=f"{name}:{i}")
+    kinds = ColumnKinds(name, lines=False)
+    batch = kinds.batch(rows, range(1, len(rows) + 1))
+    return Source(name, Dataset(pa.Table.from_batches([batch])), name)
+
+
+def _checked(source: Source) -> Source:
+    if source.dataset.num_rows == 0:
+        raise DataError("no rows", where=source.origin, fix="It needs at least one row.")
+    return source

@@ -1,0 +1,88 @@
+"""Tables on disk, made once for each content: written to a temporary file, renamed when complete, memory-mapped after."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tunesmith.errors import ResourceError
+
+_STALE_SECONDS = 24 * 3600
+
+
+def default_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/tunesmith/tables`, or the same under `~/.cache`."""
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(root).expanduser() / "tunesmith" / "tables"
+
+
+def find_table(key: str, cache_dir: Path) -> tuple[Path, int] | None:
+    """The finished table for `key` and its rows. The count is in the name: a table cut short can be told."""
+    for path in cache_dir.glob(f"{key}.*.arrow"):
+        rows = path.name.split(".")[1]
+        if rows.isdigit():
+            return path, int(rows)
+    return None
+
+
+def write_table(key: str, cache_dir: Path, batches: Iterator[Any]) -> tuple[Path | None, int]:
+    """Writes the batches under `key`; gives back the file and its rows, or (None, 0) when there is no row."""
+    import pyarrow as pa
+
+    rows = 0
+    part: Path | None = None
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        _sweep(cache_dir)
+        first = next(batches, None)
+        if first is None:
+            return None, 0
+        part = cache_dir / f".{key[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp"
+        with open(part, "wb") as file:
+            with pa.ipc.new_stream(file, first.schema) as writer:
+                for batch in _chain(first, batches):
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+            file.flush()
+            os.fsync(file.fileno())
+        done = cache_dir / f"{key}.{rows}.arrow"
+        part.replace(done)
+        return done, rows
+    except OSError as error:
+        raise _explain(error, cache_dir) from None
+    finally:
+        if part is not None:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+def _sweep(cache_dir: Path) -> None:
+    """Removes what a killed process left a day ago or more."""
+    limit = time.time() - _STALE_SECONDS
+    for path in cache_dir.glob(".*.tmp"):
+        with suppress(OSError):
+            if path.stat().st_mtime < limit:
+                path.unlink()
+
+
+def _explain(error: OSError, cache_dir: Path) -> ResourceError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        stats = os.statvfs(cache_dir)
+        free = stats.f_bavail * stats.f_frsize
+        fix = "Free some space or give another --cache_dir."
+        return ResourceError(f"the disk is full ({free:,} bytes free)", where=str(cache_dir), fix=fix)
+    reason = error.strerror or str(error)
+    return ResourceError(
+        f"the data cache cannot be used ({reason})", where=str(cache_dir), fix="Give another --cache_dir."
+    )
