@@ -24,6 +24,9 @@ def add_config_arguments(
     """
     wanted = None if groups is None else set(groups)
     parser.set_defaults(given={})
+    parser.epilog = (
+        "A switch stands alone or takes true or false: --bf16, --bf16 false and --no_bf16 all work. [x]: default x."
+    )
     parser.add_argument("--config", metavar="FILE", help="Read options from a .yaml, .json or .toml file.")
     if positional:
         parser.add_argument("config_file", nargs="?", metavar="run.yaml", help="The same as --config run.yaml.")
@@ -69,7 +72,7 @@ def _add_option(section: Any, option: Option) -> None:
     text = f"{option.help}{_default_text(option)}".replace("%", "%%")
     flag = f"--{option.name}"
     if is_boolean(option.hint):
-        section.add_argument(flag, action=_GiveSwitch, metavar="true|false", help=text)
+        section.add_argument(flag, action=_GiveSwitch, help=text)
         section.add_argument(f"--no_{option.name}", dest=option.name, action=_GiveNo, nargs=0, help=argparse.SUPPRESS)
         return
     if option.name == "resume_from_checkpoint":
@@ -90,16 +93,18 @@ def _add_old_names(parser: argparse.ArgumentParser) -> None:
 
 def _metavar(option: Option) -> str:
     choices = choices_of(option.hint)
-    if choices and len("|".join(choices)) <= 30:
+    if choices and not is_list(option.hint) and len("|".join(choices)) <= 30:
         return "|".join(choices)
     if option.name.endswith("_file"):
         return "FILE"
     if option.name.endswith("_dir"):
         return "FOLDER"
     text = str(option.hint)
-    if "str" in text or choices:
-        return "NAME"
-    return "JSON" if "dict" in text else "N" if "int" in text and "float" not in text else "X"
+    if "dict" in text:
+        return "JSON"
+    if "float" in text:
+        return "X"
+    return "NAME" if "str" in text or choices else "N"
 
 
 def _default_text(option: Option) -> str:

@@ -64,10 +64,27 @@ class Parser(argparse.ArgumentParser):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Flags in a narrow column, text beside them, and no line for what is not there."""
+    """A usage line that names the files, not a hundred flags; a switch is shown as the flag alone."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog, max_help_position=34, **options)
+
+    def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        """`usage: tunesmith train [run.yaml] [options]`"""
+        names = [
+            f"[{name}]" if action.nargs in ("?", "*") else name
+            for action in actions
+            if not action.option_strings and action.help != argparse.SUPPRESS
+            for name in [self._metavar_formatter(action, action.dest)(1)[0]]
+        ]
+        super().add_usage(usage or " ".join([self._prog, *names, "[options]"]), actions, groups, prefix)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        return (
+            ", ".join(action.option_strings)
+            if isinstance(action, Switch)
+            else super()._format_action_invocation(action)
+        )
 
 
 def _plain(flag: str) -> str:

@@ -68,7 +68,7 @@ def resolve(entries: Iterable[Entry]) -> Resolved:
         try:
             renamed = rename(entry.name, entry.value)
             if renamed.note is not None:
-                notes.append(f"{entry.where}: {renamed.note}")
+                notes.append(f"{_start(entry)} {renamed.note}")
             if renamed.name is None:
                 continue
             value = _convert(renamed.name, renamed.value)
@@ -103,7 +103,9 @@ def _convert(name: str, value: Any) -> Any:
 
 
 def _line(entry: Entry, problem: str) -> str:
-    """Problem, where, what to do; a flag is its own place and name."""
-    return (
-        f"{entry.where}: {problem}" if entry.where == f"--{entry.name}" else f"{entry.where}: {entry.name}: {problem}"
-    )
+    return f"{_start(entry)}: {problem}"
+
+
+def _start(entry: Entry) -> str:
+    """Where and name; a flag is its own place and name."""
+    return entry.where if entry.where.startswith("--") else f"{entry.where}: {entry.name}"

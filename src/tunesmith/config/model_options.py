@@ -31,7 +31,7 @@ class ModelOptions:
     """Fetch a Hub id that is not on disk. Local paths and the embedded model never touch the network."""
 
     freeze: tuple[str, ...] = ()
-    """Parts that are not trained: embeddings, encoder, encoder.layer.3, encoder.layer.0-3 or a parameter name prefix."""
+    """Parts that are not trained: embeddings, encoder (all but the head), layers.3 or layers.0-3."""
 
     layerwise_lr_decay: float = 1.0
     """Learning rate of each layer relative to the layer above it. 1.0: the same for all."""

@@ -73,7 +73,7 @@ SHORT_NAMES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Renamed:
-    """What an old name turned into. `name` is None when the option is not used any more."""
+    """What an old name turned into. `name` is None when the option is not used any more; `note` goes on after the old name."""
 
     name: str | None
     value: Any = None
@@ -87,15 +87,16 @@ def rename(name: str, value: Any) -> Renamed:
             return Renamed(None)
         raise ValueError(REFUSED[name])
     if name in IGNORED:
-        return Renamed(None, note=f"{name} is ignored: {IGNORED[name]}")
+        return Renamed(None, note=f"is ignored: {IGNORED[name]}")
     if name not in RENAMED:
         return Renamed(name, value)
     new = RENAMED[name]
+    note = None if name in SILENT_ALIASES else f"is an old name: use {new}"
     if name == "group_by_length":
         value = _sampling(value)
+        note = f"is an old name: use {new}, here with the value {value}"
     elif name == "warmup_ratio":
         value = _ratio(value)
-    note = None if name in SILENT_ALIASES else f"{name} is an old name: use {new}: {value}"
     return Renamed(new, value, note)
 
 

@@ -1,0 +1,107 @@
+"""Write a commented config for a data file: columns and task are found in it, the usual options stand ready to change."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from tunesmith.config.load import load_config
+from tunesmith.config.schema import RunConfig, list_options
+from tunesmith.config.write import dump_value
+from tunesmith.errors import ConfigError, ResourceError
+
+USUAL = (
+    "train_file",
+    "validation_file",
+    "test_file",
+    "validation_split_fraction",
+    "text_column_names",
+    "label_column_name",
+    "problem_type",
+    "max_seq_length",
+    "model_name_or_path",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "learning_rate",
+    "warmup_steps",
+    "weight_decay",
+    "seed",
+    "eval_strategy",
+    "metric_for_best_model",
+    "early_stopping_patience",
+    "bf16",
+    "output_dir",
+)
+"""The options most people change. They come first; the others follow as comments."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The data file and where to write."""
+    parser.add_argument("train_file", metavar="data.csv", help="Training rows: csv, tsv, jsonl, parquet or arrow.")
+    parser.add_argument("-o", "--output", default="run.yaml", metavar="FILE", help="Config to write. [run.yaml]")
+    parser.add_argument("--validation_file", metavar="FILE", help="Rows to evaluate on while training.")
+    parser.add_argument("--test_file", metavar="FILE", help="Rows to evaluate or predict at the end.")
+    parser.add_argument("--force", action="store_true", help="Overwrite the config when it exists.")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the file and says what was found."""
+    output = Path(args.output)
+    if output.suffix.lower() not in (".yaml", ".yml"):
+        raise ConfigError("the config is written as YAML", where=str(output), fix="Give a name that ends in .yaml")
+    if output.exists() and not args.force:
+        raise ConfigError("exists already", where=str(output), fix="Use --force to overwrite it, or -o OTHER.yaml")
+    files = {
+        name: getattr(args, name) for name in ("train_file", "validation_file", "test_file") if getattr(args, name)
+    }
+    found, why = look_at(files)
+    config = load_config(None, {**files, **found})
+    write_text(output, describe_run(config, why))
+    for sentence in why:
+        print(sentence)
+    print(f"Wrote {output}. Train with: tunesmith train {output}")
+    return 0
+
+
+def look_at(files: dict[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Columns and task of the files as options, and the sentences that say why."""
+    from tunesmith.data.columns import infer_columns
+    from tunesmith.data.read import read_source
+
+    sources = {
+        name.removesuffix("_file"): read_source(path, name=name.removesuffix("_file")) for name, path in files.items()
+    }
+    columns = infer_columns(sources)
+    found: dict[str, Any] = {"text_column_names": list(columns.text), "problem_type": columns.task.problem_type}
+    if columns.label is not None:
+        found["label_column_name"] = columns.label
+    rows = ", ".join(f"{len(source.dataset):,} {name} rows" for name, source in sources.items())
+    return found, (f"{rows}; the task is {columns.task.value}.", *columns.why)
+
+
+def describe_run(config: RunConfig, why: tuple[str, ...]) -> str:
+    """The config file: what was found, the usual options, then every other option as a comment."""
+    lines = [
+        f"# {sentence}" for sentence in ("Run config for tunesmith. Train with: tunesmith train <this file>", *why)
+    ]
+    options = list_options()
+    for name in USUAL:
+        lines += ["", f"# {options[name].help}", f"{name}: {dump_value(getattr(config, name))}"]
+    lines += ["", "# Everything else, with its default. Remove the # in front of a name to change it."]
+    for option in options.values():
+        if option.name not in USUAL:
+            lines += ["#", f"# {option.help}", f"#{option.name}: {dump_value(option.default)}"]
+    return "\n".join(lines) + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """The whole file or none of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ResourceError(f"cannot write: {error.strerror}", where=str(path), fix="Check the folder") from None
