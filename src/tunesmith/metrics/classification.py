@@ -1,0 +1,159 @@
+"""Single-label metrics. Those that depend on counts take confusion matrices (..., k, k), true class in rows.
+
+A value that is not defined is NaN here; `suite` turns it into None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tunesmith.metrics.rows import Array
+
+
+def confusion_matrix(references: Array, decisions: Array, *, num_classes: int | None = None) -> Array:
+    """Counts (k, k): row = true class, column = predicted class."""
+    references, decisions = np.asarray(references, np.int64), np.asarray(decisions, np.int64)
+    if num_classes is None:
+        num_classes = int(max(references.max(initial=0), decisions.max(initial=0))) + 1
+    flat: Array = np.bincount(references * num_classes + decisions, minlength=num_classes**2)
+    return flat.reshape(num_classes, num_classes)
+
+
+def _ratio(top: Array, bottom: Array) -> Array:
+    top, bottom = np.broadcast_arrays(np.asarray(top, np.float64), np.asarray(bottom, np.float64))
+    return np.divide(top, bottom, out=np.full(top.shape, np.nan), where=bottom > 0)
+
+
+def _mean_defined(values: Array) -> Array:
+    defined = ~np.isnan(values)
+    return _ratio(np.where(defined, values, 0.0).sum(-1), defined.sum(-1))
+
+
+def _hits(counts: Array) -> Array:
+    result: Array = np.diagonal(counts, axis1=-2, axis2=-1)
+    return result
+
+
+def per_class_f1(counts: Array) -> Array:
+    """F1 of each class; NaN for a class neither present nor predicted."""
+    return _ratio(2 * _hits(counts), counts.sum(-1) + counts.sum(-2))
+
+
+def accuracy(counts: Array) -> Array:
+    """Share of rows on the diagonal."""
+    return _ratio(_hits(counts).sum(-1), counts.sum((-1, -2)))
+
+
+def f1(counts: Array) -> Array:
+    """F1 of label 1, as GLUE defines it; undefined when label 1 is neither present nor predicted."""
+    return per_class_f1(counts)[..., 1]
+
+
+def precision(counts: Array) -> Array:
+    """Share of rows predicted 1 that are 1; undefined when none is predicted."""
+    return _ratio(counts[..., 1, 1], counts[..., :, 1].sum(-1))
+
+
+def recall(counts: Array) -> Array:
+    """Share of rows that are 1 predicted 1; undefined when there are none."""
+    return _ratio(counts[..., 1, 1], counts[..., 1, :].sum(-1))
+
+
+def f1_macro(counts: Array) -> Array:
+    """Mean F1 of the classes present or predicted, as scikit-learn's average="macro"."""
+    return _mean_defined(per_class_f1(counts))
+
+
+def f1_weighted(counts: Array) -> Array:
+    """F1 of the classes, weighted by how many rows each truly has."""
+    scores = per_class_f1(counts)
+    return _ratio((np.nan_to_num(scores) * counts.sum(-1)).sum(-1), counts.sum((-1, -2)))
+
+
+def _macro(top: Array, own: Array, other: Array) -> Array:
+    # A class present on the other side only counts as 0, a class on neither side does not count (scikit-learn).
+    values = np.where((own == 0) & (other > 0), 0.0, _ratio(top, own))
+    return _mean_defined(values)
+
+
+def precision_macro(counts: Array) -> Array:
+    """Mean precision; a class never predicted counts as 0."""
+    return _macro(_hits(counts), counts.sum(-2), counts.sum(-1))
+
+
+def recall_macro(counts: Array) -> Array:
+    """Mean recall; a class predicted but never true counts as 0."""
+    return _macro(_hits(counts), counts.sum(-1), counts.sum(-2))
+
+
+def balanced_accuracy(counts: Array) -> Array:
+    """Mean recall of the classes truly present."""
+    return _mean_defined(_ratio(_hits(counts), counts.sum(-1)))
+
+
+def matthews_correlation(counts: Array) -> Array:
+    """MCC (Gorodkin's for more than two classes). One predicted class gives 0, one true class is undefined."""
+    counts = counts.astype(np.float64)
+    true, predicted, n = counts.sum(-1), counts.sum(-2), counts.sum((-1, -2))
+    covariance = _hits(counts).sum(-1) * n - (true * predicted).sum(-1)
+    true_spread, predicted_spread = n**2 - (true**2).sum(-1), n**2 - (predicted**2).sum(-1)
+    value = _ratio(covariance, np.sqrt(true_spread * predicted_spread))
+    return np.where((true_spread > 0) & (predicted_spread <= 0), 0.0, value)
+
+
+COUNT_METRICS: dict[str, Callable[[Array], Array]] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "precision": precision,
+    "recall": recall,
+    "f1_macro": f1_macro,
+    "f1_micro": accuracy,  # every row has one label, so micro F1 is accuracy
+    "f1_weighted": f1_weighted,
+    "precision_macro": precision_macro,
+    "recall_macro": recall_macro,
+    "balanced_accuracy": balanced_accuracy,
+    "matthews_correlation": matthews_correlation,
+}
+
+
+def auroc_parts(positive: Array, score: Array) -> tuple[float, Array]:
+    """Area under the ROC curve and each row's influence on it (DeLong); NaN when a side is empty. Ties count half."""
+    from scipy.stats import rankdata
+
+    positive = np.asarray(positive, bool)
+    m, n = int(positive.sum()), int((~positive).sum())
+    if m == 0 or n == 0:
+        return float("nan"), np.zeros(len(positive))
+    ranks = rankdata(score)
+    own = np.empty(len(positive))
+    own[positive], own[~positive] = rankdata(score[positive]), rankdata(score[~positive])
+    placement = np.where(positive, (ranks - own) / n, 1.0 - (ranks - own) / m)
+    area = float(placement[positive].mean())
+    return area, (placement - area) / np.where(positive, m, n)
+
+
+def auroc_one_vs_rest(references: Array, probabilities: Array) -> tuple[float, Array]:
+    """Mean area over the columns, with each row's influence. Two columns: label 1 only. NaN unless every class is there."""
+    if probabilities.shape[1] == 2:
+        # The difference keeps the order of logits that softmax rounds to 1.0.
+        return auroc_parts(references == 1, probabilities[:, 1] - probabilities[:, 0])
+    parts = [auroc_parts(references == c, probabilities[:, c]) for c in range(probabilities.shape[1])]
+    return float(np.mean([area for area, _ in parts])), np.mean([influence for _, influence in parts], axis=0)
+
+
+def average_precision(positive: Array, score: Array, weights: Array | None = None) -> float:
+    """Area under the precision-recall steps, as scikit-learn; NaN without positives."""
+    if not np.asarray(positive, bool).any():
+        return float("nan")
+    from sklearn.metrics import average_precision_score
+
+    return float(average_precision_score(positive, score, sample_weight=weights))
+
+
+def row_log_loss(references: Array, probabilities: Array) -> Array:
+    """Minus the log probability of the true class, row by row; probabilities are held above 1e-15."""
+    own = np.take_along_axis(probabilities, references[:, None], axis=1)[:, 0]
+    result: Array = -np.log(np.clip(own / probabilities.sum(axis=1), 1e-15, 1.0))
+    return result

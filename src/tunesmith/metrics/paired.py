@@ -1,0 +1,180 @@
+"""Two sets of predictions for the same rows: is one better, or is there no evidence of it?
+
+Accuracy: McNemar's exact test. Any other metric: rows swapped at random between the two (a permutation test, which keeps
+its level at any n) for the p value, rows drawn with replacement (paired bootstrap) for the interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from tunesmith.errors import DataError
+from tunesmith.labels import Task
+from tunesmith.metrics.classification import COUNT_METRICS
+from tunesmith.metrics.names import resolve_names
+from tunesmith.metrics.rows import Array, Rows, Scale, make_rows
+from tunesmith.metrics.scores import value_of
+from tunesmith.metrics.uncertainty import normal_quantile
+
+ROW_DRAWS = 10_000_000
+"""Row draws spent on metrics that are not counts: 2,000 resamples up to 5,000 rows, never under 100."""
+LEVEL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class PairedResult:
+    """`difference` is B minus A. All numbers are None where the metric is not defined on these rows."""
+
+    metric: str
+    value_a: float | None
+    value_b: float | None
+    difference: float | None
+    low: float | None
+    high: float | None
+    p_value: float | None
+    n: int
+    method: str
+    verdict: str
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict."""
+        return asdict(self)
+
+
+def compare_predictions(
+    predictions_a: Any,
+    predictions_b: Any,
+    references: Any,
+    *,
+    task: Task,
+    metric: str = "accuracy",
+    scores: Scale = "logits",
+    seed: int = 0,
+    resamples: int = 2000,
+) -> PairedResult:
+    """B against A on the same labelled rows."""
+    name = resolve_names([metric], task)[0]
+    rows_a = make_rows(predictions_a, references, task=task, scores=scores)
+    rows_b = make_rows(predictions_b, references, task=task, scores=scores)
+    value_a, value_b = value_of(name, rows_a, task), value_of(name, rows_b, task)
+    if value_a is None or value_b is None:
+        return PairedResult(name, value_a, value_b, None, None, None, None, len(rows_a), "none", "not enough evidence")
+    if name in ("accuracy", "f1_micro", "subset_accuracy") and not (name == "f1_micro" and task is Task.MULTILABEL):
+        right_a, right_b = _right(rows_a), _right(rows_b)
+        low, high, p_value = mcnemar(int((right_b & ~right_a).sum()), int((right_a & ~right_b).sum()), len(rows_a))
+        method = "McNemar exact"
+    else:
+        low, high, p_value = _resample(name, rows_a, rows_b, task, value_b - value_a, seed, resamples)
+        method = "permutation test, paired bootstrap interval"
+    difference = value_b - value_a
+    if p_value > LEVEL:  # A reader compares the interval with 0: it must not contradict the test.
+        low, high = min(low, 0.0), max(high, 0.0)
+    verdict = _verdict(name, difference, low, high, p_value, len(rows_a))
+    return PairedResult(name, value_a, value_b, difference, low, high, p_value, len(rows_a), method, verdict)
+
+
+def mcnemar(gained: int, lost: int, n: int, *, confidence: float = 0.95) -> tuple[float, float, float]:
+    """Interval of the accuracy difference (Bonett and Price) and the exact two-sided p value."""
+    if gained + lost > n or n < 1:
+        raise DataError(f"{gained} gained and {lost} lost rows do not fit in {n}")
+    from scipy.stats import binomtest
+
+    p_value = float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    up, down = (gained + 1) / (n + 2), (lost + 1) / (n + 2)
+    half = normal_quantile(confidence) * float(np.sqrt((up + down - (up - down) ** 2) / (n + 2)))
+    return max(up - down - half, -1.0), min(up - down + half, 1.0), p_value
+
+
+def _right(rows: Rows) -> Array:
+    same = rows.references == rows.decisions
+    result: Array = same.all(axis=1) if same.ndim == 2 else same
+    return result
+
+
+def _resample(
+    name: str, a: Rows, b: Rows, task: Task, difference: float, seed: int, resamples: int
+) -> tuple[float, float, float]:
+    random = np.random.default_rng(seed)
+    if name in COUNT_METRICS and task in (Task.BINARY, Task.MULTICLASS):
+        drawn, swapped = _resample_cells(COUNT_METRICS[name], a, b, random, resamples)
+    else:
+        count = int(np.clip(ROW_DRAWS // len(a), 100, resamples))
+        drawn, swapped = _resample_rows(name, a, b, task, random, count)
+    drawn, swapped = drawn[np.isfinite(drawn)], swapped[np.isfinite(swapped)]
+    # The observed labelling is one of the permutations: p is never 0. The slack is for sums in another order.
+    p_value = (1 + int((np.abs(swapped) >= abs(difference) - 1e-12).sum())) / (len(swapped) + 1)
+    low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (difference, difference)
+    return float(low), float(high), p_value
+
+
+def _resample_cells(
+    metric: Callable[[Array], Array], a: Rows, b: Rows, random: np.random.Generator, resamples: int
+) -> tuple[Array, Array]:
+    """Only the counts of (true, A, B) matter, so the cost does not grow with n."""
+    k = int(max(a.references.max(), a.decisions.max(), b.decisions.max(), 1)) + 1
+    cells, counts = np.unique((a.references * k + a.decisions) * k + b.decisions, return_counts=True)
+    true, ours, theirs = cells // k**2, cells // k % k, cells % k
+
+    def gap(weight: Array, swap: Array) -> Array:
+        tables = np.zeros((2, len(weight), k * k))
+        for cell in range(len(cells)):
+            stays, moves = weight[:, cell] - swap[:, cell], swap[:, cell]
+            in_a, in_b = true[cell] * k + ours[cell], true[cell] * k + theirs[cell]
+            tables[0, :, in_a] += stays
+            tables[0, :, in_b] += moves
+            tables[1, :, in_b] += stays
+            tables[1, :, in_a] += moves
+        shaped = tables.reshape(2, len(weight), k, k)
+        return metric(shaped[1]) - metric(shaped[0])
+
+    parts_drawn, parts_swapped = [], []
+    step = max(1, 4_000_000 // (k * k * 2))  # keeps the tables under about 32 MB for many classes
+    for start in range(0, resamples, step):
+        size = min(step, resamples - start)
+        drawn = random.multinomial(counts.sum(), counts / counts.sum(), size=size)
+        parts_drawn.append(gap(drawn, np.zeros_like(drawn)))
+        swap = random.binomial(counts, 0.5, size=(size, len(cells)))
+        parts_swapped.append(gap(np.broadcast_to(counts, swap.shape), swap))
+    return np.concatenate(parts_drawn), np.concatenate(parts_swapped)
+
+
+def _resample_rows(
+    name: str, a: Rows, b: Rows, task: Task, random: np.random.Generator, count: int
+) -> tuple[Array, Array]:
+    drawn, swapped = np.full(count, np.nan), np.full(count, np.nan)
+    for i in range(count):
+        picked = random.integers(0, len(a), len(a))
+        swap = random.random(len(a)) < 0.5
+        drawn[i] = _gap(name, _pick(a, picked), _pick(b, picked), task)
+        swapped[i] = _gap(name, _mix(a, b, swap), _mix(b, a, swap), task)
+    return drawn, swapped
+
+
+def _gap(name: str, a: Rows, b: Rows, task: Task) -> float:
+    value_a, value_b = value_of(name, a, task), value_of(name, b, task)
+    return float("nan") if value_a is None or value_b is None else value_b - value_a
+
+
+def _pick(rows: Rows, index: Array) -> Rows:
+    probabilities = None if rows.probabilities is None else rows.probabilities[index]
+    return Rows(rows.references[index], rows.decisions[index], probabilities)
+
+
+def _mix(rows: Rows, other: Rows, swap: Array) -> Rows:
+    def mixed(mine: Array, theirs: Array) -> Array:
+        return np.where(swap if mine.ndim == 1 else swap[:, None], theirs, mine)
+
+    both = rows.probabilities is not None and other.probabilities is not None
+    probabilities = mixed(rows.probabilities, other.probabilities) if both else None  # type: ignore[arg-type]
+    return Rows(rows.references, mixed(rows.decisions, other.decisions), probabilities)
+
+
+def _verdict(name: str, difference: float, low: float, high: float, p_value: float, n: int) -> str:
+    numbers = f"{name} B - A = {difference:+.4f} [{low:+.3f}, {high:+.3f}], p = {p_value:.3g}, n = {n}"
+    if p_value > LEVEL:
+        return f"no evidence of a difference ({numbers})"
+    return f"B {'is higher' if difference > 0 else 'is lower'} than A ({numbers})"
