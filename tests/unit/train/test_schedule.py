@@ -27,7 +27,10 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.1}),
     ("cosine_warmup_with_min_lr", {"min_lr": 1e-6, "warmup_lr_rate": 0.05}),
     ("warmup_stable_decay", {"num_decay_steps": 12}),
-    ("warmup_stable_decay", {"num_decay_steps": 9, "min_lr_ratio": 0.1, "warmup_type": "cosine", "decay_type": "1-sqrt"}),
+    (
+        "warmup_stable_decay",
+        {"num_decay_steps": 9, "min_lr_ratio": 0.1, "warmup_type": "cosine", "decay_type": "1-sqrt"},
+    ),
     ("warmup_stable_decay", {"num_decay_steps": 9, "warmup_type": "1-sqrt", "decay_type": "linear"}),
 ]
 

@@ -1,0 +1,213 @@
+"""Folders that are either there and whole, or not there: written aside, hashed, fsynced, then renamed into place.
+
+Order of durability: every file is on disk before MANIFEST.json, the manifest before the rename, the rename before the
+parent folder's fsync. A folder whose manifest verifies is complete; anything else is debris that a sweep removes.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tunesmith.errors import CheckpointError, ResourceError
+from tunesmith.run.fault_points import fault_point
+
+MANIFEST = "MANIFEST.json"
+FORMAT = 1
+TMP_PREFIX = ".tmp-"
+
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def write_sealed(target: Path, fill: Callable[[Path], None], meta: dict[str, Any], *, bytes_needed: int = 0) -> None:
+    """Publishes a folder that `fill` writes. On any failure `target` is as it was and nothing is left beside it."""
+    tmp = target.parent / f"{TMP_PREFIX}{target.name}-{os.getpid()}"
+    try:
+        require_space(target.parent, bytes_needed)
+        if tmp.exists():
+            shutil.rmtree(tmp)
+        tmp.mkdir(parents=True)
+        fault_point("save.begin")
+        fill(tmp)
+        fault_point("save.filled")
+        _seal(tmp, meta)
+        fault_point("save.sealed")
+        replaced = None
+        if target.exists():
+            replaced = target.parent / f"{TMP_PREFIX}old-{target.name}-{os.getpid()}"
+            os.rename(target, replaced)
+        os.rename(tmp, target)
+        fault_point("save.renamed")
+        fsync_folder(target.parent)
+        if replaced is not None:
+            shutil.rmtree(replaced)
+    except OSError as error:
+        shutil.rmtree(tmp, ignore_errors=True)
+        raise disk_error(error, target, bytes_needed) from error
+    except BaseException:
+        shutil.rmtree(tmp, ignore_errors=True)
+        raise
+
+
+def require_space(folder: Path, bytes_needed: int) -> None:
+    """A ResourceError when the disk has less free than asked for (with a tenth to spare)."""
+    free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+    if bytes_needed and free < bytes_needed * 1.1:
+        raise ResourceError(
+            f"{bytes_needed / 1e6:.1f} MB are needed and {free / 1e6:.1f} MB are free",
+            where=str(folder),
+            fix="Free some space, or put --output_dir on another disk; then give the same command again.",
+        )
+
+
+def disk_error(error: OSError, path: Path, bytes_needed: int = 0) -> ResourceError:
+    """The one line for a failed write: which path, what happened, how much was needed and is free."""
+    try:
+        free = f"{shutil.disk_usage(path.parent).free / 1e6:.1f} MB free"
+    except OSError:
+        free = "free space unknown"
+    needed = f", about {bytes_needed / 1e6:.1f} MB needed" if bytes_needed else ""
+    kind = os.strerror(error.errno) if error.errno in _DISK_ERRORS and error.errno is not None else str(error)
+    return ResourceError(
+        f"cannot be written: {kind} ({free}{needed})",
+        where=str(path),
+        fix="Earlier checkpoints are intact: make room or mend the disk, then give the same command again.",
+    )
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """The manifest of an intact folder; a CheckpointError names the first file that is not as it was written."""
+    manifest = read_manifest(folder)
+    for name, entry in sorted(manifest["files"].items()):
+        file = folder / name
+        try:
+            size = file.stat().st_size
+            if size != entry["size"]:
+                raise CheckpointError(f"has {size} bytes instead of {entry['size']}", where=str(file))
+            if hash_file(file) != entry["sha256"]:
+                raise CheckpointError("its bytes are not those that were written (sha256 differs)", where=str(file))
+        except OSError as error:
+            raise CheckpointError(f"cannot be read ({error.strerror})", where=str(file)) from error
+    return manifest
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, checked against its own hash; the files it lists are not looked at."""
+    file = folder / MANIFEST
+    try:
+        manifest = json.loads(file.read_bytes())
+        stored = manifest.pop("self")
+    except OSError as error:
+        raise CheckpointError(f"cannot be read ({error.strerror})", where=str(file)) from error
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise CheckpointError("is damaged", where=str(file)) from error
+    if stored != _own_hash(manifest):
+        raise CheckpointError("is damaged (its own hash differs)", where=str(file))
+    if manifest["format"] != FORMAT:
+        raise CheckpointError(f"has format {manifest['format']}, this version reads {FORMAT}", where=str(file))
+    return dict(manifest)
+
+
+def sweep(parent: Path) -> list[str]:
+    """Removes what killed writers left behind; returns the names. Only for the holder of the run's lock.
+
+    A folder that was moved aside for its successor comes back when that successor never arrived.
+    """
+    removed = []
+    for path in sorted(parent.glob(f"{TMP_PREFIX}*")):
+        name = path.name.removeprefix(f"{TMP_PREFIX}old-").rsplit("-", 1)[0]
+        home = parent / name
+        if path.name.startswith(f"{TMP_PREFIX}old-") and not home.exists():
+            os.rename(path, home)
+            continue
+        remove_tree(path)
+        removed.append(path.name)
+    return removed
+
+
+def retire(folder: Path) -> None:
+    """Deletes a folder so that it is never seen half deleted under its own name."""
+    aside = folder.parent / f"{TMP_PREFIX}gone-{folder.name}-{os.getpid()}"
+    fault_point("rotate.begin")
+    os.rename(folder, aside)
+    fault_point("rotate.renamed")
+    fsync_folder(folder.parent)
+    remove_tree(aside)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a file or a folder."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def hash_file(file: Path) -> str:
+    """sha256 of a file's bytes, in hex."""
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def fsync_file(file: Path) -> None:
+    """Waits until a file's bytes are on disk."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Waits until a folder's entries are on disk."""
+    fsync_file(folder)
+
+
+def write_file_atomically(file: Path, data: bytes) -> None:
+    """Replaces a small file: its readers see the old bytes or the new ones."""
+    tmp = file.parent / f"{TMP_PREFIX}{file.name}-{os.getpid()}"
+    try:
+        with tmp.open("wb") as handle:
+            handle.write(data)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(tmp, file)
+        fsync_folder(file.parent)
+    except OSError as error:
+        tmp.unlink(missing_ok=True)
+        raise disk_error(error, file, len(data)) from error
+
+
+def _seal(folder: Path, meta: dict[str, Any]) -> None:
+    """Hashes and fsyncs every file, then writes the manifest last. Hashing and fsync overlap: both wait, one on each core."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        hashes = pool.map(hash_file, files)
+        for _ in pool.map(fsync_file, files):
+            pass
+        entries = {
+            str(f.relative_to(folder)): {"size": f.stat().st_size, "sha256": h}
+            for f, h in zip(files, hashes, strict=True)
+        }
+    manifest = {"format": FORMAT, **meta, "files": entries}
+    manifest["self"] = _own_hash(manifest)
+    file = folder / MANIFEST
+    with file.open("wb") as handle:
+        handle.write(json.dumps(manifest, indent=1, sort_keys=True).encode())
+        handle.flush()
+        os.fsync(handle.fileno())
+    for sub in sorted(p for p in folder.rglob("*") if p.is_dir()):
+        fsync_folder(sub)
+    fsync_folder(folder)
+
+
+def _own_hash(manifest: dict[str, Any]) -> str:
+    body = {k: v for k, v in manifest.items() if k != "self"}
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,251 @@
+"""A checkpoint: every piece of a TrainState in a sealed folder. safetensors and JSON only: nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.optim import Optimizer
+
+from tunesmith.errors import CheckpointError
+from tunesmith.run.layout import RunDir, checkpoint_step
+from tunesmith.run.sealed import read_manifest, retire, verify, write_sealed
+from tunesmith.train.state import TrainState
+from tunesmith.train.stopping import Progress
+
+WEIGHTS, OPTIMIZER, GENERATORS, STATE = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "generators.safetensors",
+    "state.json",
+)
+PIECES = (WEIGHTS, OPTIMIZER, GENERATORS, STATE)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a checkpoint belongs to. A resume compares it, piece by piece."""
+
+    run_id: str
+    data: str
+    config: dict[str, Any]
+    labels: dict[str, Any]
+    versions: dict[str, str | None]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict for the manifest."""
+        return {
+            "run_id": self.run_id,
+            "data": self.data,
+            "config": self.config,
+            "labels": self.labels,
+            "versions": self.versions,
+        }
+
+
+def save_checkpoint(
+    folder: Path, state: TrainState, identity: Identity, *, describe: Callable[[Path], None] | None = None
+) -> None:
+    """Publishes the state as `folder`. `describe` writes what makes it loadable elsewhere (config, tokenizer).
+
+    All ranks call it; rank 0 alone writes, between two barriers.
+    """
+    generators = state.runtime.gather_objects(_generator_states(state.runtime.device))
+    if state.runtime.is_main:
+        weights = full_weights(state)
+        tensors, plain = pack_optimizer(state.optimizer)
+        meta = {"kind": "checkpoint", "step": state.step, **identity.to_json()}
+
+        def fill(tmp: Path) -> None:
+            save_file(weights, tmp / WEIGHTS, metadata={"format": "pt"})
+            save_file(tensors, tmp / OPTIMIZER)
+            save_file(
+                {f"{k}.{r}": v for r, g in enumerate(generators) for k, v in g["tensors"].items()}, tmp / GENERATORS
+            )
+            (tmp / STATE).write_text(json.dumps(_plain_state(state, plain, generators), allow_nan=False))
+            if describe is not None:
+                describe(tmp)
+
+        size = sum(t.numel() * t.element_size() for part in (weights, tensors) for t in part.values())
+        write_sealed(folder, fill, meta, bytes_needed=size)
+    state.runtime.barrier()
+
+
+def full_weights(state: TrainState) -> dict[str, torch.Tensor]:
+    """The model's tensors as transformers stores them, on the CPU."""
+    return contiguous(state.model.state_dict())
+
+
+def contiguous(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors ready for safetensors: on the CPU, each with memory of its own."""
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return out
+
+
+def _plain_state(state: TrainState, optimizer: dict[str, Any], generators: list[dict[str, Any]]) -> dict[str, Any]:
+    scale = state.loss_scale
+    return {
+        "step": state.step,
+        "progress": state.progress.to_json(),
+        "rows_limit": state.rows_limit,
+        "loss_scale": None if scale is None else [float(scale.scale), int(scale.good_steps)],
+        "optimizer": optimizer,
+        "generators": [g["plain"] for g in generators],
+        "extra": state.extra,
+    }
+
+
+def load_checkpoint(folder: Path, state: TrainState) -> None:
+    """Puts a verified checkpoint into the state. A missing piece is refused: a resume is whole or it is none."""
+    for piece in PIECES:
+        if not (folder / piece).is_file():
+            raise CheckpointError(
+                f"has no {piece}, so the run cannot go on exactly from it",
+                where=str(folder),
+                fix="Give --weights_only to start a new run from its weights.",
+            )
+    plain = json.loads((folder / STATE).read_text())
+    load_weights(state.model, folder / WEIGHTS)
+    unpack_optimizer(state.optimizer, load_file(folder / OPTIMIZER), plain["optimizer"], str(folder))
+    state.step = int(plain["step"])
+    state.progress = Progress(**plain["progress"])
+    state.rows_limit = plain["rows_limit"]
+    state.extra = plain["extra"]
+    if state.loss_scale is not None and plain["loss_scale"] is not None:
+        state.loss_scale.scale.fill_(plain["loss_scale"][0])
+        state.loss_scale.good_steps.fill_(plain["loss_scale"][1])
+    rank = state.runtime.rank
+    if rank < len(plain["generators"]):
+        _restore_generators(load_file(folder / GENERATORS), plain["generators"][rank], rank, state.runtime.device)
+
+
+def load_weights(model: nn.Module, file: Path) -> None:
+    """Copies stored weights into the model, in place; names and shapes must be the model's own."""
+    stored = load_file(file)
+    own = model.state_dict()
+    wrong = sorted(set(own) ^ set(stored)) or [n for n in own if own[n].shape != stored[n].shape]
+    if wrong:
+        raise CheckpointError(f"does not fit the model: {', '.join(wrong[:5])}", where=str(file))
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(stored[name])
+
+
+def pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """(tensors by "key.parameter", everything else as JSON) of any optimizer with tensor or number state."""
+    tensors: dict[str, torch.Tensor] = {}
+    plain: dict[str, Any] = {"groups": [], "values": {}}
+    for index, group in enumerate(optimizer.param_groups):
+        names = group.get("names") or [f"{index}.{i}" for i in range(len(group["params"]))]
+        plain["groups"].append(list(names))
+        for name, parameter in zip(names, group["params"], strict=True):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"{key}:{name}"] = value.detach().cpu().contiguous()
+                else:
+                    plain["values"].setdefault(name, {})[key] = value
+    return contiguous(tensors), plain
+
+
+def unpack_optimizer(optimizer: Optimizer, tensors: dict[str, torch.Tensor], plain: dict[str, Any], where: str) -> None:
+    """Restores what `pack_optimizer` made; the parameters must be the same, in the same groups."""
+    by_name: dict[str, dict[str, Any]] = {n: dict(v) for n, v in plain["values"].items()}
+    for key_and_name, tensor in tensors.items():
+        key, _, name = key_and_name.partition(":")
+        by_name.setdefault(name, {})[key] = tensor
+    for index, group in enumerate(optimizer.param_groups):
+        names = group.get("names") or [f"{index}.{i}" for i in range(len(group["params"]))]
+        if index >= len(plain["groups"]) or list(names) != plain["groups"][index]:
+            raise CheckpointError("the optimizer's parameters are not those of this run", where=where)
+        for name, parameter in zip(names, group["params"], strict=True):
+            state = optimizer.state[parameter] = {}
+            for key, value in by_name.get(name, {}).items():
+                moved = isinstance(value, torch.Tensor) and (
+                    key != "step" or group.get("fused") or group.get("capturable")
+                )
+                state[key] = value.to(parameter.device) if moved else value
+
+
+def _generator_states(device: torch.device) -> dict[str, Any]:
+    """Python's, NumPy's and torch's generators: for user code, as the engine's own dropout needs none of them."""
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    version, numbers, gauss = random.getstate()
+    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
+    if device.type == "cuda":
+        tensors["cuda"] = torch.cuda.get_rng_state(device)
+    plain = {"numpy": [kind, int(position), int(has_gauss), float(cached)], "python": [version, list(numbers), gauss]}
+    return {"tensors": tensors, "plain": plain}
+
+
+def _restore_generators(
+    tensors: dict[str, torch.Tensor], plain: dict[str, Any], rank: int, device: torch.device
+) -> None:
+    version, numbers, gauss = plain["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, position, has_gauss, cached = plain["numpy"]
+    np.random.set_state((kind, tensors[f"numpy.{rank}"].numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(tensors[f"torch.{rank}"])
+    if device.type == "cuda" and f"cuda.{rank}" in tensors:
+        torch.cuda.set_rng_state(tensors[f"cuda.{rank}"], device)
+
+
+def newest_intact(run: RunDir) -> tuple[Path | None, tuple[str, ...]]:
+    """(the newest checkpoint that verifies, why each newer one was skipped)."""
+    skipped: list[str] = []
+    for folder in reversed(run.checkpoints()):
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            skipped.append(error.line())
+            continue
+        return folder, tuple(skipped)
+    return None, tuple(skipped)
+
+
+def differences(folder: Path, identity: Identity) -> list[str]:
+    """What differs between a checkpoint's run and this one, in words; versions are left to `version_changes`."""
+    stored = read_manifest(folder)
+    found = []
+    if stored["data"] != identity.data:
+        found.append("the training data changed")
+    if stored["labels"] != identity.labels:
+        found.append(f"the labels were {stored['labels']} and are {identity.labels}")
+    old, new = stored["config"], identity.config
+    found += [
+        f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in sorted(set(old) | set(new)) if old.get(k) != new.get(k)
+    ]
+    return found
+
+
+def version_changes(folder: Path, identity: Identity) -> list[str]:
+    """Libraries whose version is not the checkpoint's: exactness is then not promised."""
+    stored = read_manifest(folder)["versions"]
+    return [f"{k} was {stored.get(k)} and is {v}" for k, v in identity.versions.items() if stored.get(k) != v]
+
+
+def rotate(run: RunDir, run_id: str, *, keep: int) -> list[Path]:
+    """Deletes all but the newest `keep` checkpoints of this run id; by step, and only after the newest verified."""
+    mine = []
+    for folder in run.checkpoints():
+        try:
+            if read_manifest(folder)["run_id"] == run_id:
+                mine.append(folder)
+        except CheckpointError:
+            continue
+    old = sorted(mine, key=checkpoint_step)[: -max(keep, 1)]
+    for folder in old:
+        retire(folder)
+    return old

@@ -1,0 +1,188 @@
+"""Keeps a run on disk: journal, checkpoints, the best weights. A listener of the loop; decides nothing about the maths."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tunesmith.errors import CheckpointError, NumericsError, ResourceError, StoppedBySignal
+from tunesmith.events import Event, Improved, NonFinite, Note, Resumed, RunEnded, RunStarted, SafePoint, Saved
+from tunesmith.run.fault_points import fault_point
+from tunesmith.run.journal import Journal, truncate_journal
+from tunesmith.run.layout import RunDir
+from tunesmith.run.sealed import read_manifest, sweep, verify, write_sealed
+from tunesmith.train.checkpoint import (
+    WEIGHTS,
+    Identity,
+    differences,
+    load_checkpoint,
+    newest_intact,
+    rotate,
+    save_checkpoint,
+    version_changes,
+)
+from tunesmith.train.plan import Plan
+from tunesmith.train.signals import StopRequest
+from tunesmith.train.state import TrainState
+
+Listener = Callable[[Event], None]
+
+
+@dataclass
+class RunKeeper:
+    """`describe` writes what makes a weights folder loadable (config, tokenizer). Rank 0 alone touches the disk."""
+
+    run: RunDir
+    state: TrainState
+    plan: Plan
+    identity: Identity
+    describe: Callable[[Path], None]
+    keep_checkpoints: int = 1
+    keep_best: bool = True
+    allow_changed: bool = False
+    stop: StopRequest = field(default_factory=StopRequest)
+    listeners: list[Listener] = field(default_factory=list)
+    _journal: Journal | None = field(init=False, default=None)
+    _improved: bool = field(init=False, default=False)
+
+    def begin(self, started: RunStarted) -> None:
+        """Resumes from the newest intact checkpoint if there is one, else starts the journal anew."""
+        main = self.state.runtime.is_main
+        if main:
+            self.run.path.mkdir(parents=True, exist_ok=True)
+            sweep(self.run.path)
+        self.state.runtime.barrier()
+        folder, skipped = newest_intact(self.run)
+        if folder is None and skipped:
+            raise CheckpointError(
+                f"no intact checkpoint is left: {'; '.join(skipped)}",
+                where=str(self.run.path),
+                fix="Remove the run folder to train from the start, or restore the files.",
+            )
+        if folder is not None:
+            self._resume(folder, skipped)
+        elif main:
+            self.run.journal_file.unlink(missing_ok=True)
+            self._journal = Journal(self.run.journal_file)
+            self.on(started)
+        self.state.runtime.barrier()
+
+    def _resume(self, folder: Path, skipped: tuple[str, ...]) -> None:
+        found = differences(folder, self.identity)
+        if found and not self.allow_changed:
+            raise CheckpointError(
+                f"this run was started with something else: {'; '.join(found)}",
+                where=str(folder),
+                fix="Put it back, give another --output_dir, or --allow_changed_data to go on all the same.",
+            )
+        load_checkpoint(folder, self.state)
+        if not self.state.runtime.is_main:
+            return
+        truncate_journal(self.run.journal_file, self.state.step)
+        self._journal = Journal(self.run.journal_file)
+        self.on(Resumed(self.state.step, folder.name, skipped, time.time()))
+        for text in [f"goes on although {f}" for f in found] + version_changes(folder, self.identity):
+            self.on(Note(self.state.step, text))
+        if self.keep_best and self.state.progress.step == self.state.step:
+            self._link_best(folder)
+
+    def on(self, event: Event) -> None:
+        """Hands an event to the journal and the listeners, and acts on it."""
+        if self._journal is not None:
+            try:
+                self._journal.append(event)
+            except OSError as error:
+                raise ResourceError(f"cannot be written: {error.strerror}", where=str(self.run.journal_file)) from error
+        for listener in self.listeners:
+            listener(event)
+        if isinstance(event, Improved):
+            self._improved = True
+        elif isinstance(event, NonFinite):
+            self._refuse(event)
+        elif isinstance(event, SafePoint):
+            self._at_safe_point(event.step)
+
+    def wants_read_back(self, step: int) -> bool:
+        """Whether the numbers of all steps up to here are needed now."""
+        return self._improved or self.stop.signal is not None
+
+    def _at_safe_point(self, step: int) -> None:
+        runtime = self.state.runtime
+        signals = runtime.gather_objects(self.stop.signal) if runtime.world > 1 else [self.stop.signal]
+        number = next((s for s in signals if s is not None), None)
+        due = self.plan.save.due(step) or (self._improved and self.keep_best) or number is not None
+        if due and step > 0:
+            self.save(step)
+        fault_point("step.end")
+        if number is not None:
+            self.end(f"signal {number}")
+            raise StoppedBySignal(
+                number,
+                f"stopped by signal {number} after step {step}; everything is saved: the same command goes on from here",
+            )
+
+    def save(self, step: int) -> None:
+        """Publishes checkpoint, then best weights, then removes older checkpoints: in this order."""
+        started = time.perf_counter()
+        if self._journal is not None:
+            self._journal.fsync()
+        folder = self.run.checkpoint(step)
+        save_checkpoint(folder, self.state, self.identity, describe=self.describe)
+        if self.state.runtime.is_main:
+            if self._improved and self.keep_best:
+                self._link_best(folder)
+            rotate(self.run, self.identity.run_id, keep=self.keep_checkpoints)
+            self.on(Saved(step, folder.name, time.perf_counter() - started))
+        self._improved = False
+        self.state.runtime.barrier()
+
+    def _link_best(self, folder: Path) -> None:
+        """The weights of a checkpoint as `best/`: hard links where the disk can, so they cost nothing."""
+        manifest = read_manifest(folder)
+        names = [n for n in manifest["files"] if n == WEIGHTS or not n.endswith((".safetensors", "state.json"))]
+
+        def fill(tmp: Path) -> None:
+            for name in names:
+                try:
+                    os.link(folder / name, tmp / name)
+                except OSError:
+                    (tmp / name).write_bytes((folder / name).read_bytes())
+
+        fault_point("best.begin")
+        meta = {"kind": "best", "step": manifest["step"], **self.identity.to_json()}
+        write_sealed(self.run.best, fill, meta)
+
+    def _refuse(self, event: NonFinite) -> None:
+        if self.plan.nan_action == "skip":
+            return
+        last = max((p.name for p in self.run.checkpoints()), default=None, key=lambda n: int(n.rsplit("-", 1)[1]))
+        rows = ", ".join(str(r) for r in event.rows[:8]) + (", ..." if len(event.rows) > 8 else "")
+        self.end("NumericsError")
+        raise NumericsError(
+            f"step {event.step}: {event.what} {event.tensor} is not finite (training rows {rows}); the update was not applied"
+            + (f"; last good checkpoint: {last}" if last else ""),
+            where=str(self.run.path),
+            fix="Lower --learning_rate, use --bf16 instead of --fp16, or look at these rows.",
+        )
+
+    def best_weights(self) -> Path | None:
+        """The verified best/ folder, or None when no evaluation improved on nothing."""
+        if not (self.keep_best and self.run.best.is_dir()):
+            return None
+        verify(self.run.best)
+        return self.run.best / WEIGHTS
+
+    def end(self, reason: str) -> None:
+        """Writes the last event and closes the journal."""
+        if self._journal is not None:
+            self.on(RunEnded(self.state.step, reason, time.time()))
+        self.close()
+
+    def close(self) -> None:
+        """Makes the journal durable and lets go of it; `end` does this too."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None

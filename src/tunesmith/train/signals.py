@@ -1,0 +1,38 @@
+"""SIGTERM and SIGINT ask the run to stop at the next safe point; a second signal ends the process at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """A context manager around a run. `signal` is the signal that arrived, or None."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            # The last checkpoint is whole whatever happens now: leave without asking anybody.
+            os._exit(128 + number)
+        self.signal = number
