@@ -6,8 +6,6 @@ import argparse
 import sys
 from pathlib import Path
 
-HELP = "draw the learning curves of one run, or of several together"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""

@@ -1,0 +1,34 @@
+"""`tunesmith diagnose RUN [RUN ...]`: what the curves mean, on which evidence, and what to do next."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the findings, the verdict first; gives the exit code."""
+    from tunesmith.report.diagnosis import diagnose_run
+
+    for path in args.runs:
+        findings = diagnose_run(path)
+        if args.json:
+            print(json.dumps({"run": str(path), "findings": [f.to_json() for f in findings]}, allow_nan=False))
+            continue
+        for number, finding in enumerate(findings):
+            title = finding.code.replace("_", " ")
+            sure = "" if finding.confidence is None else f" (confidence {finding.confidence:.0%})"
+            print(f"{path}: {title}{sure}" if number == 0 else f"also: {title}{sure}")
+            print(f"  {finding.evidence}")
+            for action in finding.advice:
+                print(f"  -> {action}")
+        best = findings[0].numbers
+        if "best_step" in best:
+            print(f"  best step {best['best_step']}: {best['best_metric']} {best['best_value']:.4g}")
+    return 0

@@ -1,0 +1,56 @@
+"""How a rule writes its finding: numbers in the evidence, values in the advice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tunesmith.diagnose.reading import Reading
+from tunesmith.findings import Finding, Severity
+
+
+def make_finding(
+    reading: Reading,
+    code: str,
+    evidence: str,
+    advice: Sequence[str],
+    *,
+    confidence: float,
+    severity: Severity = "warning",
+    **numbers: Any,
+) -> Finding:
+    """A finding with one to three next actions and the best step among its numbers."""
+    best = reading.curves.best()
+    if best is not None:
+        numbers |= {"best_metric": best[0], "best_step": best[1], "best_value": best[2]}
+    actions = tuple(dict.fromkeys(advice))[:3]
+    return Finding(code, severity, evidence, actions, round(min(max(confidence, 0.05), 0.99), 2), numbers)
+
+
+def surety(size: float, noise: float, *, floor: float = 0.5) -> float:
+    """A confidence that starts at `floor` when an effect is as large as its noise and nears 1 at four times that."""
+    ratio = size / noise if noise > 0 else 4.0
+    return floor + (0.99 - floor) * (1 - math.exp(-max(0.0, ratio - 1)))
+
+
+def rate_flag(rate: float) -> str:
+    """`--learning_rate` with a value a person would type: one or two digits."""
+    exponent = math.floor(math.log10(rate))
+    mantissa = round(rate / 10**exponent, 1)
+    if mantissa >= 10:
+        mantissa, exponent = 1.0, exponent + 1
+    return f"--learning_rate {mantissa:g}e{exponent}"
+
+
+def epochs_flag(epochs: float) -> str:
+    """`--num_train_epochs` with a value a person would type."""
+    return f"--num_train_epochs {max(1.0, epochs):.3g}"
+
+
+def planned_epochs(reading: Reading) -> float:
+    """The epochs the run was asked for."""
+    per_epoch = reading.curves.steps_per_epoch
+    if per_epoch > 0 and reading.curves.num_steps:
+        return reading.curves.num_steps / per_epoch
+    return float(reading.option("num_train_epochs", 3.0))

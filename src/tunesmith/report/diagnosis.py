@@ -1,0 +1,41 @@
+"""The diagnosis of a run folder: its curves, its config and its label counts brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tunesmith.curves.build import load_curves
+from tunesmith.curves.series import Curves
+from tunesmith.diagnose.advise import diagnose
+from tunesmith.findings import Finding
+from tunesmith.report.files import read_json, read_yaml
+from tunesmith.run.layout import RunDir, open_run
+
+
+def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
+    """Findings about a run folder, the verdict first."""
+    folder = run if isinstance(run, RunDir) else open_run(run)
+    curves = load_curves(folder.path)
+    return diagnose_with(curves, read_yaml(folder.config_file), read_json(folder.data_summary_file))
+
+
+def diagnose_with(curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[Finding]:
+    """Findings from what was read already."""
+    names = summary.get("labels")
+    return diagnose(
+        curves,
+        config,
+        label_counts=train_label_counts(summary),
+        num_labels=len(names) if isinstance(names, (list, tuple)) and len(names) >= 2 else None,
+    )
+
+
+def train_label_counts(summary: Mapping[str, Any]) -> dict[str, int] | None:
+    """Label name -> training rows, from `label_counts` of data_summary.json; None when it is not there."""
+    counts = summary.get("label_counts")
+    train = counts.get("train") if isinstance(counts, dict) else None
+    if not isinstance(train, dict) or not all(isinstance(v, (int, float)) for v in train.values()):
+        return None
+    return {str(name): int(count) for name, count in train.items()}

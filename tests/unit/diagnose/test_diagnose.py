@@ -1,0 +1,231 @@
+"""Synthetic curves of known cause get the verdict of that cause, with numbers and values."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tunesmith.curves.build import curves_from_events
+from tunesmith.diagnose.advise import CODES, diagnose
+from tunesmith.diagnose.verdict import rate_flag
+from tunesmith.findings import Finding
+
+MRPC = {"equivalent": 2474, "not_equivalent": 1194}
+"""Chance: accuracy 0.675, loss 0.631."""
+
+
+def verdict(synthetic: SimpleNamespace, config: dict[str, Any] | None = None, **run: Any) -> Finding:
+    curves = curves_from_events(synthetic.make_run(**run))
+    return diagnose(curves, synthetic.CONFIG | (config or {}), label_counts=MRPC)[0]
+
+
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "three good epochs": (
+        "healthy",
+        {"train": [0.48, 0.32, 0.22], "validation": [0.44, 0.38, 0.39], "accuracy": [0.79, 0.84, 0.85]},
+        {},
+    ),
+    "validation loss drifts up a little while the score holds": (
+        "healthy",
+        {"train": [0.45, 0.25, 0.14], "validation": [0.41, 0.40, 0.46], "accuracy": [0.82, 0.86, 0.86]},
+        {},
+    ),
+    "train sample absent": (
+        "healthy",
+        {
+            "train": [0.48, 0.32, 0.22],
+            "validation": [0.44, 0.38, 0.39],
+            "accuracy": [0.79, 0.84, 0.85],
+            "train_sample": False,
+        },
+        {},
+    ),
+    "the textbook case": (
+        "overfitting",
+        {
+            "train": [0.50, 0.30, 0.15, 0.10, 0.08],
+            "validation": [0.45, 0.41, 0.47, 0.55, 0.63],
+            "accuracy": [0.79, 0.84, 0.84, 0.83, 0.83],
+        },
+        {},
+    ),
+    "three epochs, overfitted": (
+        "overfitting",
+        {"train": [0.30, 0.10, 0.02], "validation": [0.42, 0.55, 0.80], "accuracy": [0.82, 0.83, 0.81]},
+        {},
+    ),
+    "loss and score both got worse": (
+        "overfitting",
+        {
+            "train": [0.4, 0.25, 0.18, 0.15],
+            "validation": [0.42, 0.40, 0.45, 0.49],
+            "accuracy": [0.82, 0.85, 0.82, 0.80],
+        },
+        {},
+    ),
+    "few rows known by heart": (
+        "overfitting",
+        {
+            "train": [0.5, 0.2, 0.04, 0.02],
+            "validation": [0.64, 0.63, 0.66, 0.67],
+            "accuracy": [0.68, 0.69, 0.69, 0.69],
+            "train_accuracy": [0.8, 0.95, 1.0, 1.0],
+            "train_rows": 73,
+        },
+        {},
+    ),
+    "rate a hundred times too low": (
+        "underfitting",
+        {"train": [0.64, 0.63, 0.62], "validation": [0.64, 0.63, 0.625], "accuracy": [0.675, 0.675, 0.675]},
+        {"learning_rate": 5e-7},
+    ),
+    "frozen encoder": (
+        "underfitting",
+        {"train": [0.62, 0.60, 0.59], "validation": [0.62, 0.61, 0.60], "accuracy": [0.68, 0.69, 0.69]},
+        {"freeze": ["encoder", "embeddings"]},
+    ),
+    "both losses still falling": (
+        "stopped_too_early",
+        {"train": [0.60, 0.52, 0.42], "validation": [0.59, 0.52, 0.44], "accuracy": [0.69, 0.74, 0.80]},
+        {},
+    ),
+    "validation jumps": (
+        "erratic",
+        {
+            "train": [0.5, 0.45, 0.42, 0.4, 0.38, 0.36],
+            "validation": [0.45, 0.80, 0.44, 0.75, 0.42, 0.70],
+            "accuracy": [0.8, 0.6, 0.81, 0.62, 0.82, 0.65],
+        },
+        {},
+    ),
+    "batch of one": (
+        "erratic",
+        {"train": [0.6, 0.5, 0.45], "validation": [0.55, 0.48, 0.46], "accuracy": [0.7, 0.77, 0.79], "noise": 1.2},
+        {"per_device_train_batch_size": 1},
+    ),
+    "not a number": ("diverged", {"train": [0.5, 0.3], "validation": [0.5, 0.4], "nan_after": 130}, {}),
+    "blown up": (
+        "diverged",
+        {"train": [0.6, 1.5, 2.5], "validation": [0.7, 2.0, 3.0], "accuracy": [0.6, 0.5, 0.5]},
+        {"learning_rate": 2e-4},
+    ),
+    "one class for ever at thirty times the rate": (
+        "diverged",
+        {"train": [0.66, 0.64, 0.635], "validation": [0.64, 0.635, 0.632], "accuracy": [0.675, 0.675, 0.675]},
+        {"learning_rate": 1.5e-3},
+    ),
+    "learnt, then fell back": (
+        "diverged",
+        {"train": [0.35, 0.64, 0.64], "validation": [0.42, 0.64, 0.64], "accuracy": [0.83, 0.675, 0.675]},
+        {},
+    ),
+    "shuffled labels, three epochs": (
+        "data_problem",
+        {"train": [0.64, 0.63, 0.62], "validation": [0.64, 0.64, 0.64], "accuracy": [0.675, 0.675, 0.67]},
+        {},
+    ),
+    "shuffled labels learnt by heart": (
+        "data_problem",
+        {
+            "train": [0.63, 0.5, 0.2, 0.08],
+            "validation": [0.64, 0.75, 1.2, 1.6],
+            "accuracy": [0.675, 0.62, 0.58, 0.57],
+            "train_accuracy": [0.68, 0.8, 0.95, 0.99],
+        },
+        {},
+    ),
+    "label ids swapped in the validation file": (
+        "data_problem",
+        {
+            "train": [0.4, 0.3, 0.2],
+            "validation": [1.2, 1.5, 2.0],
+            "accuracy": [0.25, 0.2, 0.18],
+            "train_accuracy": [0.85, 0.9, 0.95],
+        },
+        {},
+    ),
+    "two evaluations": ("not_enough_evidence", {"train": [0.5, 0.3], "validation": [0.5, 0.4]}, {}),
+    "ten validation rows": (
+        "not_enough_evidence",
+        {"train": [0.5, 0.3, 0.2], "validation": [0.5, 0.4, 0.5], "n": 10},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("expected", "run", "config"), CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_verdict_is_the_cause(
+    synthetic: SimpleNamespace, expected: str, run: dict[str, Any], config: dict[str, Any], seed: int
+) -> None:
+    found = verdict(synthetic, config, seed=seed, **run)
+    assert found.code == expected, found
+    assert found.code in CODES
+    assert re.search(r"\d", found.evidence), "evidence has numbers"
+    assert 1 <= len(found.advice) <= 3
+    assert found.confidence is not None
+    assert 0 < found.confidence < 1
+    assert Finding.from_json(found.to_json()) == found
+
+
+def test_overfitting_is_told_with_its_numbers_and_the_epoch_to_stop_at(synthetic: SimpleNamespace) -> None:
+    found = verdict(synthetic, **CASES["the textbook case"][1])
+    assert found.evidence == "validation loss rose 0.41 to 0.63 after step 200 while train loss fell 0.30 to 0.08"
+    assert found.advice[0] == "--num_train_epochs 2"
+    assert "--early_stopping_patience 2" in found.advice[1]
+    assert found.numbers["lowest_loss_step"] == 200
+
+
+def test_a_rise_within_the_noise_of_few_rows_is_no_alarm(synthetic: SimpleNamespace) -> None:
+    run = {
+        "train": [0.4, 0.25, 0.18, 0.15],
+        "validation": [0.42, 0.40, 0.43, 0.45],
+        "accuracy": [0.82, 0.85, 0.84, 0.84],
+    }
+    assert verdict(synthetic, **run, n=40).code == "healthy"
+
+
+def test_erratic_calls_for_a_lower_rate_or_a_larger_batch_never_a_higher_rate(synthetic: SimpleNamespace) -> None:
+    jumpy = verdict(synthetic, **CASES["validation jumps"][1])
+    assert jumpy.advice[0] == "--learning_rate 1.7e-5"
+    assert "--warmup_steps 0.1" in jumpy.advice
+    single = verdict(synthetic, {"per_device_train_batch_size": 1}, **CASES["batch of one"][1])
+    assert single.advice[0] == "--gradient_accumulation_steps 16"
+    assert single.advice[1] == "--learning_rate 1.7e-5"
+
+
+def test_a_low_rate_is_raised_and_a_high_one_lowered_to_the_usual(synthetic: SimpleNamespace) -> None:
+    low = verdict(synthetic, {"learning_rate": 5e-7}, **CASES["rate a hundred times too low"][1])
+    high = verdict(synthetic, {"learning_rate": 1.5e-3}, **CASES["one class for ever at thirty times the rate"][1])
+    assert low.advice[0] == high.advice[0] == "--learning_rate 3e-5"
+
+
+def test_a_frozen_encoder_is_named_as_the_reason(synthetic: SimpleNamespace) -> None:
+    found = verdict(synthetic, {"freeze": ["encoder"]}, **CASES["frozen encoder"][1])
+    assert "frozen" in found.evidence
+    assert "--freeze" in found.advice[0]
+
+
+def test_an_interrupted_run_is_told_to_resume(synthetic: SimpleNamespace) -> None:
+    run = CASES["both losses still falling"][1] | {"planned_epochs": 9, "ended": "SIGTERM"}
+    assert "step 300 of 900" in verdict(synthetic, **run).advice[0]
+
+
+def test_no_events_are_not_enough_evidence() -> None:
+    (found,) = diagnose(curves_from_events([]), {})
+    assert found.code == "not_enough_evidence"
+
+
+def test_without_label_counts_the_first_steps_tell_what_chance_is(synthetic: SimpleNamespace) -> None:
+    curves = curves_from_events(synthetic.make_run(**CASES["the textbook case"][1]))
+    assert diagnose(curves, synthetic.CONFIG)[0].code == "overfitting"
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(2e-5, "2e-5"), (5e-5 / 3, "1.7e-5"), (9.99e-4, "1e-3"), (1.5e-3, "1.5e-3")]
+)
+def test_a_rate_is_written_as_a_person_would(rate: float, text: str) -> None:
+    assert rate_flag(rate) == f"--learning_rate {text}"
