@@ -149,7 +149,7 @@ def parquet_batches(path: Path, *, origin: str, limits: Limits) -> Iterator[Any]
         for batch in file.iter_batches(batch_size=16_384):
             batch.validate(full=True)
             read += batch.num_rows
-            yield batch.replace_schema_metadata(file.schema_arrow.metadata)
+            yield _without_dictionaries(batch.replace_schema_metadata(file.schema_arrow.metadata))
         if read != file.metadata.num_rows:
             raise DataError(f"{read:,} rows read, {file.metadata.num_rows:,} promised by the file", where=origin)
 
@@ -169,7 +169,17 @@ def arrow_batches(path: Path, *, origin: str) -> Iterator[Any]:
             batches = iter(pa.ipc.open_stream(file))
         for batch in batches:
             batch.validate(full=True)
-            yield batch
+            yield _without_dictionaries(batch)
+
+
+def _without_dictionaries(batch: Any) -> Any:
+    """Category columns as what they stand for: `datasets` has no dictionary type."""
+    import pyarrow as pa
+
+    types = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in batch.schema]
+    fields = [f.with_type(t) for f, t in zip(batch.schema, types, strict=True)]
+    arrays = [a if a.type == t else a.cast(t) for a, t in zip(batch.columns, types, strict=True)]
+    return pa.record_batch(arrays, schema=pa.schema(fields, metadata=batch.schema.metadata))
 
 
 def _check_stream_end(path: Path, origin: str) -> None:
@@ -189,7 +199,7 @@ def binary_errors(kind: str, origin: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (pa.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, NotImplementedError) as error:
         if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
             raise
         reason = " ".join(str(error).split())[:200]

@@ -98,16 +98,17 @@ class ColumnKinds:
 
     def _kind_of(self, value: Any, name: str, number: int) -> str:
         if isinstance(value, list | tuple):
-            kind: str | None = "null"
+            kind = "null"
             for item in value:
                 inner = self._kind_of(item, name, number)
-                kind = _widen(kind, inner) if not inner.startswith("list") else None
-                if kind is None:
+                wide = None if inner.startswith("list") else _widen(kind, inner)
+                if wide is None:
                     raise DataError(
                         "a list of mixed or nested values",
                         where=f"{self.origin}:{number}:{name}",
                         fix="A list holds labels: all text or all whole numbers.",
                     )
+                kind = wide
             return f"list:{kind}"
         return _scalar_kind(value, f"{self.origin}:{number}:{name}")
 

@@ -249,12 +249,16 @@ def _from_memory(source: Any, name: str) -> Source:
 
 
 def _from_frame(frame: Any) -> Dataset:
+    import pyarrow as pa
     from datasets import Dataset
 
     if not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()][0]
         raise DataError(f"the DataFrame has the column {twice!r} twice", fix="Rename one of them.")
-    return Dataset.from_pandas(frame, preserve_index=False)
+    table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+    types = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in table.schema]
+    schema = pa.schema([f.with_type(t) for f, t in zip(table.schema, types, strict=True)])
+    return Dataset(table.cast(schema))
 
 
 def _from_list(rows: Any, name: str) -> Source:

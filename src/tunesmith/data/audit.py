@@ -1,0 +1,160 @@
+"""What is true about the rows and may mislead: repeats, contradictions, sentences on both sides of a split, rare labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tunesmith.data.sentences import number_sentences
+from tunesmith.findings import Finding
+from tunesmith.labels import LabelMap, Task
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+MAX_ROWS = 500_000
+"""Above this, all splits together, texts are not compared; labels still are."""
+
+RARE_ROWS = 10
+IMBALANCE_SHARE = 0.8
+Ints = np.ndarray[Any, Any]
+
+
+def audit_splits(splits: Mapping[str, Dataset], text: Sequence[str], labels: LabelMap) -> list[Finding]:
+    """Findings, most serious first. Texts are equal when they are after " ".join(text.lower().split())."""
+    findings = _label_findings(splits, labels)
+    rows = sum(dataset.num_rows for dataset in splits.values())
+    if rows > MAX_ROWS:
+        evidence = (
+            f"{rows:,} rows are more than {MAX_ROWS:,}: texts were not compared for repeats or leaks between splits."
+        )
+        findings.append(Finding("audit_skipped", "info", evidence, numbers={"rows": rows}))
+    elif rows:
+        numbers = number_sentences(splits, text)
+        findings += _leaks(numbers, splits)
+        findings += _repeats(numbers, splits, labels)
+    rank = {"error": 0, "warning": 1, "info": 2}
+    return sorted(findings, key=lambda finding: rank[finding.severity])
+
+
+def _leaks(numbers: Mapping[str, Ints], splits: Mapping[str, Dataset]) -> list[Finding]:
+    if "train" not in numbers:
+        return []
+    train = np.unique(numbers["train"])
+    train_rows = set(map(tuple, _unordered(numbers["train"]).tolist()))
+    findings = []
+    for split, rows in numbers.items():
+        if split == "train":
+            continue
+        shared = int(np.isin(rows, train).any(axis=1).sum())
+        whole = sum(1 for row in _unordered(rows).tolist() if tuple(row) in train_rows)
+        if not shared:
+            continue
+        what = "a text" if rows.shape[1] == 1 else "a sentence"
+        evidence = f"{shared:,} of {len(rows):,} {split} rows contain {what} that is in train"
+        evidence += f", {whole:,} of them the whole row." if rows.shape[1] == 2 else "."
+        advice = (f"Remove them from train or from {split}: the {split} score is too good by what was memorised.",)
+        counts = {"split": split, "shared_rows": shared, "whole_rows": whole, "rows": len(rows)}
+        severity = "warning" if shared >= 0.01 * len(rows) else "info"
+        findings.append(Finding("split_leak", severity, evidence, advice, numbers=counts))  # type: ignore[arg-type]
+    return findings
+
+
+def _repeats(numbers: Mapping[str, Ints], splits: Mapping[str, Dataset], labels: LabelMap) -> list[Finding]:
+    findings = []
+    for split, rows in numbers.items():
+        _, group, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+        group = group.reshape(-1)
+        repeated = int((counts - 1).sum())
+        if repeated:
+            evidence = f"{repeated:,} of {len(rows):,} {split} rows repeat the text of an earlier row."
+            advice = ("Remove the repeats: they weigh more than other rows.",)
+            findings.append(
+                Finding("duplicate_rows", "info", evidence, advice, numbers={"split": split, "rows": repeated})
+            )
+        findings += _contradictions(split, splits[split], group, labels)
+        findings += _swaps(split, rows)
+    return findings
+
+
+def _contradictions(split: str, dataset: Dataset, group: Ints, labels: LabelMap) -> list[Finding]:
+    if labels.task in (Task.REGRESSION, Task.MULTILABEL):
+        return []
+    ids = _labels(dataset)
+    low = np.full(group.max() + 1, np.iinfo(np.int64).max)
+    high = np.full(group.max() + 1, -2, dtype=np.int64)
+    np.minimum.at(low, group, ids)
+    np.maximum.at(high, group, ids)
+    rows = np.flatnonzero((low != high)[group])
+    if not len(rows):
+        return []
+    evidence = f"{len(rows):,} {split} rows have the same text as another row but a different label (first: row {rows[0] + 1})."
+    advice = ("Decide which label is right: no model can get both.",)
+    numbers = {"split": split, "rows": len(rows), "first_rows": (rows[:10] + 1).tolist()}
+    return [Finding("contradicting_labels", "warning", evidence, advice, numbers=numbers)]
+
+
+def _swaps(split: str, rows: Ints) -> list[Finding]:
+    if rows.shape[1] != 2:
+        return []
+    pairs = rows[rows[:, 0] != rows[:, 1]].tolist()
+    seen = set(map(tuple, pairs))
+    swapped = sum(1 for first, second in pairs if first < second and (second, first) in seen)
+    if not swapped:
+        return []
+    evidence = f"{swapped:,} {split} pairs also occur with their two texts swapped."
+    numbers = {"split": split, "pairs": swapped}
+    return [
+        Finding("swapped_pairs", "info", evidence, ("Keep one of the two, unless the order matters.",), numbers=numbers)
+    ]
+
+
+def _label_findings(splits: Mapping[str, Dataset], labels: LabelMap) -> list[Finding]:
+    if labels.task in (Task.REGRESSION, Task.MULTILABEL) or "train" not in splits:
+        return []
+    findings = []
+    counts = _count(splits["train"], labels)
+    rare = [(name, int(n)) for name, n in zip(labels.names, counts, strict=True) if n < RARE_ROWS]
+    if rare:
+        shown = ", ".join(f"{name!r} ({n})" for name, n in rare[:8])
+        more = f" and {len(rare) - 8} more" if len(rare) > 8 else ""
+        evidence = f"Labels with fewer than {RARE_ROWS} train rows: {shown}{more}."
+        advice = ("Add rows, merge labels, or correct the label if it is a typing error.",)
+        findings.append(Finding("rare_labels", "warning", evidence, advice, numbers={"labels": dict(rare)}))
+    top = int(counts.argmax())
+    share = counts[top] / max(counts.sum(), 1)
+    for split in [name for name in splits if name != "train"] or ["train"]:
+        findings.extend(_baseline(split, _count(splits[split], labels), top, labels))
+    if share >= IMBALANCE_SHARE:
+        evidence = f"{share:.1%} of train rows have the label {labels.names[top]!r}."
+        steps = ("Judge by macro F1 or MCC, not accuracy.", "Try class weights (--class_weights balanced).")
+        findings.append(Finding("imbalance", "warning", evidence, steps, numbers={"share": float(share)}))
+    return findings
+
+
+def _baseline(split: str, counts: Ints, top: int, labels: LabelMap) -> list[Finding]:
+    total = int(counts.sum())
+    if not total:
+        return []
+    accuracy = float(counts[top] / total)
+    name = labels.names[top]
+    evidence = f"Always answering {name!r} is right on {accuracy:.1%} of the {total:,} labelled {split} rows."
+    advice = ("A model is worth something only above that accuracy.",)
+    numbers = {"split": split, "label": name, "accuracy": accuracy, "rows": total}
+    return [Finding("majority_baseline", "info", evidence, advice, numbers=numbers)]
+
+
+def _count(dataset: Dataset, labels: LabelMap) -> Ints:
+    ids = _labels(dataset)
+    return np.bincount(ids[ids >= 0], minlength=len(labels))
+
+
+def _labels(dataset: Dataset) -> Ints:
+    ids: Ints = dataset.with_format("numpy", columns=["labels"])["labels"][:]
+    return ids
+
+
+def _unordered(rows: Ints) -> Ints:
+    return np.sort(rows, axis=1)
