@@ -6,7 +6,8 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -62,9 +63,9 @@ def main(argv: Sequence[str]) -> int:
     """Runs one command and returns its exit code. Nothing but KeyboardInterrupt's kin leaves it as an exception."""
     debug = "--debug" in argv
     words = [word for word in argv if word != "--debug"]
-    _set_up_logging(debug)
     try:
-        return run_command(words, debug=debug)
+        with _notes_on_stderr(debug):
+            return run_command(words, debug=debug)
     except SystemExit as stop:  # argparse after --help
         return stop.code if isinstance(stop.code, int) else 0
     except BrokenPipeError:
@@ -175,13 +176,18 @@ def _verb_hint(verb: str, known: dict[str, str]) -> str:
     return f"Commands: {', '.join(known)}"
 
 
-def _set_up_logging(debug: bool) -> None:
-    """Warnings of our own modules go to stderr as one line each; a verb may set a handler of its own before."""
+@contextmanager
+def _notes_on_stderr(debug: bool) -> Iterator[None]:
+    """Warnings of our own modules go to stderr, one line each, for as long as the command runs."""
     logger = logging.getLogger("tunesmith")
+    level = logger.level
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.DEBUG if debug else logging.WARNING)
+    handler.setFormatter(logging.Formatter("tunesmith: note: %(message)s"))
+    logger.addHandler(handler)
     logger.setLevel(logging.DEBUG if debug else logging.INFO)
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setLevel(logging.DEBUG if debug else logging.WARNING)
-        handler.setFormatter(logging.Formatter("tunesmith: note: %(message)s"))
-        logger.addHandler(handler)
-        logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tunesmith.config.metric_names import METRIC_NAMES
+from tunesmith.config.metric_names import METRIC_ALIASES, METRIC_NAMES
 from tunesmith.config.schema import RunConfig, list_options
 from tunesmith.errors import did_you_mean
 
@@ -208,7 +208,8 @@ def _check_metrics(config: RunConfig) -> Iterator[Problem]:
 
 
 def _unknown_metric(option: str, name: str, known: tuple[str, ...]) -> Problem:
-    return Problem(option, f"{name!r} is not a metric", did_you_mean(name, known) or f"Use one of {', '.join(known)}")
+    near = did_you_mean(name, (*known, *METRIC_ALIASES))
+    return Problem(option, f"{name!r} is not a metric", near or f"Use one of {', '.join(known)}")
 
 
 def _check_evaluation(config: RunConfig) -> Iterator[Problem]:

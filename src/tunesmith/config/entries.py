@@ -117,8 +117,8 @@ def _read_json(text: str, file: str) -> Reading:
             name, at = decoder.raw_decode(text, at)
             if not isinstance(name, str):
                 raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, start)
-            at = _expect(text, _skip(text, at), ":")
-            value, at = decoder.raw_decode(text, _skip(text, at))
+            at = _skip(text, _expect(text, _skip(text, at), ":"))
+            value, at = decoder.raw_decode(text, at)
             where = f"{file}:{_place(text, start)}"
             if name in entries:
                 problems.append(f"{where}: {name} is given twice. Keep one of them")
@@ -126,6 +126,8 @@ def _read_json(text: str, file: str) -> Reading:
             at = _skip(text, at)
             if text[at : at + 1] != "}":
                 at = _skip(text, _expect(text, at, ","))
+                if text[at : at + 1] == "}":
+                    raise json.JSONDecodeError("Nothing follows the last comma", text, at)
         if _skip(text, at + 1) != len(text):
             raise json.JSONDecodeError("Extra data", text, _skip(text, at + 1))
     except json.JSONDecodeError as error:

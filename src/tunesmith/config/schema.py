@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from tunesmith.config.data_options import DataOptions, ReadingOptions, TokenOptions
+from tunesmith.config.metric_names import spell_metric
 from tunesmith.config.model_options import ModelOptions, SpeedOptions
 from tunesmith.config.output_options import OutputOptions
 from tunesmith.config.train_options import EvaluationOptions, TrainOptions
@@ -45,11 +46,13 @@ class RunConfig(
     """Everything a run is made from. Names and meanings follow transformers v5 where it has them."""
 
     def __post_init__(self) -> None:
-        """One spelling inside: a tab is a tab, and metric names carry no `eval_`."""
+        """One spelling inside: a tab is a tab, `eval_mcc` is `matthews_correlation`."""
         if self.delimiter in ("\\t", "tab"):
             object.__setattr__(self, "delimiter", "\t")
         if self.metric_for_best_model is not None:
-            object.__setattr__(self, "metric_for_best_model", self.metric_for_best_model.removeprefix("eval_"))
+            object.__setattr__(self, "metric_for_best_model", spell_metric(self.metric_for_best_model))
+        if self.metric_name is not None:
+            object.__setattr__(self, "metric_name", tuple(spell_metric(name) for name in self.metric_name))
 
     @property
     def name(self) -> str:

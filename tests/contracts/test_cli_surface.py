@@ -1,0 +1,215 @@
+"""The surface a user of Hugging Face knows: names, defaults, verbs, exit codes, and a front that starts at once."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunesmith.cli.main import VERBS, list_verbs, load_verb, main, make_parser
+from tunesmith.cli.parser import Parser
+from tunesmith.config.old_names import IGNORED, REFUSED, RENAMED
+from tunesmith.config.schema import RunConfig, list_options
+
+DESIGN_NAMES = [
+    "output_dir",
+    "per_device_train_batch_size",
+    "num_train_epochs",
+    "max_steps",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "gradient_accumulation_steps",
+    "max_grad_norm",
+    "label_smoothing_factor",
+    "bf16",
+    "fp16",
+    "eval_strategy",
+    "eval_steps",
+    "save_strategy",
+    "save_steps",
+    "save_total_limit",
+    "load_best_model_at_end",
+    "metric_for_best_model",
+    "greater_is_better",
+    "resume_from_checkpoint",
+    "seed",
+    "data_seed",
+    "full_determinism",
+    "report_to",
+    "run_name",
+    "dataloader_num_workers",
+    "train_sampling_strategy",
+    "model_name_or_path",
+    "task_name",
+    "dataset_name",
+    "dataset_config_name",
+    "train_file",
+    "validation_file",
+    "test_file",
+    "text_column_names",
+    "label_column_name",
+    "max_seq_length",
+    "pad_to_max_length",
+    "max_train_samples",
+    "preprocessing_num_workers",
+    "metric_name",
+]
+
+OLD_NAMES = [
+    "evaluation_strategy",
+    "warmup_ratio",
+    "group_by_length",
+    "tokenizer",
+    "no_cuda",
+    "overwrite_output_dir",
+    "logging_dir",
+    "max_length",
+    "per_gpu_train_batch_size",
+    "per_gpu_eval_batch_size",
+]
+
+V5_DEFAULTS: dict[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "per_device_eval_batch_size": 8,
+    "num_train_epochs": 3.0,
+    "max_steps": -1,
+    "learning_rate": 5e-5,
+    "lr_scheduler_type": "linear",
+    "warmup_steps": 0,
+    "optim": "adamw_torch_fused",
+    "weight_decay": 0.0,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.999,
+    "adam_epsilon": 1e-8,
+    "gradient_accumulation_steps": 1,
+    "max_grad_norm": 1.0,
+    "label_smoothing_factor": 0.0,
+    "bf16": False,
+    "fp16": False,
+    "seed": 42,
+    "data_seed": None,
+    "save_steps": 500,
+    "dataloader_num_workers": 0,
+    "dataloader_drop_last": False,
+    "eval_delay": 0,
+}
+
+HEAVY = ("torch", "transformers", "datasets", "accelerate", "numpy", "pyarrow", "sklearn", "scipy", "matplotlib")
+
+
+def test_every_name_of_the_design_is_an_option() -> None:
+    assert [name for name in DESIGN_NAMES if name not in list_options()] == []
+
+
+def test_every_old_name_is_accepted_in_some_way() -> None:
+    assert [name for name in OLD_NAMES if name not in {*RENAMED, *IGNORED}] == []
+    assert set(RENAMED.values()) <= list_options().keys()
+    assert not list_options().keys() & {*RENAMED, *IGNORED, *REFUSED}
+
+
+@pytest.mark.parametrize("name", V5_DEFAULTS)
+def test_a_default_is_that_of_transformers(name: str) -> None:
+    assert getattr(RunConfig(), name) == V5_DEFAULTS[name]
+
+
+def test_the_listed_defaults_are_those_of_the_dataclass() -> None:
+    config = RunConfig()
+    assert {name: option.default for name, option in list_options().items()} == {
+        name: getattr(config, name) for name in RunConfig.__dataclass_fields__
+    }
+
+
+@pytest.mark.parametrize("name", list_options())
+def test_every_option_has_one_sentence_of_help(name: str) -> None:
+    text = list_options()[name].help
+    assert re.fullmatch(r"[A-Z][^\n]{8,}\.", text), text
+
+
+def test_every_verb_file_is_in_the_table() -> None:
+    listed = {verb for verbs in VERBS.values() for verb in verbs}
+    rooms = {"__init__", "main", "parser", "arguments"}
+    folder = Path(importlib.import_module("tunesmith.cli").__file__ or "").parent
+    for path in folder.glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if path.stem not in rooms and "def add_arguments(" in text and "def run(" in text:
+            assert path.stem in listed
+
+
+@pytest.mark.parametrize("verb", list_verbs())
+def test_a_verb_has_the_two_functions_and_readable_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = load_verb(verb)
+    parser = make_parser(verb, module)
+    assert isinstance(parser, Parser)
+    assert callable(module.run)
+    assert main([verb, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: tunesmith {verb}")
+    assert all(action.help for action in parser._actions), "an argument has no help"
+
+
+def run_tunesmith(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tunesmith", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+def test_python_dash_m_answers_with_help_version_and_exit_codes() -> None:
+    done = run_tunesmith("--help")
+    assert done.returncode == 0
+    assert "tunesmith train --train_file" in done.stdout
+    done = run_tunesmith("--version")
+    assert (done.returncode, done.stdout.split()[0]) == (0, "tunesmith")
+    done = run_tunesmith("scema")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "tunesmith: error: unknown command 'scema'. Did you mean `tunesmith schema`?\n"
+
+
+def test_the_schema_verb_prints_json_that_names_every_option() -> None:
+    done = run_tunesmith("schema")
+    assert list(json.loads(done.stdout)["properties"]) == list(list_options())
+
+
+def test_help_and_config_errors_import_nothing_heavy(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("learnin_rate: 1\n", encoding="utf-8")
+    code = f"""
+import contextlib, io, sys
+from tunesmith.cli.main import main
+from tunesmith.cli.parser import Parser
+from tunesmith.cli.arguments import add_config_arguments, config_from_args
+from tunesmith.errors import ConfigError
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(["--help"]) == 0
+    parser = Parser(prog="tunesmith train")
+    add_config_arguments(parser, positional=True)
+    parser.print_help()
+try:
+    config_from_args(parser.read([{str(config)!r}]))
+except ConfigError:
+    pass
+else:
+    sys.exit("no error")
+sys.exit(" ".join(name for name in {HEAVY!r} if name in sys.modules) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif("train" not in list_verbs(), reason="the train verb is not in this build")
+def test_train_help_imports_nothing_heavy() -> None:
+    code = f"""
+import contextlib, io, sys
+from tunesmith.cli.main import main
+with contextlib.redirect_stdout(io.StringIO()):
+    assert main(["train", "--help"]) == 0
+sys.exit(" ".join(name for name in {HEAVY!r} if name in sys.modules) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

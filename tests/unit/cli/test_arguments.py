@@ -1,0 +1,154 @@
+"""Flags are made from the schema, and only flags really given override the file."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunesmith.cli.arguments import add_config_arguments, config_from_args
+from tunesmith.cli.parser import Parser
+from tunesmith.config.schema import RunConfig, list_options
+from tunesmith.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text("train_file: x.csv\nlearning_rate: 1e-4\nseed: 7\nbf16: true\n", encoding="utf-8")
+
+
+def make_train_parser(**options: Any) -> Parser:
+    parser = Parser(prog="tunesmith train")
+    add_config_arguments(parser, **{"positional": True, **options})
+    return parser
+
+
+def read(line: str) -> RunConfig:
+    return config_from_args(make_train_parser().read(shlex.split(line)))
+
+
+def problem_of(line: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(line)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["run.yaml --seed 8", "--seed 8 run.yaml", "--config run.yaml --seed=8", "--seed 8 --config=run.yaml"],
+)
+def test_a_config_file_may_stand_anywhere_and_flags_go_over_it(line: str) -> None:
+    assert read(line) == RunConfig(train_file="x.csv", learning_rate=1e-4, seed=8, bf16=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("--bf16", True),
+        ("--bf16 true", True),
+        ("--bf16=yes", True),
+        ("--bf16 false", False),
+        ("--no_bf16", False),
+        ("--no-bf16", False),
+        ("--bf16 --seed 3", True),
+        ("--no_bf16 --bf16", True),
+    ],
+)
+def test_a_switch_stands_alone_or_takes_true_or_false(line: str, wanted: bool) -> None:
+    assert read(f"--train_file x.csv {line}").bf16 is wanted
+
+
+def test_a_switch_does_not_swallow_the_config_file() -> None:
+    assert read("--fp16 --no_bf16 run.yaml").fp16
+    assert read("--tf32 run.yaml").train_file == "x.csv"
+
+
+def test_a_switch_of_the_file_is_turned_off_by_a_flag() -> None:
+    assert not read("run.yaml --no_bf16").bf16
+
+
+def test_dashes_and_underscores_are_the_same() -> None:
+    assert read("--train-file x.csv --per-device_train-batch-size 4").per_device_train_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "wanted"),
+    [
+        ("--text_column_names a b", "text_column_names", ("a", "b")),
+        ("--text_column_names a,b", "text_column_names", ("a", "b")),
+        ("--label_names 'yes, sir' no", "label_names", ("yes, sir", "no")),
+        ("--class_weights 1 2.5", "class_weights", (1.0, 2.5)),
+        ("--class_weights balanced", "class_weights", "balanced"),
+        ("--max_steps -1", "max_steps", -1),
+        ("--resume_from_checkpoint", "resume_from_checkpoint", True),
+        ("--resume_from_checkpoint runs/a/checkpoint-5", "resume_from_checkpoint", "runs/a/checkpoint-5"),
+        ("--lr_scheduler_kwargs '{\"power\": 2}'", "lr_scheduler_kwargs", {"power": 2}),
+        ("--save_total_limit none", "save_total_limit", None),
+        ("--delimiter '\\t'", "delimiter", "\t"),
+        ("--quoting none", "quoting", "none"),
+        ("--max-length 64", "max_seq_length", 64),
+        ("--evaluation_strategy no", "eval_strategy", "no"),
+        ("--no_cuda", "use_cpu", True),
+        ("--learning_rate 1 --learning_rate 2e-5", "learning_rate", 2e-5),
+    ],
+)
+def test_a_flag_becomes_its_option(line: str, name: str, wanted: Any) -> None:
+    assert getattr(read(f"{line} --train_file x.csv"), name) == wanted
+
+
+def test_every_option_can_be_given_as_a_flag() -> None:
+    known = make_train_parser()._option_string_actions
+    assert [name for name in list_options() if f"--{name}" not in known] == []
+
+
+def test_only_the_named_sections_are_added() -> None:
+    parser = make_train_parser(groups=("Data",), positional=False)
+    assert parser.read(["--test-file", "t.csv"]).given == {"test_file": "t.csv"}
+    with pytest.raises(ConfigError, match="unknown flag --seed"):
+        parser.read(["--seed", "3"])
+
+
+def test_two_parses_share_nothing() -> None:
+    parser = make_train_parser()
+    assert parser.read(["--seed", "3"]).given == {"seed": "3"}
+    assert parser.read([]).given == {}
+
+
+def test_unknown_flags_are_all_told_with_the_nearest_name() -> None:
+    assert problem_of("--learnin_rate 3 --lr 3 --zzzz=3").splitlines() == [
+        "3 problems in the configuration:",
+        "  unknown flag --learnin_rate. Did you mean --learning_rate?",
+        "  unknown flag --lr. Did you mean --learning_rate?",
+        "  unknown flag --zzzz. See `tunesmith train --help`",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--train_file", "argument --train_file: expected one argument. See `tunesmith train --help`"),
+        ("run.yaml more.yaml", "unexpected argument 'more.yaml'. See `tunesmith train --help`"),
+        ("run.yaml --config run.yaml", "two config files are given: run.yaml and run.yaml. Give one"),
+        ("", "train_file: no training rows are given. Use --train_file FILE, --task_name mrpc or --dataset_name NAME"),
+        ("run.yaml --seed x", "--seed: expected a whole number, got 'x'"),
+        ("run.yaml --bf16=maybe", "--bf16: expected true or false, got 'maybe'"),
+    ],
+)
+def test_a_wrong_line_gets_one_clear_line_back(line: str, message: str) -> None:
+    assert problem_of(line) == message
+
+
+def test_help_shows_sections_defaults_and_choices_but_no_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = make_train_parser().format_help()
+    assert text.startswith("usage: tunesmith train [run.yaml] [options]\n")
+    assert "Peak learning rate, reached after warmup. [5e-05]" in text
+    assert "--padding_free auto|on|off" in text
+    for group in {option.group for option in list_options().values()}:
+        assert f"\n{group}:\n" in text
+    assert "evaluation_strategy" not in text
+    assert "--no_bf16 " not in text.split("A switch stands alone")[0]

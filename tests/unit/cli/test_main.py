@@ -1,0 +1,158 @@
+"""The front door: verbs, exit codes, one line for an error."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import types
+from typing import Any
+
+import pytest
+
+from tunesmith import errors
+from tunesmith.cli import main as front
+from tunesmith.cli.main import explain, list_verbs, main
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a verb `train` into the build that does what the test wants."""
+
+    def put(action: Any) -> None:
+        module = types.ModuleType("tunesmith.cli.train", "Stand-in for a verb.")
+        module.add_arguments = lambda parser: parser.add_argument("--number", type=int, help="A number.")  # type: ignore[attr-defined]
+        module.run = action  # type: ignore[attr-defined]
+        monkeypatch.setattr(front, "list_verbs", lambda: {"train": "train something", "schema": "print"})
+        monkeypatch.setattr(front, "load_verb", lambda name: module)
+
+    return put
+
+
+def raising(error: BaseException) -> Any:
+    def run(args: Any) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ConfigError("x"), 2),
+        (errors.DataError("x"), 3),
+        (errors.ResourceError("x"), 4),
+        (errors.CheckpointError("x"), 5),
+        (errors.NumericsError("x"), 6),
+        (errors.WorkerError("x"), 7),
+        (errors.StoppedBySignal(2, "x"), 130),
+        (errors.StoppedBySignal(15, "x"), 143),
+        (KeyboardInterrupt(), 130),
+        (MemoryError(), 4),
+        (OSError(errno.ENOSPC, "No space left on device", "run/x"), 4),
+        (PermissionError(errno.EACCES, "Permission denied", "run"), 4),
+        (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory"), 4),
+        (RuntimeError("boom"), 1),
+        (type("PanicException", (BaseException,), {})("rust"), 1),
+    ],
+)
+def test_an_error_ends_with_its_exit_code_and_one_line(
+    verb: Any, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+) -> None:
+    verb(raising(error))
+    assert main(["train"]) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("tunesmith: ")
+    assert shown.err.count("\n") == 1
+
+
+def test_an_unexpected_error_says_how_to_see_the_traceback(verb: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    verb(raising(RuntimeError("two\nlines")))
+    assert main(["train"]) == 1
+    assert capsys.readouterr().err == (
+        "tunesmith: error: unexpected RuntimeError: two lines. Run again with --debug for the traceback\n"
+    )
+
+
+@pytest.mark.parametrize("words", [["train", "--debug"], ["--debug", "train"]])
+def test_debug_shows_the_traceback_and_keeps_the_exit_code(
+    verb: Any, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    verb(raising(errors.DataError("bad row")))
+    assert main(words) == 3
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert shown.endswith("tunesmith: error: bad row\n")
+
+
+def test_a_verb_gets_its_arguments_and_gives_the_exit_code(verb: Any) -> None:
+    seen: list[Any] = []
+    verb(lambda args: seen.append((args.number, args.debug)) or 5)
+    assert main(["train", "--number", "3"]) == 5
+    assert seen == [(3, False)]
+
+
+def test_several_problems_are_several_lines(verb: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    verb(lambda args: 0)
+    assert main(["train", "--nmber", "3", "--x"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "tunesmith: error: 2 problems in the configuration:",
+        "  unknown flag --nmber. Did you mean --number?",
+        "  unknown flag --x. See `tunesmith train --help`",
+    ]
+
+
+def test_a_wrong_value_of_a_flag_is_exit_code_2(verb: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    verb(lambda args: 0)
+    assert main(["train", "--number", "x"]) == 2
+    assert capsys.readouterr().err == (
+        "tunesmith: error: argument --number: invalid int value: 'x'. See `tunesmith train --help`\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "unknown command 'trian'. Did you mean `tunesmith train`?"),
+        (["xyzzy"], "unknown command 'xyzzy'. Commands: train, schema"),
+        (
+            ["--seed", "3"],
+            "unknown flag '--seed'. The command comes first, such as `tunesmith train --train_file pairs.csv`",
+        ),
+    ],
+)
+def test_an_unknown_command_gets_the_nearest_one(
+    verb: Any, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    verb(lambda args: 0)
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"tunesmith: error: {message}\n"
+
+
+def test_no_command_shows_the_overview_and_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    bare = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == bare
+    assert all(f"\n  {name:<12}" in bare for name in list_verbs())
+
+
+def test_a_verb_that_is_not_in_this_build_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(front.VERBS, "Look", {**front.VERBS["Look"], "frobnicate": "nothing"})
+    assert "frobnicate" not in list_verbs()
+    assert "schema" in list_verbs()
+
+
+def test_notes_go_to_stderr_while_a_command_runs_and_nothing_stays_behind(
+    verb: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger = logging.getLogger("tunesmith")
+    before = (list(logger.handlers), logger.level, logger.propagate)
+    verb(lambda args: logging.getLogger("tunesmith.config.load").warning("an old name") or 0)
+    assert main(["train"]) == 0
+    assert capsys.readouterr().err == "tunesmith: note: an old name\n"
+    assert (list(logger.handlers), logger.level, logger.propagate) == before
+
+
+def test_an_error_without_a_message_still_has_a_line() -> None:
+    assert explain(RuntimeError())[1].startswith("error: unexpected RuntimeError: no message")

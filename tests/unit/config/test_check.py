@@ -1,0 +1,138 @@
+"""What cannot be is said before anything is read or loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tunesmith.config.check import find_problems
+from tunesmith.config.metric_names import METRIC_ALIASES, METRIC_NAMES, spell_metric
+from tunesmith.config.schema import RunConfig
+
+GOOD = {"train_file": "a.csv"}
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        ({"per_device_train_batch_size": -3}, "per_device_train_batch_size: -3 is too small. Use 1 or more"),
+        ({"per_device_eval_batch_size": 0}, "per_device_eval_batch_size: 0 is too small"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps: 0 is too small"),
+        ({"learning_rate": 0.0}, "learning_rate: 0.0 is not above 0"),
+        ({"learning_rate": -1e-5}, "learning_rate: -1e-05 is not above 0"),
+        ({"num_train_epochs": 0.0}, "num_train_epochs: 0.0 is not above 0"),
+        ({"max_steps": 0}, "max_steps: 0 is not a number of steps"),
+        ({"validation_split_fraction": 1.0}, "validation_split_fraction: 1.0 is not between 0 and 1"),
+        ({"validation_split_fraction": -0.1}, "validation_split_fraction: -0.1 is not between 0 and 1"),
+        ({"label_smoothing_factor": 1.5}, "label_smoothing_factor: 1.5 is not between 0 and 1"),
+        ({"warmup_steps": -1}, "warmup_steps: -1 is too small"),
+        ({"warmup_steps": 1.5}, "warmup_steps: 1.5 is neither a share below 1 nor whole steps. Write 2"),
+        ({"seed": -1}, "seed: -1 is too small"),
+        ({"seed": 2**32}, "seed: 4294967296 is too large"),
+        ({"layerwise_lr_decay": 1.2}, "layerwise_lr_decay: 1.2 is above 1"),
+        ({"save_total_limit": 0}, "save_total_limit: 0 is too small"),
+        ({"train_file": None}, "train_file: no training rows are given. Use --train_file FILE"),
+        ({"task_name": "mrpc"}, "task_name: cannot be used together with train_file"),
+        ({"dataset_config_name": "mrpc"}, "dataset_config_name: needs dataset_name"),
+        ({"train_split_name": "x"}, "train_split_name: has no meaning for files"),
+        ({"validation_file": "a.csv"}, "validation_file: is the same file as train_file"),
+        ({"validation_file": "b.csv", "test_file": "b.csv"}, "test_file: is the same file as validation_file"),
+        ({"text_column_names": ("a", "b", "c")}, "text_column_names: 3 columns are named"),
+        ({"text_column_names": ("a", "a")}, "text_column_names: 'a' is named twice"),
+        ({"text_column_names": ("a",), "label_column_name": "a"}, "label_column_name: 'a' is also a text column"),
+        ({"label_names": ("x", "y", "x")}, "label_names: 'x' is named twice"),
+        (
+            {"do_regression": True, "problem_type": "single_label_classification"},
+            "do_regression: contradicts problem_type",
+        ),
+        ({"delimiter": "||"}, "delimiter: '||' is not one character"),
+        ({"encoding": "utf9"}, "encoding: 'utf9' is not a known encoding. Did you mean 'utf-8'?"),
+        ({"class_weights": (1.0, 0.0)}, "class_weights: 0.0 is not above 0"),
+        ({"class_weights": (1.0,), "label_names": ("a", "b")}, "class_weights: 1 weights for 2 labels"),
+        ({"class_weights": "balanced", "do_regression": True}, "class_weights: has no meaning for regression"),
+        ({"metric_name": ("acuracy",)}, "metric_name: 'acuracy' is not a metric. Did you mean 'accuracy'?"),
+        ({"metric_for_best_model": "recal"}, "metric_for_best_model: 'recal' is not a metric. Did you mean 'recall'?"),
+        (
+            {"metric_for_best_model": "f1", "metric_name": ("accuracy",)},
+            "metric_for_best_model: f1 is not among metric_name. Add f1 to metric_name",
+        ),
+        ({"eval_strategy": "steps"}, "eval_steps: eval_strategy steps needs a number of steps"),
+        (
+            {"eval_strategy": "no", "load_best_model_at_end": True},
+            "load_best_model_at_end: needs evaluations, but eval_strategy is no",
+        ),
+        (
+            {"eval_strategy": "no", "early_stopping_patience": 2},
+            "early_stopping_patience: needs evaluations, but eval_strategy is no",
+        ),
+        (
+            {"validation_split_fraction": 0.0, "load_best_model_at_end": True},
+            "load_best_model_at_end: needs evaluations, but there is no evaluation set. Give validation_file",
+        ),
+        (
+            {"validation_split_fraction": 0.0, "eval_strategy": "epoch"},
+            "eval_strategy: is epoch, but there is no evaluation set",
+        ),
+        ({"eval_strategy": "no", "save_strategy": "best"}, "save_strategy: best needs evaluations"),
+        ({"save_strategy": "no", "load_best_model_at_end": True}, "load_best_model_at_end: needs checkpoints"),
+        ({"token_budget": 64, "max_seq_length": 128}, "token_budget: 64 holds not one row of 128 tokens"),
+        ({"token_budget": 640, "train_sampling_strategy": "sequential"}, "token_budget: sorts rows"),
+        ({"pad_to_max_length": True, "padding_free": "on"}, "padding_free: on contradicts pad_to_max_length"),
+        ({"bf16": True, "fp16": True}, "fp16: cannot be used together with bf16"),
+        ({"torch_compile": True, "cuda_graphs": "on"}, "cuda_graphs: on cannot be used together with torch_compile"),
+        ({"use_cpu": True, "cuda_graphs": "on"}, "cuda_graphs: on needs a GPU, but use_cpu is set"),
+        ({"lr_scheduler_type": "cosine_with_min_lr"}, "lr_scheduler_kwargs: cosine_with_min_lr needs min_lr"),
+        ({"weights_only": True}, "weights_only: needs resume_from_checkpoint"),
+        ({"report_to": ("tensorbord",)}, "report_to: 'tensorbord' is not a known tracker. Did you mean 'tensorboard'?"),
+    ],
+)
+def test_an_impossible_config_is_one_line_with_a_way_out(options: dict[str, Any], start: str) -> None:
+    (problem,) = find_problems(RunConfig(**{**GOOD, **options}))
+    assert problem.startswith(start)
+    assert ". " in problem, "no advice"
+
+
+def test_a_problem_begins_with_the_place_the_option_was_given_at() -> None:
+    config = RunConfig(**GOOD, seed=-1, learning_rate=-1.0)
+    found = find_problems(config, wheres={"seed": "run.yaml:3:1", "learning_rate": "--learning_rate"})
+    assert [line.split(" is ")[0] for line in found] == ["run.yaml:3:1: seed: -1", "--learning_rate: -1.0"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"eval_strategy": "steps", "eval_steps": 10},
+        {"eval_strategy": "steps", "logging_steps": 10},
+        {"warmup_steps": 0.1},
+        {"eval_strategy": "no"},
+        {"metric_for_best_model": "eval_f1"},
+        {"metric_for_best_model": "mcc", "metric_name": ("MCC", "acc")},
+        {"metric_for_best_model": "loss"},
+        {"class_weights": (1.0, 2.0), "label_names": ("a", "b")},
+        {"max_steps": 1},
+        {"validation_split_fraction": 0.0},
+        {"train_file": None, "task_name": "mrpc"},
+        {"train_file": None, "dataset_name": "glue", "dataset_config_name": "mrpc", "train_split_name": "train"},
+    ],
+)
+def test_a_possible_config_has_no_problem(options: dict[str, Any]) -> None:
+    assert find_problems(RunConfig(**{**GOOD, **options})) == ()
+
+
+def test_the_metric_names_known_here_are_those_that_are_computed() -> None:
+    names = pytest.importorskip("tunesmith.metrics.names")
+    assert set(METRIC_NAMES) == set(names.METRICS)
+    assert names.ALIASES == METRIC_ALIASES
+    for name in [*METRIC_NAMES, *METRIC_ALIASES, "eval_f1", "Macro-F1"]:
+        assert spell_metric(name) == names.canonical_name(name)
+
+
+def test_the_schedules_known_here_are_those_that_are_computed() -> None:
+    from typing import get_args
+
+    from tunesmith.config.train_options import Scheduler
+
+    schedule = pytest.importorskip("tunesmith.train.schedule")
+    assert set(get_args(Scheduler)) == set(schedule.SCHEDULES)

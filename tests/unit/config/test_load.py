@@ -1,0 +1,273 @@
+"""Files and flags become one checked config; every problem is told, with its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunesmith.config.entries import MAX_BYTES
+from tunesmith.config.load import load_config
+from tunesmith.config.schema import RunConfig
+from tunesmith.errors import ConfigError
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+
+    def write_file(text: str | bytes, name: str = "run.yaml") -> str:
+        Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        return name
+
+    return write_file
+
+
+def problems_of(file: str | None, flags: dict[str, Any] | None = None, **options: Any) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, flags, **{"need_data": False, **options})
+    for problem in caught.value.problems:
+        assert problem in str(caught.value)
+    return caught.value.problems or (str(caught.value),)
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "run.yml", "run.json", "run.toml"])
+def test_the_same_config_can_be_yaml_json_or_toml(write: Any, name: str) -> None:
+    texts = {
+        "yaml": "train_file: a.csv\nlearning_rate: 1e-5\nbf16: true\n"
+        "text_column_names: [s1, s2]\nlr_scheduler_kwargs: {power: 2}\n",
+        "json": '{"train_file": "a.csv", "learning_rate": 1e-5, "bf16": true,\n\t"text_column_names": ["s1", "s2"],'
+        ' "lr_scheduler_kwargs": {"power": 2}}',
+        "toml": 'train_file = "a.csv"\nlearning_rate = 1e-5\nbf16 = true\ntext_column_names = ["s1", "s2"]\n'
+        "[lr_scheduler_kwargs]\npower = 2\n",
+    }
+    config = load_config(write(texts[name.split(".")[1].replace("yml", "yaml")], name))
+    assert config == RunConfig(
+        train_file="a.csv",
+        learning_rate=1e-5,
+        bf16=True,
+        text_column_names=("s1", "s2"),
+        lr_scheduler_kwargs={"power": 2},
+    )
+
+
+def test_flags_go_over_the_file_and_the_file_over_the_defaults(write: Any) -> None:
+    file = write("train_file: a.csv\nseed: 7\nlearning_rate: 1e-4\n")
+    config = load_config(file, {"seed": "8"})
+    assert (config.seed, config.learning_rate, config.num_train_epochs) == (8, 1e-4, 3.0)
+
+
+def test_a_start_config_takes_the_place_of_the_defaults(write: Any) -> None:
+    start = RunConfig(train_file="a.csv", seed=1, learning_rate=1e-3)
+    config = load_config(write("seed: 2\n"), {"max_steps": 5}, start=start)
+    assert config == RunConfig(train_file="a.csv", seed=2, learning_rate=1e-3, max_steps=5)
+
+
+def test_yaml_scalars_are_read_by_the_type_of_the_option(write: Any) -> None:
+    config = load_config(
+        write(
+            "train_file: 2024-01-01\nlearning_rate: 1e-5\nlabel_column_name: no\nencoding: null\n"
+            "label_names: [yes, no, on, 0123, 1e5, '~']\nmax_steps: 10\nrun_name: 0123\neval_strategy: no\n"
+        )
+    )
+    assert config.train_file == "2024-01-01"
+    assert config.learning_rate == 1e-5
+    assert config.label_column_name == "no"
+    assert config.encoding is None
+    assert config.label_names == ("yes", "no", "on", "0123", "1e5", "~")
+    assert config.run_name == "0123"
+    assert config.eval_strategy == "no"
+
+
+def test_a_number_with_a_leading_zero_is_refused_where_a_number_is_wanted(write: Any) -> None:
+    assert problems_of(write("seed: 0123\n")) == ("run.yaml:1:1: seed: expected a whole number, got '0123'. Write 123",)
+
+
+def test_all_problems_of_file_and_flags_are_told_at_once(write: Any) -> None:
+    file = write("seed: x\nlearnin_rate: 1\n\n  \nbf16: true\nseed: 3\nlr: 1\nmetric_name: acuracy\n")
+    found = problems_of(file, {"fp16": "true", "per_device_train_batch_size": "-3", "epochs": "3"})
+    assert found == (
+        "run.yaml:6:1: seed is given twice, first at run.yaml:1:1. Keep one of them",
+        "run.yaml:2:1: learnin_rate: unknown option. Did you mean 'learning_rate'?",
+        "run.yaml:7:1: lr: unknown option. Did you mean 'learning_rate'?",
+        "--epochs: unknown option. Did you mean 'num_train_epochs'?",
+        "--per_device_train_batch_size: -3 is too small. Use 1 or more; the default is 8",
+        "run.yaml:8:1: metric_name: 'acuracy' is not a metric. Did you mean 'accuracy'?",
+        "--fp16: cannot be used together with bf16. Give one of them; bf16 where the GPU has it",
+    )
+
+
+def test_missing_training_rows_are_told_beside_other_problems_but_not_beside_a_misspelt_source(write: Any) -> None:
+    assert len(problems_of(write("seed: x\n"), need_data=True)) == 2
+    assert problems_of(write("train_fle: a.csv\n"), need_data=True) == (
+        "run.yaml:1:1: train_fle: unknown option. Did you mean 'train_file'?",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: &a 1\n", "run.yaml:1:7: anchors and aliases are not accepted. Write the value out"),
+        ("label_names: [a, *x]\n", "run.yaml:1:18: anchors and aliases are not accepted. Write the value out"),
+        (
+            "seed: 1\ntrain_file: !!python/object/apply:os.system [touch canary]\n",
+            "run.yaml:2:13: the tag 'tag:yaml.org,2002:python/object/apply:os.system' is not accepted. Write the plain value",
+        ),
+        ("seed: !!int 3\n", "run.yaml:1:7: the tag 'tag:yaml.org,2002:int' is not accepted. Write the plain value"),
+        ("- a\n", "run.yaml:1:1: expected option names and values, such as `learning_rate: 2e-5`"),
+        ("just text\n", "run.yaml:1:1: expected option names and values, such as `learning_rate: 2e-5`"),
+        ("? [a]\n: 1\n", "run.yaml:1:3: a name must be plain text"),
+        ("seed: " + "[" * 5000, "run.yaml:1:10: is nested too deeply"),
+        ("seed: 1\n---\nseed: 2\n", "run.yaml: holds more than one YAML document. Keep one"),
+        ("seed: a: b\n", "run.yaml:1:8: is not YAML: mapping values are not allowed in this context"),
+        (b"seed: 1\nrun_name: \xff\n", "run.yaml:2: is not UTF-8 text. Save it as UTF-8"),
+        ("x" * (MAX_BYTES + 1), "run.yaml: is larger than 1,000,000 bytes. Is it a data file?"),
+    ],
+)
+def test_yaml_that_is_not_a_plain_config_is_refused_with_its_place(write: Any, text: Any, message: str) -> None:
+    assert problems_of(write(text)) == (message,)
+    assert not Path("canary").exists()
+
+
+def test_an_alias_bomb_is_refused_at_its_first_anchor(write: Any) -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
+    assert problems_of(write("\n".join(lines))) == (
+        "run.yaml:1:5: anchors and aliases are not accepted. Write the value out",
+    )
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "null\n", "\ufeff"])
+def test_an_empty_yaml_file_is_an_empty_config(write: Any, text: str) -> None:
+    assert load_config(write(text), need_data=False) == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"seed": 1,\n "seed": 2}', "run.json:2:2: seed is given twice. Keep one of them"),
+        ('{"learning_rate": NaN}', "run.json:1:19: is not JSON: NaN is not a number"),
+        ('{"lr_scheduler_kwargs": {"a": 1, "a": 2}}', "run.json:1:25: is not JSON: 'a' is given twice"),
+        ('{"seed": 1,}', "run.json:1:12: is not JSON: Nothing follows the last comma"),
+        ('{"seed" 1}', "run.json:1:9: is not JSON: Expecting ':' delimiter"),
+        ('{"seed": 1} x', "run.json:1:13: is not JSON: Extra data"),
+        ("{1: 1}", "run.json:1:2: is not JSON: Expecting property name enclosed in double quotes"),
+        ('{"seed": 1', "run.json:1:11: is not JSON: Expecting ',' delimiter"),
+        (
+            '[{"text": "a"}]',
+            "run.json: is not a JSON object of option names and values. If it holds data rows, give it as --train_file",
+        ),
+        ('{"freeze": ' + "[" * 100_000, "run.json: is nested too deeply"),
+        ('{\n\t"sed": 1}', "run.json:2:2: sed: unknown option. Did you mean 'seed'?"),
+        ('{"learning_rate": 1e999}', "run.json:1:2: learning_rate: expected a number, got inf"),
+    ],
+)
+def test_json_problems_name_their_place(write: Any, text: str, message: str) -> None:
+    assert problems_of(write(text, "run.json")) == (message,)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed = 1\nsed = 2\n", "run.toml:2:1: sed: unknown option. Did you mean 'seed'?"),
+        ("seed = 1\nseed = 2\n", "run.toml:2:9: is not TOML: Cannot overwrite a value"),
+        ("learning_rate = nan\n", "run.toml:1:1: learning_rate: expected a number, got nan"),
+        ("\n[trian]\nseed = 1\n", "run.toml:2:2: trian: unknown option. `tunesmith train --help` lists all"),
+        ("seed = 1979-05-27\n", "run.toml:1:1: seed: expected a whole number, got datetime.date(1979, 5, 27)"),
+    ],
+)
+def test_toml_problems_name_their_place(write: Any, text: str, message: str) -> None:
+    assert problems_of(write(text, "run.toml")) == (message,)
+
+
+def test_a_data_file_given_as_config_says_how_to_train_on_it(write: Any) -> None:
+    assert problems_of(write("a,b\n", "pairs.csv")) == (
+        "pairs.csv: is not a config file. Data goes in with --train_file pairs.csv, "
+        "or `tunesmith init pairs.csv` writes a config for it",
+    )
+
+
+def test_a_missing_config_file_is_one_clear_line(write: Any) -> None:
+    assert problems_of("nowhere.yaml") == (
+        "nowhere.yaml: cannot read the config: No such file or directory. Check the path",
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "value", "new", "wanted", "note"),
+    [
+        ("evaluation_strategy", "epoch", "eval_strategy", "epoch", "is an old name: use eval_strategy"),
+        ("warmup_ratio", "0.1", "warmup_steps", 0.1, "is an old name: use warmup_steps"),
+        (
+            "group_by_length",
+            "false",
+            "train_sampling_strategy",
+            "random",
+            "is an old name: use train_sampling_strategy, here with the value random",
+        ),
+        ("tokenizer", "folder", "tokenizer_name", "folder", "is an old name: use tokenizer_name"),
+        ("no_cuda", "true", "use_cpu", True, "is an old name: use use_cpu"),
+        (
+            "per_gpu_train_batch_size",
+            "4",
+            "per_device_train_batch_size",
+            4,
+            "is an old name: use per_device_train_batch_size",
+        ),
+        ("overwrite_output_dir", "true", "seed", 42, "is ignored: it has no effect, as in transformers v5"),
+        ("logging_dir", "x", "seed", 42, "is ignored: curves and journal go into the run folder"),
+    ],
+)
+def test_an_old_name_is_accepted_with_a_note(
+    write: Any,
+    caplog: pytest.LogCaptureFixture,
+    old: str,
+    value: str,
+    new: str,
+    wanted: Any,
+    note: str,
+) -> None:
+    config = load_config(write(f"{old}: {value}\n"), need_data=False)
+    assert getattr(config, new) == wanted
+    assert caplog.messages == [f"run.yaml:1:1: {old} {note}"]
+    caplog.clear()
+    assert load_config(None, {old: value}, need_data=False) == config
+    assert caplog.messages == [f"--{old} {note}"]
+
+
+def test_max_length_is_as_good_a_name_as_max_seq_length(caplog: pytest.LogCaptureFixture) -> None:
+    assert load_config(None, {"max_length": 64}, need_data=False).max_seq_length == 64
+    assert caplog.messages == []
+
+
+def test_an_old_and_a_new_name_in_one_file_are_a_problem_but_a_flag_wins_over_the_file(write: Any) -> None:
+    assert problems_of(write("eval_strategy: epoch\nevaluation_strategy: no\n")) == (
+        "run.yaml:2:1: eval_strategy is already given at run.yaml:1:1. Keep one of them",
+    )
+    config = load_config(write("evaluation_strategy: no\n"), {"eval_strategy": "epoch"}, need_data=False)
+    assert config.eval_strategy == "epoch"
+
+
+@pytest.mark.parametrize("name", ["trust_remote_code", "deepspeed", "push_to_hub"])
+def test_what_is_never_done_is_refused_with_the_reason_and_off_is_accepted(name: str) -> None:
+    assert problems_of(None, {name: "true"})[0].startswith(f"--{name}: ")
+    assert load_config(None, {name: "false"}, need_data=False) == RunConfig()
+    assert load_config(None, {name: None}, need_data=False) == RunConfig()
+
+
+def test_a_token_is_never_taken_and_never_shown() -> None:
+    assert problems_of(None, {"token": "hf_secret"}) == (
+        "--token: a token does not belong in a config; set the environment variable HF_TOKEN",
+    )
+
+
+@pytest.mark.parametrize("value", ["1.0", "-0.1", "x"])
+def test_a_warmup_ratio_outside_its_range_is_refused(value: str) -> None:
+    assert problems_of(None, {"warmup_ratio": value})[0].startswith("--warmup_ratio: expected a number from 0 to 1")
+
+
+def test_python_values_and_text_mean_the_same() -> None:
+    native = load_config(None, {"train_file": "a", "bf16": True, "learning_rate": 1e-4, "freeze": ("embeddings",)})
+    text = load_config(None, {"train_file": "a", "bf16": "true", "learning_rate": "1e-4", "freeze": "embeddings"})
+    assert native == text
