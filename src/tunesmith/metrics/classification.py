@@ -17,13 +17,14 @@ def confusion_matrix(references: Array, decisions: Array, *, num_classes: int | 
     references, decisions = np.asarray(references, np.int64), np.asarray(decisions, np.int64)
     if num_classes is None:
         num_classes = int(max(references.max(initial=0), decisions.max(initial=0))) + 1
-    flat: Array = np.bincount(references * num_classes + decisions, minlength=num_classes**2)
+    flat = np.bincount(references * num_classes + decisions, minlength=num_classes**2)
     return flat.reshape(num_classes, num_classes)
 
 
 def _ratio(top: Array, bottom: Array) -> Array:
     top, bottom = np.broadcast_arrays(np.asarray(top, np.float64), np.asarray(bottom, np.float64))
-    return np.divide(top, bottom, out=np.full(top.shape, np.nan), where=bottom > 0)
+    result: Array = np.divide(top, bottom, out=np.full(top.shape, np.nan), where=bottom > 0)
+    return result
 
 
 def _mean_defined(values: Array) -> Array:
@@ -134,11 +135,18 @@ def auroc_parts(positive: Array, score: Array) -> tuple[float, Array]:
     return area, (placement - area) / np.where(positive, m, n)
 
 
+def log_odds(probabilities: Array) -> Array:
+    """Evidence for label 1 against label 0: keeps the order of rows whose probability rounds to 1.0."""
+    with np.errstate(divide="ignore"):
+        result: Array = np.log(probabilities[:, 1]) - np.log(probabilities[:, 0])
+    # Infinities tie at the ends; scikit-learn refuses them.
+    return np.nan_to_num(result)
+
+
 def auroc_one_vs_rest(references: Array, probabilities: Array) -> tuple[float, Array]:
     """Mean area over the columns, with each row's influence. Two columns: label 1 only. NaN unless every class is there."""
     if probabilities.shape[1] == 2:
-        # The difference keeps the order of logits that softmax rounds to 1.0.
-        return auroc_parts(references == 1, probabilities[:, 1] - probabilities[:, 0])
+        return auroc_parts(references == 1, log_odds(probabilities))
     parts = [auroc_parts(references == c, probabilities[:, c]) for c in range(probabilities.shape[1])]
     return float(np.mean([area for area, _ in parts])), np.mean([influence for _, influence in parts], axis=0)
 

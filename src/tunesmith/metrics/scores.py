@@ -46,7 +46,7 @@ def _raw_value(name: str, rows: Rows, task: Task, counts: Array | None) -> float
     if name == "auroc":
         return classification.auroc_one_vs_rest(rows.references, rows.probabilities)[0]
     if name == "average_precision":
-        return classification.average_precision(rows.references == 1, _margin(rows.probabilities))
+        return classification.average_precision(rows.references == 1, classification.log_odds(rows.probabilities))
     return float(classification.row_log_loss(rows.references, rows.probabilities).mean())
 
 
@@ -68,11 +68,6 @@ def score_of(name: str, rows: Rows, task: Task, *, confidence: float = 0.95, see
         return Score(value, None, None, len(rows), "none: too few or constant rows")
     # Rounding may leave a limit a hair on the wrong side of the value.
     return Score(value, min(limits[0], value), max(limits[1], value), len(rows), method)
-
-
-def _margin(probabilities: Array) -> Array:
-    result: Array = probabilities[:, 1] - probabilities[:, 0]
-    return result
 
 
 def _multilabel_parts(name: str, rows: Rows) -> tuple[float, Array]:
@@ -133,7 +128,7 @@ def _probability_limits(name: str, rows: Rows, value: float, confidence: float, 
         variance = float(influence @ influence)
         limits = uncertainty.effective_limits(value, variance, rows=smallest, confidence=confidence)
         return limits, "DeLong, wilson at effective n"
-    variance = _average_precision_variance(rows.references == 1, _margin(rows.probabilities), seed)
+    variance = _average_precision_variance(rows.references == 1, classification.log_odds(rows.probabilities), seed)
     positives = float((rows.references == 1).sum())
     limits = uncertainty.effective_limits(value, variance, rows=positives, confidence=confidence)
     return limits, "bootstrap, wilson at effective n"

@@ -107,6 +107,8 @@ def smooth_counts(counts: Array) -> Array:
 
 def f1_correlation(counts: Array) -> Array:
     """Correlation matrix of the per-class F1 estimates (delta method): one error hurts two classes."""
+    if len(counts) == 1:
+        return np.eye(1)
     cells = smooth_counts(counts)
     hits, total = np.diagonal(cells), cells.sum(0) + cells.sum(1)
     values = 2 * hits / total

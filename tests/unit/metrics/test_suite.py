@@ -1,0 +1,279 @@
+"""The suite against scikit-learn, scipy and numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import scipy.stats
+import sklearn.metrics as sk
+
+from tunesmith.errors import ConfigError, DataError
+from tunesmith.labels import Task
+from tunesmith.metrics.names import GLUE, METRICS
+from tunesmith.metrics.rows import sigmoid, softmax
+from tunesmith.metrics.suite import load, make_suite
+
+
+def every(task: Task) -> list[str]:
+    return [name for name, info in METRICS.items() if task in info.tasks]
+
+
+@pytest.mark.parametrize("k", [2, 3, 7])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_single_label_metrics_equal_scikit_learn(k, seed):
+    rng = np.random.default_rng(seed)
+    y, logits = rng.integers(0, k, 300), rng.normal(size=(300, k))
+    logits[np.arange(300), y] += 1.0
+    task = Task.BINARY if k == 2 else Task.MULTICLASS
+    got = make_suite(task, names=every(task)).compute(logits, y)
+    p, prob = logits.argmax(1), softmax(logits)
+    want = {
+        "accuracy": sk.accuracy_score(y, p),
+        "f1_macro": sk.f1_score(y, p, average="macro"),
+        "f1_micro": sk.f1_score(y, p, average="micro"),
+        "f1_weighted": sk.f1_score(y, p, average="weighted"),
+        "precision_macro": sk.precision_score(y, p, average="macro"),
+        "recall_macro": sk.recall_score(y, p, average="macro"),
+        "balanced_accuracy": sk.balanced_accuracy_score(y, p),
+        "matthews_correlation": sk.matthews_corrcoef(y, p),
+        "log_loss": sk.log_loss(y, prob),
+        "auroc": sk.roc_auc_score(y, prob[:, 1]) if k == 2 else sk.roc_auc_score(y, prob, multi_class="ovr"),
+    }
+    if k == 2:
+        want |= {
+            "f1": sk.f1_score(y, p),
+            "precision": sk.precision_score(y, p),
+            "recall": sk.recall_score(y, p),
+            "average_precision": sk.average_precision_score(y, prob[:, 1]),
+        }
+    assert got == pytest.approx(want, abs=1e-12)
+
+
+def test_classes_missing_on_one_side_are_counted_as_scikit_learn_counts_them():
+    y, p = np.array([0, 0, 1, 1, 1]), np.array([0, 2, 1, 1, 0])
+    got = make_suite(Task.MULTICLASS, names=["f1_macro", "precision_macro", "recall_macro"]).compute(p, y)
+    assert got["f1_macro"] == pytest.approx(sk.f1_score(y, p, average="macro"))
+    assert got["precision_macro"] == pytest.approx(sk.precision_score(y, p, average="macro", zero_division=0))
+    assert got["recall_macro"] == pytest.approx(sk.recall_score(y, p, average="macro", zero_division=0))
+
+
+def test_regression_metrics_equal_scipy_and_scikit_learn():
+    rng = np.random.default_rng(2)
+    y = np.round(rng.uniform(0, 5, 200), 1)
+    p = y + rng.normal(size=200)
+    got = make_suite(Task.REGRESSION).compute(p[:, None], y)
+    want = {
+        "pearson": scipy.stats.pearsonr(y, p)[0],
+        "spearmanr": scipy.stats.spearmanr(y, p)[0],
+        "mse": sk.mean_squared_error(y, p),
+        "mae": sk.mean_absolute_error(y, p),
+        "r2": sk.r2_score(y, p),
+    }
+    assert got == pytest.approx(want, abs=1e-12)
+
+
+def test_multilabel_metrics_equal_scikit_learn():
+    rng = np.random.default_rng(3)
+    y = (rng.random((250, 5)) < 0.4).astype(np.float32)
+    logits = rng.normal(size=(250, 5)) + y
+    got = make_suite(Task.MULTILABEL).compute(logits, y)
+    p = logits > 0
+    want = {
+        "f1_micro": sk.f1_score(y, p, average="micro"),
+        "f1_macro": sk.f1_score(y, p, average="macro"),
+        "subset_accuracy": sk.accuracy_score(y, p),
+        "auroc": sk.roc_auc_score(y, sigmoid(logits), average="macro"),
+    }
+    assert got == pytest.approx(want, abs=1e-12)
+    as_decisions = make_suite(Task.MULTILABEL).compute(p.astype(int), y)
+    assert as_decisions["f1_micro"] == got["f1_micro"]
+    assert as_decisions["auroc"] is None
+
+
+def test_a_case_worked_out_by_hand():
+    # TP 3, FP 1, FN 2, TN 4: accuracy 7/10, precision 3/4, recall 3/5, F1 6/9, MCC (12-2)/sqrt(4*5*5*6)
+    y, p = [1] * 5 + [0] * 5, [1, 1, 1, 0, 0, 1, 0, 0, 0, 0]
+    names = ["accuracy", "precision", "recall", "f1", "mcc"]
+    got = make_suite(Task.BINARY, names=names).compute(p, y)
+    assert list(got.values()) == pytest.approx([0.7, 0.75, 0.6, 2 / 3, 10 / math.sqrt(600)])
+
+
+def test_predicting_all_ones_on_mrpc_gives_the_known_baseline():
+    y = [1] * 279 + [0] * 129
+    got = load("glue", "mrpc").compute(np.ones(408, int), y)
+    assert got == pytest.approx({"accuracy": 0.684, "f1": 0.812}, abs=5e-4)
+
+
+def test_mcc_of_a_constant_prediction_is_zero_and_of_one_true_class_undefined():
+    suite = make_suite(Task.BINARY, glue_task="cola")
+    assert suite.compute([1, 1, 1], [1, 0, 1]) == {"matthews_correlation": 0.0}
+    assert suite.compute([1, 0, 1], [1, 1, 1]) == {"matthews_correlation": None}
+
+
+def test_auroc_tells_logits_apart_that_softmax_rounds_to_one():
+    logits = np.array([[0.0, 40.0], [0.0, 50.0], [0.0, 45.0], [0.0, 60.0]])
+    assert make_suite(Task.BINARY, names=["auroc"]).compute(logits, [0, 1, 0, 1]) == {"auroc": 1.0}
+
+
+@pytest.mark.parametrize("task", list(Task))
+def test_no_row_at_all_gives_none_everywhere(task):
+    suite = make_suite(task, names=every(task))
+    assert set(suite.compute([], []).values()) == {None}
+    assert set(suite.compute().values()) == {None}
+    scores = suite.compute_with_intervals([], [])
+    assert {(s.value, s.low, s.high, s.n) for s in scores.values()} == {(None, None, None, 0)}
+
+
+@pytest.mark.parametrize("task", [Task.BINARY, Task.MULTICLASS])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_one_class_only_never_crashes_and_hides_what_is_undefined(task, n):
+    suite = make_suite(task, names=every(task))
+    scores = suite.compute_with_intervals(np.tile([2.0, -1.0], (n, 1)), np.zeros(n, int))
+    assert scores["auroc"].value is None
+    assert scores["matthews_correlation"].value is None
+    assert scores["accuracy"].value == 1.0
+    assert scores["accuracy"].low < 0.5
+    for score in scores.values():
+        assert score.value is None or (math.isfinite(score.value) and score.n == n)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_constant_values_never_crash_a_regression(n):
+    scores = make_suite(Task.REGRESSION).compute_with_intervals(np.full(n, 2.0), np.full(n, 2.0))
+    assert scores["pearson"].value is scores["spearmanr"].value is scores["r2"].value is None
+    assert (scores["mse"].value, scores["mse"].low) == (0.0, None)
+
+
+def test_f1_is_undefined_without_positives_and_zero_when_they_are_missed():
+    suite = make_suite(Task.BINARY, names=["f1", "precision", "recall"])
+    assert suite.compute([0, 0], [0, 0]) == {"f1": None, "precision": None, "recall": None}
+    assert suite.compute([0, 0], [0, 1]) == {"f1": 0.0, "precision": None, "recall": 0.0}
+
+
+def test_unlabelled_rows_are_left_out():
+    suite = make_suite(Task.BINARY, names=["accuracy"])
+    scores = suite.compute_with_intervals([1, 0, 1, 1], [1, -1, 0, -100])
+    assert (scores["accuracy"].value, scores["accuracy"].n) == (0.5, 2)
+    values = make_suite(Task.REGRESSION, names=["mae"]).compute_with_intervals([1.0, 9.0, 2.0], [1.5, np.nan, 2.5])
+    assert (values["mae"].value, values["mae"].n) == (0.5, 2)
+    labels = make_suite(Task.MULTILABEL).compute_with_intervals([[1, 0], [1, 1]], [[1, 0], [-1, -1]])
+    assert (labels["subset_accuracy"].value, labels["subset_accuracy"].n) == (1.0, 1)
+
+
+@pytest.mark.parametrize("task", list(Task))
+def test_a_nan_prediction_makes_every_metric_undefined_and_says_so(task, caplog):
+    y = [0, 1, 1] if task is not Task.MULTILABEL else [[0, 1], [1, 0], [1, 1]]
+    p = [0.1, np.nan, 2.0] if task is Task.REGRESSION else [[0.1, 0.2], [np.nan, 1.0], [0.3, 2.0]]
+    assert set(make_suite(task).compute(p, y).values()) == {None}
+    assert "not finite" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("task", "predictions", "references", "words"),
+    [
+        (Task.BINARY, [0, 1], [0], "shape"),
+        (Task.BINARY, [0, 1], [0, 2], "reference 2"),
+        (Task.BINARY, [0, 5], [0, 1], "prediction 5"),
+        (Task.BINARY, [0.3, 0.7], [0, 1], "fractions"),
+        (Task.MULTICLASS, [[1, 2, 3]], [3], "reference 3"),
+        (Task.MULTICLASS, [0, 1], [0, -7], "reference -7"),
+        (Task.MULTICLASS, ["a", "b"], ["a", "b"], "numbers"),
+        (Task.MULTILABEL, [[1, 0]], [[1, 0, 1]], "multilabel"),
+        (Task.MULTILABEL, [[1, 0]], [[2, 0]], "0 or 1"),
+        (Task.REGRESSION, [[1.0, 2.0]], [1.0], "one value a row"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(task, predictions, references, words):
+    with pytest.raises(DataError, match=words):
+        make_suite(task).compute(predictions, references)
+
+
+def test_an_unknown_metric_gets_the_nearest_name_and_the_list():
+    with pytest.raises(ConfigError, match=r"Did you mean 'accuracy'.*balanced_accuracy"):
+        make_suite(Task.BINARY, names=["acuracy"])
+    with pytest.raises(ConfigError, match=r"not defined for a multiclass task.*f1_macro"):
+        make_suite(Task.MULTICLASS, names=["f1"])
+    with pytest.raises(ConfigError, match="Did you mean 'mrpc'"):
+        make_suite(Task.BINARY, glue_task="mrcp")
+    with pytest.raises(ConfigError, match="regression task"):
+        make_suite(Task.BINARY, glue_task="stsb")
+
+
+def test_aliases_and_prefixes_are_reported_under_one_name():
+    suite = make_suite(Task.BINARY, names=["mcc", "eval_f1", "macro_f1", "matthews_correlation"])
+    assert suite.names == ("matthews_correlation", "f1", "f1_macro")
+    assert suite.metric_for_best_model == "matthews_correlation"
+
+
+def test_which_way_is_better():
+    suite = make_suite(Task.REGRESSION)
+    assert suite.greater_is_better("eval_pearson")
+    assert not suite.greater_is_better("mse")
+    assert not suite.greater_is_better("eval_loss")
+    with pytest.raises(ConfigError):
+        suite.greater_is_better("no_such_metric")
+
+
+@pytest.mark.parametrize("name", list(GLUE))
+def test_every_glue_task_reports_the_keys_of_evaluate(name):
+    want = {"cola": ("matthews_correlation",), "stsb": ("pearson", "spearmanr")}
+    want |= dict.fromkeys(("mrpc", "qqp"), ("accuracy", "f1"))
+    assert load("glue", name).names == want.get(name, ("accuracy",))
+
+
+@pytest.mark.parametrize("task", list(Task))
+def test_batches_give_what_one_call_gives_and_are_forgotten_afterwards(task):
+    rng = np.random.default_rng(5)
+    y = {Task.REGRESSION: rng.random(37), Task.MULTILABEL: rng.integers(0, 2, (37, 3))}.get(task)
+    y = rng.integers(0, 2 if task is Task.BINARY else 3, 37) if y is None else y
+    p = rng.normal(size=37) if task is Task.REGRESSION else rng.normal(size=(37, 2 if task is Task.BINARY else 3))
+    suite, once = make_suite(task), make_suite(task).compute(p, y)
+    for start in range(0, 37, 8):
+        suite.add_batch(predictions=p[start : start + 8], references=y[start : start + 8])
+    assert suite.compute() == once
+    assert set(suite.compute().values()) == {None}
+    for row, truth in zip(p[:-2], y[:-2], strict=True):
+        suite.add(prediction=row, reference=truth)
+    assert suite.compute(predictions=p[-2:], references=y[-2:]) == once
+
+
+class FakeTensor:
+    """What the metrics may ask of a torch tensor."""
+
+    def __init__(self, values: list[int]) -> None:
+        self.values = values
+        self.asked: list[str] = []
+
+    def detach(self) -> FakeTensor:
+        self.asked.append("detach")
+        return self
+
+    def cpu(self) -> FakeTensor:
+        self.asked.append("cpu")
+        return self
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, dtype=dtype)
+
+
+def test_tensors_on_a_device_are_taken_as_they_come():
+    predictions = FakeTensor([1, 0, 1])
+    metric = load("accuracy")
+    metric.add_batch(predictions=predictions, references=FakeTensor([1, 1, 1]))
+    assert metric.compute() == {"accuracy": pytest.approx(2 / 3)}
+    assert predictions.asked[:2] == ["detach", "cpu"]
+
+
+def test_one_side_alone_is_refused():
+    with pytest.raises(ConfigError, match="go together"):
+        make_suite(Task.BINARY).compute(predictions=[1])
+
+
+def test_the_suite_imports_neither_torch_nor_scipy():
+    code = "import sys, tunesmith.metrics.suite; print(sorted({'torch', 'scipy', 'sklearn', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

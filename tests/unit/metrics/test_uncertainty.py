@@ -1,0 +1,172 @@
+"""Intervals: known values, bounds, coverage in small, cost."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from scipy.stats import bootstrap, pearsonr
+
+from tunesmith.labels import Task
+from tunesmith.metrics.classification import (
+    COUNT_METRICS,
+    auroc_parts,
+    confusion_matrix,
+    f1_weighted,
+    matthews_correlation,
+)
+from tunesmith.metrics.names import METRICS
+from tunesmith.metrics.rows import Rows
+from tunesmith.metrics.scores import score_of
+from tunesmith.metrics.suite import make_suite
+from tunesmith.metrics.uncertainty import Score, matthews_design, smooth_counts, weighted_f1_design, wilson_limits
+
+
+def every(task: Task) -> list[str]:
+    return [name for name, info in METRICS.items() if task in info.tasks]
+
+
+def test_wilson_equals_scipy():
+    from scipy.stats import binomtest
+
+    for hits, n in ((0, 10), (10, 10), (351, 408), (1, 3)):
+        want = binomtest(hits, n).proportion_ci(method="wilson")
+        assert [float(v) for v in wilson_limits(hits / n, n)] == pytest.approx([want.low, want.high], abs=1e-12)
+
+
+def test_a_score_reads_as_value_interval_and_n():
+    score = make_suite(Task.BINARY, glue_task="mrpc").compute_with_intervals([1] * 351 + [0] * 57, [1] * 408)[
+        "accuracy"
+    ]
+    assert score.text() == "0.8603 [0.823, 0.891] n=408"
+    assert Score.from_json(score.to_json()) == score
+    assert Score(None, None, None, 0, "none").text() == "undefined n=0"
+
+
+def test_the_f1_interval_is_the_binomial_one_of_tp_among_tp_fp_fn():
+    # TP 3, FP 1, FN 2: Wilson for 3 of 6, carried over by 2J/(1+J)
+    rows = Rows(np.array([1] * 5 + [0] * 5), np.array([1, 1, 1, 0, 0, 1, 0, 0, 0, 0]), None)
+    low, high = (float(v) for v in wilson_limits(0.5, 6))
+    score = score_of("f1", rows, Task.BINARY)
+    assert (score.low, score.high) == pytest.approx((2 * low / (1 + low), 2 * high / (1 + high)))
+
+
+@pytest.mark.parametrize("task", list(Task))
+def test_a_perfect_score_on_ten_rows_is_not_claimed_to_be_certain(task):
+    rng = np.random.default_rng(0)
+    y = np.array([0, 1, 1, 0, 1, 0, 1, 1, 0, 1])
+    if task is Task.REGRESSION:
+        scores = make_suite(task).compute_with_intervals(y + 0.01 * rng.normal(size=10), y)
+        assert scores["pearson"].low < scores["pearson"].value < scores["pearson"].high < 1
+        return
+    if task is Task.MULTILABEL:
+        y = np.stack([y, 1 - y], axis=1)
+        logits = 4.0 * y - 2.0
+    else:
+        logits = 4.0 * np.eye(2)[y] - 2.0
+    for name, score in (
+        make_suite(task, names=[n for n in every(task) if n != "log_loss"]).compute_with_intervals(logits, y).items()
+    ):
+        assert score.value == score.high == 1.0, name
+        assert 0.1 < score.low < 0.9, name
+
+
+@pytest.mark.parametrize("design", [(matthews_design, matthews_correlation), (weighted_f1_design, f1_weighted)])
+@pytest.mark.parametrize("k", [2, 4])
+def test_the_closed_form_variances_equal_numeric_derivatives(design, k):
+    formula, metric = design
+    counts = np.random.default_rng(k).integers(0, 40, (k, k)) + 30 * np.eye(k, dtype=int)
+    cells = smooth_counts(counts)
+    n, step = cells.sum(), 1e-6
+    nudged = cells * (1 - step) + step * n * np.eye(k * k).reshape(-1, k, k)
+    influence = (metric(nudged) - metric(cells)) / step
+    value, variance = formula(counts)
+    assert value == pytest.approx(float(metric(cells)))
+    assert variance == pytest.approx(float((cells.ravel() * influence**2).sum() / n**2), rel=1e-4)
+
+
+def test_the_auroc_influence_gives_delongs_variance():
+    rng = np.random.default_rng(1)
+    y = rng.random(120) < 0.4
+    s = np.round(rng.normal(size=120) + y, 1)
+    wins = (s[y][:, None] > s[~y]) + 0.5 * (s[y][:, None] == s[~y])
+    area, influence = auroc_parts(y, s)
+    assert area == pytest.approx(wins.mean())
+    want = wins.mean(1).var() / y.sum() + wins.mean(0).var() / (~y).sum()
+    assert float(influence @ influence) == pytest.approx(want)
+
+
+def test_intervals_are_about_as_wide_as_a_careful_bootstrap():
+    rng = np.random.default_rng(2)
+    x = rng.standard_exponential(300)
+    y = x + rng.normal(size=300)
+    want = bootstrap((x, y), lambda a, b: pearsonr(a, b)[0], paired=True, vectorized=False, n_resamples=1500, rng=rng)
+    score = score_of("pearson", Rows(x, y, None), Task.REGRESSION)
+    width = want.confidence_interval.high - want.confidence_interval.low
+    assert score.high - score.low == pytest.approx(width, rel=0.2)
+
+
+@pytest.mark.parametrize("name", ["accuracy", "f1", "f1_macro", "matthews_correlation"])
+def test_95_percent_intervals_cover_94_to_96_percent(name):
+    # 6,000 seeded data sets of 408 rows: three standard errors of the coverage are 0.8 points.
+    truth = np.array([[0.25, 0.07], [0.068, 0.612]])
+    draws = np.random.default_rng(7).multinomial(408, truth.ravel(), size=6000)
+    target, seen = float(COUNT_METRICS[name](truth * 1e9)), {}
+    covered = 0
+    for draw in map(tuple, draws.tolist()):
+        if draw not in seen:
+            cells = np.repeat(np.arange(4), draw)
+            score = score_of(name, Rows(cells // 2, cells % 2, None), Task.BINARY)
+            seen[draw] = score.low <= target <= score.high
+        covered += seen[draw]
+    assert 0.94 <= covered / 6000 <= 0.96
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearmanr"])
+def test_correlation_intervals_cover_on_skewed_scores_too(name):
+    rng = np.random.default_rng(8)
+    big = rng.standard_exponential(1_000_000)
+    noise = rng.normal(size=1_000_000) * 0.7
+    target = score_of(name, Rows(big, big + noise, None), Task.REGRESSION).value
+    covered = 0
+    for _ in range(1500):
+        x = rng.standard_exponential(300)
+        score = score_of(name, Rows(x, x + 0.7 * rng.normal(size=300), None), Task.REGRESSION)
+        covered += score.low <= target <= score.high
+    assert 0.93 <= covered / 1500 <= 0.97
+
+
+def test_the_value_lies_in_its_interval_on_any_table():
+    rng = np.random.default_rng(9)
+    for _ in range(150):
+        k = int(rng.integers(2, 5))
+        n = int(rng.integers(1, 30))
+        task = Task.BINARY if k == 2 else Task.MULTICLASS
+        y, p = rng.integers(0, k, n), rng.integers(0, k, n)
+        for name, score in make_suite(task, names=every(task)).compute_with_intervals(p, y).items():
+            if score.value is not None:
+                assert score.low <= score.value <= score.high, (name, confusion_matrix(y, p))
+                assert score.low >= -1, name
+                assert score.high <= 1, name
+
+
+@pytest.mark.parametrize("task", list(Task))
+def test_a_hundred_thousand_rows_take_under_two_seconds(task):
+    rng, n = np.random.default_rng(0), 100_000
+    y = rng.random(n) if task is Task.REGRESSION else rng.integers(0, 2, n if task is not Task.MULTILABEL else (n, 4))
+    p = rng.normal(size=y.shape if task in (Task.REGRESSION, Task.MULTILABEL) else (n, 2 if task is Task.BINARY else 6))
+    make_suite(task, names=every(task)).compute_with_intervals(p[:50], y[:50])  # imports are not what is timed
+    # CPU seconds, not wall: other tests share the cores.
+    started = time.process_time()
+    make_suite(task, names=every(task)).compute_with_intervals(p, y)
+    assert time.process_time() - started < 2.0
+
+
+def test_the_same_seed_gives_the_same_interval():
+    rng = np.random.default_rng(0)
+    y, p = rng.integers(0, 2, 100), rng.normal(size=(100, 2))
+    suite = make_suite(Task.BINARY, names=["average_precision"])
+    first, again, other = (suite.compute_with_intervals(p, y, seed=s)["average_precision"] for s in (0, 0, 1))
+    assert first == again
+    assert first != other
