@@ -30,7 +30,7 @@ def tiny_bert(seed: int = 0, dropout: float = 0.0, num_labels: int = 2, layers: 
     set_seed(seed)
     return BertForSequenceClassification(
         BertConfig(
-            vocab_size=100,
+            vocab_size=160,
             hidden_size=32,
             num_hidden_layers=layers,
             num_attention_heads=2,

@@ -18,7 +18,7 @@ from tunesmith.data.token_rows import TokenRows
 class Batch:
     """One micro-batch. `inputs` go to the model by name; `labels` never do. `rows` are row numbers of the split."""
 
-    inputs: dict[str, torch.Tensor]
+    inputs: dict[str, Any]
     labels: torch.Tensor | None
     rows: npt.NDArray[np.int64]
     tokens: int
@@ -43,7 +43,7 @@ class Window:
 class Collate(Protocol):
     """Rows of tokens -> model inputs."""
 
-    def __call__(self, tokens: dict[str, list[npt.NDArray[Any]]]) -> dict[str, torch.Tensor]:
+    def __call__(self, tokens: dict[str, list[npt.NDArray[Any]]]) -> dict[str, Any]:
         """Tensors by input name."""
         ...
 
@@ -66,7 +66,7 @@ class Padding:
             return -(-longest // self.multiple_of) * self.multiple_of
         return longest
 
-    def __call__(self, tokens: dict[str, list[npt.NDArray[Any]]]) -> dict[str, torch.Tensor]:
+    def __call__(self, tokens: dict[str, list[npt.NDArray[Any]]]) -> dict[str, Any]:
         """Rectangular int64 tensors and the attention mask."""
         rows = tokens["input_ids"]
         width = self.width(max((len(r) for r in rows), default=1))
@@ -87,7 +87,9 @@ def make_batch(rows: TokenRows, indices: npt.NDArray[np.int64], collate: Collate
     """The micro-batch of these rows."""
     inputs = collate(rows.take(indices))
     labels = None if rows.labels is None else torch.from_numpy(np.ascontiguousarray(rows.labels[indices]))
-    return Batch(inputs, labels, indices, int(rows.lengths[indices].sum()), int(inputs["input_ids"].numel()))
+    split = getattr(collate, "split", None)
+    extra = {} if split is None else {"split": split}
+    return Batch(inputs, labels, indices, int(rows.lengths[indices].sum()), int(inputs["input_ids"].numel()), extra)
 
 
 @dataclass(frozen=True)

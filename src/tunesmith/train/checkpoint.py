@@ -28,6 +28,8 @@ WEIGHTS, OPTIMIZER, GENERATORS, STATE = (
     "state.json",
 )
 PIECES = (WEIGHTS, OPTIMIZER, GENERATORS, STATE)
+VOCABULARY = "vocabulary.safetensors"
+"""Only where weight decay shrinks embedding rows that do not occur in the data: their values before any decay."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ def save_checkpoint(
             save_file(
                 {f"{k}.{r}": v for r, g in enumerate(generators) for k, v in g["tensors"].items()}, tmp / GENERATORS
             )
+            if state.cut is not None and float(state.cut.kept) != 1.0:
+                save_file(state.cut.state_dict(), tmp / VOCABULARY)
             (tmp / STATE).write_text(json.dumps(_plain_state(state, plain, generators), allow_nan=False))
             if describe is not None:
                 describe(tmp)
@@ -80,8 +84,16 @@ def save_checkpoint(
 
 
 def full_weights(state: TrainState) -> dict[str, torch.Tensor]:
-    """The model's tensors as transformers stores them, on the CPU."""
-    return contiguous(state.model.state_dict())
+    """The model's tensors as transformers stores them, on the CPU, with the whole vocabulary."""
+    tensors = state.model.state_dict()
+    if state.cut is not None:
+        tensors[_embedding_name(state.model)] = state.cut.table()
+    return contiguous(tensors)
+
+
+def _embedding_name(model: nn.Module) -> str:
+    weight = model.get_input_embeddings().weight  # type: ignore[operator]
+    return next(name for name, parameter in model.named_parameters() if parameter is weight)
 
 
 def contiguous(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -101,6 +113,7 @@ def _plain_state(state: TrainState, optimizer: dict[str, Any], generators: list[
         "step": state.step,
         "progress": state.progress.to_json(),
         "rows_limit": state.rows_limit,
+        "vocabulary": None if state.cut is None else "decayed" if float(state.cut.kept) != 1.0 else "plain",
         "loss_scale": None if scale is None else [float(scale.scale), int(scale.good_steps)],
         "optimizer": optimizer,
         "generators": [g["plain"] for g in generators],
@@ -110,15 +123,15 @@ def _plain_state(state: TrainState, optimizer: dict[str, Any], generators: list[
 
 def load_checkpoint(folder: Path, state: TrainState) -> None:
     """Puts a verified checkpoint into the state. A missing piece is refused: a resume is whole or it is none."""
-    for piece in PIECES:
+    plain = json.loads((folder / STATE).read_text()) if (folder / STATE).is_file() else {}
+    for piece in (*PIECES, VOCABULARY) if plain.get("vocabulary") == "decayed" else PIECES:
         if not (folder / piece).is_file():
             raise CheckpointError(
                 f"has no {piece}, so the run cannot go on exactly from it",
                 where=str(folder),
                 fix="Give --weights_only to start a new run from its weights.",
             )
-    plain = json.loads((folder / STATE).read_text())
-    load_weights(state.model, folder / WEIGHTS)
+    _load_weights_into(state, folder)
     unpack_optimizer(state.optimizer, load_file(folder / OPTIMIZER), plain["optimizer"], str(folder))
     state.step = int(plain["step"])
     state.progress = Progress(**plain["progress"])
@@ -132,13 +145,31 @@ def load_checkpoint(folder: Path, state: TrainState) -> None:
         _restore_generators(load_file(folder / GENERATORS), plain["generators"][rank], rank, state.runtime.device)
 
 
+def _load_weights_into(state: TrainState, folder: Path) -> None:
+    """Weights of a checkpoint, also where the state trains a cut vocabulary."""
+    stored = load_file(folder / WEIGHTS)
+    if state.cut is not None:
+        name = _embedding_name(state.model)
+        cut = {
+            "table": stored[name],
+            "ids": torch.from_numpy(state.cut.ids),
+            "kept": torch.ones((), dtype=torch.float64),
+        }
+        state.cut.load_state_dict(load_file(folder / VOCABULARY) if (folder / VOCABULARY).is_file() else cut)
+        stored[name] = state.model.state_dict()[name]
+    _copy_weights(state.model, stored, str(folder / WEIGHTS))
+
+
 def load_weights(model: nn.Module, file: Path) -> None:
     """Copies stored weights into the model, in place; names and shapes must be the model's own."""
-    stored = load_file(file)
+    _copy_weights(model, load_file(file), str(file))
+
+
+def _copy_weights(model: nn.Module, stored: dict[str, torch.Tensor], where: str) -> None:
     own = model.state_dict()
     wrong = sorted(set(own) ^ set(stored)) or [n for n in own if own[n].shape != stored[n].shape]
     if wrong:
-        raise CheckpointError(f"does not fit the model: {', '.join(wrong[:5])}", where=str(file))
+        raise CheckpointError(f"does not fit the model: {', '.join(wrong[:5])}", where=where)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(stored[name])

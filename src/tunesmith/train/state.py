@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from tunesmith.model.vocabulary import VocabularyCut
 from tunesmith.train.losses import Objective
 from tunesmith.train.runtime import Runtime
 from tunesmith.train.stopping import Progress
@@ -41,6 +42,8 @@ class TrainState:
     runtime: Runtime
     wrapped: nn.Module = field(init=False)
     loss_scale: LossScale | None = field(init=False, default=None)
+    cut: VocabularyCut | None = None
+    """Set while only the rows of the embedding that occur in the data are trained."""
     step: int = 0
     progress: Progress = field(default_factory=Progress)
     rows_limit: int | None = None
@@ -49,6 +52,17 @@ class TrainState:
     """1.0 once a step was not finite: later updates are held back until the host has read it."""
     extra: dict[str, Any] = field(default_factory=dict)
     """State of listeners that want to survive a resume (JSON)."""
+
+    @property
+    def cut_decay(self) -> float:
+        """Weight decay times the rate's share of the group that the word embedding is in."""
+        if self.cut is None:
+            return 0.0
+        weight = self.model.get_input_embeddings().weight  # type: ignore[operator]
+        for group in self.optimizer.param_groups:
+            if any(p is weight for p in group["params"]):
+                return float(group.get("weight_decay", 0.0) * group.get("lr_scale", 1.0))
+        return 0.0
 
     def __post_init__(self) -> None:
         self.wrapped = self.runtime.wrap(self.model)

@@ -59,6 +59,8 @@ def train_step(
         divisor = divisor * torch.clamp((norm + 1e-6) / max_grad_norm, min=1.0)
     set_rate(state.optimizer, learning_rate)
     apply_update(state.optimizer, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip)
+    if state.cut is not None:
+        state.cut.decay(1.0 - learning_rate * state.cut_decay * (1.0 - skip.double()))
     if state.loss_scale is not None:
         state.loss_scale.update(bad)
     state.optimizer.zero_grad(set_to_none=True)
@@ -112,7 +114,7 @@ def split_batch(batch: Batch, limit: int) -> list[Batch]:
     if len(batch) <= limit:
         return [batch]
     if "split" in batch.extra:
-        pieces: list[Batch] = batch.extra["split"](limit)
+        pieces: list[Batch] = batch.extra["split"](batch, limit)
         return pieces
     out = []
     for start in range(0, len(batch), limit):

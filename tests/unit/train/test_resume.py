@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,18 @@ from tunesmith.train.plan import Calendar, Plan, epoch_ends_for
 from tunesmith.train.runtime import make_runtime
 from tunesmith.train.schedule import Schedule
 from tunesmith.train.state import TrainState
+from tunesmith.train.strategies import choose_strategies
 
 ROWS = 46
 
 
 def make_keeper(
-    folder: Path, *, accumulation: int = 1, sampling: Any = "group_by_length", patience: int | None = None
+    folder: Path,
+    *,
+    accumulation: int = 1,
+    sampling: Any = "group_by_length",
+    patience: int | None = None,
+    fast: bool = False,
 ) -> tuple[RunKeeper, Batches]:
     rows = TokenRows.from_lists(token_lists(ROWS))
     batches = Batches(rows, Padding(), 4 // accumulation, seed=3, accumulation=accumulation, sampling=sampling)
@@ -49,12 +57,13 @@ def make_keeper(
         patience=patience,
     )
     model = tiny_bert(dropout=0.1)
-    state = TrainState(
-        model,
-        make_optimizer(model, learning_rate=1e-3, weight_decay=0.1),
-        TaskLoss(Task.BINARY, 2),
-        make_runtime(use_cpu=True),
-    )
+    cut = None
+    if fast:
+        strategies = choose_strategies(model, rows, Padding(), device=torch.device("cpu"))
+        assert len(strategies.on) == 3, strategies.notes
+        batches, cut = replace(batches, collate=strategies.train_collate), strategies.cut
+    optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.1)
+    state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True), cut=cut)
     identity = Identity("run", "data", {"accumulation": accumulation}, {"names": ["a", "b"]}, {})
     return RunKeeper(RunDir(folder), state, plan, identity, lambda tmp: None, keep_checkpoints=100), batches
 
@@ -63,7 +72,10 @@ def run(keeper: RunKeeper, batches: Batches, *, until: int | None = None) -> Non
     validation = TokenRows.from_lists(token_lists(20, seed=9))
 
     def evaluate(state: TrainState) -> dict[str, tuple[dict[str, float | None], int]]:
-        result = predict_rows(state.model, validation, Padding(), state.runtime, max_rows=8, objective=state.objective)
+        with state.cut.whole() if state.cut is not None else nullcontext():
+            result = predict_rows(
+                state.model, validation, Padding(), state.runtime, max_rows=8, objective=state.objective
+            )
         return {"validation": ({"loss": result.loss}, 20)}
 
     keeper.begin(RunStarted("run", 0, keeper.plan.num_steps, 1, 1, ROWS))
@@ -91,8 +103,8 @@ def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"accumulation": 2}, {"sampling": "random"}, {"patience": 2}],
-    ids=["grouped", "accumulation", "random", "early-stop"],
+    [{}, {"accumulation": 2}, {"sampling": "random"}, {"patience": 2}, {"fast": True}],
+    ids=["grouped", "accumulation", "random", "early-stop", "all-strategies"],
 )
 def test_resume_from_any_safe_point_repeats_the_same_events(tmp_path: Path, options: dict[str, Any]) -> None:
     keeper, batches = make_keeper(tmp_path / "whole", **options)

@@ -1,0 +1,58 @@
+"""The whole engine with every exact strategy on gives the losses and weights of the plain engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import tiny_bert, token_lists
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.token_rows import TokenRows
+from tunesmith.events import StepDone
+from tunesmith.labels import Task
+from tunesmith.train.checkpoint import full_weights
+from tunesmith.train.evaluate import predict_rows
+from tunesmith.train.loop import train_events
+from tunesmith.train.losses import TaskLoss
+from tunesmith.train.optim import make_optimizer
+from tunesmith.train.plan import Plan, epoch_ends_for
+from tunesmith.train.runtime import make_runtime
+from tunesmith.train.schedule import Schedule
+from tunesmith.train.state import TrainState
+from tunesmith.train.strategies import choose_strategies
+
+OFF = {"pack_rows": "off", "first_token_only": "off", "restrict_vocabulary": "off"}
+
+
+def train(
+    wishes: dict[str, Any], *, steps: int = 100, layerwise: float = 1.0
+) -> tuple[list[float], dict[str, torch.Tensor], Any]:
+    rows = TokenRows.from_lists(token_lists(70))
+    model = tiny_bert()
+    strategies = choose_strategies(model, rows, Padding(), device=torch.device("cpu"), **wishes)
+    batches = Batches(rows, strategies.train_collate, 4, seed=5, accumulation=2, sampling="group_by_length")
+    count, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=steps, num_epochs=1)
+    optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.1, layerwise_lr_decay=layerwise)
+    state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True), cut=strategies.cut)
+    plan = Plan(count, ends, Schedule("linear", 1e-3, 5, count), seed=5)
+    losses = [e.loss for e in train_events(state, batches, plan) if isinstance(e, StepDone) and e.loss is not None]
+    with strategies.whole():
+        evaluated = predict_rows(model, rows, strategies.collate, state.runtime, max_rows=16, objective=state.objective)
+    return losses, full_weights(state), evaluated
+
+
+@pytest.mark.parametrize("layerwise", [1.0, 0.8])
+@pytest.mark.parametrize("on", [*OFF, "all"])
+def test_each_strategy_trains_like_the_plain_step(on: str, layerwise: float) -> None:
+    plain_losses, plain, plain_eval = train(OFF, layerwise=layerwise)
+    wishes = {} if on == "all" else {**OFF, on: "on"}
+    losses, weights, evaluated = train(wishes, layerwise=layerwise)
+    assert len(losses) == 100
+    assert max(abs(a - b) for a, b in zip(losses, plain_losses, strict=True)) < 1e-5
+    assert plain.keys() == weights.keys()
+    for name in plain:
+        assert torch.allclose(weights[name], plain[name], atol=1e-4, rtol=0), name
+    assert abs(evaluated.loss - plain_eval.loss) < 1e-5
+    assert evaluated.logits.shape == (70, 2)
