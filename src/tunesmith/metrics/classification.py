@@ -132,7 +132,9 @@ def auroc_parts(positive: Array, score: Array) -> tuple[float, Array]:
     own[positive], own[~positive] = rankdata(score[positive]), rankdata(score[~positive])
     placement = np.where(positive, (ranks - own) / n, 1.0 - (ranks - own) / m)
     area = float(placement[positive].mean())
-    return area, (placement - area) / np.where(positive, m, n)
+    # m-1, n-1: the variance without bias, which shows at 50 positives.
+    scale = np.where(positive, m * max(m - 1, 1), n * max(n - 1, 1))
+    return area, (placement - area) / np.sqrt(scale)
 
 
 def log_odds(probabilities: Array) -> Array:

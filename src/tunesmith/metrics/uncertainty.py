@@ -2,7 +2,7 @@
 
 The percentile bootstrap covered 92 to 94% at n=200 where these cover 94 to 96%, and says [1, 1] of a perfect score on
 ten rows. Proportions get Wilson's interval; so does F1, because TP given TP+FP+FN is binomial; means over classes combine
-the Wilson limits of the classes (MOVER); other bounded scores get Wilson's at the n that explains their variance;
+the Wilson limits of the classes; other bounded scores get Wilson's at the n that explains their variance;
 correlations and positive means get a robust standard error on the Fisher z and log scale.
 """
 
@@ -84,13 +84,18 @@ def f1_limits(counts: Array, confidence: float = 0.95) -> tuple[Array, Array]:
 
 
 def combine_limits(values: Array, low: Array, high: Array, correlation: Array | None = None) -> Limits:
-    """Interval for the mean of values whose own intervals are known (MOVER); independent unless told otherwise."""
+    """Interval for the mean of values whose own intervals are known; independent unless told otherwise.
+
+    Half-widths combine as standard errors do. The skewness of a mean falls with the number of independent parts, so the
+    shift of the limits is divided by it: plain MOVER, which does not, missed 6% on one side with six classes at n=200.
+    """
     matrix = np.eye(len(values)) if correlation is None else correlation
-    below, above = values - low, high - values
-    mean, k = float(values.mean()), len(values)
-    down = math.sqrt(max(float(below @ matrix @ below), 0.0)) / k
-    up = math.sqrt(max(float(above @ matrix @ above), 0.0)) / k
-    return max(mean - down, 0.0), min(mean + up, 1.0)
+    half, shift = (high - low) / 2, (high + low) / 2 - values
+    spread = max(float(half @ matrix @ half), 0.0)
+    parts = len(values) * float(half @ half) / spread if spread > 0 else 1.0
+    centre = float(values.mean()) + float(half**2 @ shift) / float(half @ half) / max(parts, 1.0)
+    width = math.sqrt(spread) / len(values)
+    return max(centre - width, 0.0), min(centre + width, 1.0)
 
 
 def effective_limits(value: float, variance: float, *, rows: float, confidence: float = 0.95) -> Limits:
