@@ -11,6 +11,7 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, list_options
 from tunesmith.config.write import dump_value
 from tunesmith.errors import ConfigError, ResourceError
+from tunesmith.labels import Task
 
 USUAL = (
     "train_file",
@@ -19,7 +20,7 @@ USUAL = (
     "validation_split_fraction",
     "text_column_names",
     "label_column_name",
-    "problem_type",
+    "do_regression",
     "max_seq_length",
     "model_name_or_path",
     "num_train_epochs",
@@ -74,7 +75,7 @@ def look_at(files: dict[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
         name.removesuffix("_file"): read_source(path, name=name.removesuffix("_file")) for name, path in files.items()
     }
     columns = infer_columns(sources)
-    found: dict[str, Any] = {"text_column_names": list(columns.text), "problem_type": columns.task.problem_type}
+    found: dict[str, Any] = {"text_column_names": list(columns.text), "do_regression": columns.task is Task.REGRESSION}
     if columns.label is not None:
         found["label_column_name"] = columns.label
     rows = ", ".join(f"{len(source.dataset):,} {name} rows" for name, source in sources.items())

@@ -157,8 +157,6 @@ def _check_columns(config: RunConfig) -> Iterator[Problem]:
     if labels is not None and len(set(labels)) < len(labels):
         twice = next(name for name in labels if labels.count(name) > 1)
         yield Problem("label_names", f"{twice!r} is named twice", "Name each label once")
-    if config.problem_type is not None and config.do_regression not in (None, config.problem_type == "regression"):
-        yield Problem("do_regression", f"contradicts problem_type {config.problem_type}", "Give one of them")
     if config.delimiter is not None and len(config.delimiter) != 1:
         yield Problem("delimiter", f"{config.delimiter!r} is not one character", "Use one, such as ';' or tab")
     yield from _check_encoding(config)
@@ -182,7 +180,7 @@ def _check_class_weights(config: RunConfig) -> Iterator[Problem]:
     weights = config.class_weights
     if weights is None:
         return
-    if config.do_regression or config.problem_type == "regression":
+    if config.do_regression:
         yield Problem("class_weights", "has no meaning for regression", "Leave it out")
     if weights == "balanced":
         return

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 GlueTask = Literal["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"]
-ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +65,8 @@ class ReadingOptions:
     label_names: tuple[str, ...] | None = None
     """All label names, in id order. Default: the sorted names of the training rows."""
 
-    problem_type: ProblemType | None = None
-    """What a label is. Default: found in the data."""
-
     do_regression: bool | None = None
-    """The label is a number to predict. Default: found in the data."""
+    """The label is a number to predict (true) or a name even if it looks like one (false). Default: found in the data."""
 
     encoding: str | None = None
     """Text encoding of the files, such as cp1252. Default: UTF-8, or what the byte order mark says."""
@@ -105,7 +101,7 @@ class TokenOptions:
     """Round the padded length up to a multiple of this."""
 
     preprocessing_num_workers: int | None = None
-    """Processes used for tokenizing. Default: one."""
+    """Processes used for tokenizing. Default: one, whose tokenizer uses all cores."""
 
     overwrite_cache: bool = False
     """Tokenize again although a cached result exists."""

@@ -37,6 +37,7 @@ IGNORED: dict[str, str] = {
 
 REFUSED: dict[str, str] = {
     "trust_remote_code": "code from a model repository is never run",
+    "problem_type": "the task is found in the data; do_regression (true or false) decides about numbers",
     "token": "a token does not belong in a config; set the environment variable HF_TOKEN",
     "push_to_hub": "this version does not upload; use `hf upload` on the model folder",
     "hub_model_id": "this version does not upload; use `hf upload` on the model folder",

@@ -32,7 +32,7 @@ def test_init_writes_a_config_that_loads(pairs: Path, capsys: pytest.CaptureFixt
     assert config.train_file == "pairs.csv"
     assert config.text_column_names == ("sentence1", "sentence2")
     assert config.label_column_name == "label"
-    assert config.problem_type == "single_label_classification"
+    assert config.do_regression is False
     text = Path("run.yaml").read_text(encoding="utf-8")
     assert all(f"{name}:" in text for name in list_options()), "an option is missing"
     assert all(option.help in text for option in list_options().values())

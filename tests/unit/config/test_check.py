@@ -42,10 +42,6 @@ GOOD = {"train_file": "a.csv"}
         ({"text_column_names": ("a", "a")}, "text_column_names: 'a' is named twice"),
         ({"text_column_names": ("a",), "label_column_name": "a"}, "label_column_name: 'a' is also a text column"),
         ({"label_names": ("x", "y", "x")}, "label_names: 'x' is named twice"),
-        (
-            {"do_regression": True, "problem_type": "single_label_classification"},
-            "do_regression: contradicts problem_type",
-        ),
         ({"delimiter": "||"}, "delimiter: '||' is not one character"),
         ({"encoding": "utf9"}, "encoding: 'utf9' is not a known encoding. Did you mean 'utf-8'?"),
         ({"class_weights": (1.0, 0.0)}, "class_weights: 0.0 is not above 0"),
