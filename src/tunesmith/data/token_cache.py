@@ -63,6 +63,10 @@ class TokenCache:
             shutil.rmtree(folder, ignore_errors=True)
             return None
 
+    def remove(self, key: str) -> None:
+        """Forget one entry, if it is there."""
+        shutil.rmtree(self.root / key, ignore_errors=True)
+
     def build(
         self, key: str, write: Callable[[Path], None], count: Callable[[Dataset], dict[str, Any]]
     ) -> tuple[Dataset, dict[str, Any]]:

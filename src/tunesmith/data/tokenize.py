@@ -87,6 +87,7 @@ def tokenize(
     max_length: int,
     num_proc: int | None = None,
     cache_dir: str | Path | None = None,
+    overwrite_cache: bool = False,
     vocab_size: int | None = None,
     on_progress: Progress | None = None,
 ) -> Tokenized:
@@ -100,6 +101,8 @@ def tokenize(
     job = _Job(make_encoder(tokenizer, max_length), text, "token_type_ids" in tokenizer.model_input_names)
     cache = TokenCache(Path(cache_dir) if cache_dir is not None else default_cache_dir())
     key = job.key(dataset)
+    if overwrite_cache:
+        cache.remove(key)
     found = cache.open(key)
     stored, facts = found or cache.build(key, partial(_write, dataset, job, num_proc, on_progress), _facts)
     if on_progress is not None:
@@ -121,17 +124,15 @@ def tokenize(
 
 
 def longest_allowed(tokenizer: Any, *, model_max: int | None = None, asked: int | None = None) -> int:
-    """The row length to use: what was asked for, at most what model and tokenizer take; 512 when nothing is known."""
+    """The row length to use: what was asked for, else 512, and never more than the model and the tokenizer take."""
     # transformers says 1e30 for "unknown"
     limits = [int(n) for n in (model_max, tokenizer.model_max_length) if n is not None and 0 < n < 10_000_000]
-    known = min(limits) if limits else None
-    if asked is None:
-        return 512 if known is None else known
-    return asked if known is None else min(asked, known)
+    return min([512 if asked is None else asked, *limits])
 
 
 def _text_columns(columns: Columns | Sequence[str]) -> tuple[str, ...]:
-    return tuple(getattr(columns, "text", columns))
+    names: Sequence[str] = columns if isinstance(columns, (tuple, list)) else columns.text  # type: ignore[union-attr]
+    return tuple(names)
 
 
 def _check(dataset: Dataset, tokenizer: Any, text: tuple[str, ...], max_length: int) -> None:

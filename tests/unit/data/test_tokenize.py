@@ -106,6 +106,10 @@ def test_a_second_run_does_not_call_the_tokenizer(
     assert again.reused
     assert not first.reused
     assert again.truncated == first.truncated
+    monkeypatch.undo()
+    assert not tokenize(
+        moved, make_tokenizer(), ("first", "second"), max_length=9, cache_dir=tmp_path, overwrite_cache=True
+    ).reused
     assert again.dataset["input_ids"][:] == first.dataset["input_ids"][:]
 
 
@@ -300,6 +304,9 @@ def test_the_longest_row_allowed_guards_the_unknown_marker() -> None:
     assert longest_allowed(tokenizer, model_max=128, asked=256) == 128
     tokenizer.model_max_length = 100
     assert longest_allowed(tokenizer, model_max=128) == 100
+    tokenizer.model_max_length = 8192
+    assert longest_allowed(tokenizer, model_max=8192) == 512
+    assert longest_allowed(tokenizer, model_max=8192, asked=4096) == 4096
 
 
 def test_a_regular_expression_bomb_ends_in_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,239 @@
+"""A Hub-shaped HTTP server on loopback: what huggingface_hub 2.4 and datasets 5.2 really ask for when they read a repository.
+
+A route is one line in `ROUTES`; a request is answered by the method it names. Uploads would be three more routes
+(preupload, lfs batch, commit) that write into `Repo.files`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+LARGE = (".safetensors", ".parquet", ".bin")
+"""Stored as LFS on the real Hub: `resolve` answers with a redirect to the storage host and X-Linked-* headers."""
+
+
+@dataclass
+class Repo:
+    """One repository at one commit."""
+
+    files: dict[str, bytes]
+
+    @property
+    def sha(self) -> str:
+        return hashlib.sha1(
+            b"".join(k.encode() + hashlib.sha1(v).digest() for k, v in sorted(self.files.items()))
+        ).hexdigest()
+
+    def etag(self, path: str) -> str:
+        data = self.files[path]
+        if path.endswith(LARGE):
+            return hashlib.sha256(data).hexdigest()
+        return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+    def entry(self, path: str) -> dict[str, Any]:
+        data = self.files[path]
+        entry: dict[str, Any] = {"type": "file", "path": path, "size": len(data), "oid": self.etag(path)[:40]}
+        if path.endswith(LARGE):
+            entry["lfs"] = {"oid": self.etag(path), "size": len(data), "pointerSize": 130}
+        return entry
+
+    def listing(self, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
+        prefix = f"{folder}/" if folder else ""
+        inside = [p for p in self.files if p.startswith(prefix)]
+        folders = {"/".join(p.split("/")[:i]) for p in inside for i in range(1, len(p.split("/")))}
+        found = [
+            {"type": "directory", "path": f, "size": 0, "oid": "0" * 40}
+            for f in sorted(folders)
+            if f != folder and f.startswith(prefix)
+        ]
+        found += [self.entry(p) for p in sorted(inside)]
+        return [e for e in found if recursive or "/" not in e["path"][len(prefix) :]]
+
+
+@dataclass
+class Hub:
+    """Repositories by (kind, id), old names, requests seen, and the faults to play."""
+
+    repos: dict[tuple[str, str], Repo] = field(default_factory=dict)
+    renamed: dict[tuple[str, str], str] = field(default_factory=dict)
+    cut: dict[str, int] = field(default_factory=dict)
+    """Paths whose next download is cut after so many bytes; the entry stays until it is removed."""
+    seen: list[str] = field(default_factory=list)
+    url: str = ""
+    storage: str = ""
+    """Another host name, as on the real Hub: a HEAD of `resolve` stops at the redirect."""
+
+    def add(self, kind: str, name: str, files: dict[str, bytes]) -> Repo:
+        """A repository that clients can read."""
+        return self.repos.setdefault((kind, name), Repo(files))
+
+    def downloads(self) -> list[str]:
+        """The files whose bytes were asked for."""
+        return [
+            line.removeprefix("GET ")
+            for line in self.seen
+            if line.startswith("GET ") and ("/resolve/" in line or "/storage/" in line)
+        ]
+
+
+_NAME = r"(?P<name>[\w.-]+(?:/[\w.-]+)?)"
+ROUTES = [
+    ("GET", rf"/api/(?P<kind>models|datasets)/{_NAME}/revision/(?P<revision>[^/]+)", "info"),
+    ("GET", rf"/api/(?P<kind>models|datasets)/{_NAME}/tree/(?P<revision>[^/]+)(?:/(?P<path>.+))?", "tree"),
+    ("POST", rf"/api/(?P<kind>models|datasets)/{_NAME}/paths-info/(?P<revision>[^/]+)", "paths"),
+    ("HEAD GET", r"/storage/(?P<digest>[0-9a-f]{64})", "storage"),
+    ("HEAD GET", rf"/(?:(?P<kind>datasets)/)?{_NAME}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", "resolve"),
+    ("GET", rf"/api/(?P<kind>models|datasets)/{_NAME}", "info"),
+]
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+
+    def answer(self) -> None:
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        url = urlsplit(self.path)
+        self.query = parse_qs(url.query)
+        path = unquote(url.path)
+        self.hub.seen.append(f"{self.command} {path} {self.headers.get('Range', '')}".strip())
+        for methods, pattern, verb in ROUTES:
+            found = re.fullmatch(pattern, path)
+            if found and self.command in methods.split():
+                parts = found.groupdict()
+                if "name" in parts:
+                    self.in_repo(verb, parts, path)
+                else:
+                    getattr(self, verb)(**parts)
+                return
+        self.reply(404, b"{}")
+
+    do_GET = do_HEAD = do_POST = answer
+
+    def in_repo(self, verb: str, parts: dict[str, Any], path: str) -> None:
+        kind, name = parts.pop("kind") or "models", parts.pop("name")
+        if moved := self.hub.renamed.get((kind, name)):
+            self.reply(307, b"", {"Location": path.replace(f"/{name}", f"/{moved}", 1)})
+            return
+        repo = self.hub.repos.get((kind, name))
+        if repo is None:
+            self.refuse("RepoNotFound", "Repository not found")
+        elif parts.get("revision") not in (None, "main", repo.sha):
+            self.refuse("RevisionNotFound", "Invalid rev id")
+        else:
+            parts.pop("revision", None)
+            getattr(self, verb)(repo=repo, name=name, **parts)
+
+    def info(self, *, repo: Repo, name: str) -> None:
+        self.json(
+            {
+                "id": name,
+                "sha": repo.sha,
+                "private": False,
+                "gated": False,
+                "disabled": False,
+                "tags": [],
+                "downloads": 0,
+            }
+            | {"likes": 0, "siblings": [{"rfilename": p} for p in sorted(repo.files)]}
+        )
+
+    def tree(self, *, repo: Repo, name: str, path: str | None) -> None:
+        folder = (path or "").strip("/")
+        if folder and not any(p.startswith(f"{folder}/") for p in repo.files):
+            self.refuse("EntryNotFound", f"{folder} does not exist")
+            return
+        self.json(repo.listing(folder, recursive=self.query.get("recursive", ["false"])[0].lower() in ("true", "1")))
+
+    def paths(self, *, repo: Repo, name: str) -> None:
+        if self.headers.get("Content-Type", "").startswith("application/json"):
+            asked = json.loads(self.body)["paths"]
+        else:
+            asked = parse_qs(self.body.decode())["paths"]
+        folders = [
+            {"type": "directory", "path": p, "size": 0, "oid": "0" * 40}
+            for p in asked
+            if any(f.startswith(f"{p}/") for f in repo.files)
+        ]
+        self.json([repo.entry(p) for p in asked if p in repo.files] + folders)
+
+    def resolve(self, *, repo: Repo, name: str, path: str) -> None:
+        if path not in repo.files:
+            self.refuse("EntryNotFound", "Entry not found", {"X-Repo-Commit": repo.sha})
+            return
+        headers = {"X-Repo-Commit": repo.sha, "ETag": f'"{repo.etag(path)}"', "Accept-Ranges": "bytes"}
+        if path.endswith(LARGE):
+            linked = {"X-Linked-Etag": f'"{repo.etag(path)}"', "X-Linked-Size": str(len(repo.files[path]))}
+            self.reply(302, b"", headers | linked | {"Location": f"{self.hub.storage}/storage/{repo.etag(path)}"})
+        else:
+            self.send_file(path, repo.files[path], headers)
+
+    def storage(self, *, digest: str) -> None:
+        for repo in self.hub.repos.values():
+            for path, data in repo.files.items():
+                if path.endswith(LARGE) and repo.etag(path) == digest:
+                    self.send_file(path, data, {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"})
+                    return
+        self.reply(404, b"")
+
+    def send_file(self, path: str, data: bytes, headers: dict[str, str]) -> None:
+        status = 200
+        if found := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            first, last = int(found[1]), int(found[2] or len(data) - 1)
+            headers |= {"Content-Range": f"bytes {first}-{min(last, len(data) - 1)}/{len(data)}"}
+            data, status = data[first : last + 1], 206
+        if self.command == "GET" and path in self.hub.cut:
+            self.reply(status, data[: self.hub.cut[path]], headers, length=len(data))
+            self.close_connection = True
+        else:
+            self.reply(status, data, headers)
+
+    def json(self, value: object) -> None:
+        self.reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def refuse(self, code: str, message: str, headers: dict[str, str] | None = None) -> None:
+        self.reply(
+            404,
+            json.dumps({"error": message}).encode(),
+            {"X-Error-Code": code, "X-Error-Message": message} | (headers or {}),
+        )
+
+    def reply(
+        self, status: int, data: bytes, headers: dict[str, str] | None = None, *, length: int | None = None
+    ) -> None:
+        self.send_response(status)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(data) if length is None else length))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """`Hub.seen` has the requests."""
+
+
+@contextmanager
+def serve(hub: Hub) -> Iterator[Hub]:
+    """The hub on a free port of 127.0.0.1 until the block ends; `hub.url` is its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"hub": hub}))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    hub.storage = f"http://localhost:{server.server_port}"
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,108 @@
+"""`load_from_hub` with the real `datasets` client against a Hub on loopback. Each `client` is a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+NAMES = ["not_equivalent", "equivalent"]
+MRPC = {"train": [3000, NAMES, [0, 1, 0]], "validation": [8, NAMES, [0, 1, 0]], "test": [9, NAMES, [-1, -1, -1]]}
+TRAIN = "mrpc/train-00000-of-00001.parquet"
+NOBODY = "http://127.0.0.1:9"
+
+
+def test_cold_then_warm_then_without_the_hub(hub: Any, client: Any, call: Any) -> None:
+    [cold] = client(call("splits", "glue", "mrpc"))
+    assert cold.value == MRPC
+    assert len([d for d in hub.downloads() if d.startswith("/storage/")]) == 3
+    hub.seen.clear()
+    [warm] = client(call("splits", "nyu-mll/glue", "mrpc"))
+    assert warm.value == MRPC
+    assert hub.downloads() == []
+    hub.seen.clear()
+    [offline] = client(call("splits", "glue", "mrpc"), HF_DATASETS_OFFLINE="1")
+    assert offline.value == MRPC
+    assert hub.seen == []
+    forbidden, unreachable = client(
+        call("splits", "glue", "mrpc", allow_download=False), call("splits", "glue", "mrpc"), HF_ENDPOINT=NOBODY
+    )
+    assert forbidden.value == MRPC
+    assert unreachable.value == MRPC
+    assert unreachable.seconds < 5  # `load_dataset` alone tries for 25 s first
+
+
+def test_without_hub_and_without_copy_there_is_one_line(client: Any, call: Any) -> None:
+    [down] = client(call("splits", "glue", "mrpc"), HF_ENDPOINT=NOBODY)
+    assert down.error == "ResourceError"
+    assert down.line.startswith("the dataset glue (mrpc) is not on this machine and the Hub cannot be reached")
+    assert "\n" not in down.line
+    assert down.seconds < 5
+    [offline] = client(call("splits", "glue", "mrpc"), HF_HUB_OFFLINE="1")
+    assert "is not on this machine and offline mode is on" in offline.line
+
+
+def test_wrong_names_are_told_with_the_nearest_right_one(client: Any, call: Any) -> None:
+    name, config, several, revision = client(
+        call("splits", "gleu", "mrpc"),
+        call("splits", "glue", "mrcp"),
+        call("splits", "glue"),
+        call("splits", "glue", "mrpc", revision="v9"),
+    )
+    assert {a.error for a in (name, config, several, revision)} == {"ConfigError"}
+    assert name.line == "there is no Hub dataset named 'gleu'. Did you mean 'glue'?"
+    listed = "--dataset_config_name takes one of: mrpc, broken"
+    assert config.line == f"the dataset nyu-mll/glue has no config 'mrcp'. Did you mean 'mrpc'? {listed}"
+    assert several.line == f"the dataset nyu-mll/glue has several configs. {listed}"
+    assert revision.line == "the dataset nyu-mll/glue has no revision 'v9'"
+
+
+def test_missing_files_are_a_data_error_and_old_names_are_followed(hub: Any, client: Any, call: Any) -> None:
+    hub.renamed[("datasets", "oldglue")] = "nyu-mll/glue"
+    broken, whole = client(call("splits", "glue", "broken"), call("splits", "oldglue", "mrpc"))
+    assert broken.error == "DataError"
+    assert broken.line.startswith("the dataset nyu-mll/glue (broken) has no data files")
+    assert whole.value == MRPC
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_damaged_repository_is_a_data_error(hub: Any, client: Any, call: Any, damage: str) -> None:
+    files = hub.repos[("datasets", "nyu-mll/glue")].files
+    if damage == "gone":
+        del files[TRAIN]
+    else:
+        files[TRAIN] = files[TRAIN][:-2000]
+    [answer] = client(call("splits", "glue", "mrpc"))
+    assert answer.error == "DataError"
+    assert "nyu-mll/glue" in answer.line
+    assert ("no data files" if damage == "gone" else "cannot be read") in answer.line
+    assert "\n" not in answer.line
+
+
+def test_a_cut_connection_is_one_line_and_the_next_try_succeeds(
+    hub: Any, client: Any, call: Any, tmp_path: Path
+) -> None:
+    hub.cut[TRAIN] = 2000
+    [broken] = client(call("splits", "glue", "mrpc"))
+    assert broken.error == "ResourceError"
+    assert broken.line.startswith("the download of the dataset nyu-mll/glue broke off")
+    assert "\n" not in broken.line
+    assert list((tmp_path / "hf" / "datasets").rglob("*.arrow")) == []
+    hub.cut.clear()
+    unused, whole = client(call("splits", "glue", "mrpc", allow_download=False), call("splits", "glue", "mrpc"))
+    assert unused.error == "ResourceError"  # nothing half-cached is used
+    assert whole.value == MRPC
+
+
+def test_what_a_killed_process_left_behind_is_not_used(client: Any, call: Any, tmp_path: Path) -> None:
+    [first] = client(call("splits", "glue", "mrpc"))
+    assert first.value == MRPC
+    [info] = (tmp_path / "hf" / "datasets").rglob("dataset_info.json")
+    stump = info.parent.with_name("f" * 40 + ".incomplete")
+    stump.mkdir()
+    (stump / "dataset_info.json").write_text("{}")
+    info.parent.with_name("e" * 40).mkdir()
+    [offline] = client(call("splits", "glue", "mrpc"), HF_HUB_OFFLINE="1")
+    assert offline.value == MRPC
