@@ -3,6 +3,7 @@ known before a file is read or a model is loaded."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -155,7 +156,7 @@ def _check_columns(config: RunConfig) -> Iterator[Problem]:
         yield Problem("label_column_name", f"{config.label_column_name!r} is also a text column", "Name another column")
     labels = config.label_names
     if labels is not None and len(set(labels)) < len(labels):
-        twice = next(name for name in labels if labels.count(name) > 1)
+        twice = Counter(labels).most_common(1)[0][0]
         yield Problem("label_names", f"{twice!r} is named twice", "Name each label once")
     if config.delimiter is not None and len(config.delimiter) != 1:
         yield Problem("delimiter", f"{config.delimiter!r} is not one character", "Use one, such as ';' or tab")

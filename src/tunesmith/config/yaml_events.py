@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from tunesmith.config.entries import MAX_DEPTH, Entry, Reading
+from tunesmith.config.entries import MAX_DEPTH, Entry, Reading, refuse_more
 from tunesmith.errors import ConfigError
 
 _NULLS = ("", "~", "null", "Null", "NULL")
@@ -76,6 +76,7 @@ class _Builder:
                 )
             value = self._value(self._next(events), events, depth)
             entries[key.value] = Entry(key.value, value, where)
+            refuse_more(len(entries) + len(self.problems), self.file)
         return entries
 
     def _value(self, event: Any, events: Iterator[Any], depth: int) -> Any:

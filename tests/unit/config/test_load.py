@@ -181,6 +181,19 @@ def test_toml_problems_name_their_place(write: Any, text: str, message: str) -> 
     assert problems_of(write(text, "run.toml")) == (message,)
 
 
+@pytest.mark.parametrize(
+    ("name", "start", "line", "end"),
+    [
+        ("run.yaml", "", "key{}: 1\n", ""),
+        ("run.json", '{"a": 1', ', "key{}": 1', "}"),
+        ("run.toml", "", "key{} = 1\n", ""),
+    ],
+)
+def test_thousands_of_names_are_not_a_config(write: Any, name: str, start: str, line: str, end: str) -> None:
+    text = start + "".join(line.format(i) for i in range(20_000)) + end
+    assert problems_of(write(text, name)) == (f"{name}: holds more than 500 names. Is it a data file?",)
+
+
 def test_a_data_file_given_as_config_says_how_to_train_on_it(write: Any) -> None:
     assert problems_of(write("a,b\n", "pairs.csv")) == (
         "pairs.csv: is not a config file. Data goes in with --train_file pairs.csv, "
