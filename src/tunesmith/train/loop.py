@@ -19,6 +19,7 @@ from tunesmith.events import (
     finite_or_none,
 )
 from tunesmith.train.culprit import find_culprit
+from tunesmith.train.optim import current_rate
 from tunesmith.train.plan import Plan
 from tunesmith.train.schedule import lr_at
 from tunesmith.train.state import TrainState
@@ -53,7 +54,7 @@ def train_events(
         if skip == 0:
             yield EpochStarted(epoch, state.step)
         for window in batches.windows(epoch, skip):
-            rate = lr_at(state.step, plan.schedule)
+            rate = current_rate(state.optimizer) if state.hooks.sets_rate else lr_at(state.step, plan.schedule)
             pending.append(
                 train_step(state, window, learning_rate=rate, max_grad_norm=plan.max_grad_norm, seed=plan.seed)
             )

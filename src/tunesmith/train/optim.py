@@ -46,6 +46,11 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
             group["lr"] = value
 
 
+def current_rate(optimizer: Optimizer) -> float:
+    """The rate of the first group, as it stands."""
+    return float(optimizer.param_groups[0]["lr"])
+
+
 def trained_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
     """The parameters that have a gradient."""
     return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tunesmith.model.vocabulary import VocabularyCut
+from tunesmith.train.hooks import StepHooks
 from tunesmith.train.losses import Objective
 from tunesmith.train.runtime import Runtime
 from tunesmith.train.stopping import Progress
@@ -52,6 +53,7 @@ class TrainState:
     """1.0 once a step was not finite: later updates are held back until the host has read it."""
     extra: dict[str, Any] = field(default_factory=dict)
     """State of listeners that want to survive a resume (JSON)."""
+    hooks: StepHooks = field(default_factory=StepHooks)
 
     @property
     def cut_decay(self) -> float:

@@ -39,6 +39,8 @@ def train_step(
     """Advances the state by one optimizer step. A step that is not finite leaves the weights as they were."""
     started = time.perf_counter()
     limit_before = state.rows_limit
+    if state.hooks.begin is not None:
+        state.hooks.begin(window)
     while True:
         try:
             loss = _accumulate(state, window, seed)
@@ -57,8 +59,9 @@ def train_step(
     if max_grad_norm > 0:
         # clip_grad_norm_'s coefficient, handed to the optimizer as a divisor: no extra pass over the gradients
         divisor = divisor * torch.clamp((norm + 1e-6) / max_grad_norm, min=1.0)
-    set_rate(state.optimizer, learning_rate)
-    apply_update(state.optimizer, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip)
+    if not state.hooks.sets_rate:
+        set_rate(state.optimizer, learning_rate)
+    _update(state, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip)
     if state.cut is not None:
         state.cut.decay(1.0 - learning_rate * state.cut_decay * (1.0 - skip.double()))
     if state.loss_scale is not None:
@@ -93,13 +96,34 @@ def _accumulate(state: TrainState, window: Window, seed: int) -> torch.Tensor:
     batches = _within_limit(window.micro_batches, state.rows_limit)
     for index, batch in enumerate(batches):
         batch = runtime.move(batch)
-        with runtime.sync_when(index == len(batches) - 1, state.wrapped):
-            with runtime.autocast():
-                loss_sum, _ = state.objective.sum(state.wrapped, batch)
-            loss = loss_sum * (0.0 if window.idle else factor)
-            total += loss.detach()
-            torch.autograd.backward(loss if state.loss_scale is None else loss * state.loss_scale.scale)
+        last = index == len(batches) - 1
+        with runtime.sync_when(last, state.wrapped):
+            share = 0.0 if window.idle else factor
+            total += state.hooks.micro_step(batch, share) if state.hooks.micro_step else micro_step(state, batch, share)
+        if state.hooks.substep_end is not None and not last:
+            state.hooks.substep_end()
     return runtime.sum_over_ranks(total) / runtime.world
+
+
+def micro_step(state: TrainState, batch: Batch, factor: float) -> torch.Tensor:
+    """Forward and backward of one micro-batch; returns its share of the window's loss."""
+    with state.runtime.autocast():
+        loss_sum, _ = state.objective.sum(state.wrapped, batch)
+    loss = loss_sum * factor
+    torch.autograd.backward(loss if state.loss_scale is None else loss * state.loss_scale.scale)
+    return loss.detach()
+
+
+def _update(state: TrainState, divisor: torch.Tensor, skip: torch.Tensor) -> None:
+    """The optimizer's step, with the caller's hooks around it."""
+    hooks = state.hooks
+    if hooks.before_update is not None:
+        torch._foreach_div_([p.grad for p in trained_parameters(state.optimizer) if p.grad is not None], divisor)
+        divisor = torch.ones_like(divisor)
+        hooks.before_update()
+    apply_update(state.optimizer, divisor, skip)
+    if hooks.after_update is not None:
+        hooks.after_update()
 
 
 def _within_limit(batches: tuple[Batch, ...], limit: int | None) -> list[Batch]:

@@ -1,0 +1,27 @@
+"""What a caller may do inside an optimizer step. Every hook is None in an ordinary run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tunesmith.data.batches import Batch, Window
+
+MicroStep = Callable[[Batch, float], torch.Tensor]
+"""(micro-batch on the device, factor for its summed loss) -> its share of the window's loss, after the backward pass."""
+
+
+@dataclass
+class StepHooks:
+    """Called by `train_step` in the order of the fields; `micro_step` stands in for forward and backward."""
+
+    begin: Callable[[Window], None] | None = None
+    micro_step: MicroStep | None = None
+    substep_end: Callable[[], None] | None = None
+    before_update: Callable[[], None] | None = None
+    """Sees the gradients as the optimizer will: unscaled and clipped."""
+    after_update: Callable[[], None] | None = None
+    sets_rate: bool = False
+    """A scheduler object of the caller's sets the rate of the optimizer's groups, not the plan."""
