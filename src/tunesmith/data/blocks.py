@@ -100,7 +100,7 @@ def _choose_codec(head: bytes, encoding: str | None, origin: str) -> tuple[str, 
 
 def _describe(error: UnicodeDecodeError, start: int, codec: str) -> UnreadableText:
     bad = error.object[error.start : error.start + 1]
-    if error.start + 4 > len(error.object) and "unexpected end" in error.reason:
+    if error.start + 4 > len(error.object) and error.reason in ("unexpected end of data", "truncated data"):
         problem = f"the file ends inside a character (byte offset {start}, 0x{bad.hex()}): it is cut short"
         return UnreadableText(problem, "Copy the file again.")
     problem = f"byte 0x{bad.hex()} at byte offset {start} is not {codec} ({error.reason})"

@@ -183,10 +183,10 @@ def _without_dictionaries(batch: Any) -> Any:
 
 
 def _check_stream_end(path: Path, origin: str) -> None:
-    # A stream cut between two batches reads as a shorter, complete one. Writers end with a zero length word.
+    # A stream cut between two batches reads as a shorter, complete one. Writers end with a mark and a length of zero.
     with open(path, "rb") as file:
-        file.seek(max(0, path.stat().st_size - 4))
-        if file.read() != b"\0\0\0\0":
+        file.seek(max(0, path.stat().st_size - 8))
+        if file.read() != b"\xff\xff\xff\xff\0\0\0\0":
             raise DataError("the Arrow stream is cut short: no end mark", where=origin, fix="Write the file again.")
 
 

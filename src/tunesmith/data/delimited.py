@@ -9,7 +9,7 @@ file are not records; anywhere else they are refused, unless the file has one co
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import methodcaller
 
@@ -32,36 +32,37 @@ class Records:
 
 
 def parse_delimited(
-    blocks: Iterable[str], *, origin: str, delimiter: str, quoting: bool
-) -> Iterator[tuple[list[str], Records]]:
-    """(header, records) for every block of text; the header alone first, so that it can be checked early."""
-    parser = _Parser(origin, delimiter, quoting)
-    announced = False
+    blocks: Iterable[str],
+    *,
+    origin: str,
+    delimiter: str,
+    quoting: bool,
+    on_header: Callable[[list[str]], None],
+) -> Iterator[Records]:
+    """The records after the first, which is the header: `on_header` may refuse it before any row is looked at."""
+    parser = _Parser(origin, delimiter, quoting, on_header)
     try:
         for block in blocks:
             parser.feed(block, final=False)
-            if parser.header is not None and not announced:
-                announced = True
-                yield parser.header, Records([], [])
             if parser.lines:
-                yield parser.header or [], parser.take()
+                yield parser.take()
     except UnreadableText as fault:
         raise fault.at(parser.place_of_end()) from None
     parser.feed("", final=True)
     if parser.header is None:
         raise DataError("the file is empty", where=origin, fix="It needs a header line and at least one row.")
-    if not announced:
-        yield parser.header, Records([], [])
-    yield parser.header, parser.take()
+    if parser.lines:
+        yield parser.take()
 
 
 class _Parser:
     """Holds what is left of the last block and where it starts."""
 
-    def __init__(self, origin: str, delimiter: str, quoting: bool) -> None:
+    def __init__(self, origin: str, delimiter: str, quoting: bool, on_header: Callable[[list[str]], None]) -> None:
         self.origin = origin
         self.delimiter = delimiter
         self.quoting = quoting
+        self.on_header = on_header
         self.header: list[str] | None = None
         self.line = 1
         self.lines: list[int] = []
@@ -120,6 +121,7 @@ class _Parser:
         if found is None:
             return 0
         self.header, end = found
+        self.on_header(self.header)
         self._columns = [[] for _ in self.header]
         self.line += _count_lines(text[:end])
         return end

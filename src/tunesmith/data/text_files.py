@@ -54,15 +54,16 @@ def delimited_batches(blocks: Iterable[str], *, origin: str, dialect: Dialect) -
     """Record batches of strings plus the line numbers; the header is checked before any row."""
     import pyarrow as pa
 
-    schema = None
-    records = parse_delimited(blocks, origin=origin, delimiter=dialect.delimiter, quoting=dialect.quoting)
-    for header, rows in records:
-        if schema is None:
-            names = check_header(header, origin=origin, dialect=dialect)
-            schema = pa.schema([*((name, pa.string()) for name in names), (LINE_COLUMN, pa.int64())])
-        if rows.lines:
-            arrays = [pa.array(column, pa.string()) for column in rows.columns]
-            yield pa.record_batch([*arrays, pa.array(rows.lines, pa.int64())], schema=schema)
+    names: list[str] = []
+
+    def name_columns(header: list[str]) -> None:
+        names.extend(check_header(header, origin=origin, dialect=dialect))
+
+    for rows in parse_delimited(
+        blocks, origin=origin, delimiter=dialect.delimiter, quoting=dialect.quoting, on_header=name_columns
+    ):
+        arrays = [pa.array(column, pa.string()) for column in rows.columns]
+        yield pa.record_batch([*arrays, pa.array(rows.lines, pa.int64())], names=[*names, LINE_COLUMN])
 
 
 def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[str]:

@@ -1,0 +1,302 @@
+"""Rows 21 to 28 of the fault catalogue: every bad file is refused with its place, before anything is trained on it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tunesmith.data.containers import Limits
+from tunesmith.data.load import load_data
+from tunesmith.data.read import read_source
+from tunesmith.errors import DataError
+
+HEAD = "text,label\n"
+GOOD = HEAD + "".join(f"sentence number {i},{'pos' if i % 2 else 'neg'}\n" for i in range(20))
+OTHER = HEAD + "another one,pos\nand one more,neg\n"
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A train file, its bytes, and what the one line must contain."""
+
+    name: str
+    data: bytes | str
+    says: tuple[str, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    validation: bytes | str | None = None
+
+
+def at_line(number: int, line: str, base: str = GOOD) -> str:
+    """The good file with one line put in place of another (1 is the header)."""
+    lines = base.splitlines(keepends=True)
+    lines[number - 1] = line + "\n"
+    return "".join(lines)
+
+
+def jsonl(*lines: str, before: int = 4) -> str:
+    good = [json.dumps({"text": f"sentence {i}", "label": "pos" if i % 2 else "neg"}) for i in range(before)]
+    return "\n".join([*good, *lines]) + "\n"
+
+
+def parquet(labels: list[Any], texts: list[Any] | None = None) -> bytes:
+    out = io.BytesIO()
+    texts = [f"sentence {i}" for i in range(len(labels))] if texts is None else texts
+    pq.write_table(pa.table({"text": texts, "label": labels}), out)
+    return out.getvalue()
+
+
+def arrow_stream() -> bytes:
+    out = io.BytesIO()
+    table = pa.table({"text": ["a b", "c d"] * 50, "label": ["x", "y"] * 50})
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table, max_chunksize=10)
+    return out.getvalue()
+
+
+LATIN = GOOD.replace("sentence number 4,", "caf\u00e9,").encode("latin-1")
+ENCODINGS = {
+    "latin-1": Bad("x.csv", LATIN, ("x.csv:6:1: ", "byte 0xe9 at byte offset", "--encoding cp1252")),
+    "latin-1 in the label": Bad("x.csv", at_line(9, "plain,caf\u00e9").encode("latin-1"), ("x.csv:9:2: ", "0xe9")),
+    "latin-1 header": Bad("x.csv", GOOD.replace("text", "t\u00e9xt").encode("latin-1"), ("x.csv:1:1: ", "0xe9")),
+    "latin-1 after a quoted newline": Bad(
+        "x.csv", b'text,label\n"a\nb",pos\nx,caf\xe9\n', ("x.csv:4:2: ", "byte offset 26", "0xe9")
+    ),
+    "truncated UTF-8": Bad("x.csv", (GOOD + "caf\u00e9").encode()[:-1], ("x.csv:22:1: ", "cut short")),
+    "UTF-16 without a mark": Bad("x.csv", GOOD.encode("utf-16-le"), ("x.csv:1:1: ", "NUL", "--encoding utf-16-le")),
+    "UTF-16 cut in half a character": Bad("x.csv", GOOD.encode("utf-16")[:-1], ("x.csv:21:2: ", "cut short")),
+    "mark against --encoding": Bad(
+        "x.csv", GOOD.encode("utf-8-sig"), ("x.csv: ", "byte order mark"), {"encoding": "cp1252"}
+    ),
+    "wrong --encoding": Bad(
+        "x.csv", at_line(6, "\u3042,pos").encode(), ("x.csv:6:1: ", "byte offset"), {"encoding": "ascii"}
+    ),
+    "NUL": Bad("x.csv", at_line(7, "a\0b,pos"), ("x.csv:7:1: ", "NUL")),
+    "NUL in tsv": Bad("x.tsv", "text\tlabel\na\tb\nc\t\0\n", ("x.tsv:3:2: ", "NUL")),
+    "latin-1 json line": Bad("x.jsonl", jsonl('{"text": "caf\u00e9"}').encode("latin-1"), ("x.jsonl:5:14: ", "0xe9")),
+}
+QUOTES = {
+    "unterminated": Bad("x.csv", at_line(6, '"open,pos'), ("x.csv:6:1: ", "never closed")),
+    "unterminated in the second field": Bad("x.csv", at_line(6, 'open,"pos'), ("x.csv:6:2: ", "never closed")),
+    "unterminated in the last line": Bad("x.csv", GOOD + 'x,"pos', ("x.csv:22:2: ", "never closed")),
+    "unterminated header": Bad("x.csv", '"text,label\na,b\n', ("x.csv:1:1: ", "never closed")),
+    "two stray opening quotes": Bad(
+        "x.csv",
+        at_line(12, '"b,neg', at_line(6, '"a,pos')),
+        ("x.csv:6:1: ", "closed on line 12", "goes on with 'b,neg'"),
+    ),
+    "quote inside a field": Bad(
+        "x.csv", at_line(6, 'he said "no",pos'), ("x.csv:6:1: ", "a quote inside", "--quoting none")
+    ),
+    "text after a closing quote": Bad("x.csv", at_line(6, '"a" b,pos'), ("x.csv:6:1: ", "goes on with ' b,pos'")),
+    "space before a quote": Bad("x.csv", at_line(6, 'a, "pos"'), ("x.csv:6:2: ", "a quote inside")),
+    "quotes in tsv when asked for": Bad(
+        "x.tsv", 'text\tlabel\na "b" c\tx\nd\ty\n', ("x.tsv:2:1: ", "a quote inside"), {"quoting": "rfc4180"}
+    ),
+}
+SHAPES = {
+    "long row": Bad("x.csv", at_line(7, "a,b,pos"), ("x.csv:7: 3 fields, expected 2",)),
+    "short row": Bad("x.csv", at_line(7, "a"), ("x.csv:7: 1 field, expected 2",)),
+    "long row after a quoted newline": Bad(
+        "x.csv", at_line(7, 'a,b,c\n"q",pos', at_line(3, '"a\nb",pos')), ("x.csv:7: 3 fields",)
+    ),
+    "long quoted row": Bad("x.csv", at_line(7, '"a",b,pos'), ("x.csv:7: 3 fields, expected 2",)),
+    "short row with CR": Bad("x.csv", at_line(7, "a").replace("\n", "\r"), ("x.csv:7: 1 field",)),
+    "short row with CRLF": Bad("x.csv", at_line(7, "a").replace("\n", "\r\n"), ("x.csv:7: 1 field",)),
+    "empty line": Bad("x.csv", at_line(7, ""), ("x.csv:7: an empty line",)),
+    "empty line before a quoted row": Bad("x.csv", at_line(8, '"a",pos', at_line(7, "")), ("x.csv:7: an empty line",)),
+    "ragged tsv": Bad("x.tsv", "text\tlabel\na\tx\nb\tc\ty\n", ("x.tsv:3: 3 fields, expected 2",)),
+    "duplicate header": Bad(
+        "x.csv", "text,label,text\na,b,c\n", ("x.csv:1:3: ", "'text' appears twice", "fields 1 and 3")
+    ),
+    "empty header": Bad("x.csv", "\n" + GOOD, ("x.csv:1: ", "first line is empty")),
+    "reserved name": Bad("x.csv", "text,__line__\na,b\n", ("x.csv:1:2: ", "taken")),
+    "semicolons": Bad("x.csv", GOOD.replace(",", ";"), ("x.csv:1: ", "semicolon", "--delimiter semicolon")),
+    "tabs in csv": Bad("x.csv", GOOD.replace(",", "\t"), ("x.csv:1: ", "--delimiter tab")),
+    "commas in tsv": Bad("x.tsv", GOOD, ("x.tsv:1: ", "--delimiter comma")),
+    "no header": Bad("x.csv", GOOD.removeprefix(HEAD), ("x.csv:1: ", "no header", "'neg'")),
+    "label column missing": Bad(
+        "x.csv", "text,lable,other\na b,x,1\nc d,y,2\n", ("x.csv:1: ", "found: text, lable", "'lable'?")
+    ),
+    "asked label missing": Bad(
+        "x.csv", GOOD, ("no column 'Labels'", "Did you mean 'label'?"), {"label_column_name": "Labels"}
+    ),
+    "asked text missing": Bad("x.csv", GOOD, ("no column 'txt'", "Did you mean 'text'?"), {"text_column_names": "txt"}),
+    "pair column missing": Bad("x.csv", GOOD, ("no column 'sentence1'", "found: text, label"), {"task_name": "mrpc"}),
+    "column missing in validation": Bad(
+        "x.csv", GOOD, ("validation.csv:1: no column 'text'",), {}, "sentence,label\na,pos\n"
+    ),
+    "empty text": Bad("x.csv", at_line(7, ",pos"), ("x.csv:7:text: the text is empty", "--allow_empty_text")),
+    "text of spaces": Bad("x.csv", at_line(7, "  ,pos"), ("x.csv:7:text: the text is empty",)),
+    "empty second text": Bad(
+        "x.csv", "premise,hypothesis,label\na,b,x\nc,,y\n", ("x.csv:3:hypothesis: the text is empty",)
+    ),
+    "0 bytes": Bad("x.csv", b"", ("x.csv: ", "0 bytes")),
+    "header only": Bad("x.csv", HEAD, ("x.csv: ", "header but no rows")),
+    "header only without a newline": Bad("x.csv", "text,label", ("x.csv: ", "header but no rows")),
+    "only a byte order mark": Bad("x.csv", b"\xef\xbb\xbf", ("x.csv: ", "empty")),
+    "empty validation": Bad("x.csv", GOOD, ("validation.csv: ", "no rows"), {}, HEAD),
+    "one row": Bad("x.csv", HEAD + "a b,pos\n", ("x.csv:2:label: ", "one label 'pos'")),
+    "one row a class": Bad("x.csv", OTHER, ("too few", "--validation_file")),
+    "unknown ending": Bad("x.xlsx", GOOD, ("x.xlsx: ", "cannot tell the format", "Save the sheet as CSV")),
+}
+LABELS = {
+    "missing": Bad("x.csv", at_line(7, "a b,"), ("x.csv:7:label: the label is missing",)),
+    "unlabelled in train": Bad("x.csv", HEAD + "a,0\nb,1\nc,-1\n", ("x.csv:4:label: -1 means unlabelled",)),
+    "unlabelled in validation": Bad("x.csv", GOOD, ("validation.csv:2:label: -1 means",), {}, HEAD + "a,-1\n"),
+    "only in validation": Bad(
+        "x.csv", GOOD, ("validation.csv:4:label: 'maybe' is not one of neg, pos",), {}, OTHER + "x,maybe\n"
+    ),
+    "misspelt in validation": Bad(
+        "x.csv", GOOD, ("validation.csv:4:label:", "Did you mean 'pos'?"), {}, OTHER + "x,poss\n"
+    ),
+    "case in train": Bad("x.csv", at_line(7, "a b,Pos"), ("x.csv:7:label: 'Pos' differs from 'pos' only in case",)),
+    "space in train": Bad("x.csv", at_line(7, "a b,pos "), ("x.csv:7:label: 'pos ' differs from 'pos'",)),
+    "case in validation": Bad(
+        "x.csv", GOOD, ("validation.csv:2:label: 'POS' differs from 'pos'",), {}, HEAD + "a,POS\n"
+    ),
+    "not in --label_names": Bad(
+        "x.csv", at_line(7, "a b,odd"), ("x.csv:7:label: 'odd' is not one of",), {"label_names": "neg,pos"}
+    ),
+    "one label": Bad("x.csv", GOOD.replace("neg", "pos"), ("x.csv:2:label: ", "one label", "--allow_single_label")),
+    "score is a word": Bad(
+        "x.csv", "text,score\n" + "a b,0.5\n" * 30 + "c d,n/a\n", ("x.csv:32:score: 'n/a' is not a number",)
+    ),
+    "score is infinite": Bad(
+        "x.csv", "text,score\na b,0.5\nc d,inf\n", ("x.csv:3:score: 'inf'",), {"do_regression": True}
+    ),
+    "score is missing": Bad(
+        "x.csv", "text,score\na b,0.5\nc d,\n", ("x.csv:3:score: the score is missing",), {"do_regression": True}
+    ),
+    "null in parquet": Bad("x.parquet", parquet(["a", None, "b"]), ("x.parquet:2:label: the label is missing",)),
+    "null text in parquet": Bad(
+        "x.parquet", parquet(["a", "b"], ["x", None]), ("x.parquet:2:text: the text is missing",)
+    ),
+    "list with a null": Bad(
+        "x.jsonl",
+        '{"text": "a b", "label": ["x"]}\n{"text": "c", "label": ["y", null]}\n',
+        ("x.jsonl:2:label:", "missing"),
+    ),
+}
+CONTAINERS = {
+    "bad line": Bad("x.jsonl", jsonl('{"text": '), ("x.jsonl:5: not JSON",)),
+    "cut last line": Bad("x.jsonl", jsonl('{"text": "a", "lab'), ("x.jsonl:5: not JSON",)),
+    "key twice": Bad(
+        "x.jsonl", jsonl('{"text": "a", "label": "x", "text": "b"}'), ("x.jsonl:5: the key 'text' appears twice",)
+    ),
+    "NaN": Bad("x.jsonl", jsonl('{"text": "a", "label": NaN}'), ("x.jsonl:5: NaN is not JSON",)),
+    "Infinity": Bad("x.jsonl", jsonl('{"text": "a", "label": -Infinity}'), ("x.jsonl:5: -Infinity",)),
+    "number too large": Bad("x.jsonl", jsonl('{"text": "a", "label": 1e999}'), ("x.jsonl:5: ", "too large")),
+    "5,000 digits": Bad("x.jsonl", jsonl('{"text": "a", "label": ' + "9" * 5000 + "}"), ("x.jsonl:5: ",)),
+    "depth 100,000": Bad("x.jsonl", jsonl("[" * 100_000), ("x.jsonl:5: nested deeper",)),
+    "depth 100,000 of objects": Bad("x.jsonl", jsonl('{"a":' * 100_000 + "1" + "}" * 100_000), ("x.jsonl:5: nested",)),
+    "a list": Bad("x.jsonl", jsonl("[1, 2]"), ("x.jsonl:5: a list, expected an object",)),
+    "a number": Bad("x.jsonl", jsonl("7"), ("x.jsonl:5: a number, expected an object",)),
+    "two objects a line": Bad("x.jsonl", jsonl('{"text": "a", "label": "x"} {}'), ("x.jsonl:5: not JSON: Extra data",)),
+    "other keys": Bad(
+        "x.jsonl", jsonl('{"text": "a", "lable": "x"}'), ("x.jsonl:5: keys differ", "Did you mean 'label'?")
+    ),
+    "other kind": Bad(
+        "x.jsonl", jsonl('{"text": "a", "label": 3}'), ("x.jsonl:5:label: a whole number here, text in line 1",)
+    ),
+    "half a surrogate": Bad("x.jsonl", jsonl('{"text": "\\ud800", "label": "x"}'), ("x.jsonl:5:text: ",)),
+    "empty line in jsonl": Bad("x.jsonl", jsonl("", '{"text": "a", "label": "x"}'), ("x.jsonl:5: an empty line",)),
+    "array in jsonl": Bad("x.jsonl", "[{}]", ("x.jsonl:1: starts with '['",)),
+    "cut array": Bad(
+        "x.json", '[{"text": "a", "label": "x"},\n{"text": "b", "label": "y"}', ("x.json:2: expected ','",)
+    ),
+    "empty array": Bad("x.json", "[]", ("x.json: ", "no rows")),
+    "cut parquet": Bad("x.parquet", parquet(["a", "b"] * 50)[:-20], ("x.parquet: cannot be read as Parquet",)),
+    "parquet that is text": Bad("x.parquet", GOOD, ("x.parquet: cannot be read as Parquet",)),
+    "arrow cut in a batch": Bad("x.arrow", arrow_stream()[:-200], ("x.arrow: ",)),
+    "arrow without its end": Bad("x.arrow", arrow_stream()[:-8], ("x.arrow: ", "no end mark")),
+    "arrow that is text": Bad("x.arrow", GOOD, ("x.arrow: ",)),
+    "cut gzip": Bad("x.csv.gz", gzip.compress(GOOD.encode())[:-12], ("x.csv.gz: ", "damaged or cut short")),
+    "gzip with a wrong checksum": Bad(
+        "x.csv.gz", gzip.compress(GOOD.encode())[:-8] + b"\0" * 8, ("x.csv.gz: ", "damaged")
+    ),
+    "gzip that is text": Bad("x.csv.gz", GOOD, ("x.csv.gz: ", "damaged")),
+    "gzip of a ragged file": Bad("x.csv.gz", gzip.compress(at_line(7, "a").encode()), ("x.csv.gz:7: 1 field",)),
+}
+TABLE = {
+    f"{group}: {name}": bad
+    for group, cases in (
+        ("encoding", ENCODINGS), ("quote", QUOTES), ("shape", SHAPES), ("label", LABELS), ("container", CONTAINERS)
+    )
+    for name, bad in cases.items()
+}  # fmt: skip
+
+
+def as_bytes(data: bytes | str) -> bytes:
+    return data.encode() if isinstance(data, str) else data
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_a_bad_file_is_refused_with_its_place(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = TABLE[case]
+    monkeypatch.chdir(tmp_path)
+    Path(bad.name).write_bytes(as_bytes(bad.data))
+    options = dict(bad.options)
+    if bad.validation is not None:
+        Path("validation.csv").write_bytes(as_bytes(bad.validation))
+        options["validation_file"] = "validation.csv"
+    with pytest.raises(DataError) as caught:
+        load_data(train_file=bad.name, cache_dir="cache", **options)
+    line = str(caught.value)
+    assert caught.value.exit_code == 3
+    assert "\n" not in line
+    assert all(part in line for part in bad.says), line
+    assert not list(Path("cache").glob(".*")), "nothing half-written is left behind"
+
+
+def test_the_table_is_as_long_as_promised() -> None:
+    assert len(TABLE) >= 60
+
+
+def test_an_unknown_label_in_row_300_001_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "x.csv"
+    rows = "".join(f"sentence {i},{'positive' if i % 2 else 'negative'}\n" for i in range(300_000))
+    file.write_text(HEAD + rows + "the odd one,positiv\n")
+    with pytest.raises(DataError, match=r"x\.csv:300002:label: 'positiv' .*Did you mean 'positive'\?"):
+        load_data(train_file=file, cache_dir=tmp_path)
+    (tmp_path / "train.csv").write_text(HEAD + "a b,negative\nc d,positive\n")
+    with pytest.raises(DataError, match=r"x\.csv:300002:label: 'positiv' is not one of negative, positive"):
+        load_data(train_file=tmp_path / "train.csv", validation_file=file, cache_dir=tmp_path)
+
+
+def test_a_class_id_out_of_range_is_refused_with_its_row() -> None:
+    from datasets import ClassLabel, Dataset, Features, Value
+
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["no", "yes"])})
+    table = pa.table({"text": ["a b"] * 9, "label": pa.array([0, 1, 0, 1, 7, 0, 1, 0, 1], pa.int64())})
+    with pytest.raises(DataError, match=r"train:5:label: label id 7 is outside of 0 to 1 \(no, yes\)"):
+        load_data(train_data=Dataset(table.cast(features.arrow_schema)))
+
+
+@pytest.mark.parametrize("limits", [Limits(ratio_free_bytes=1 << 20), Limits(max_decompressed_bytes=1 << 20)])
+def test_a_gzip_bomb_is_stopped_early(limits: Limits, tmp_path: Path) -> None:
+    file = tmp_path / "x.csv.gz"
+    with gzip.open(file, "wb") as out:
+        out.write(HEAD.encode())
+        for _ in range(64):
+            out.write(b"a,b\n" * (1 << 18))
+    with pytest.raises(DataError, match=r"x\.csv\.gz: decompresses to more than (\d+),") as caught:
+        read_source(file, name="train", cache_dir=tmp_path, limits=limits)
+    assert "over the limit" in str(caught.value)
+
+
+def test_a_quote_never_closed_in_a_large_file_does_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunesmith.data.delimited.MAX_RECORD_CHARS", 1 << 16)
+    file = tmp_path / "x.csv"
+    file.write_text(at_line(6, '"open,pos') + "more,pos\n" * 300_000)
+    with pytest.raises(DataError, match=r"x\.csv:6: the quote opened here is not closed within"):
+        read_source(file, name="train", cache_dir=tmp_path)
