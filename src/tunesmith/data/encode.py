@@ -50,7 +50,7 @@ def encode_labels(
         is_train = split == first
         check_split(source, columns.label, surveys[split], naming, unlabelled_allowed=test, is_train=is_train)
     if not multilabel:
-        check_enough(train, columns.label, surveys[first], allow_single_label=allow_single_label)
+        check_enough(train, columns.label, surveys[first], naming, allow_single_label=allow_single_label)
     labels = LabelMap(naming.names, Task.MULTILABEL) if multilabel else LabelMap.for_classes(naming.names)
     encode = _hot_rows if multilabel else _ids
     return labels, {split: _with_labels(s, encode(s, columns.label, naming)) for split, s in sources.items()}

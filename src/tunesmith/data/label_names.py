@@ -78,9 +78,9 @@ def check_split(
         raise _unknown(value, naming, where, is_train=is_train)
 
 
-def check_enough(train: Source, column: str, survey: Survey, *, allow_single_label: bool) -> None:
+def check_enough(train: Source, column: str, survey: Survey, naming: Naming, *, allow_single_label: bool) -> None:
     """Refuses a train split in which every row has the same label."""
-    present = survey.counts.keys() - {_UNLABELLED_NAME}
+    present = survey.counts.keys() & set(naming.values)
     if len(present) == 1 and not allow_single_label:
         only = next(iter(present))
         raise DataError(

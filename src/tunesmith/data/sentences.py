@@ -41,7 +41,7 @@ def _fold(cells: Any) -> Any:
     import pyarrow.compute as pc
 
     words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.utf8_lower(cells)))
-    joined = pc.binary_join(words, " ").cast(pa.large_string())
+    joined = pc.binary_join(words, pa.scalar(" ", words.type.value_type)).cast(pa.large_string())
     return joined if isinstance(joined, pa.ChunkedArray) else pa.chunked_array([joined])
 
 
