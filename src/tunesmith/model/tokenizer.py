@@ -64,18 +64,26 @@ def _refuse_code(folder: Path) -> None:
             "has no tokenizer", where=str(folder), fix=f"One of these files is needed: {', '.join(TOKENIZER_FILES)}."
         )
     for name in ("tokenizer_config.json", "config.json"):
-        file = folder / name
-        if not file.is_file():
-            continue
-        try:
-            stored = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"cannot be read as JSON ({error})", where=str(file)) from None
-        if not isinstance(stored, dict):
-            raise ConfigError("is not a JSON object", where=str(file))
-        if "auto_map" in stored:
+        if "auto_map" in _read_object(folder / name):
             raise ConfigError(
                 "asks to run Python code from the model folder (auto_map), which tunesmith never does",
-                where=str(file),
+                where=str(folder / name),
                 fix="Use a model that is part of transformers.",
             )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json as a dict; empty when there is none (a folder with a tokenizer only)."""
+    return _read_object(folder / "config.json")
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot be read as JSON ({error})", where=str(file)) from None
+    if not isinstance(stored, dict):
+        raise ConfigError("is not a JSON object", where=str(file))
+    return stored
