@@ -88,3 +88,90 @@ def make_run(
 
 def _step(step: int, epoch: float, loss: float | None, norm: float | None, total: int) -> StepDone:
     return StepDone(step, epoch, loss, norm, 5e-5 * (1 - step / total), 16, 850, 880, 0.05)
+
+
+HOSTILE = (
+    "<script>document.title='owned'</script>",
+    "<img src=x onerror=\"document.title='owned'\">",
+    "</script><script>document.title='owned'</script>",
+    "{{7*7}} {% for x in y %}",
+    "'\"><svg onload=document.title='owned'>",
+    "<!-- <script> --> ]]> &lt;b&gt;",
+    "javascript:document.title='owned'",
+    "\u202eright to left\u202c \x00\x1b[31m \ud800 end",
+)
+_FIRST = ("The company", "A spokesman", "The ministry", "Shares of the bank", "The court", "Officials")
+_VERB = ("said on Monday", "reported", "denied", "confirmed late yesterday", "announced", "declined to say")
+_REST = (
+    "that profit rose 12 percent",
+    "it would close the plant",
+    "two people were hurt",
+    "talks would go on",
+    "prices fell",
+)
+
+
+def make_folder(path: Any, events: list[Event], *, rows: int = 408, hostile: bool = False, seed: int = 0) -> Any:
+    """A whole run folder, as `tunesmith train` and `predict` leave it. `hostile` puts markup into every text and name."""
+    import json
+    from pathlib import Path
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tunesmith.run.journal import Journal
+
+    folder = Path(path)
+    with Journal(folder / "journal.jsonl") as journal:
+        for event in events:
+            journal.append(event)
+    pick = random.Random(seed)
+    labels = [HOSTILE[0], HOSTILE[2]] if hostile else ["not_equivalent", "equivalent"]
+    texts = [HOSTILE[4], "sentence2"] if hostile else ["sentence1", "sentence2"]
+    table: dict[str, list[Any]] = {"row": list(range(rows)), "split": ["validation"] * rows, texts[0]: [], texts[1]: []}
+    table |= {"label": [], "prediction": [], f"prob_{labels[0]}": [], f"prob_{labels[1]}": [], "truncated": []}
+    for row in range(rows):
+        first = f"{pick.choice(_FIRST)} {pick.choice(_VERB)} {pick.choice(_REST)}"
+        second = (
+            f"{pick.choice(_FIRST)} {pick.choice(_VERB)} {pick.choice(_REST)}, according to people who saw the papers."
+        )
+        truth = int(pick.random() < 0.68)
+        sure = min(0.999, max(0.501, pick.gauss(0.9, 0.12)))
+        said = truth if pick.random() < 0.55 + 0.38 * sure - (0.25 if truth == 0 else 0) else 1 - truth
+        table[texts[0]].append(HOSTILE[row % len(HOSTILE)] if hostile else first)
+        table[texts[1]].append(second)
+        table["label"].append(labels[truth])
+        table["prediction"].append(labels[said])
+        table[f"prob_{labels[said]}"].append(sure)
+        table[f"prob_{labels[1 - said]}"].append(1 - sure)
+        table["truncated"].append(row % 9 == 0)
+    if hostile:
+        table[texts[0]] = [t.encode("utf-8", "replace").decode() for t in table[texts[0]]]
+    pq.write_table(pa.table(table), folder / "predictions.parquet")
+    counts = {"train": {labels[0]: 1194, labels[1]: 2474}, "validation": {labels[0]: 129, labels[1]: 279}}
+    summary = {
+        "columns": {"text": texts, "label": HOSTILE[1] if hostile else "label"},
+        "task": "binary",
+        "labels": labels,
+        "rows": {"train": 3668, "validation": 408},
+        "label_counts": counts,
+        "truncation": {"train": {"rows": 3668, "rows_cut": 37, "tokens_cut": 411, "max_length": 96}},
+    }
+    (folder / "data_summary.json").write_text(json.dumps(summary))
+    words = ["tunesmith", "train", "--train_file", "it's pairs.csv", "--num_train_epochs", "4"] + [
+        *HOSTILE[:3]
+    ] * hostile
+    environment = {
+        "python": "3.11.9",
+        "platform": "Linux",
+        "cpus": 2,
+        "packages": {"torch": "2.13.0"},
+        "command": words,
+    }
+    (folder / "environment.json").write_text(json.dumps(environment))
+    name = json.dumps(HOSTILE[2] + HOSTILE[1]) if hostile else "mrpc-bert-base"
+    (folder / "run.yaml").write_text(
+        f"run_name: {name}\nmodel_name_or_path: bert-base-uncased\nlearning_rate: 5e-5\nnum_train_epochs: 4\n"
+        "per_device_train_batch_size: 16\ntrain_file: pairs.csv\n"
+    )
+    return folder

@@ -146,7 +146,8 @@ def _mark_best(axes: Axes, run: Curves, metric: str, x: XAxis, theme: Theme) -> 
     axes.annotate(
         f"best: step {best[1]}\n{metric} {value:.3f}",
         (where, value),
-        xytext=(-11 if right else 11, 11),
+        # Away from the other curve: above validation loss lies nothing, above a validation score the training score.
+        xytext=(-11 if right else 11, -30 if greater_is_better(metric) else 11),
         textcoords="offset points",
         ha="right" if right else "left",
         fontsize=9,

@@ -10,7 +10,7 @@ from tunesmith.curves.build import load_curves
 from tunesmith.curves.series import Curves
 from tunesmith.diagnose.advise import diagnose
 from tunesmith.findings import Finding
-from tunesmith.report.files import read_json, read_yaml
+from tunesmith.report.files import read_config, read_json
 from tunesmith.run.layout import RunDir, open_run
 
 
@@ -18,7 +18,7 @@ def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
     """Findings about a run folder, the verdict first."""
     folder = run if isinstance(run, RunDir) else open_run(run)
     curves = load_curves(folder.path)
-    return diagnose_with(curves, read_yaml(folder.config_file), read_json(folder.data_summary_file))
+    return diagnose_with(curves, read_config(folder.config_file), read_json(folder.data_summary_file))
 
 
 def diagnose_with(curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[Finding]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
+from tunesmith.config.entries import read_entries
+from tunesmith.config.load import resolve
 from tunesmith.errors import DataError
-
-log = logging.getLogger(__name__)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -25,15 +24,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; empty when the file is absent. Damage is a DataError."""
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"is not YAML ({reason})", where=str(path), fix="Write it again or delete it.") from None
-    return data if isinstance(data, dict) else {}
+def read_config(path: Path) -> dict[str, Any]:
+    """The options in a run.yaml, each in its type; empty when the file is absent. Options of other versions are left out."""
+    return resolve(read_entries(path).entries).values if path.is_file() else {}

@@ -1,0 +1,174 @@
+"""A run folder -> everything the report says, as plain data. What is absent is left out, never made up."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunesmith.config.schema import list_options
+from tunesmith.curves.build import load_curves
+from tunesmith.curves.series import Curves
+from tunesmith.data.prediction_file import read_prediction_columns
+from tunesmith.findings import Finding
+from tunesmith.metrics.calibration import ReliabilityBin, expected_calibration_error, reliability_bins
+from tunesmith.report.diagnosis import diagnose_with
+from tunesmith.report.files import read_config, read_json
+from tunesmith.report.mistakes import Confusion, Mistake, count_confusions, find_mistakes
+from tunesmith.report.predictions import Predictions, make_predictions
+from tunesmith.report.scores import Headline, headline_scores
+from tunesmith.report.slices import Slice, find_slices
+from tunesmith.run.layout import RunDir, open_run
+
+Rows = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Report:
+    """The numbers and words of one run."""
+
+    name: str
+    curves: Curves
+    scores: list[Headline]
+    findings: list[Finding]
+    facts: Rows
+    """(name, value): what was run."""
+    splits: Rows
+    """(split, rows, labels, truncation)."""
+    columns: Rows
+    split: str | None
+    """The split the parts below are about."""
+    rows: int
+    confusion: Confusion | None
+    bins: tuple[ReliabilityBin, ...]
+    calibration_error: float | None
+    mistakes: list[Mistake]
+    wrong: int
+    slices: list[Slice]
+    changed: Rows
+    """(option, value) that differ from the defaults."""
+    options: Rows
+    """All options."""
+    environment: Rows
+    command: str
+    absent: tuple[str, ...]
+    """Files of the run folder that are not there."""
+
+
+def build_report(run: str | Path | RunDir) -> Report:
+    """Everything that can be said about the run folder."""
+    folder = run if isinstance(run, RunDir) else open_run(run)
+    config = read_config(folder.config_file)
+    summary = read_json(folder.data_summary_file)
+    environment = read_json(folder.environment_file)
+    curves = load_curves(folder.path)
+    predictions = make_predictions(read_prediction_columns(folder.predictions_file), summary)
+    table = predictions.probabilities if predictions is not None else None
+    labels = predictions.labels if predictions is not None else None
+    files = (
+        folder.config_file,
+        folder.environment_file,
+        folder.metrics_file,
+        folder.data_summary_file,
+        folder.predictions_file,
+    )
+    return Report(
+        name=str(config.get("run_name") or folder.name),
+        curves=curves,
+        scores=headline_scores(read_json(folder.metrics_file), predictions, curves),
+        findings=diagnose_with(curves, config, summary),
+        facts=_facts(curves, config, summary),
+        splits=_splits(summary),
+        columns=_columns(summary),
+        split=predictions.split if predictions is not None else None,
+        rows=len(predictions) if predictions is not None else 0,
+        confusion=count_confusions(predictions) if predictions is not None else None,
+        bins=reliability_bins(table, labels, num_bins=10) if table is not None else (),
+        calibration_error=expected_calibration_error(table, labels) if table is not None else None,
+        mistakes=find_mistakes(predictions) if predictions is not None else [],
+        wrong=_count_wrong(predictions),
+        slices=find_slices(predictions) if predictions is not None and predictions.names else [],
+        changed=_options({k: v for k, v in config.items() if k in list_options() and v != list_options()[k].default}),
+        options=_options(config),
+        environment=_environment(environment),
+        command=_command(environment, folder),
+        absent=tuple(file.name for file in files if not file.is_file()),
+    )
+
+
+def _count_wrong(predictions: Predictions | None) -> int:
+    return int((~predictions.right).sum()) if predictions is not None and predictions.names else 0
+
+
+def _facts(curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
+    best = curves.best()
+    speed = curves.tokens_per_second.finite().value
+    epochs = curves.last_step / curves.steps_per_epoch if curves.steps_per_epoch else 0
+    facts = {
+        "model": config.get("model_name_or_path"),
+        "task": summary.get("task"),
+        "steps": f"{curves.last_step} of {curves.num_steps}" if curves.num_steps else curves.last_step,
+        "epochs": f"{epochs:.3g}" if epochs else None,
+        "training rows": curves.train_rows or None,
+        "best step": f"{best[1]} ({best[0]} {best[2]:.4g})" if best else None,
+        "speed": f"{sum(speed) / len(speed):,.0f} real tokens a second" if len(speed) else None,
+        "resumed at": ", ".join(f"step {s}" for s in curves.resumed_at) or None,
+        "not finite": f"{len(curves.non_finite)} steps, first {curves.non_finite[0]}" if curves.non_finite else None,
+        "ended": curves.ended or "still running, or killed",
+    }
+    return tuple((name, str(value)) for name, value in facts.items() if value is not None)
+
+
+def _splits(summary: Mapping[str, Any]) -> Rows:
+    rows, counts, cuts = (_mapping(summary, key) for key in ("rows", "label_counts", "truncation"))
+    found = []
+    for split in dict.fromkeys([*rows, *counts, *cuts]):
+        labels = _mapping(counts, split)
+        total = sum(v for v in labels.values() if isinstance(v, (int, float))) or 1
+        shown = sorted(labels.items(), key=lambda item: -item[1])[:12]
+        words = ", ".join(f"{name} {count:,} ({count / total:.0%})" for name, count in shown)
+        more = f", and {len(labels) - 12} more" if len(labels) > 12 else ""
+        found.append((str(split), f"{rows.get(split, 0):,}", words + more, _truncation(_mapping(cuts, split))))
+    return tuple(found)
+
+
+def _truncation(cut: Mapping[str, Any]) -> str:
+    if not cut:
+        return "unknown"
+    rows, of = cut.get("rows_cut", 0), cut.get("rows", 0)
+    if not rows:
+        return f"none (limit {cut.get('max_length', '?')} tokens)"
+    share = f" ({rows / of:.1%})" if of else ""
+    return f"{rows:,} rows{share} cut at {cut.get('max_length', '?')} tokens, {cut.get('tokens_cut', 0):,} tokens lost"
+
+
+def _mapping(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = data.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _columns(summary: Mapping[str, Any]) -> Rows:
+    return tuple((str(k), _say(v)) for k, v in _mapping(summary, "columns").items())
+
+
+def _options(config: Mapping[str, Any]) -> Rows:
+    return tuple((name, _say(value)) for name, value in sorted(config.items()))
+
+
+def _say(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _environment(environment: Mapping[str, Any]) -> Rows:
+    flat = {k: v for k, v in environment.items() if not isinstance(v, dict) and k != "command"}
+    flat |= {name: version for name, version in _mapping(environment, "packages").items() if version}
+    return tuple((str(k), _say(v)) for k, v in flat.items() if v is not None)
+
+
+def _command(environment: Mapping[str, Any], folder: RunDir) -> str:
+    words = environment.get("command")
+    if isinstance(words, list) and words:
+        return shlex.join(str(word) for word in words)
+    return f"tunesmith train {shlex.quote(str(folder.config_file))}"

@@ -1,0 +1,127 @@
+"""Report -> one HTML file that needs nothing else: no server, no network, no script but its own.
+
+Every text goes through the template's autoescape. The policy in the page allows exactly one script and one style sheet, by
+their hashes, and pictures in data addresses: should a text ever reach the page unescaped, it still cannot run or load.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from tunesmith.report.build import Report
+from tunesmith.report.charts import make_charts, reliability_chart
+
+TEXT_LIMIT = 700
+"""Characters of a mistake's text shown at once; the rest unfolds."""
+VERDICTS = {
+    "healthy": ("good", "Healthy"),
+    "overfitting": ("warn", "Overfitting"),
+    "underfitting": ("warn", "Underfitting"),
+    "erratic": ("warn", "Erratic"),
+    "diverged": ("bad", "Diverged"),
+    "stopped_too_early": ("warn", "Stopped too early"),
+    "data_problem": ("bad", "Label or data problem"),
+    "not_enough_evidence": ("info", "Not enough evidence"),
+}
+
+
+def write_report(report: Report, path: Path) -> Path:
+    """Writes the page, whole or not at all; gives its path."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(render_report(report), encoding="utf-8", errors="backslashreplace")
+    temporary.replace(path)
+    return path
+
+
+def render_report(report: Report) -> str:
+    """The page."""
+    charts, more = make_charts(report.curves)
+    reliability = reliability_chart(report.bins) if report.bins else None
+    every = [*charts, *more, *([reliability] if reliability else [])]
+    style, script = _asset("page.css"), _asset("page.js")
+    return str(
+        _template().render(
+            r=report,
+            charts=charts,
+            more=more,
+            reliability=reliability,
+            verdicts=VERDICTS,
+            evaluations=_evaluations(report),
+            heat=_heat(report),
+            style=style,
+            script=script,
+            policy=content_policy(style, script),
+            data=embed_json({chart.key: chart.data for chart in every}),
+            text_limit=TEXT_LIMIT,
+        )
+    )
+
+
+def content_policy(style: str, script: str) -> str:
+    """The Content-Security-Policy of the page."""
+    return (
+        f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def embed_json(data: Any) -> str:
+    """JSON that can stand inside a <script> element: no text in it can end the element or begin a comment."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("tunesmith.report") / name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"score": _score, "percent": lambda share: f"{share:.1%}", "title_of": _title}
+    return environment.from_string(_asset("page.html.j2"))
+
+
+def _score(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 1000 else f"{value:.4g}"
+
+
+def _title(name: str) -> str:
+    if name in ("auroc", "mse", "rmse", "mae", "ece", "r2", "f1"):
+        return name.upper()
+    return name[:1].upper() + name[1:].replace("_", " ")
+
+
+def _evaluations(report: Report) -> dict[str, Any]:
+    """The table under the curves: one row per evaluated step, one column per split and metric."""
+    series = [(f"{split} {name}", s) for split, m in sorted(report.curves.evaluations.items()) for name, s in m.items()]
+    rows: dict[int, list[str]] = {}
+    for at, (_, one) in enumerate(series):
+        for step, value in zip(one.step.tolist(), one.value.tolist(), strict=True):
+            cell = f"{value:.4f}" if value == value else "not finite"  # NaN differs from itself
+            rows.setdefault(step, ["" for _ in series])[at] = cell
+    kept = sorted(rows.items())
+    return {"columns": [name for name, _ in series], "rows": kept[-200:], "left_out": max(0, len(kept) - 200)}
+
+
+def _heat(report: Report) -> list[list[tuple[int, int, str]]]:
+    """Confusion matrix cells: (rows, shade 0 to 10 by share of the true label, share in words)."""
+    counts = report.confusion.counts if report.confusion else ()
+    cells = []
+    for row in counts:
+        total = sum(row) or 1
+        cells.append([(n, round(10 * n / total), f"{n / total:.0%}") for n in row])
+    return cells

@@ -1,0 +1,170 @@
+"""The numbers of the report: recounted by hand, tolerant of what is absent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tunesmith.errors import DataError
+from tunesmith.labels import Task
+from tunesmith.report.build import build_report
+from tunesmith.report.diagnosis import diagnose_run
+from tunesmith.report.mistakes import count_confusions, find_mistakes
+from tunesmith.report.predictions import Predictions, make_predictions
+from tunesmith.report.scores import headline_scores
+from tunesmith.report.slices import find_slices, word_overlap
+
+COLUMNS: dict[str, list[Any]] = {
+    "row": [0, 1, 2, 3, 4],
+    "text": ["a b", "c", "d", "e", "f"],
+    "label": ["no", "yes", "yes", "no", None],
+    "prediction": ["no", "no", "no", "yes", "yes"],
+    "prob_no": [0.9, 0.6, 0.8, 0.3, 0.1],
+    "prob_yes": [0.1, 0.4, 0.2, 0.7, 0.9],
+}
+
+
+def predictions(**changes: Any) -> Predictions:
+    found = make_predictions(COLUMNS | changes, {})
+    assert found is not None
+    return found
+
+
+def test_unlabelled_rows_are_left_out_and_names_become_ids() -> None:
+    found = predictions()
+    assert found.names == ("no", "yes")
+    assert found.labels.tolist() == [0, 1, 1, 0]
+    assert found.task is Task.BINARY
+    assert list(found.texts) == ["text"]
+
+
+def test_ids_in_the_label_column_are_understood() -> None:
+    found = predictions(label=[0, 1, 1, 0, -1], prediction=[0, 0, 0, 1, 1])
+    assert found.labels.tolist() == [0, 1, 1, 0]
+    assert found.right.tolist() == [True, False, False, False]
+
+
+def test_the_validation_split_is_explained_rather_than_the_test_split() -> None:
+    found = predictions(split=["test", "test", "validation", "validation", "validation"])
+    assert found.split == "validation"
+    assert found.row.tolist() == [2, 3]
+
+
+def test_the_confusion_matrix_counts_true_by_predicted() -> None:
+    found = count_confusions(predictions())
+    assert found is not None
+    assert found.counts == ((1, 1), (2, 0))
+    assert found.pairs[0] == ("yes", "no", 2)
+
+
+def test_mistakes_come_surest_first() -> None:
+    found = find_mistakes(predictions())
+    assert [(m.row, m.label, m.predicted, m.confidence) for m in found] == [
+        (2, "yes", "no", 0.8),
+        (3, "no", "yes", 0.7),
+        (1, "yes", "no", 0.6),
+    ]
+
+
+def test_in_regression_the_farthest_off_come_first() -> None:
+    columns = {"text": ["a", "b"], "label": [1.0, 2.0], "prediction": [1.1, 4.0]}
+    found = make_predictions(columns, {"task": "regression"})
+    assert found is not None
+    assert [m.row for m in find_mistakes(found)] == [1, 0]
+    assert count_confusions(found) is None
+
+
+def many(accuracy_of_long: float, *, rows: int = 400, seed: int = 0) -> Predictions:
+    """Half the rows are long; the others are right 90% of the time."""
+    pick = np.random.default_rng(seed)
+    long = np.arange(rows) % 2 == 0
+    right = pick.random(rows) < np.where(long, accuracy_of_long, 0.9)
+    labels = pick.integers(0, 2, rows)
+    names = ["no", "yes"]
+    return predictions(
+        row=list(range(rows)),
+        text=[" ".join("w" * 1 for _ in range(30 if one else 5)) for one in long],
+        label=[names[k] for k in labels],
+        prediction=[names[k if r else 1 - k] for k, r in zip(labels, right, strict=True)],
+        prob_no=[0.5] * rows,
+        prob_yes=[0.5] * rows,
+    )
+
+
+def test_a_planted_bad_slice_is_found() -> None:
+    found = [s for s in find_slices(many(0.6)) if s.worse]
+    assert [s.group for s in found] == ["words"]
+    assert found[0].rows == 200
+
+
+def test_data_without_a_bad_slice_gives_false_alarms_in_at_most_five_percent_of_cases() -> None:
+    alarms = sum(any(s.worse for s in find_slices(many(0.9, seed=k))) for k in range(200))
+    assert alarms <= 16  # 5% of 200 is 10; 16 is its 97th percentile
+
+
+def test_overlap_counts_shared_words_whatever_their_case() -> None:
+    assert word_overlap("The cat sat", "the CAT ran") == 0.5
+    assert word_overlap("", "") == 0.0
+
+
+def test_scores_come_from_metrics_json_first_with_their_intervals(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    synthetic.make_folder(tmp_path, synthetic.make_run([0.5, 0.3, 0.2], [0.5, 0.4, 0.4]))
+    score = {"value": 0.81, "low": 0.77, "high": 0.84, "n": 408, "method": "wilson"}
+    (tmp_path / "metrics.json").write_text(
+        json.dumps({"validation": {"precision": score, "loss": 0.4}, "test": {"accuracy": 0.8}})
+    )
+    found = build_report(tmp_path).scores
+    assert [(s.split, s.name, s.value) for s in found] == [
+        ("test", "accuracy", 0.8),
+        ("validation", "precision", 0.81),
+        ("validation", "loss", 0.4),
+    ]
+    assert (found[1].low, found[1].n) == (0.77, 408)
+
+
+def test_flat_metrics_of_transformers_are_understood() -> None:
+    from tunesmith.curves.build import curves_from_events
+
+    flat = {"eval_accuracy": 0.8, "eval_runtime": 1.5, "epoch": 3.0, "test_matthews_correlation": 0.5, "eval_f1": None}
+    found = headline_scores(flat, None, curves_from_events([]))
+    assert [(s.split, s.name) for s in found] == [("test", "matthews_correlation"), ("validation", "accuracy")]
+
+
+def test_without_any_file_the_journal_gives_the_scores_of_the_best_step(synthetic: SimpleNamespace) -> None:
+    from tunesmith.curves.build import curves_from_events
+
+    curves = curves_from_events(synthetic.make_run([0.5, 0.3, 0.2], [0.5, 0.4, 0.4], accuracy=[0.7, 0.9, 0.8]))
+    found = {s.name: s for s in headline_scores({}, None, curves)}
+    assert found["accuracy"].value == 0.9
+    assert found["accuracy"].low is not None
+    assert 0.86 < found["accuracy"].low < 0.9
+    assert found["loss"].low is None
+
+
+def test_the_class_shares_of_the_data_summary_reach_the_diagnosis(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    events = synthetic.make_run([0.64, 0.63, 0.62], [0.64, 0.64, 0.64], accuracy=[0.675, 0.675, 0.67])
+    synthetic.make_folder(tmp_path, events)
+    assert diagnose_run(tmp_path)[0].code == "data_problem"
+
+
+def test_a_damaged_file_is_named(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    synthetic.make_folder(tmp_path, synthetic.make_run([0.5], [0.5]))
+    (tmp_path / "data_summary.json").write_text("{")
+    with pytest.raises(DataError, match=r"data_summary\.json: is not JSON"):
+        build_report(tmp_path)
+    (tmp_path / "data_summary.json").unlink()
+    (tmp_path / "predictions.parquet").write_bytes(b"no parquet")
+    with pytest.raises(DataError, match=r"predictions\.parquet: is not a parquet file"):
+        build_report(tmp_path)
+
+
+def test_only_options_that_differ_are_listed_first(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    synthetic.make_folder(tmp_path, synthetic.make_run([0.5], [0.5]))
+    found = dict(build_report(tmp_path).changed)
+    assert found["num_train_epochs"] == "4.0"
+    assert "learning_rate" not in found, "5e-5 is the default"
