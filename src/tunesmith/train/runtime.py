@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -90,11 +90,14 @@ class Runtime:
             self.barrier()
 
 
-def make_runtime(*, precision: Precision = "no", use_cpu: bool = False) -> Runtime:
+def make_runtime(
+    *, precision: Precision = "no", use_cpu: bool = False, ddp: Mapping[str, Any] | None = None
+) -> Runtime:
     """The runtime this process was launched for (alone, torchrun, accelerate launch, notebook_launcher)."""
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DistributedDataParallelKwargs
 
-    accelerator = Accelerator(cpu=use_cpu, mixed_precision="no")
+    handlers = [DistributedDataParallelKwargs(**ddp)] if ddp else None
+    accelerator = Accelerator(cpu=use_cpu, mixed_precision="no", kwargs_handlers=handlers)
     device = accelerator.device
     if precision == "fp16" and device.type == "cpu":
         raise ConfigError(
