@@ -1,0 +1,152 @@
+"""Attention over packed tokens: each row attends to itself only, with no token of padding computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tunesmith.model.families import project_keys
+from tunesmith.model.packed_cpu import attend_on_cpu
+from tunesmith.model.packing import Layout
+
+NAME = "tunesmith"
+"""The name under which transformers knows this attention."""
+
+
+def register() -> None:
+    """Make the attention known to transformers. Padded batches still work: they take the way of `sdpa`."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    AttentionInterface.register(NAME, attend)
+    # A packed batch carries no attention_mask, for which the sdpa mask function answers None.
+    AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
+def use_registered_attention(model: nn.Module) -> Callable[[], None]:
+    """Let `model` attend through `attend`; what comes back undoes it, once its last user has called it."""
+    register()
+    config: Any = model.config
+    users: list[str] = model.__dict__.setdefault("_attention_users", [])
+    users.append(config._attn_implementation)
+    config._attn_implementation = NAME
+
+    def undo() -> None:
+        if len(users) == 1:
+            config._attn_implementation = users.pop()
+        else:
+            users.pop()  # the first entry is the name to go back to; strategies come off in any order
+
+    return undo
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    layout: Layout | None = None,
+    all_tokens: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """(batch, length, heads, head size), as transformers asks of an attention function.
+
+    `layout` says that the batch is packed. `all_tokens` says that the queries are those of the rows' first tokens only:
+    keys and values are then made from it, and the ones given are ignored.
+    """
+    first_only = all_tokens is not None
+    if all_tokens is not None:
+        key, value = project_keys(module, all_tokens, query.shape[-1])
+    if layout is None:
+        return _attend_padded(query, key, value, attention_mask, scaling, dropout, first_only), None
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # (tokens, heads, head size)
+    return _method_for(q)(q, k, v, layout, scale, dropout, first_only).unsqueeze(0), None
+
+
+def _attend_padded(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
+    dropout: float,
+    first_only: bool,
+) -> torch.Tensor:
+    """What transformers' own `sdpa` computes; with `first_only` for the first query of each row."""
+    if mask is not None and first_only:
+        mask = mask[:, :, :1]
+    out = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
+    return out.transpose(1, 2)
+
+
+Method = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Layout, float, float, bool], torch.Tensor]
+
+
+def _method_for(q: torch.Tensor) -> Method:
+    """The quickest exact method for these tensors (decisions/0101)."""
+    if q.device.type == "cpu":
+        return attend_on_cpu
+    if q.device.type == "cuda" and q.shape[-1] % 8 == 0:
+        if q.dtype in (torch.bfloat16, torch.float16):
+            return _attend_by_flash
+        return _attend_by_efficient
+    return attend_by_mask
+
+
+def _query_bounds(layout: Layout, first_only: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Bounds of queries and keys, and the longest stretch of queries.
+
+    First tokens are asked for real rows only: the filling is the last stretch, so cutting it off leaves the others alone.
+    """
+    if not first_only:
+        return layout.bounds, layout.bounds, layout.longest
+    rows = layout.starts.shape[0]
+    counted = torch.arange(rows + 1, dtype=torch.int32, device=layout.bounds.device)
+    return counted, layout.bounds[: rows + 1], 1
+
+
+def _attend_by_flash(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float, dropout: float, first_only: bool
+) -> torch.Tensor:
+    """Flash attention over stretches. `torch.nn.attention.varlen` is the same kernel, but fixes dropout at 0."""
+    q_bounds, k_bounds, q_longest = _query_bounds(layout, first_only)
+    out: torch.Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, q_bounds, k_bounds, q_longest, layout.longest, dropout, False, False, scale=scale
+    )[0]
+    return out
+
+
+def _attend_by_efficient(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float, dropout: float, first_only: bool
+) -> torch.Tensor:
+    """Memory-efficient attention over stretches: the kernel that takes float32."""
+    q_bounds, k_bounds, q_longest = _query_bounds(layout, first_only)
+    batched = (x.unsqueeze(0) for x in (q, k, v))
+    out: torch.Tensor = torch.ops.aten._efficient_attention_forward(
+        *batched, None, q_bounds, k_bounds, q_longest, layout.longest, dropout, 0, True, scale=scale
+    )[0]
+    return out.squeeze(0)
+
+
+def attend_by_mask(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float, dropout: float, first_only: bool
+) -> torch.Tensor:
+    """All tokens against all, with a mask that keeps rows apart: works on any device, and nothing in it syncs."""
+    q_bounds, k_bounds, _ = _query_bounds(layout, first_only)
+    q_row, k_row = (
+        torch.bucketize(torch.arange(x.shape[0], device=x.device, dtype=torch.int32), bounds[1:], right=True)
+        for x, bounds in ((q, q_bounds), (k, k_bounds))
+    )
+    mask = q_row.unsqueeze(1) == k_row.unsqueeze(0)
+    queries, keys, values = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    out = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale)
+    return out.squeeze(0).transpose(0, 1)

@@ -1,0 +1,60 @@
+"""The last layer for first tokens only: what the head never reads is not computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from tunesmith.errors import ConfigError
+from tunesmith.model.attention import use_registered_attention
+from tunesmith.model.families import anatomy_of, why_not
+from tunesmith.model.packing import Layout
+
+
+class FirstTokenOnly:
+    """The strategy as applied to one model. `disable` leaves the model as it was."""
+
+    def __init__(self, undo: list[Callable[[], None]]) -> None:
+        self._undo = undo
+
+    def disable(self) -> None:
+        """Let the last layer run for all tokens again."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def supports(model: nn.Module) -> str | None:
+    """None, or the reason why the last layer must run for all tokens."""
+    reason = why_not(model)
+    if reason:
+        return reason
+    if anatomy_of(model).last_layer is None:
+        return f"the layers of {model.config.model_type} share one set of modules"  # type: ignore[union-attr]
+    return None
+
+
+def enable_first_token_only(model: nn.Module) -> FirstTokenOnly:
+    """Cut the last layer's queries, output projection, norms and feed-forward to the rows' first tokens. Exact.
+
+    Works on packed and on padded batches. Keys and values are still made from all tokens.
+    """
+    reason = supports(model)
+    if reason:
+        raise ConfigError(f"the last layer cannot be cut: {reason}", fix="Leave it whole.")
+    layer = anatomy_of(model).last_layer
+    assert layer is not None
+    hook = layer.register_forward_pre_hook(_keep_first_tokens, with_kwargs=True)
+    return FirstTokenOnly([use_registered_attention(model), hook.remove])
+
+
+def _keep_first_tokens(
+    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The layer's arguments with first tokens as hidden states, and all tokens on the side for the attention."""
+    hidden: torch.Tensor = args[0]
+    layout: Layout | None = kwargs.get("layout")
+    firsts = hidden[:, :1] if layout is None else hidden.index_select(1, layout.starts)
+    return (firsts, *args[1:]), {**kwargs, "all_tokens": hidden}

@@ -1,0 +1,96 @@
+"""Packed batches: the real tokens of all rows, one after the other, in one row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each row lies in a packed batch. Made on the host; nothing in it needs a device sync to be used."""
+
+    lengths: tuple[int, ...]
+    """Tokens of each stretch in packed order. With a filled-up batch the last one is the filling."""
+    longest: int
+    """Upper bound of `lengths`: a host number, so that a captured graph can keep it fixed."""
+    bounds: torch.Tensor
+    """int32 (stretches + 1): first token of each stretch, and the end."""
+    starts: torch.Tensor
+    """int64 (rows): first token of each real row, in packed order."""
+    order: torch.Tensor
+    """int64 (rows): for each row as it was given, its place in packed order."""
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Layout:
+        """The same layout with its tensors on `device`."""
+        return replace(
+            self,
+            bounds=self.bounds.to(device, non_blocking=non_blocking),
+            starts=self.starts.to(device, non_blocking=non_blocking),
+            order=self.order.to(device, non_blocking=non_blocking),
+        )
+
+    def pin(self) -> Layout:
+        """The same layout in pinned memory."""
+        return replace(
+            self, bounds=self.bounds.pin_memory(), starts=self.starts.pin_memory(), order=self.order.pin_memory()
+        )
+
+
+PackedBatch = dict[str, "torch.Tensor | Layout"]
+
+
+def pack(
+    rows: Mapping[str, Sequence[NDArray[np.integer]]],
+    *,
+    first_position: int = 0,
+    keys: Sequence[str] = ("input_ids", "token_type_ids"),
+    filler: int = 0,
+    total: int | None = None,
+    longest: int | None = None,
+) -> PackedBatch:
+    """Model inputs of shape (1, tokens), `position_ids` and the `layout`, for the rows as `TokenRows.take` gives them.
+
+    Rows are sorted by length inside the batch (equal lengths share one matrix product); the model's output is in
+    the given order. With `total` the batch is filled up to that many tokens, as a stretch of its own that no row
+    sees and the head never reads: every batch of a bucket then has the same shapes (rows + 1 stretches). `longest` is the
+    bucket's longest stretch.
+    """
+    given = np.array([len(ids) for ids in rows["input_ids"]], dtype=np.int64)
+    assert given.min(initial=0 if not given.size else 1) > 0, "a row without tokens has no first token to classify"
+    sorted_rows = np.argsort(given, kind="stable")
+    lengths = given[sorted_rows]
+    spare = 0
+    stretches = lengths
+    if total is not None:
+        spare = total - int(lengths.sum())
+        assert spare >= 0, f"{int(lengths.sum())} tokens do not fit into {total}"
+        stretches = np.append(lengths, spare)
+    bound = int(stretches.max()) if longest is None else longest
+    assert bound >= int(stretches.max()), f"a stretch of {int(stretches.max())} tokens is longer than longest={bound}"
+    ends = np.cumsum(stretches)
+    bounds = np.concatenate(([0], ends))
+    positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], stretches) + first_position
+    if spare:
+        positions[-spare:] = first_position  # the filling may be longer than the position table
+    order = np.empty(len(given), dtype=np.int64)
+    order[sorted_rows] = np.arange(len(given))
+    batch: PackedBatch = {}
+    for name in keys:
+        if name in rows:
+            parts = [np.asarray(rows[name][i]) for i in sorted_rows]
+            parts.append(np.full(spare, filler if name == "input_ids" else 0))
+            batch[name] = torch.from_numpy(np.concatenate(parts).astype(np.int64)).unsqueeze(0)
+    batch["position_ids"] = torch.from_numpy(positions).unsqueeze(0)
+    batch["layout"] = Layout(
+        lengths=tuple(int(n) for n in stretches),
+        longest=bound,
+        bounds=torch.from_numpy(bounds.astype(np.int32)),
+        starts=torch.from_numpy(bounds[: len(given)].copy()),
+        order=torch.from_numpy(order),
+    )
+    return batch

@@ -1,0 +1,137 @@
+"""Vocabulary-restricted embeddings: train the rows that occur in the data, keep the rest in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from tunesmith.errors import CheckpointError, ConfigError
+
+
+class VocabularyCut:
+    """A word embedding of which only the used rows are a parameter.
+
+    A row that never occurs has gradient zero, so both Adam moments stay zero, and AdamW does nothing to it but
+    `row *= 1 - lr * weight_decay` at each step. `decay` takes these factors and keeps their product. Exact for AdamW
+    (decoupled decay) and for plain SGD without decay; not for optimizers that mix rows or put the decay into the gradient.
+    """
+
+    def __init__(self, embedding: nn.Embedding, used_ids: NDArray[np.integer]) -> None:
+        self.ids = _with_padding(used_ids, embedding)
+        self.size = embedding.num_embeddings
+        self._embedding = embedding
+        self._padding = embedding.padding_idx
+        self._lookup = np.full(self.size, -1, dtype=np.int64)
+        self._lookup[self.ids] = np.arange(len(self.ids))
+        table = embedding.weight.detach()
+        self._rows = torch.from_numpy(self.ids)
+        self._rest = table.to("cpu", copy=True)  # on the host: a device keeps the used rows only
+        self.kept = torch.ones((), dtype=torch.float64, device=table.device)
+        """Product of the decay factors so far. Lives on the device, so that a captured step can multiply into it."""
+        self._compact = nn.Parameter(table[self._rows.to(table.device)].clone(), embedding.weight.requires_grad)
+        self._install(self._compact, None if self._padding is None else int(self._lookup[self._padding]))
+
+    @classmethod
+    def apply(cls, model: nn.Module, used_ids: NDArray[np.integer]) -> VocabularyCut:
+        """Cut the model's input embedding to `used_ids` (any order, repeats allowed; the padding id is always kept).
+
+        Call it before the optimizer is made: the embedding's parameter is another one afterwards.
+        """
+        reason = supports(model)
+        if reason:
+            raise ConfigError(f"the vocabulary cannot be cut: {reason}", fix="Train the whole table.")
+        return cls(model.get_input_embeddings(), used_ids)  # type: ignore[operator]
+
+    def remap(self, ids: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Row numbers of the compact table for token ids of training batches. An id outside the cut is our mistake."""
+        rows: NDArray[np.int64] = self._lookup[ids]
+        assert rows.min(initial=0) >= 0, "a training batch holds an id that was not in the training data"
+        return rows
+
+    def decay(self, factor: float | torch.Tensor) -> None:
+        """Note one optimizer step: `factor` is `1 - lr * weight_decay` of the embedding's group (1 if the step was skipped)."""
+        self.kept.mul_(factor)
+
+    def table(self) -> torch.Tensor:
+        """The whole table (CPU) as plain training would have it now: for saving and evaluating."""
+        table = self._rest * self.kept.cpu().to(self._rest.dtype)
+        table[self._rows] = self._compact.detach().cpu()
+        return table
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Inside, the model has its whole table and takes plain token ids: for evaluation and `save_pretrained`."""
+        compact_padding = self._embedding.padding_idx
+        self._install(nn.Parameter(self.table().to(self._compact.device), requires_grad=False), self._padding)
+        try:
+            yield
+        finally:
+            self._install(self._compact, compact_padding)
+
+    def restore(self) -> nn.Parameter:
+        """Undo the cut for good; the model's new embedding parameter comes back."""
+        whole = nn.Parameter(self.table().to(self._compact.device), self._compact.requires_grad)
+        self._install(whole, self._padding)
+        return whole
+
+    def expand(self, compact: torch.Tensor) -> torch.Tensor:
+        """A moment of the optimizer for the compact table as plain training would have it: zero in the other rows."""
+        whole = torch.zeros(self.size, *compact.shape[1:], dtype=compact.dtype)
+        whole[self._rows] = compact.detach().cpu()
+        return whole
+
+    def compact(self, whole: torch.Tensor) -> torch.Tensor:
+        """The used rows of a table or moment of full size."""
+        return whole.detach().cpu()[self._rows]
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What resumes bit for bit: the used rows, the other rows before any decay, the ids, the product of the factors.
+
+        `table()` rounds the decay into the rows; training on from there would round once more than a run never stopped.
+        """
+        stored = self._rest.clone()
+        stored[self._rows] = self._compact.detach().cpu()
+        return {"table": stored, "ids": self._rows.clone(), "kept": self.kept.detach().cpu().clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to what `state_dict` gave; refuses the state of another training vocabulary."""
+        if not torch.equal(torch.as_tensor(state["ids"]), self._rows):
+            raise CheckpointError(
+                f"the checkpoint trains {len(state['ids'])} token ids, the data holds {len(self.ids)}, or others",
+                fix="Resume with the training data of the run.",
+            )
+        with torch.no_grad():
+            self._rest.copy_(state["table"])
+            self._compact.copy_(state["table"][self._rows])
+            self.kept.copy_(state["kept"])
+
+    def _install(self, weight: nn.Parameter, padding: int | None) -> None:
+        self._embedding.weight = weight
+        self._embedding.num_embeddings = weight.shape[0]
+        self._embedding.padding_idx = padding
+
+
+def supports(model: nn.Module) -> str | None:
+    """None, or the reason why the whole table must be trained."""
+    embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]
+    if type(embedding) is not nn.Embedding:
+        return "its input embedding is not a plain table"
+    if embedding.max_norm is not None or embedding.scale_grad_by_freq or embedding.sparse:
+        return "its input embedding rescales rows or gradients"
+    if sum(parameter is embedding.weight for _, parameter in model.named_parameters(remove_duplicate=False)) > 1:
+        return "its input embedding is tied to another layer"
+    return None
+
+
+def _with_padding(used_ids: NDArray[np.integer], embedding: nn.Embedding) -> NDArray[np.int64]:
+    """Sorted, unique, and with the padding id."""
+    extra = [] if embedding.padding_idx is None else [embedding.padding_idx]
+    ids = np.unique(np.concatenate([np.asarray(used_ids, dtype=np.int64).ravel(), np.array(extra, dtype=np.int64)]))
+    assert embedding.num_embeddings > ids[-1] >= ids[0] >= 0, "a token id lies outside the model's vocabulary"
+    return ids

@@ -1,0 +1,83 @@
+"""The last layer cut to first tokens gives the loss and gradients of the whole layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from equivalence.strategy_cases import (
+    CUT_FAMILIES,
+    PAD,
+    RAGGED,
+    gradients,
+    largest_difference,
+    make_labels,
+    make_model,
+    make_rows,
+    pad_rows,
+)
+from tunesmith.errors import ConfigError
+from tunesmith.model.cls_only import enable_first_token_only, supports
+from tunesmith.model.cpu_speed import enable_cpu_speed
+from tunesmith.model.packing import pack
+from tunesmith.model.padding_free import enable_padding_free
+
+SHAPES = {"ragged": RAGGED, "one row": (7,), "all of one token": (1, 1, 1), "equal": (6, 6, 6, 6)}
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", CUT_FAMILIES)
+def test_cut_last_layer_gives_the_plain_loss_logits_and_gradients(kind: str, shape: str, packed: bool) -> None:
+    model = make_model(kind)
+    rows, labels = make_rows(SHAPES[shape], pad=PAD.get(kind, 0)), make_labels(len(SHAPES[shape]))
+    batch: dict[str, Any] = pad_rows(rows, kind=kind)
+    loss, logits, plain = gradients(model, batch, labels)
+    if packed:
+        strategy = enable_padding_free(model)
+        enable_cpu_speed(model)
+        batch = dict(pack(rows, first_position=strategy.first_position, keys=strategy.keys))
+    enable_first_token_only(model)
+    ours_loss, ours_logits, ours = gradients(model, batch, labels)
+    assert abs(loss - ours_loss) < 1e-6
+    assert torch.allclose(logits, ours_logits, atol=2e-6)
+    assert largest_difference(plain, ours) < 1e-5
+
+
+def test_only_first_tokens_pass_through_the_last_feed_forward() -> None:
+    model = make_model("bert", layers=3)
+    seen: dict[int, tuple[int, ...]] = {}
+    for number, layer in enumerate(model.bert.encoder.layer):
+        layer.intermediate.register_forward_hook(lambda m, a, o, n=number: seen.__setitem__(n, tuple(o.shape[:2])))
+    strategy = enable_padding_free(model)
+    enable_first_token_only(model)
+    model(**pack(make_rows(RAGGED), first_position=strategy.first_position, keys=strategy.keys))
+    assert seen == {0: (1, sum(RAGGED)), 1: (1, sum(RAGGED)), 2: (1, len(RAGGED))}
+
+
+def test_disable_gives_the_whole_layer_back() -> None:
+    model = make_model("bert")
+    before = model.config._attn_implementation
+    enable_first_token_only(model).disable()
+    assert model.config._attn_implementation == before
+    hidden = model.bert(**pad_rows(make_rows(RAGGED), kind="bert")).last_hidden_state
+    assert hidden.shape[1] == max(RAGGED)
+
+
+@pytest.mark.parametrize("order", ["packing first", "cut first"])
+def test_the_strategies_can_be_taken_off_in_any_order(order: str) -> None:
+    model = make_model("bert")
+    before = model.config._attn_implementation
+    strategies = [enable_padding_free(model), enable_first_token_only(model)]
+    for strategy in strategies if order == "packing first" else reversed(strategies):
+        strategy.disable()
+    assert model.config._attn_implementation == before
+
+
+def test_shared_layers_are_refused_with_the_reason() -> None:
+    model = make_model("albert")
+    assert "share" in str(supports(model))
+    with pytest.raises(ConfigError, match="cannot be cut"):
+        enable_first_token_only(model)

@@ -1,0 +1,185 @@
+"""Training the used rows of the word embedding, and the rest in closed form, equals training the whole table."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from equivalence.strategy_cases import PAD, VOCABULARY, largest_difference, make_labels, make_model, make_rows, pad_rows
+from tunesmith.errors import CheckpointError, ConfigError
+from tunesmith.model.cls_only import enable_first_token_only
+from tunesmith.model.cpu_speed import enable_cpu_speed
+from tunesmith.model.packing import pack
+from tunesmith.model.padding_free import enable_padding_free
+from tunesmith.model.vocabulary import VocabularyCut, supports
+
+STEPS = 100
+DECAY = 0.1
+
+
+def rate_at(step: int, rate: float) -> float:
+    """Warm up, then fall: each step has another decay factor."""
+    return rate * min((step + 1) / 10, (STEPS - step) / (STEPS - 10))
+
+
+def make_run(kind: str) -> tuple[list[dict[str, list[np.ndarray]]], list[torch.Tensor], np.ndarray]:
+    """Ragged batches over the lower half of the vocabulary, their labels, and the ids that occur."""
+    rng = np.random.default_rng(1)
+    rows = [make_rows(rng.integers(1, 15, 5), seed=i, pad=PAD.get(kind, 0)) for i in range(STEPS)]
+    for batch in rows:
+        batch["input_ids"] = [np.where(ids > VOCABULARY // 2, ids // 2, ids) for ids in batch["input_ids"]]
+    used = np.concatenate([ids for batch in rows for ids in batch["input_ids"]])
+    return rows, [make_labels(5, seed=i) for i in range(STEPS)], used
+
+
+def train(
+    model: nn.Module, collate: Any, rows: Any, labels: Any, *, rate: float, cut: VocabularyCut | None, steps: range
+) -> torch.optim.Optimizer:
+    """Decay on matrices only, as transformers groups parameters; clipped; with a schedule."""
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": DECAY},
+        {"params": [p for p in model.parameters() if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups)
+    for step in steps:
+        for group in optimizer.param_groups:
+            group["lr"] = rate_at(step, rate)
+        optimizer.zero_grad()
+        model(**collate(rows[step]), labels=labels[step]).loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if cut is not None:
+            cut.decay(1.0 - rate_at(step, rate) * DECAY)
+    return optimizer
+
+
+def remapped(cut: VocabularyCut, rows: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
+    return {**rows, "input_ids": [cut.remap(ids) for ids in rows["input_ids"]]}
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["alone", "with all strategies"])
+@pytest.mark.parametrize(("dtype", "rate", "tolerance"), [(torch.float32, 5e-5, 1e-4), (torch.float64, 1e-3, 1e-8)])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "distilbert"])
+def test_weights_after_a_whole_run_equal_full_adamw(
+    kind: str, dtype: torch.dtype, rate: float, tolerance: float, everything: bool
+) -> None:
+    rows, labels, used = make_run(kind)
+    plain = make_model(kind).to(dtype)
+    ours = copy.deepcopy(plain)
+    start = plain.get_input_embeddings().weight.detach().clone()
+    train(plain, lambda r: pad_rows(r, kind=kind), rows, labels, rate=rate, cut=None, steps=range(STEPS))
+
+    cut = VocabularyCut.apply(ours, used)
+    if everything:
+        strategy = enable_padding_free(ours)
+        enable_first_token_only(ours)
+        enable_cpu_speed(ours)
+
+        def collate(r: Any) -> Any:
+            return pack(remapped(cut, r), first_position=strategy.first_position, keys=strategy.keys)
+    else:
+        compact_pad = int(cut.remap(np.array([PAD.get(kind, 0)]))[0])
+
+        def collate(r: Any) -> Any:
+            batch = pad_rows(remapped(cut, r), kind=kind)
+            batch["input_ids"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, compact_pad)
+            if kind == "roberta":  # it counts positions from the padding id of the whole table
+                batch["position_ids"] = (batch["attention_mask"].cumsum(1) * batch["attention_mask"]) + PAD[kind]
+            return batch
+
+    train(ours, collate, rows, labels, rate=rate, cut=cut, steps=range(STEPS))
+    cut.restore()
+    expected, found = dict(plain.named_parameters()), dict(ours.named_parameters())
+    assert largest_difference(expected, found) < tolerance
+    table = found[next(n for n in found if n.endswith("word_embeddings.weight"))]
+    unused = np.setdiff1d(np.arange(VOCABULARY), used)
+    assert len(unused) > 20
+    factor = float(np.prod([1.0 - rate_at(s, rate) * DECAY for s in range(STEPS)]))
+    assert factor < 1 - 50 * rate * DECAY
+    assert torch.allclose(table[unused], start[unused] * factor, rtol=1e-6)
+
+
+def test_inside_whole_the_model_takes_plain_ids_that_never_occurred_in_training(tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    model = make_model("bert").eval()
+    batch = pad_rows(make_rows((5, 9, 3), seed=7), kind="bert")
+    expected = model(**batch).logits
+    cut = VocabularyCut.apply(model, np.array([4, 4, 9, 2]))
+    assert model.get_input_embeddings().weight.shape[0] == 4
+    with cut.whole():
+        assert torch.equal(model(**batch).logits, expected)
+        model.save_pretrained(tmp_path)
+    assert model.get_input_embeddings().weight.shape[0] == 4
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    assert torch.equal(loaded(**batch).logits, expected)
+
+
+def test_a_resumed_run_has_the_bits_of_one_never_stopped() -> None:
+    rows, labels, used = make_run("bert")
+
+    def start() -> tuple[nn.Module, VocabularyCut]:
+        model = make_model("bert")
+        return model, VocabularyCut.apply(model, used)
+
+    def collate(cut: VocabularyCut) -> Any:
+        return lambda r: pad_rows(remapped(cut, r), kind="bert")
+
+    whole, whole_cut = start()
+    train(whole, collate(whole_cut), rows, labels, rate=1e-3, cut=whole_cut, steps=range(40))
+    saved = copy.deepcopy((whole_cut.state_dict(), whole.state_dict()))
+    resumed, cut = start()
+    cut.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    for model, vocabulary in ((whole, whole_cut), (resumed, cut)):
+        train(model, collate(vocabulary), rows, labels, rate=1e-3, cut=vocabulary, steps=range(40, 60))
+    assert torch.equal(whole_cut.table(), cut.table())
+    assert largest_difference(dict(whole.named_parameters()), dict(resumed.named_parameters())) == 0.0
+
+
+def test_the_state_of_another_vocabulary_is_refused() -> None:
+    cut = VocabularyCut.apply(make_model("bert"), np.array([3, 4]))
+    other = VocabularyCut.apply(make_model("bert"), np.array([3, 5]))
+    with pytest.raises(CheckpointError, match="training data of the run"):
+        cut.load_state_dict(other.state_dict())
+
+
+def test_moments_expand_to_the_whole_table_and_back() -> None:
+    cut = VocabularyCut.apply(make_model("bert"), np.array([3, 5]))
+    moment = torch.rand(len(cut.ids), 4)
+    whole = cut.expand(moment)
+    assert whole.shape == (VOCABULARY, 4)
+    assert torch.equal(cut.compact(whole), moment)
+    assert int((whole != 0).any(1).sum()) == len(cut.ids)
+
+
+def test_padding_keeps_its_row_and_gets_no_gradient() -> None:
+    model = make_model("bert")
+    cut = VocabularyCut.apply(model, np.array([5, 9]))
+    embedding = model.get_input_embeddings()
+    assert cut.ids.tolist() == [0, 5, 9]
+    assert embedding.padding_idx == 0
+    assert cut.remap(np.array([[9, 0], [5, 5]])).tolist() == [[2, 0], [1, 1]]
+
+
+def test_a_skipped_step_on_the_device_does_not_decay() -> None:
+    cut = VocabularyCut.apply(make_model("bert"), np.array([5]))
+    cut.decay(1.0 - 0.5 * (1.0 - torch.tensor(1.0, dtype=torch.float64)))
+    assert float(cut.kept) == 1.0
+    cut.decay(1.0 - 0.5 * (1.0 - torch.tensor(0.0, dtype=torch.float64)))
+    assert float(cut.kept) == 0.5
+
+
+def test_a_tied_table_is_refused() -> None:
+    model = make_model("bert")
+    model.decoder = nn.Linear(32, VOCABULARY, bias=False)
+    model.decoder.weight = model.get_input_embeddings().weight
+    assert "tied" in str(supports(model))
+    with pytest.raises(ConfigError, match="Train the whole table"):
+        VocabularyCut.apply(model, np.array([1]))
