@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tunesmith.data.part import Part
 from tunesmith.data.sentences import number_sentences
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 MAX_ROWS = 500_000
 """Above this, all splits together, texts are not compared; labels still are."""
@@ -22,24 +20,24 @@ IMBALANCE_SHARE = 0.8
 Ints = np.ndarray[Any, Any]
 
 
-def audit_splits(splits: Mapping[str, Dataset], text: Sequence[str], labels: LabelMap) -> list[Finding]:
+def audit_parts(parts: Mapping[str, Part], text: Sequence[str], labels: LabelMap) -> list[Finding]:
     """Findings, most serious first. Texts are equal when they are after " ".join(text.lower().split())."""
-    findings = _label_findings(splits, labels)
-    rows = sum(dataset.num_rows for dataset in splits.values())
+    findings = _label_findings(parts, labels)
+    rows = sum(len(part) for part in parts.values())
     if rows > MAX_ROWS:
         evidence = (
             f"{rows:,} rows are more than {MAX_ROWS:,}: texts were not compared for repeats or leaks between splits."
         )
         findings.append(Finding("audit_skipped", "info", evidence, numbers={"rows": rows}))
     elif rows:
-        numbers = number_sentences(splits, text)
-        findings += _leaks(numbers, splits)
-        findings += _repeats(numbers, splits, labels)
+        numbers = number_sentences(parts, text)
+        findings += _leaks(numbers)
+        findings += _repeats(numbers, parts, labels)
     rank = {"error": 0, "warning": 1, "info": 2}
     return sorted(findings, key=lambda finding: rank[finding.severity])
 
 
-def _leaks(numbers: Mapping[str, Ints], splits: Mapping[str, Dataset]) -> list[Finding]:
+def _leaks(numbers: Mapping[str, Ints]) -> list[Finding]:
     if "train" not in numbers:
         return []
     train = np.unique(numbers["train"])
@@ -62,7 +60,7 @@ def _leaks(numbers: Mapping[str, Ints], splits: Mapping[str, Dataset]) -> list[F
     return findings
 
 
-def _repeats(numbers: Mapping[str, Ints], splits: Mapping[str, Dataset], labels: LabelMap) -> list[Finding]:
+def _repeats(numbers: Mapping[str, Ints], parts: Mapping[str, Part], labels: LabelMap) -> list[Finding]:
     findings = []
     for split, rows in numbers.items():
         _, group, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
@@ -74,15 +72,15 @@ def _repeats(numbers: Mapping[str, Ints], splits: Mapping[str, Dataset], labels:
             findings.append(
                 Finding("duplicate_rows", "info", evidence, advice, numbers={"split": split, "rows": repeated})
             )
-        findings += _contradictions(split, splits[split], group, labels)
+        findings += _contradictions(split, parts[split], group, labels)
         findings += _swaps(split, rows)
     return findings
 
 
-def _contradictions(split: str, dataset: Dataset, group: Ints, labels: LabelMap) -> list[Finding]:
+def _contradictions(split: str, part: Part, group: Ints, labels: LabelMap) -> list[Finding]:
     if labels.task in (Task.REGRESSION, Task.MULTILABEL):
         return []
-    ids = _labels(dataset)
+    ids = _labels(part)
     low = np.full(group.max() + 1, np.iinfo(np.int64).max)
     high = np.full(group.max() + 1, -2, dtype=np.int64)
     np.minimum.at(low, group, ids)
@@ -111,11 +109,11 @@ def _swaps(split: str, rows: Ints) -> list[Finding]:
     ]
 
 
-def _label_findings(splits: Mapping[str, Dataset], labels: LabelMap) -> list[Finding]:
-    if labels.task in (Task.REGRESSION, Task.MULTILABEL) or "train" not in splits:
+def _label_findings(parts: Mapping[str, Part], labels: LabelMap) -> list[Finding]:
+    if labels.task in (Task.REGRESSION, Task.MULTILABEL) or "train" not in parts:
         return []
     findings = []
-    counts = _count(splits["train"], labels)
+    counts = _count(parts["train"], labels)
     rare = [(name, int(n)) for name, n in zip(labels.names, counts, strict=True) if n < RARE_ROWS]
     if rare:
         shown = ", ".join(f"{name!r} ({n})" for name, n in rare[:8])
@@ -125,8 +123,8 @@ def _label_findings(splits: Mapping[str, Dataset], labels: LabelMap) -> list[Fin
         findings.append(Finding("rare_labels", "warning", evidence, advice, numbers={"labels": dict(rare)}))
     top = int(counts.argmax())
     share = counts[top] / max(counts.sum(), 1)
-    for split in [name for name in splits if name != "train"] or ["train"]:
-        findings.extend(_baseline(split, _count(splits[split], labels), top, labels))
+    for split in [name for name in parts if name != "train"] or ["train"]:
+        findings.extend(_baseline(split, _count(parts[split], labels), top, labels))
     if share >= IMBALANCE_SHARE:
         evidence = f"{share:.1%} of train rows have the label {labels.names[top]!r}."
         steps = ("Judge by macro F1 or MCC, not accuracy.", "Try class weights (--class_weights balanced).")
@@ -146,13 +144,13 @@ def _baseline(split: str, counts: Ints, top: int, labels: LabelMap) -> list[Find
     return [Finding("majority_baseline", "info", evidence, advice, numbers=numbers)]
 
 
-def _count(dataset: Dataset, labels: LabelMap) -> Ints:
-    ids = _labels(dataset)
+def _count(part: Part, labels: LabelMap) -> Ints:
+    ids = _labels(part)
     return np.bincount(ids[ids >= 0], minlength=len(labels))
 
 
-def _labels(dataset: Dataset) -> Ints:
-    ids: Ints = dataset.with_format("numpy", columns=["labels"])["labels"][:]
+def _labels(part: Part) -> Ints:
+    ids: Ints = part.labels().to_numpy(zero_copy_only=False)
     return ids
 
 

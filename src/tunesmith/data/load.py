@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunesmith.data.audit import audit_splits
+from tunesmith.data.audit import audit_parts
 from tunesmith.data.columns import Columns, infer_columns, require_text
 from tunesmith.data.encode import encode_labels
 from tunesmith.data.fingerprint import fingerprint_parts
@@ -182,7 +182,7 @@ def _hold_out(
         return parts
     whole = parts["train"]
     text = () if len(whole) > MAX_GROUPED_ROWS else columns.text
-    train, held_out = draw_split(whole.encoded, val_fraction=fraction, seed=seed, task=labels.task, text_columns=text)
+    train, held_out = draw_split(whole, val_fraction=fraction, seed=seed, task=labels.task, text_columns=text)
     how = "at random" if labels.task is Task.MULTILABEL else "stratified by label"
     kept = ", rows that share a text kept together" if text else ""
     notes.append(
@@ -213,6 +213,6 @@ def _bundle(parts: Mapping[str, Part], columns: Columns, labels: LabelMap, notes
         columns,
         labels,
         (*columns.why, *notes),
-        tuple(audit_splits(splits, columns.text, labels)),
+        tuple(audit_parts(parts, columns.text, labels)),
         fingerprint_parts(parts, columns.text, labels),
     )

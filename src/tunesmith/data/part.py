@@ -48,5 +48,11 @@ class Part:
 
     def labels(self) -> Any:
         """The encoded labels of the rows used, as one Arrow array."""
-        column = self.encoded.data.table.column("labels").combine_chunks()
+        table = self.encoded.select_columns(["labels"]).with_format("arrow")[:]
+        column = table.column("labels").combine_chunks()
         return column if self.rows is None else column.take(self.rows)
+
+    @classmethod
+    def of(cls, dataset: Dataset, name: str = "train") -> Part:
+        """All rows of a dataset that has the column "labels"."""
+        return cls(Source(name, dataset, name), dataset)

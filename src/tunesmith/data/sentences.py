@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tunesmith.data.source import Source, scan_dataset
+from tunesmith.data.part import Part
+from tunesmith.data.source import Source
 from tunesmith.errors import DataError
 
-if TYPE_CHECKING:
-    from datasets import Dataset
 
-
-def number_sentences(splits: Mapping[str, Dataset], text: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
+def number_sentences(parts: Mapping[str, Part], text: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
     """For each split an int array (rows, texts) of sentence numbers, comparable between splits and columns."""
     import pyarrow as pa
 
     chunks: list[Any] = []
     shapes: list[tuple[str, int]] = []
-    for split, dataset in splits.items():
+    for split, part in parts.items():
         for name in text:
-            parts = [_fold(table.column(name)) for _, table in scan_dataset(dataset, [name])]
-            chunks.extend(chunk for part in parts for chunk in part.chunks)
-            shapes.append((split, dataset.num_rows))
+            chunks.extend(_fold(table.column(name).combine_chunks()) for table in part.scan([name]))
+            shapes.append((split, len(part)))
     codes = pa.chunked_array(chunks, pa.large_string()).combine_chunks().dictionary_encode().indices
     flat = codes.to_numpy(zero_copy_only=False)
-    columns: dict[str, list[np.ndarray[Any, Any]]] = {split: [] for split in splits}
+    columns: dict[str, list[np.ndarray[Any, Any]]] = {split: [] for split in parts}
     at = 0
     for split, rows in shapes:
         columns[split].append(flat[at : at + rows])
         at += rows
-    return {split: np.stack(parts, axis=1) for split, parts in columns.items()}
+    return {split: np.stack(column, axis=1) for split, column in columns.items()}
 
 
 def _fold(cells: Any) -> Any:
@@ -41,8 +38,7 @@ def _fold(cells: Any) -> Any:
     import pyarrow.compute as pc
 
     words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.utf8_lower(cells)))
-    joined = pc.binary_join(words, pa.scalar(" ", words.type.value_type)).cast(pa.large_string())
-    return joined if isinstance(joined, pa.ChunkedArray) else pa.chunked_array([joined])
+    return pc.binary_join(words, pa.scalar(" ", words.type.value_type)).cast(pa.large_string())
 
 
 def check_texts(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> None:

@@ -57,7 +57,8 @@ def scan_dataset(dataset: Dataset, columns: Sequence[str]) -> Iterator[tuple[int
     """Like `Source.scan`, for rows that may be selected, reordered or in memory."""
     start = 0
     for table in dataset.select_columns(list(columns)).with_format("arrow").iter(SCAN_ROWS):
-        yield start, table
+        # A dataset with selected rows gives a chunk for every run of neighbours, often one a row.
+        yield start, table.combine_chunks()
         start += table.num_rows
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tunesmith.data.part import Part
 from tunesmith.data.sentences import number_sentences
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import Task
@@ -28,34 +29,36 @@ def split_train(
 
     With `text_columns`, rows that share a sentence stay on one side, as far as the size of the split allows.
     """
-    train, validation = draw_split(dataset, val_fraction=val_fraction, seed=seed, task=task, text_columns=text_columns)
+    train, validation = draw_split(
+        Part.of(dataset), val_fraction=val_fraction, seed=seed, task=task, text_columns=text_columns
+    )
     return dataset.select(train), dataset.select(validation)
 
 
 def draw_split(
-    dataset: Dataset, *, val_fraction: float, seed: int, task: Task, text_columns: Sequence[str] = ()
+    part: Part, *, val_fraction: float, seed: int, task: Task, text_columns: Sequence[str] = ()
 ) -> tuple[Ints, Ints]:
     """The row numbers `split_train` selects, in ascending order."""
     if not 0.0 < val_fraction < 1.0:
         raise ConfigError(f"--validation_split_fraction {val_fraction} is not between 0 and 1")
-    strata = _strata(dataset, task)
+    strata = _strata(part, task)
     quota = _quota(strata, val_fraction)
     if quota.sum() == 0:
         raise DataError(
-            f"{dataset.num_rows} rows are too few to set a validation split aside: no label has two rows",
+            f"{len(part)} rows are too few to set a validation split aside: no label has two rows",
             fix="Give --validation_file, or --validation_split_fraction 0 to train without one.",
         )
-    chosen = _draw(strata, _groups(dataset, text_columns), quota, np.random.default_rng(seed))
-    held_out = np.zeros(dataset.num_rows, dtype=bool)
+    chosen = _draw(strata, _groups(part, text_columns), quota, np.random.default_rng(seed))
+    held_out = np.zeros(len(part), dtype=bool)
     held_out[chosen] = True
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
-def _strata(dataset: Dataset, task: Task) -> Ints:
+def _strata(part: Part, task: Task) -> Ints:
     """A small number for each row: rows with the same one are drawn in proportion."""
     if task is Task.MULTILABEL:
-        return np.zeros(dataset.num_rows, dtype=np.int64)
-    labels = dataset.with_format("numpy", columns=["labels"])["labels"][:]
+        return np.zeros(len(part), dtype=np.int64)
+    labels = part.labels().to_numpy(zero_copy_only=False)
     if task is Task.REGRESSION:
         bins = min(_SCORE_BINS, max(1, len(labels) // 20))
         edges = np.quantile(labels, np.linspace(0, 1, bins + 1)[1:-1])
@@ -72,11 +75,11 @@ def _quota(strata: Ints, fraction: float) -> Ints:
     return quota
 
 
-def _groups(dataset: Dataset, text: Sequence[str]) -> Ints | None:
+def _groups(part: Part, text: Sequence[str]) -> Ints | None:
     """A number for each row, the same for rows linked by a sentence; None where each row stands alone."""
-    if not text or dataset.num_rows > MAX_GROUPED_ROWS:
+    if not text or len(part) > MAX_GROUPED_ROWS:
         return None
-    numbers = number_sentences({"train": dataset}, text)["train"]
+    numbers = number_sentences({"train": part}, text)["train"]
     parent = list(range(int(numbers.max()) + 1))
 
     def root(node: int) -> int:

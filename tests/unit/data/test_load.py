@@ -11,9 +11,10 @@ import pandas as pd
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-from tunesmith.data.audit import audit_splits
+from tunesmith.data.audit import audit_parts
 from tunesmith.data.columns import Columns, infer_columns
 from tunesmith.data.load import DataBundle, load_data, read_labelled, read_unlabelled
+from tunesmith.data.part import Part
 from tunesmith.data.read import read_source
 from tunesmith.data.split import split_train
 from tunesmith.errors import ConfigError, DataError
@@ -298,9 +299,9 @@ def test_rows_to_predict_keep_all_columns_and_rows_to_evaluate_use_the_models_na
 
 
 def audit(train: Rows, labels: list[str], **more: Rows) -> dict[str, Any]:
-    splits = {name: Dataset.from_list(data) for name, data in {"train": train, **more}.items()}
+    parts = {name: Part.of(Dataset.from_list(data), name) for name, data in {"train": train, **more}.items()}
     text = [name for name in train[0] if name != "labels"]
-    return {finding.code: finding for finding in audit_splits(splits, text, LabelMap.for_classes(labels))}
+    return {finding.code: finding for finding in audit_parts(parts, text, LabelMap.for_classes(labels))}
 
 
 def test_the_audit_finds_what_misleads() -> None:
