@@ -214,6 +214,8 @@ def r2_limits(references: Array, predictions: Array, confidence: float = 0.95) -
     if n < 3 or errors.mean() <= 0:
         return None
     unexplained = float(errors.mean() / references.var())
-    influence = errors / errors.mean() - (references - references.mean()) ** 2 / references.var()
+    error, spread = errors / errors.mean(), (references - references.mean()) ** 2 / references.var()
+    # A row far out pulls both sums: divided by what it leaves to the others, as in `pearson_limits`.
+    influence = (error - spread) / (1 - np.minimum((error + spread) / n, 0.5))
     half = t_quantile(confidence, n - 1) * math.sqrt(float((influence**2).sum()) / (n * (n - 2)))
     return 1 - unexplained * math.exp(half), 1 - unexplained * math.exp(-half)
