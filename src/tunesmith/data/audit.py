@@ -41,13 +41,13 @@ def _leaks(numbers: Mapping[str, Ints]) -> list[Finding]:
     if "train" not in numbers:
         return []
     train = np.unique(numbers["train"])
-    train_rows = set(map(tuple, _unordered(numbers["train"]).tolist()))
+    train_rows = _keys(np.sort(numbers["train"], axis=1))
     findings = []
     for split, rows in numbers.items():
         if split == "train":
             continue
         shared = int(np.isin(rows, train).any(axis=1).sum())
-        whole = sum(1 for row in _unordered(rows).tolist() if tuple(row) in train_rows)
+        whole = int(np.isin(_keys(np.sort(rows, axis=1)), train_rows).sum())
         if not shared:
             continue
         what = "a text" if rows.shape[1] == 1 else "a sentence"
@@ -63,8 +63,7 @@ def _leaks(numbers: Mapping[str, Ints]) -> list[Finding]:
 def _repeats(numbers: Mapping[str, Ints], parts: Mapping[str, Part], labels: LabelMap) -> list[Finding]:
     findings = []
     for split, rows in numbers.items():
-        _, group, counts = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
-        group = group.reshape(-1)
+        _, group, counts = np.unique(_keys(rows), return_inverse=True, return_counts=True)
         repeated = int((counts - 1).sum())
         if repeated:
             evidence = f"{repeated:,} of {len(rows):,} {split} rows repeat the text of an earlier row."
@@ -97,9 +96,9 @@ def _contradictions(split: str, part: Part, group: Ints, labels: LabelMap) -> li
 def _swaps(split: str, rows: Ints) -> list[Finding]:
     if rows.shape[1] != 2:
         return []
-    pairs = rows[rows[:, 0] != rows[:, 1]].tolist()
-    seen = set(map(tuple, pairs))
-    swapped = sum(1 for first, second in pairs if first < second and (second, first) in seen)
+    ascending = np.unique(_keys(rows[rows[:, 0] < rows[:, 1]]))
+    descending = np.unique(_keys(rows[rows[:, 0] > rows[:, 1]][:, ::-1]))
+    swapped = len(np.intersect1d(ascending, descending, assume_unique=True))
     if not swapped:
         return []
     evidence = f"{swapped:,} {split} pairs also occur with their two texts swapped."
@@ -154,5 +153,8 @@ def _labels(part: Part) -> Ints:
     return ids
 
 
-def _unordered(rows: Ints) -> Ints:
-    return np.sort(rows, axis=1)
+def _keys(rows: Ints) -> Ints:
+    """One number for each row; sentence numbers fit 31 bits, so two of them fit one int64."""
+    wide = rows.astype(np.int64)
+    keys: Ints = wide[:, 0] if rows.shape[1] == 1 else (wide[:, 0] << 31) | wide[:, 1]
+    return keys

@@ -9,7 +9,7 @@ from typing import Any
 from tunesmith.data.glue_tasks import find_glue_task
 from tunesmith.data.read import is_saved_dataset, load_folder
 from tunesmith.data.source import Source
-from tunesmith.errors import ConfigError, DataError
+from tunesmith.errors import ConfigError, DataError, did_you_mean
 
 Reader = Callable[[Any, str], Source]
 HubLoader = Callable[[str, str | None], Any]
@@ -30,12 +30,14 @@ def gather_sources(
     task_name: str | None,
     dataset_name: str | None,
     dataset_config_name: str | None,
+    split_names: Mapping[str, str],
     read: Reader,
     load_hub: HubLoader,
 ) -> tuple[dict[str, Source], list[str]]:
     """The splits in the order train, validation, test, then others, and notes on what was left out.
 
     `given` are files or objects by split; they go before a dataset, and that before a task's own data on the Hub.
+    `split_names` say what our splits are called in a dataset with splits of its own.
     """
     notes: list[str] = []
     named = {split: source for split, source in given.items() if source is not None}
@@ -43,14 +45,14 @@ def gather_sources(
     if isinstance(whole, Mapping):
         if len(named) > 1:
             raise ConfigError("the train data is a DatasetDict with its own splits: give no other data beside it")
-        splits = _rename(whole, notes)
+        splits = _rename(whole, split_names, notes)
     elif named:
         splits = named
     elif dataset_name is not None:
-        splits = _rename(_load_dataset(dataset_name, dataset_config_name, load_hub), notes)
+        splits = _rename(_load_dataset(dataset_name, dataset_config_name, load_hub), split_names, notes)
     elif task_name is not None:
         task = find_glue_task(task_name)
-        splits = _rename(load_hub("glue", task.name if task else None), notes)
+        splits = _rename(load_hub("glue", task.name if task else None), split_names, notes)
     else:
         raise ConfigError("no data given", fix="Give --train_file, --dataset_name or --task_name.")
     if "train" not in splits:
@@ -68,11 +70,19 @@ def _load_dataset(name: str, config: str | None, load_hub: HubLoader) -> Any:
     return load_hub(name, config)
 
 
-def _rename(splits: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+def _rename(splits: Mapping[str, Any], asked: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
     """Splits under our names; those that are neither train, validation nor test are left out, and said so."""
+    for ours, theirs in asked.items():
+        if theirs not in splits:
+            fix = did_you_mean(theirs, tuple(splits))
+            raise DataError(f"--{ours}_split_name: no split {theirs!r}; found: {', '.join(splits)}", fix=fix)
+    ours_by_theirs = {theirs: ours for ours, theirs in asked.items()}
     renamed: dict[str, Any] = {}
     for split, data in splits.items():
-        name = _ALIASES.get(split, split)
+        name = ours_by_theirs.get(split) or _ALIASES.get(split, split)
+        if split not in ours_by_theirs and name in asked:
+            notes.append(f"Split {split!r} is not used.")
+            continue
         if not name.startswith(("train", "validation", "test")):
             notes.append(f"Split {split!r} is not used.")
         elif name in renamed:

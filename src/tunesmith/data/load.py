@@ -69,6 +69,7 @@ def load_data(
     allow_empty_text: bool = False,
     cache_dir: str | Path | None = None,
     on_progress: Progress | None = None,
+    split_names: Mapping[str, str] | None = None,
     hub_options: Mapping[str, Any] | None = None,
 ) -> DataBundle:
     """Reads, checks, encodes, splits and audits. Without a validation split, one is taken from train (0 = do not)."""
@@ -80,7 +81,7 @@ def load_data(
     read = _reader(encoding, delimiter, quoting, cache_dir, on_progress)
     hub = partial(_load_hub, options=hub_options or {})
     names = {"task_name": task_name, "dataset_name": dataset_name, "dataset_config_name": dataset_config_name}
-    sources, notes = gather_sources(given, **names, read=read, load_hub=hub)
+    sources, notes = gather_sources(given, **names, split_names=split_names or {}, read=read, load_hub=hub)
     asked = {"text_column_names": text_column_names, "label_column_name": label_column_name}
     columns = infer_columns(sources, **asked, do_regression=do_regression, task_name=task_name)  # type: ignore[arg-type]
     encoding_options = {"label_names": _names(label_names), "allow_single_label": allow_single_label}

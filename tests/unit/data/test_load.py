@@ -254,6 +254,15 @@ def test_mnli_splits_get_their_names(load: Callable[..., DataBundle]) -> None:
     assert "Split 'unsupervised' is not used." in bundle.notes
 
 
+def test_splits_of_a_dataset_can_be_named(load: Callable[..., DataBundle]) -> None:
+    data = DatasetDict({name: Dataset.from_list(rows(20, ["a", "b"])) for name in ("train", "small", "fold1", "test")})
+    bundle = load(data, split_names={"train": "small", "validation": "fold1"})
+    assert list(bundle.splits) == ["train", "validation", "test"]
+    assert "Split 'train' is not used." in bundle.notes
+    with pytest.raises(DataError, match=r"no split 'fold'; found: train, .*Did you mean 'fold1'"):
+        load(data, split_names={"validation": "fold"})
+
+
 def test_a_hub_task_asks_the_hub_room(load: Callable[..., DataBundle], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
