@@ -27,6 +27,7 @@ from tunesmith.train.checkpoint import (
 from tunesmith.train.plan import Plan
 from tunesmith.train.signals import StopRequest
 from tunesmith.train.state import TrainState
+from tunesmith.train.stopping import is_exhausted
 
 Listener = Callable[[Event], None]
 
@@ -113,7 +114,8 @@ class RunKeeper:
         runtime = self.state.runtime
         signals = runtime.gather_objects(self.stop.signal) if runtime.world > 1 else [self.stop.signal]
         number = next((s for s in signals if s is not None), None)
-        due = self.plan.save.due(step) or (self._improved and self.keep_best) or number is not None
+        over = is_exhausted(self.state.progress, self.plan.patience)
+        due = self.plan.save.due(step) or (self._improved and self.keep_best) or number is not None or over
         if due and step > 0:
             self.save(step)
         fault_point("step.end")

@@ -8,7 +8,7 @@ from typing import Literal
 from tunesmith.errors import ConfigError
 from tunesmith.train.schedule import Schedule
 
-Cadence = Literal["no", "steps", "epoch"]
+Cadence = Literal["no", "steps", "epoch", "both"]
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Calendar:
             return False
         if self.last is not None and step == self.last:
             return True
-        if self.cadence == "epoch":
-            return step in self.ends
-        return self.cadence == "steps" and step % self.every == 0
+        if self.cadence in ("epoch", "both") and step in self.ends:
+            return True
+        return self.cadence in ("steps", "both") and step % self.every == 0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,200 @@
+"""From a config to a trained, evaluated, explained, loadable model: what `tunesmith train` runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tunesmith.config.schema import RunConfig
+from tunesmith.config.write import dump_config
+from tunesmith.errors import CheckpointError, TunesmithError
+from tunesmith.events import Event, RunEnded, RunStarted
+from tunesmith.finetune.card import write_card
+from tunesmith.finetune.finish import (
+    Scores,
+    draw_and_explain,
+    export_run,
+    predict_splits,
+    score_splits,
+    write_data_summary,
+    write_results,
+)
+from tunesmith.finetune.planning import make_plan
+from tunesmith.finetune.prepare import Prepared, prepare
+from tunesmith.predict.export import describe_model
+from tunesmith.run.environment import describe_environment
+from tunesmith.run.journal import read_journal
+from tunesmith.run.layout import RunDir
+from tunesmith.run.lock import RunLock
+from tunesmith.run.sealed import verify, write_file_atomically
+from tunesmith.train.evaluate import predict_rows
+from tunesmith.train.keeper import RunKeeper
+from tunesmith.train.loop import Evaluate, train_events
+from tunesmith.train.state import TrainState
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run ended with. `scores[split][metric]` has value, interval and n; `diagnosis` is in lines."""
+
+    run: RunDir
+    scores: Scores
+    steps: int
+    best_step: int | None
+    diagnosis: tuple[str, ...]
+
+
+@dataclass
+class Watch:
+    """Where a run's words and events go. `progress` is called with (what, done, in all)."""
+
+    say: Callable[[str], None] = lambda text: None
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None
+    listeners: list[Callable[[Event], None]] = field(default_factory=list)
+
+
+def finetune(
+    config: RunConfig | None = None,
+    *,
+    train_data: Any = None,
+    validation_data: Any = None,
+    test_data: Any = None,
+    watch: Watch | None = None,
+    **options: Any,
+) -> RunResult:
+    """Trains, evaluates and exports one run; goes on with it if its folder holds an unfinished one.
+
+    Data comes from the config's files or names, or as a Dataset, DataFrame or list of dicts.
+    """
+    config = replace(config or RunConfig(), **options)
+    watch = watch or Watch()
+    run = RunDir(config.run_folder)
+    data = {"train": train_data, "validation": validation_data, "test": test_data}
+    if (isinstance(train_data, dict) and not hasattr(train_data, "columns")) or _is_dataset_dict(train_data):
+        data = {**dict(train_data), **{k: v for k, v in data.items() if k != "train" and v is not None}}
+    with RunLock(run.lock_file):
+        prepared = prepare(config, data=data, say=watch.say, progress=watch.progress)
+        if prepared.runtime.is_main:
+            _write_start(run, prepared)
+        return _train(run, prepared, watch)
+
+
+def _is_dataset_dict(data: Any) -> bool:
+    return type(data).__name__ == "DatasetDict"
+
+
+def _write_start(run: RunDir, prepared: Prepared) -> None:
+    _refuse_another_run(run, prepared)
+    config = prepared.config
+    write_file_atomically(run.config_file, dump_config(config).encode())
+    environment = {"run_id": prepared.identity.run_id, "device": str(prepared.runtime.device), **describe_environment()}
+    write_file_atomically(run.environment_file, json.dumps(environment, indent=1).encode())
+    write_data_summary(run, prepared)
+
+
+def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
+    """A finished run is not written over."""
+    if not (run.model.is_dir() and run.journal_file.is_file() and run.environment_file.is_file()):
+        return
+    events = read_journal(run.journal_file)
+    ended = bool(events) and isinstance(events[-1], RunEnded) and events[-1].reason in ("completed", "early_stopping")
+    if not ended:
+        return
+    same = json.loads(run.environment_file.read_text()).get("run_id") == prepared.identity.run_id
+    raise CheckpointError(
+        "holds a finished run of this very config" if same else "holds a finished run of another config",
+        where=str(run.path),
+        fix="Give another --output_dir, or remove the folder to train again.",
+    )
+
+
+def _train(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
+    state = prepared.state
+    has_validation = "validation" in prepared.tokenized
+    plan = make_plan(prepared.config, prepared.batches, prepared.suite, has_validation=has_validation)
+    describe = describe_model(state.model, prepared.tokenizer, prepared.facts)
+    keeper = RunKeeper(
+        run,
+        state,
+        plan,
+        prepared.identity,
+        describe,
+        keep_checkpoints=prepared.config.save_total_limit or 10**9,
+        keep_best=plan.metric is not None and prepared.config.load_best_model_at_end is not False,
+        allow_changed=prepared.config.allow_changed_data,
+        listeners=list(watch.listeners) if prepared.runtime.is_main else [],
+    )
+    rows = len(prepared.rows("train"))
+    per_epoch = plan.epoch_ends[0]
+    epochs = plan.fraction(plan.num_steps)
+    started = RunStarted(prepared.identity.run_id, 0, plan.num_steps, float(per_epoch), epochs, rows, time.time())
+    evaluate = _make_evaluate(prepared) if has_validation else None
+    with keeper.stop:
+        try:
+            keeper.begin(started)
+            for event in train_events(
+                state, prepared.batches, plan, evaluate=evaluate, wants_read_back=keeper.wants_read_back
+            ):
+                keeper.on(event)
+            return _finish(run, prepared, keeper, watch)
+        except TunesmithError as error:
+            keeper.end(type(error).__name__)
+            raise
+        finally:
+            keeper.close()
+
+
+def _make_evaluate(prepared: Prepared) -> Evaluate:
+    """Metrics of the validation split and of the training sample."""
+    parts = {"validation": prepared.rows("validation")}
+    sample = prepared.train_sample()
+    if sample is not None:
+        parts["train_sample"] = sample
+
+    def evaluate(state: TrainState) -> dict[str, tuple[dict[str, float | None], int]]:
+        found = {}
+        with prepared.strategies.whole():
+            for name, rows in parts.items():
+                result = predict_rows(
+                    state.model,
+                    rows,
+                    prepared.strategies.collate,
+                    state.runtime,
+                    max_rows=max(prepared.config.per_device_eval_batch_size, 64),
+                    objective=state.objective,
+                )
+                metrics = prepared.suite.compute(result.logits, result.labels)
+                found[name] = ({"loss": result.loss, **metrics}, len(rows))
+        return found
+
+    return evaluate
+
+
+def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch) -> RunResult:
+    state = prepared.state
+    early = state.step < keeper.plan.num_steps
+    predictions = predict_splits(prepared, keeper.best_weights(), watch.progress)
+    scores = score_splits(prepared, predictions)
+    best_step = state.progress.step if keeper.keep_best else None
+    diagnosis: Sequence[str] = ()
+    if prepared.runtime.is_main:
+        write_results(run, prepared, predictions, scores)
+        card = write_card(prepared, scores, name=prepared.config.name, steps=state.step, best_step=best_step)
+        export_run(run, prepared, card)
+        keeper.end("early_stopping" if early else "completed")
+        diagnosis = draw_and_explain(run)
+    prepared.runtime.barrier()
+    return RunResult(run, scores, state.step, best_step, tuple(diagnosis))
+
+
+def is_complete(path: str | Path) -> bool:
+    """Whether a run folder holds a finished run with an intact model."""
+    run = RunDir(path)
+    if not run.model.is_dir():
+        return False
+    verify(run.model)
+    return any(isinstance(e, RunEnded) for e in read_journal(run.journal_file))

@@ -1,0 +1,182 @@
+"""After the last step: the best weights, scores with intervals, predictions, the model folder, curves, diagnosis, report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tunesmith.finetune.prepare import Prepared
+from tunesmith.labels import Task
+from tunesmith.metrics.uncertainty import Score
+from tunesmith.predict.export import describe_model, export_model
+from tunesmith.predict.predictor import predicted_names, probabilities_of
+from tunesmith.predict.tables import write_table
+from tunesmith.run.layout import RunDir
+from tunesmith.run.sealed import write_file_atomically
+from tunesmith.train.checkpoint import contiguous, load_weights
+from tunesmith.train.evaluate import Predictions, predict_rows
+from tunesmith.train.strategies import choose_strategies
+
+Scores = dict[str, dict[str, Score]]
+MOST_PREDICTIONS = 200_000
+"""Rows of a split kept in predictions.parquet; `tunesmith predict` writes more."""
+
+
+def predict_splits(
+    prepared: Prepared, best: Path | None, progress: Callable[[str, int, int], None]
+) -> dict[str, Predictions]:
+    """Predictions of every split but train, by the weights that the run ends with (the best ones, if kept)."""
+    state = prepared.state
+    prepared.strategies.disable()
+    state.cut = None
+    if best is not None:
+        load_weights(state.model, best)
+    strategies = choose_strategies(
+        state.model,
+        None,
+        prepared.padding,
+        device=prepared.runtime.device,
+        pack_rows=prepared.config.padding_free,
+        first_token_only=prepared.config.cls_only_last_layer,
+    )
+    found: dict[str, Predictions] = {}
+    for split, tokenized in prepared.tokenized.items():
+        if split == "train":
+            continue
+        found[split] = predict_rows(
+            state.model,
+            tokenized.rows,
+            strategies.collate,
+            prepared.runtime,
+            max_rows=max(prepared.config.per_device_eval_batch_size, 64),
+            objective=state.objective,
+            on_batch=_counter(progress, f"evaluating {split}", len(tokenized.rows)),
+        )
+    strategies.disable()
+    return found
+
+
+def _counter(progress: Callable[[str, int, int], None], what: str, total: int) -> Callable[[int], None]:
+    done = 0
+
+    def count(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress(what, min(done, total), total)
+
+    return count
+
+
+def score_splits(prepared: Prepared, predictions: dict[str, Predictions]) -> Scores:
+    """Each metric with n and its 95% interval; a split without labels has none."""
+    scores: Scores = {}
+    for split, result in predictions.items():
+        if result.labels is None or result.loss is None:
+            continue
+        scores[split] = prepared.suite.compute_with_intervals(result.logits, result.labels)
+        scores[split]["loss"] = Score(result.loss, None, None, next(iter(scores[split].values())).n, "mean")
+    return scores
+
+
+def write_results(run: RunDir, prepared: Prepared, predictions: dict[str, Predictions], scores: Scores) -> None:
+    """metrics.json, data_summary.json and predictions.parquet."""
+    table = {split: {name: score.to_json() for name, score in found.items()} for split, found in scores.items()}
+    write_file_atomically(run.metrics_file, json.dumps(table, indent=1).encode())
+    if predictions:
+        write_table(run.predictions_file, _prediction_columns(prepared, predictions))
+
+
+def write_data_summary(run: RunDir, prepared: Prepared) -> None:
+    """What the data was: rows, labels, columns, truncation, findings."""
+    bundle = prepared.bundle
+    summary = {
+        "task": bundle.labels.task.value,
+        "labels": list(bundle.labels.names),
+        "columns": {"text": list(bundle.columns.text), "label": bundle.columns.label},
+        "rows": {split: len(dataset) for split, dataset in bundle.splits.items()},
+        "label_counts": {s: _label_counts(prepared, t.rows.labels) for s, t in prepared.tokenized.items()},
+        "truncation": {split: asdict(t.truncated) for split, t in prepared.tokenized.items()},
+        "notes": list(bundle.notes),
+        "findings": [f.to_json() for f in bundle.findings],
+        "fingerprint": bundle.fingerprint,
+    }
+    write_file_atomically(run.data_summary_file, json.dumps(summary, indent=1, ensure_ascii=False).encode())
+
+
+def _label_counts(prepared: Prepared, labels: npt.NDArray[Any] | None) -> dict[str, int]:
+    task, names = prepared.bundle.labels.task, prepared.bundle.labels.names
+    if labels is None or task is Task.REGRESSION:
+        return {}
+    if task is Task.MULTILABEL:
+        return {n: int(c) for n, c in zip(names, labels.sum(axis=0), strict=True)}
+    counts = np.bincount(labels[labels >= 0], minlength=len(names))
+    return {n: int(c) for n, c in zip(names, counts, strict=True)}
+
+
+def _prediction_columns(prepared: Prepared, predictions: dict[str, Predictions]) -> dict[str, list[Any]]:
+    labels = prepared.bundle.labels
+    columns: dict[str, list[Any]] = {"split": [], "row": []}
+    texts: dict[str, list[Any]] = {name: [] for name in prepared.bundle.columns.text}
+    gold: list[Any] = []
+    predicted: list[Any] = []
+    cut: list[bool] = []
+    tables = []
+    for split, result in predictions.items():
+        dataset = prepared.bundle.splits[split]
+        n = min(len(dataset), MOST_PREDICTIONS)
+        some = dataset.select(range(n))
+        columns["split"] += [split] * n
+        columns["row"] += list(range(n))
+        for name, values in texts.items():
+            values += list(some[name])
+        probabilities = probabilities_of(result.logits[:n], labels.task)
+        gold += _gold(result.labels, n, prepared)
+        predicted += predicted_names(probabilities, labels)
+        cut += [bool(v) for v in prepared.tokenized[split].rows.lengths[:n] >= (prepared.facts.max_length or 10**9)]
+        tables.append(probabilities)
+    columns |= {**texts, "label": gold, "prediction": predicted, "truncated": cut}
+    if labels.task is not Task.REGRESSION:
+        stacked = np.concatenate(tables)
+        columns |= {f"prob_{name}": stacked[:, i].tolist() for i, name in enumerate(labels.names)}
+    return columns
+
+
+def _gold(labels: npt.NDArray[Any] | None, n: int, prepared: Prepared) -> list[Any]:
+    names, task = prepared.bundle.labels.names, prepared.bundle.labels.task
+    if labels is None:
+        return [None] * n
+    if task is Task.REGRESSION:
+        return [None if np.isnan(v) else float(v) for v in labels[:n]]
+    if task is Task.MULTILABEL:
+        return [[names[i] for i in np.flatnonzero(row > 0.5)] for row in labels[:n]]
+    return [names[i] if i >= 0 else None for i in labels[:n]]
+
+
+def export_run(run: RunDir, prepared: Prepared, card: str) -> None:
+    """model/ of the run folder, and the same card at its top."""
+    describe = describe_model(prepared.state.model, prepared.tokenizer, prepared.facts)
+    export_model(run.model, contiguous(prepared.state.model.state_dict()), describe, card)
+    write_file_atomically(run.card_file, card.encode())
+
+
+def draw_and_explain(run: RunDir) -> list[str]:
+    """Writes curves and the report; returns the diagnosis in lines."""
+    from tunesmith.curves.build import load_curves
+    from tunesmith.curves.plot import save_curves
+    from tunesmith.report.build import build_report
+    from tunesmith.report.diagnosis import diagnose_run
+    from tunesmith.report.render import write_report
+
+    save_curves(load_curves(run.path), png=run.curves_png, svg=run.curves_svg)
+    write_report(build_report(run), run.report_file)
+    lines = []
+    for finding in diagnose_run(run):
+        lines.append(f"{finding.code}: {finding.evidence}")
+        lines += [f"  - {advice}" for advice in finding.advice]
+    return lines

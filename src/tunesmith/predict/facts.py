@@ -1,0 +1,66 @@
+"""What a model folder must remember beside its weights: task, labels, text columns, row length."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunesmith.errors import ConfigError
+from tunesmith.labels import LabelMap, Task
+
+FACTS_FILE = "tunesmith.json"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """How a model was trained, as far as prediction needs to know. `text_columns` is None for a foreign model."""
+
+    labels: LabelMap
+    text_columns: tuple[str, ...] | None
+    label_column: str | None
+    max_length: int | None
+    glue_task: str | None = None
+    metrics: tuple[str, ...] | None = None
+
+    def write(self, folder: Path) -> None:
+        """Writes the facts into a model folder."""
+        data = {
+            "labels": self.labels.to_json(),
+            "text_columns": self.text_columns,
+            "label_column": self.label_column,
+            "max_length": self.max_length,
+            "glue_task": self.glue_task,
+            "metrics": self.metrics,
+        }
+        (folder / FACTS_FILE).write_text(json.dumps(data, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
+    """The facts of a model folder; for a folder of another tool, what its config.json says."""
+    file = folder / FACTS_FILE
+    if file.is_file():
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            columns, metrics = data["text_columns"], data["metrics"]
+            return ModelFacts(
+                LabelMap.from_json(data["labels"]),
+                None if columns is None else tuple(columns),
+                data["label_column"],
+                data["max_length"],
+                data["glue_task"],
+                None if metrics is None else tuple(metrics),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"is damaged ({error})", where=str(file)) from error
+    names = config.get("id2label")
+    if not names:
+        raise ConfigError("config.json has no id2label: it is not a trained classifier", where=str(folder))
+    ordered = [str(names[k]) for k in sorted(names, key=int)]
+    kind = config.get("problem_type")
+    if kind == "regression" or len(ordered) == 1:
+        return ModelFacts(LabelMap(tuple(ordered), Task.REGRESSION), None, None, None)
+    if kind == "multi_label_classification":
+        return ModelFacts(LabelMap(tuple(ordered), Task.MULTILABEL), None, None, None)
+    return ModelFacts(LabelMap.for_classes(ordered), None, None, None)

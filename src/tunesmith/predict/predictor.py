@@ -1,0 +1,121 @@
+"""A trained folder as a function from texts to probabilities, always in input order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tunesmith.data.batches import Collate, Padding
+from tunesmith.data.token_rows import TokenRows
+from tunesmith.errors import ConfigError
+from tunesmith.labels import LabelMap, Task
+from tunesmith.model.load import load_model, read_model_config
+from tunesmith.model.resolve import resolve_model
+from tunesmith.model.tokenizer import load_tokenizer, position_limit
+from tunesmith.predict.facts import ModelFacts, read_facts
+from tunesmith.run.layout import RunDir
+from tunesmith.train.evaluate import predict_rows
+from tunesmith.train.runtime import Precision, Runtime, make_runtime
+from tunesmith.train.strategies import choose_strategies
+
+
+def probabilities_of(logits: npt.NDArray[Any], task: Task) -> npt.NDArray[np.float64]:
+    """Softmax over classes, a sigmoid for each label of a multilabel task, the value itself for regression."""
+    values = np.asarray(logits, dtype=np.float64)
+    if task is Task.REGRESSION:
+        return values
+    if task is Task.MULTILABEL:
+        return np.where(values >= 0, 1 / (1 + np.exp(-np.abs(values))), 1 - 1 / (1 + np.exp(-np.abs(values))))
+    shifted = np.exp(values - values.max(axis=-1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
+
+
+def predicted_names(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[Any]:
+    """The predicted label name of each row; a list of names for multilabel, a number for regression."""
+    if labels.task is Task.REGRESSION:
+        return [float(v) for v in probabilities.reshape(len(probabilities), -1)[:, 0]]
+    if labels.task is Task.MULTILABEL:
+        return [[labels.names[i] for i in np.flatnonzero(row >= 0.5)] for row in probabilities]
+    return [labels.names[i] for i in probabilities.argmax(axis=-1)]
+
+
+def model_folder_of(path: str | Path) -> Path:
+    """`model/` of a run folder, or the folder itself when it is a model."""
+    folder = Path(path)
+    run = RunDir(folder)
+    if run.model.is_dir():
+        return run.model
+    if run.journal_file.exists():
+        raise ConfigError(
+            "the run has no model/ yet: it was not finished",
+            where=str(folder),
+            fix=f"Go on with `tunesmith resume {folder}`.",
+        )
+    return resolve_model(folder, allow_download=False)
+
+
+@dataclass
+class Predictor:
+    """`predict(rows)` for tokenized rows, `probabilities(texts)` for plain texts or pairs."""
+
+    model: Any
+    tokenizer: Any
+    facts: ModelFacts
+    runtime: Runtime
+    collate: Collate
+    max_length: int
+
+    @classmethod
+    def load(cls, path: str | Path, *, use_cpu: bool = False, precision: Precision = "no") -> Predictor:
+        """The model of a run folder or of any model folder with a classification head."""
+        from tunesmith.data.tokenize import longest_allowed
+
+        folder = model_folder_of(path)
+        config = read_model_config(folder)
+        facts = read_facts(folder, config)
+        tokenizer = load_tokenizer(folder)
+        loaded = load_model(folder, facts.labels)
+        if loaded.notes:
+            raise ConfigError(
+                f"is not a trained classifier ({loaded.notes[0]})", where=str(folder), fix="Train it first."
+            )
+        runtime = make_runtime(precision=precision, use_cpu=use_cpu)
+        model = loaded.model.to(runtime.device).eval()
+        strategies = choose_strategies(model, None, padding_of(tokenizer), device=runtime.device)
+        longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
+        return cls(model, tokenizer, facts, runtime, strategies.collate, longest)
+
+    def predict(
+        self, rows: TokenRows, *, max_rows: int = 64, on_batch: Callable[[int], None] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Logits of each row, in input order."""
+        result = predict_rows(
+            self.model, rows, self.collate, self.runtime, max_rows=max_rows, max_tokens=64 * max_rows, on_batch=on_batch
+        )
+        return result.logits
+
+    def probabilities(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> npt.NDArray[np.float64]:
+        """One row of probabilities for each text (or pair of texts)."""
+        if not texts:
+            return np.zeros((0, len(self.facts.labels)))
+        encoded = self.tokenizer(
+            list(texts), None if pairs is None else list(pairs), truncation=True, max_length=self.max_length
+        )
+        rows = TokenRows.from_lists({k: encoded[k] for k in ("input_ids", "token_type_ids") if k in encoded})
+        return probabilities_of(self.predict(rows), self.facts.labels.task)
+
+
+def padding_of(tokenizer: Any, *, multiple_of: int | None = None, fixed_length: int | None = None) -> Padding:
+    """Padding as the tokenizer pads."""
+    return Padding(
+        int(tokenizer.pad_token_id),
+        int(getattr(tokenizer, "pad_token_type_id", 0) or 0),
+        str(getattr(tokenizer, "padding_side", "right")),
+        multiple_of,
+        fixed_length,
+    )
