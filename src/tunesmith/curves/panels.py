@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tunesmith.curves.plot import draw_loss, draw_metric, figure_bytes, new_figure, style_axes
+from tunesmith.curves.plot import draw_legend, draw_loss, draw_metric, figure_bytes, new_figure, style_axes
 from tunesmith.curves.series import Curves, Series
 from tunesmith.curves.themes import THEMES, Theme, ThemeName
 
@@ -83,17 +83,16 @@ def reliability_panel(bins: Sequence[tuple[float, float, float, float, int]]) ->
     """Accuracy against confidence, each bin (confidence, accuracy, low, high, rows) with its interval."""
 
     def draw(axes: Axes, theme: Theme) -> None:
-        style_axes(axes, theme, title="Accuracy when the model says it is this sure", x_label="confidence")
-        axes.plot([0, 1], [0, 1], color=theme.muted, linewidth=1.1, linestyle=(0, (4, 3)), label="perfectly calibrated")
+        style_axes(axes, theme, title="Accuracy", x_label="confidence")
+        axes.plot([0, 1], [0, 1], color=theme.muted, linewidth=1.1, linestyle=(0, (4, 3)), label="perfect")
         sure, share = [b[0] for b in bins], [b[1] for b in bins]
         spread = [[b[1] - b[2] for b in bins], [b[3] - b[1] for b in bins]]
         axes.errorbar(sure, share, yerr=spread, fmt="none", ecolor=theme.validation, elinewidth=1.4, capsize=3)
         largest = max((b[4] for b in bins), default=1)
         sizes = [18 + 130 * b[4] / largest for b in bins]
-        axes.scatter(sure, share, s=sizes, color=theme.validation, zorder=3, label="validation rows (area: how many)")
+        axes.scatter(sure, share, s=sizes, color=theme.validation, zorder=3, label="rows")
         axes.set_xlim(min([0.5, *sure]) - 0.04, 1.04)
         axes.set_ylim(-0.04, 1.04)
-        legend = axes.legend(loc="lower right", fontsize=9, labelcolor=theme.text, markerscale=0.6)
-        legend.get_frame().set(facecolor=theme.background, edgecolor="none", alpha=0.85)
+        draw_legend(axes, theme)
 
     return make_panel(draw)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 XAxis = Literal["step", "epoch"]
 POINTS = 1500
 """Raw points drawn per curve: more than a picture has pixels, few enough for an SVG of 100 kB."""
+MIN_SPAN = 0.1
+"""The least height of a panel of scores between 0 and 1."""
 
 
 def draw_curves(curves: Curves | Sequence[Curves], *, x: XAxis = "step", theme: ThemeName = "light") -> Figure:
@@ -76,13 +78,13 @@ def style_axes(axes: Axes, theme: Theme, *, title: str, x_label: str) -> None:
 def draw_loss(axes: Axes, runs: Sequence[Curves], *, x: XAxis, theme: Theme) -> None:
     """Raw training loss faint, its smoothed view on top, validation loss as points, the best step marked."""
     alone = len(runs) == 1
-    style_axes(axes, theme, title="Loss" if alone else "Loss (line: training, points: validation)", x_label=x)
+    style_axes(axes, theme, title="Loss" if alone else "Loss (points: validation)", x_label=x)
     for index, run in enumerate(runs):
         raw, color = run.train_loss, theme.train if alone else theme.run(index)
         thin, smooth = raw.thinned(POINTS), raw.smoothed().thinned(POINTS)
         if len(runs) <= 3:
             axes.plot(_x(thin, x), thin.value, color=color, alpha=0.22 if alone else 0.13, linewidth=0.8)
-        label = "training (smoothed; raw behind it)" if alone else None
+        label = "training, smoothed" if alone else None
         axes.plot(_x(smooth, x), smooth.value, color=color, linewidth=1.9, label=label)
         unseen = run.metric("validation", "loss")
         _points(axes, unseen, x, theme.validation if alone else color, "validation" if alone else run.name)
@@ -90,7 +92,7 @@ def draw_loss(axes: Axes, runs: Sequence[Curves], *, x: XAxis, theme: Theme) -> 
         if alone:
             _mark_best(axes, run, "loss", x, theme)
     _limit_loss(axes, runs)
-    _legend(axes, theme, "upper right")
+    draw_legend(axes, theme)
 
 
 def draw_metric(axes: Axes, runs: Sequence[Curves], metric: str, *, x: XAxis, theme: Theme) -> None:
@@ -107,7 +109,10 @@ def draw_metric(axes: Axes, runs: Sequence[Curves], metric: str, *, x: XAxis, th
         if alone:
             _mark_best(axes, run, metric, x, theme)
     axes.margins(y=0.12)
-    _legend(axes, theme, "lower right" if greater_is_better(metric) else "upper right")
+    low, high = axes.get_ylim()
+    if low >= 0 and high <= 1.1 and high - low < MIN_SPAN:  # a change of half a point must not look like a cliff
+        axes.set_ylim((low + high - MIN_SPAN) / 2, (low + high + MIN_SPAN) / 2)
+    draw_legend(axes, theme)
 
 
 def _x(series: Series, x: XAxis) -> Floats:
@@ -147,7 +152,7 @@ def _mark_best(axes: Axes, run: Curves, metric: str, x: XAxis, theme: Theme) -> 
         f"best: step {best[1]}\n{metric} {value:.3f}",
         (where, value),
         # Away from the other curve: above validation loss lies nothing, above a validation score the training score.
-        xytext=(-11 if right else 11, -30 if greater_is_better(metric) else 11),
+        xytext=(-11 if right else 11, -36 if greater_is_better(metric) else 12),
         textcoords="offset points",
         ha="right" if right else "left",
         fontsize=9,
@@ -174,10 +179,25 @@ def _limit_loss(axes: Axes, runs: Sequence[Curves]) -> None:
         axes.set_ylim(0, top * 1.12)
 
 
-def _legend(axes: Axes, theme: Theme, place: Literal["upper right", "lower right"]) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        legend = axes.legend(loc=place, fontsize=9, frameon=True, labelcolor=theme.text, borderpad=0.5)
-        legend.get_frame().set(facecolor=theme.background, edgecolor="none", alpha=0.85)
+def draw_legend(axes: Axes, theme: Theme) -> None:
+    """Beside the title, where it hides no curve; inside the panel when there are many runs."""
+    lines, names = axes.get_legend_handles_labels()
+    if not lines:
+        return
+    outside = sum(map(len, names)) <= 48
+    place: dict[str, Any] = {"loc": "best"}
+    if outside:
+        place = {"loc": "lower right", "bbox_to_anchor": (1.01, 0.99), "ncols": len(names)}
+    legend = axes.legend(
+        fontsize=9,
+        labelcolor=theme.text,
+        borderpad=0.3,
+        columnspacing=1.2,
+        handlelength=1.6,
+        borderaxespad=0.2,
+        **place,
+    )
+    legend.get_frame().set(facecolor=theme.background, edgecolor="none", alpha=0.0 if outside else 0.85)
 
 
 def _plain(text: str) -> str:

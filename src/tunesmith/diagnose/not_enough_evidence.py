@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tunesmith.diagnose.reading import Reading
 from tunesmith.diagnose.thresholds import MIN_EVALUATIONS, MIN_ROWS
-from tunesmith.diagnose.verdict import make_finding
+from tunesmith.diagnose.verdict import epochs_flag, make_finding, planned_epochs
 from tunesmith.findings import Finding
 
 
@@ -29,7 +29,10 @@ def nothing_shown(reading: Reading) -> Finding:
     """The finding when no rule applies and yet the run is no better than chance."""
     low, chance = reading.val_loss.min(), reading.chance_loss
     evidence = f"no rule applies, but validation loss {low:.2f} is hardly below chance ({chance:.2f})"
-    return _found(reading, evidence, ["--seed 43: see whether a second run says the same"])
+    seed = int(reading.option("seed", 42)) + 1
+    return _found(
+        reading, evidence, [epochs_flag(2 * planned_epochs(reading)), f"--seed {seed}: does it say the same?"]
+    )
 
 
 def _found(reading: Reading, evidence: str, advice: list[str]) -> Finding:

@@ -16,7 +16,7 @@ from tunesmith.diagnose.thresholds import (
     SIGMAS,
     TRAIN_FELL,
 )
-from tunesmith.diagnose.verdict import epochs_flag, make_finding, planned_epochs, rate_flag, surety
+from tunesmith.diagnose.verdict import early_stop_step, epochs_flag, make_finding, planned_epochs, rate_flag, surety
 from tunesmith.findings import Finding
 
 
@@ -39,6 +39,11 @@ def _from_rise(reading: Reading) -> Finding | None:
         f"validation loss rose {low:.2f} to {end:.2f} after step {reading.step[at]} "
         f"while train loss fell {train[at]:.2f} to {train[-1]:.2f}"
     )
+    stop = early_stop_step(reading)
+    if stop is not None and reading.curves.ended != "early_stopping":
+        evidence += (
+            f"; early stopping (patience 2) would have ended the run at step {stop} of {reading.curves.last_step}"
+        )
     return make_finding(
         reading,
         "overfitting",

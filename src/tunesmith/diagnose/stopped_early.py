@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from tunesmith.diagnose.reading import Reading
-from tunesmith.diagnose.thresholds import DONE, SMALL_GAP, STILL_FALLING, USUAL_RATE
+from tunesmith.diagnose.thresholds import DONE, NEAR_CHANCE, SMALL_GAP, STILL_FALLING, USUAL_RATE
 from tunesmith.diagnose.verdict import epochs_flag, make_finding, planned_epochs, rate_flag, surety
 from tunesmith.findings import Finding
 
 
 def check_stopped_early(reading: Reading) -> Finding | None:
-    """A finding when the last evaluation is the best, by more than noise, and training rows are not better known."""
+    """A finding when validation still falls beyond noise, or when learning has only begun and goes on."""
+    return _still_falling(reading) or _only_begun(reading)
+
+
+def _still_falling(reading: Reading) -> Finding | None:
     loss, train = reading.val_loss, reading.train_loss
     fall, end = float(loss[-2] - loss[-1]), float(loss[-1])
     noise = reading.loss_noise(end)
@@ -24,6 +28,21 @@ def check_stopped_early(reading: Reading) -> Finding | None:
     )
     confidence = surety(fall, noise, floor=0.55)
     return make_finding(reading, "stopped_too_early", evidence, _advice(reading), confidence=confidence, fall=fall)
+
+
+def _only_begun(reading: Reading) -> Finding | None:
+    """Validation is hardly below chance, training goes on falling and is far from known by heart."""
+    train, chance = reading.train_loss, reading.chance_loss
+    low, end = float(reading.val_loss.min()), float(reading.val_loss[-1])
+    begun = NEAR_CHANCE * chance < low + reading.loss_noise(low) and low <= 0.98 * chance
+    held = end - low <= reading.loss_noise(low)
+    if not (begun and held and train[-1] >= 0.5 * chance and train[-1] <= (1 - STILL_FALLING) * train[-3]):
+        return None
+    evidence = (
+        f"validation loss {end:.2f} is hardly below chance ({chance:.2f}) after {reading.step[-1]} steps, "
+        f"and train loss still falls ({train[-3]:.2f} to {train[-1]:.2f} over the last two evaluations)"
+    )
+    return make_finding(reading, "stopped_too_early", evidence, _advice(reading), confidence=0.55)
 
 
 def _advice(reading: Reading) -> list[str]:

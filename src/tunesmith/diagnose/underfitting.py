@@ -45,7 +45,7 @@ def _reason(reading: Reading) -> str | None:
 def _advice(reading: Reading) -> list[str]:
     advice = []
     if reading.frozen:
-        advice.append("train the whole encoder: leave out --freeze")
+        advice.append("leave out --freeze: the whole encoder learns then")
         if reading.rate < USUAL_HEAD_RATE:
             advice.append(f"or, with the encoder frozen, {rate_flag(USUAL_HEAD_RATE)}")
     elif reading.rate < 2e-5:

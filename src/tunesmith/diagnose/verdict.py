@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,3 +55,25 @@ def planned_epochs(reading: Reading) -> float:
     if per_epoch > 0 and reading.curves.num_steps:
         return reading.curves.num_steps / per_epoch
     return float(reading.option("num_train_epochs", 3.0))
+
+
+def early_stop_step(reading: Reading, *, patience: int = 2) -> int | None:
+    """Where early stopping on validation loss would have ended the run; None when it would have run to its end."""
+    best, waited = math.inf, 0
+    for step, loss in zip(reading.step[:-1], reading.val_loss[:-1], strict=True):
+        best, waited = (float(loss), 0) if loss < best else (best, waited + 1)
+        if waited >= patience:
+            return int(step)
+    return None
+
+
+_FLAG = re.compile(r"--(\w+) (\S+)")
+
+
+def advised_options(advice: str) -> dict[str, str | None]:
+    """Option -> value (None: leave it out) of one advice, so that it can be followed by a program; {} when it is for people."""
+    if advice.startswith("leave out --"):
+        return {advice.removeprefix("leave out --").split(":")[0].strip(): None}
+    flags = advice.split(": ")[0].split(" (")[0]
+    found = dict(_FLAG.findall(flags))
+    return found if advice.startswith("--") else {}

@@ -38,6 +38,8 @@ class Report:
     splits: Rows
     """(split, rows, labels, truncation)."""
     columns: Rows
+    notes: tuple[str, ...]
+    """What reading and checking the data brought up."""
     split: str | None
     """The split the parts below are about."""
     rows: int
@@ -82,6 +84,7 @@ def build_report(run: str | Path | RunDir) -> Report:
         facts=_facts(curves, config, summary),
         splits=_splits(summary),
         columns=_columns(summary),
+        notes=_notes(summary),
         split=predictions.split if predictions is not None else None,
         rows=len(predictions) if predictions is not None else 0,
         confusion=count_confusions(predictions) if predictions is not None else None,
@@ -151,6 +154,12 @@ def _mapping(data: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 def _columns(summary: Mapping[str, Any]) -> Rows:
     return tuple((str(k), _say(v)) for k, v in _mapping(summary, "columns").items())
+
+
+def _notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    notes, findings = (v if isinstance(v := summary.get(key), list) else [] for key in ("notes", "findings"))
+    found = [str(f["evidence"]) for f in findings if isinstance(f, dict) and f.get("evidence")]
+    return tuple(dict.fromkeys([*map(str, notes), *found]))[:40]
 
 
 def _options(config: Mapping[str, Any]) -> Rows:

@@ -10,6 +10,7 @@ from tunesmith.curves.build import load_curves
 from tunesmith.curves.series import Curves
 from tunesmith.diagnose.advise import diagnose
 from tunesmith.findings import Finding
+from tunesmith.labels import Task
 from tunesmith.report.files import read_config, read_json
 from tunesmith.run.layout import RunDir, open_run
 
@@ -22,12 +23,13 @@ def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
 
 
 def diagnose_with(curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[Finding]:
-    """Findings from what was read already."""
-    names = summary.get("labels")
+    """Findings from what was read already. Only one label a row makes class shares a chance loss."""
+    single = summary.get("task") in (None, Task.BINARY, Task.MULTICLASS)
+    names = summary.get("labels") if single else None
     return diagnose(
         curves,
         config,
-        label_counts=train_label_counts(summary),
+        label_counts=train_label_counts(summary) if single else None,
         num_labels=len(names) if isinstance(names, (list, tuple)) and len(names) >= 2 else None,
     )
 

@@ -10,7 +10,7 @@ import pytest
 
 from tunesmith.curves.build import curves_from_events
 from tunesmith.diagnose.advise import CODES, diagnose
-from tunesmith.diagnose.verdict import rate_flag
+from tunesmith.diagnose.verdict import advised_options, rate_flag
 from tunesmith.findings import Finding
 
 MRPC = {"equivalent": 2474, "not_equivalent": 1194}
@@ -86,6 +86,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "underfitting",
         {"train": [0.62, 0.60, 0.59], "validation": [0.62, 0.61, 0.60], "accuracy": [0.68, 0.69, 0.69]},
         {"freeze": ["encoder", "embeddings"]},
+    ),
+    "learning has only begun": (
+        "stopped_too_early",
+        {
+            "train": [0.58, 0.53, 0.51],
+            "validation": [0.608, 0.599, 0.600],
+            "accuracy": [0.696, 0.686, 0.689],
+            "start": 0.66,
+        },
+        {},
     ),
     "both losses still falling": (
         "stopped_too_early",
@@ -173,7 +183,8 @@ def test_the_verdict_is_the_cause(
 
 def test_overfitting_is_told_with_its_numbers_and_the_epoch_to_stop_at(synthetic: SimpleNamespace) -> None:
     found = verdict(synthetic, **CASES["the textbook case"][1])
-    assert found.evidence == "validation loss rose 0.41 to 0.63 after step 200 while train loss fell 0.30 to 0.08"
+    rose = "validation loss rose 0.41 to 0.63 after step 200 while train loss fell 0.30 to 0.08"
+    assert found.evidence == f"{rose}; early stopping (patience 2) would have ended the run at step 400 of 500"
     assert found.advice[0] == "--num_train_epochs 2"
     assert "--early_stopping_patience 2" in found.advice[1]
     assert found.numbers["lowest_loss_step"] == 200
@@ -222,6 +233,27 @@ def test_no_events_are_not_enough_evidence() -> None:
 def test_without_label_counts_the_first_steps_tell_what_chance_is(synthetic: SimpleNamespace) -> None:
     curves = curves_from_events(synthetic.make_run(**CASES["the textbook case"][1]))
     assert diagnose(curves, synthetic.CONFIG)[0].code == "overfitting"
+
+
+@pytest.mark.parametrize(
+    ("advice", "options"),
+    [
+        ("--learning_rate 2e-5", {"learning_rate": "2e-5"}),
+        (
+            "--early_stopping_patience 2 --load_best_model_at_end true",
+            {"early_stopping_patience": "2", "load_best_model_at_end": "true"},
+        ),
+        ("--seed 43: does it say the same?", {"seed": "43"}),
+        ("leave out --freeze: the whole encoder learns then", {"freeze": None}),
+        ("label more rows: there are 73 to train on", {}),
+    ],
+)
+def test_an_advice_can_be_followed_by_a_program(advice: str, options: dict[str, str | None]) -> None:
+    assert advised_options(advice) == options
+
+
+def test_early_stopping_that_would_not_have_paid_is_not_mentioned(synthetic: SimpleNamespace) -> None:
+    assert "early stopping" not in verdict(synthetic, **CASES["three epochs, overfitted"][1]).evidence
 
 
 @pytest.mark.parametrize(
