@@ -40,7 +40,8 @@ def build_curves(columns: JournalColumns, *, name: str) -> Curves:
     evaluated = [e for e in events if isinstance(e, Evaluated)]
     with np.errstate(divide="ignore", invalid="ignore"):
         seconds = np.where(steps["seconds"] > 0, steps["seconds"], np.nan)
-        tokens, examples = steps["tokens"] / seconds, steps["examples"] / seconds
+        tokens = np.where(steps["tokens"] > 0, steps["tokens"], np.nan) / seconds  # other writers do not count them
+        examples = steps["examples"] / seconds
 
     def series(label: str, value: NDArray[Any]) -> Series:
         return Series(label, steps["step"], steps["epoch"], np.asarray(value, dtype=np.float64))
