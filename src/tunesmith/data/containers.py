@@ -62,6 +62,8 @@ class CountedBytes(io.RawIOBase):
                 where=self.origin,
                 fix="Make the file again, or copy it again.",
             ) from None
+        except OSError as error:
+            raise ResourceError(f"cannot be read ({error.strerror or error})", where=self.origin) from None
         self.bytes_out += len(data)
         if self._gzipped:
             self._check_growth()

@@ -234,6 +234,22 @@ def test_the_fingerprint_is_of_content_and_order(load: Callable[..., DataBundle]
     )
 
 
+def test_a_part_scans_only_its_rows_whatever_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tunesmith.data.blocks.CHUNK_BYTES", 64)
+    monkeypatch.setattr("tunesmith.data.source.SCAN_ROWS", 3)
+    data = [{"text": f"text {i}", "labels": str(i)} for i in range(50)]
+    (tmp_path / "x.csv").write_text("text,labels\n" + "".join(f"{row['text']},{row['labels']}\n" for row in data))
+    chosen = np.array([0, 7, 8, 9, 30, 49])
+    for source in (read_source(tmp_path / "x.csv", name="train", cache_dir=tmp_path), read_source(data, name="train")):
+        part = Part(source, source.dataset, chosen)
+        tables = list(part.scan(["text"]))
+        assert len(tables) > 5
+        assert [t for table in tables for t in table["text"].to_pylist()] == [f"text {i}" for i in chosen]
+        assert part.dataset()["text"][:] == [f"text {i}" for i in chosen]
+        assert part.labels().to_pylist() == [str(i) for i in chosen]
+        assert len(part.first(2)) == 2
+
+
 def test_empty_text_is_kept_when_allowed(load: Callable[..., DataBundle]) -> None:
     data = [*rows(20, ["a", "b"]), {"text": "", "label": "a"}]
     with pytest.raises(DataError, match="train:21:text: the text is empty"):
