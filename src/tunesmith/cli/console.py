@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from tunesmith.events import (
@@ -68,6 +69,17 @@ class Console:
         if self._last_said.get(what) != tenth and (done >= total or (total > 50_000 and tenth > 0)):
             self._last_said[what] = tenth
             print(f"{what}: {done:,} of {total:,} rows", file=self.stream, flush=True)
+
+    def counter(self, what: str, total: int) -> Callable[[int], None]:
+        """A function to be called with the rows of each batch done."""
+        done = 0
+
+        def count(rows: int) -> None:
+            nonlocal done
+            done += rows
+            self.progress(what, min(done, total), total)
+
+        return count
 
     def on(self, event: Event) -> None:
         """Shows an event."""

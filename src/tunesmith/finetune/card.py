@@ -9,6 +9,22 @@ from tunesmith.finetune.prepare import Prepared
 from tunesmith.labels import Task
 
 
+SHOWN_OPTIONS = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_train_epochs",
+    "max_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "label_smoothing_factor",
+    "class_weights",
+    "seed",
+)
+
+
 def write_card(prepared: Prepared, scores: Scores, *, name: str, steps: int, best_step: int | None) -> str:
     """Markdown with the metadata block that the Hub reads."""
     base = prepared.config.model_name_or_path or "all-MiniLM-L6-v2"
@@ -74,9 +90,7 @@ def _metadata(prepared: Prepared, scores: Scores, name: str, base: str) -> list[
 
 
 def _changed(prepared: Prepared) -> dict[str, Any]:
-    config = prepared.config
-    names = ["learning_rate", "lr_scheduler_type", "warmup_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "max_steps", "weight_decay", "max_grad_norm", "label_smoothing_factor", "class_weights", "seed"]
-    return {n: getattr(config, n) for n in names}
+    return {name: getattr(prepared.config, name) for name in SHOWN_OPTIONS}
 
 
 def _quote(text: str) -> str:

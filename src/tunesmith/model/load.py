@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,22 +95,40 @@ def load_model(
     config.problem_type = labels.task.problem_type
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
     try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            folder,
-            config=config,
-            local_files_only=True,
-            use_safetensors=True,
-            dtype="float32",
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
-        )
+        with _quiet():
+            model, info = AutoModelForSequenceClassification.from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                use_safetensors=True,
+                dtype="float32",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
+            )
     except (ValueError, KeyError, OSError, RuntimeError) as error:
         raise ConfigError(f"the model cannot be loaded: {str(error).splitlines()[0]}", where=str(folder)) from error
     notes = _loading_notes(model, info, stored, labels, ignore_mismatched_sizes, str(folder))
     _refuse_non_finite(model, str(folder))
     model.train()
     return LoadedModel(model, notes)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No bar and no table while weights load: `_loading_notes` says what matters in one line."""
+    import transformers.utils.logging
+
+    logging: Any = transformers.utils.logging
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _loading_notes(

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.run.sealed import disk_error
@@ -50,7 +50,8 @@ def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         elif path.suffix == ".jsonl":
             _write_jsonl(tmp, columns)
         else:
-            _write_delimited(tmp, columns, "\t" if path.suffix == ".tsv" else ",")
+            with tmp.open("w", encoding="utf-8", newline="") as out:
+                write_delimited(out, columns, "\t" if path.suffix == ".tsv" else ",")
         tmp.replace(path)
     except OSError as error:
         tmp.unlink(missing_ok=True)
@@ -74,13 +75,12 @@ def _write_jsonl(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
             out.write(json.dumps(dict(zip(columns, map(_plain, row), strict=True)), ensure_ascii=False) + "\n")
 
 
-def _write_delimited(path: Path, columns: Mapping[str, Sequence[Any]], delimiter: str) -> None:
-    with path.open("w", encoding="utf-8", newline="") as out:
-        # Everything that could confuse a reader is quoted; the reader is told to expect quotes in tsv too.
-        writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
-        writer.writerow([escape_formula(str(name)) for name in columns])
-        for row in _rows(columns):
-            writer.writerow([_cell(v) for v in row])
+def write_delimited(out: TextIO, columns: Mapping[str, Sequence[Any]], delimiter: str) -> None:
+    """Writes csv or tsv text. What could confuse a reader is quoted, in tsv too."""
+    writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
+    writer.writerow([escape_formula(str(name)) for name in columns])
+    for row in _rows(columns):
+        writer.writerow([_cell(v) for v in row])
 
 
 def _plain(value: Any) -> Any:

@@ -1,0 +1,65 @@
+"""`tunesmith evaluate RUN --test_file x.csv`: scores with 95% intervals of a trained model on labelled rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from tunesmith.cli.reading import add_reading_arguments, load_predictor, reading_options, tokenize_rows
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
+    parser.add_argument("run", metavar="RUN", help="run folder, or any folder with a trained classifier")
+    parser.add_argument(
+        "--test_file", required=True, metavar="FILE", help="labelled rows: csv, tsv, jsonl, parquet or arrow"
+    )
+    parser.add_argument(
+        "--text_column_names", metavar="NAMES", help="one text column or two, with a comma; default: as in training"
+    )
+    parser.add_argument("--label_column_name", metavar="NAME", help="column with the labels; default: as in training")
+    parser.add_argument("--metric_name", metavar="NAMES", help="metrics, with commas; default: those of the task")
+    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
+    add_reading_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluates and prints the scores; gives the exit code."""
+    from tunesmith.cli.console import Console
+    from tunesmith.data.columns import Columns
+    from tunesmith.data.load import read_labelled
+    from tunesmith.errors import DataError
+    from tunesmith.metrics.suite import make_suite
+
+    console = Console()
+    predictor = load_predictor(args)
+    facts = predictor.facts
+    text, label = _columns(args, facts)
+    columns = Columns(text, label, facts.labels.task)
+    dataset = read_labelled(Path(args.test_file), columns=columns, labels=facts.labels, **reading_options(args))
+    rows = tokenize_rows(dataset, predictor, text, console)
+    names = args.metric_name.split(",") if args.metric_name else facts.metrics
+    suite = make_suite(facts.labels.task, names=names, glue_task=None if names else facts.glue_task)
+    logits = predictor.predict(rows, max_rows=args.batch_size, on_batch=console.counter("evaluating", len(rows)))
+    console.close()
+    assert rows.labels is not None
+    scores = suite.compute_with_intervals(logits, rows.labels)
+    if next(iter(scores.values())).n == 0:
+        raise DataError("has no labelled row", where=args.test_file)
+    if args.json:
+        print(json.dumps({name: score.to_json() for name, score in scores.items()}, indent=1))
+        return 0
+    width = max(len(name) for name in scores)
+    for name, score in scores.items():
+        print(f"{name:<{width}}  {score.text()}")
+    return 0
+
+
+def _columns(args: argparse.Namespace, facts: Any) -> tuple[tuple[str, ...], str]:
+    """Text and label columns: as asked for, else as in training, else as found in the file."""
+    from tunesmith.cli.reading import text_columns
+
+    text = text_columns(args, facts, args.test_file)
+    return text, args.label_column_name or facts.label_column or "label"

@@ -1,0 +1,86 @@
+"""`tunesmith predict RUN --input x.csv --output y.csv`: labels and probabilities for new rows, in input order."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from tunesmith.cli.reading import add_reading_arguments, load_predictor, reading_options, text_columns, tokenize_rows
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
+    parser.add_argument("run", metavar="RUN", help="run folder, or any folder with a trained classifier")
+    parser.add_argument("--input", metavar="FILE", help="rows to label: csv, tsv, jsonl, parquet or arrow")
+    parser.add_argument(
+        "--output", metavar="FILE", help="where to write: .csv, .tsv, .jsonl or .parquet; default: stdout as csv"
+    )
+    parser.add_argument(
+        "--text", nargs="+", metavar="TEXT", help="classify one text, or two that form a pair, and print the result"
+    )
+    parser.add_argument(
+        "--text_column_names", metavar="NAMES", help="one text column or two, with a comma; default: as in training"
+    )
+    add_reading_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predicts and writes the table; gives the exit code."""
+    from tunesmith.errors import ConfigError
+    from tunesmith.predict.tables import check_format
+
+    if (args.input is None) == (args.text is None):
+        raise ConfigError("give either --input FILE or --text")
+    if args.output is not None:
+        check_format(Path(args.output))
+        if args.input is not None and Path(args.output).resolve() == Path(args.input).resolve():
+            raise ConfigError("is the input file", where=args.output, fix="Give another --output.")
+    predictor = load_predictor(args)
+    if args.text is not None:
+        return _predict_text(predictor, args.text)
+    return _predict_file(predictor, args)
+
+
+def _predict_text(predictor: Any, texts: list[str]) -> int:
+    from tunesmith.errors import ConfigError
+    from tunesmith.predict.predictor import predicted_names
+
+    wanted = len(predictor.facts.text_columns or texts)
+    if len(texts) != wanted:
+        raise ConfigError(f"this model reads {wanted} text(s), {len(texts)} given", fix="Put each text in quotes.")
+    probabilities = predictor.probabilities(texts[:1], texts[1:2] or None)
+    print(predicted_names(probabilities, predictor.facts.labels)[0])
+    for name, value in zip(predictor.facts.labels.names, probabilities[0], strict=True):
+        print(f"  {name}  {value:.4f}")
+    return 0
+
+
+def _predict_file(predictor: Any, args: argparse.Namespace) -> int:
+    from tunesmith.cli.console import Console
+    from tunesmith.data.load import read_unlabelled
+    from tunesmith.labels import Task
+    from tunesmith.predict.predictor import predicted_names, probabilities_of
+    from tunesmith.predict.tables import write_delimited, write_table
+
+    console = Console()
+    text = text_columns(args, predictor.facts, args.input)
+    source = read_unlabelled(Path(args.input), text=text, **reading_options(args))
+    rows = tokenize_rows(source.dataset, predictor, text, console)
+    logits = predictor.predict(rows, max_rows=args.batch_size, on_batch=console.counter("predicting", len(rows)))
+    console.close()
+    labels = predictor.facts.labels
+    probabilities = probabilities_of(logits, labels.task)
+    columns: dict[str, Any] = {name: source.dataset[name][:] for name in source.column_names}
+    added: dict[str, Any] = {"prediction": predicted_names(probabilities, labels)}
+    if labels.task is not Task.REGRESSION:
+        added |= {f"prob_{name}": probabilities[:, i].tolist() for i, name in enumerate(labels.names)}
+    for name, values in added.items():
+        columns[name if name not in columns else f"tunesmith_{name}"] = values
+    if args.output is None:
+        write_delimited(sys.stdout, columns, ",")
+        return 0
+    write_table(Path(args.output), columns)
+    print(f"{args.output}: {len(rows):,} rows", file=sys.stderr)
+    return 0
