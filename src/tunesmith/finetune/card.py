@@ -8,7 +8,6 @@ from tunesmith.finetune.finish import Scores
 from tunesmith.finetune.prepare import Prepared
 from tunesmith.labels import Task
 
-
 SHOWN_OPTIONS = (
     "learning_rate",
     "lr_scheduler_type",
