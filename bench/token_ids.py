@@ -1,0 +1,67 @@
+"""Makes scratch/tokens/<name>.npz from ../shared: token ids, types and labels of MRPC and TREC for machines without `datasets`.
+
+    .venv/bin/python bench/token_ids.py                # bert-base-uncased vocabulary (all-MiniLM-L6-v2)
+
+Also writes scratch/tokens/minilm/: the embedded model with its weights rounded to fp16, small enough to be carried along.
+The files are for measuring only and are never committed.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared" / "data"
+OUT = ROOT / "scratch" / "tokens"
+SPLITS = {"mrpc": ("train", "validation", "test"), "trec": ("train", "test")}
+
+
+def read_rows(file: Path) -> list[dict[str, str]]:
+    """Rows of a TSV without quoting."""
+    with file.open(encoding="utf-8", newline="") as handle:
+        return list(csv.DictReader(handle, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def main() -> None:
+    """Writes the arrays and the small model."""
+    from safetensors.torch import load_file, save_file
+
+    from tunesmith.model.resolve import find_embedded
+    from tunesmith.model.tokenizer import load_tokenizer
+
+    folder = find_embedded()
+    tokenizer = load_tokenizer(folder)
+    OUT.mkdir(parents=True, exist_ok=True)
+    for name, splits in SPLITS.items():
+        arrays: dict[str, np.ndarray] = {}
+        for split in splits:
+            rows = read_rows(SHARED / name / f"{split}.tsv")
+            texts = [r.get("sentence1", r.get("text", "")) for r in rows]
+            pairs = [r["sentence2"] for r in rows] if name == "mrpc" else None
+            encoded = tokenizer(texts, pairs, truncation=True, max_length=128)
+            ids = encoded["input_ids"]
+            arrays[f"{split}.offsets"] = np.cumsum([0, *map(len, ids)])
+            arrays[f"{split}.input_ids"] = np.concatenate([np.asarray(i, dtype=np.int32) for i in ids])
+            types = encoded.get("token_type_ids", [[0] * len(i) for i in ids])
+            arrays[f"{split}.token_type_ids"] = np.concatenate([np.asarray(t, dtype=np.int32) for t in types])
+            arrays[f"{split}.labels"] = np.asarray([int(r["label"]) for r in rows])
+        np.savez_compressed(OUT / f"{name}.npz", **arrays)
+        print(name, {s: len(arrays[f"{s}.labels"]) for s in splits})
+    small = OUT / "minilm"
+    small.mkdir(exist_ok=True)
+    shutil.copy(folder / "config.json", small)
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {k: v.half() if v.is_floating_point() else v for k, v in weights.items()},
+        small / "model.safetensors",
+        {"format": "pt"},
+    )
+    print(small)
+
+
+if __name__ == "__main__":
+    main()
