@@ -7,7 +7,16 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOMES: dict[str, str] = {}
+_HOMES: dict[str, str] = {
+    "DataCollatorWithPadding": "transformers",
+    "EarlyStoppingCallback": "transformers",
+    "EvalPrediction": "transformers",
+    "Trainer": "tunesmith.trainer",
+    "TrainerCallback": "transformers",
+    "TrainingArguments": "tunesmith.trainer",
+    "get_scheduler": "transformers",
+    "set_seed": "transformers",
+}
 """Public name -> module it lives in. Resolved on first use, so that `import tunesmith` stays cheap."""
 
 

@@ -39,7 +39,7 @@ SAME_ROOM = ({"errors", "events", "findings", "labels"}, {"trainer", "finetune"}
 HOMES = {
     "datasets": ("data/",),
     "tokenizers": ("data/",),
-    "transformers": ("model/", "trainer.py"),
+    "transformers": ("model/", "trainer/"),
     "accelerate": ("train/runtime.py",),
     "matplotlib": ("curves/",),
     "sklearn": ("metrics/",),
@@ -54,7 +54,7 @@ ENGINE = ("train/", "model/", "metrics/", "data/token_rows.py", "data/order.py",
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "base"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PUBLIC_METHODS = 300, 50, 10
-FACADES = {"trainer.py": "Trainer"}
+FACADES = {"trainer/facade.py": "Trainer"}
 """The façade has the methods transformers has."""
 
 

@@ -1,0 +1,79 @@
+"""The attributes of a Trainer, named once for the parts that share them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from tunesmith.run.journal import Journal
+from tunesmith.train.runtime import Runtime
+from tunesmith.train.state import TrainState
+from tunesmith.trainer.loaders import TrainWindows
+from tunesmith.trainer.progress import Progress
+
+
+class TrainerAttributes:
+    """What `Trainer.__init__` sets. transformers' own types are Any here: it ships no types."""
+
+    args: Any
+    model: Any
+    model_wrapped: Any
+    data_collator: Any
+    train_dataset: Any
+    eval_dataset: Any
+    processing_class: Any
+    model_init: Callable[..., Any] | None
+    compute_loss_func: Callable[..., Any] | None
+    compute_metrics: Callable[..., Any] | None
+    preprocess_logits_for_metrics: Callable[..., Any] | None
+    optimizer: Any
+    lr_scheduler: Any
+    optimizer_cls_and_kwargs: tuple[Any, dict[str, Any]] | None
+    callback_handler: Any
+    control: Any
+    state: Any
+    runtime: Runtime
+    accelerator: Any
+    label_names: list[str]
+    can_return_loss: bool
+    label_smoother: Any
+    model_accepts_loss_kwargs: bool
+    loss_is_scaled_for_ga: bool | None = None
+    is_in_train: bool
+    hp_search_backend: Any
+    hp_name: Any
+    hub_model_id: str | None
+    current_flos: float
+    current_gradient_accumulation_steps: int
+    _signature_columns: list[str] | None
+    _train_batch_size: int
+    _created_lr_scheduler: bool
+    _engine: TrainState | None
+    _journal: Journal | None
+    _windows: TrainWindows
+    _progress: Progress
+    _run_id: str
+    _trial: Any
+    _memory_tracker: Any
+    _initial_num_input_tokens_seen: float
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this is the main process of all."""
+        return bool(self.args.process_index == 0)
+
+    def is_local_process_zero(self) -> bool:
+        """Whether this is the main process of its machine."""
+        return bool(self.args.local_process_index == 0)
+
+    def overrides(self, name: str) -> bool:
+        """Whether a subclass brings its own version of a method of ours."""
+        own = getattr(type(self), name)
+        return not own.__module__.startswith("tunesmith.trainer.")
+
+    @property
+    def plain_model(self) -> nn.Module:
+        """The model itself, without DDP or a compiler around it."""
+        model: nn.Module = self.model
+        return model

@@ -1,0 +1,265 @@
+"""Checkpoints of a Trainer: our sealed folders under transformers' names, with `trainer_state.json` inside; no pickle."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from tunesmith.errors import CheckpointError, ConfigError
+from tunesmith.events import RunStarted
+from tunesmith.run.journal import decode_line
+from tunesmith.run.layout import RunDir
+from tunesmith.run.sealed import MANIFEST, read_manifest, retire, verify, write_sealed
+from tunesmith.train.checkpoint import WEIGHTS, Identity, contiguous, load_weights, save_checkpoint
+from tunesmith.trainer.attributes import TrainerAttributes
+from tunesmith.trainer.upstream import ExportableState, PreTrainedModel, TrainerState, parts
+
+log = logging.getLogger(__name__)
+
+TRAINER_STATE, TRAINING_ARGS = "trainer_state.json", "training_args.json"
+
+
+class CheckpointPart(TrainerAttributes):
+    """The methods of a Trainer that write to disk and read it back."""
+
+    _identity: Identity
+
+    log_metrics = parts.log_metrics
+    metrics_format = staticmethod(parts.metrics_format)
+    save_metrics = parts.save_metrics
+    save_state = parts.save_state
+    get_num_trainable_parameters = parts.get_num_trainable_parameters
+    get_learning_rates = parts.get_learning_rates
+    get_optimizer_group = parts.get_optimizer_group
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Writes the model so that `from_pretrained` loads it; the main process alone."""
+        if self.args.should_save:
+            self._save(self.args.output_dir if output_dir is None else output_dir)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)  # type: ignore[attr-defined]
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        folder = Path(self.args.output_dir if output_dir is None else output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        if hasattr(self.model, "save_pretrained"):
+            self.model.save_pretrained(folder, state_dict=state_dict)
+        else:
+            weights = contiguous(self.model.state_dict() if state_dict is None else state_dict)
+            save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+        self._save_companions(folder)
+
+    def _save_companions(self, folder: Path) -> None:
+        """Tokenizer and arguments, beside the weights."""
+        tokenizer = self.processing_class
+        if tokenizer is None:
+            tokenizer = getattr(self.data_collator, "tokenizer", None)
+        if hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(folder)
+        (folder / TRAINING_ARGS).write_text(self.args.to_json_string())
+
+    def _get_output_dir(self, trial: Any = None) -> str:
+        """The run folder: the output folder, or one inside it for each trial of a search."""
+        if self.hp_search_backend is None or trial is None:
+            return str(self.args.output_dir)
+        name = self.hp_name(trial) if self.hp_name is not None else f"run-{trial.number}"
+        return str(Path(self.args.output_dir) / name)
+
+    def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
+        """Publishes `checkpoint-<step>`, then removes older ones beyond `save_total_limit`."""
+        assert self._engine is not None
+        run = RunDir(self._get_output_dir(trial))
+        folder = run.checkpoint(self.state.global_step)
+        if self._journal is not None:
+            self._journal.fsync()
+        best = run.checkpoint(self.state.best_global_step) if self.state.best_global_step else None
+        if best is not None and (best == folder or best.is_dir()):
+            self.state.best_model_checkpoint = str(best)
+        self._export_callbacks()
+        self._engine.extra["trainer"] = self._resume_notes()
+        if self.args.save_only_model:
+            self._save_weights_only(folder)
+        else:
+            save_checkpoint(folder, self._engine, self._identity, describe=self._describe)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(folder))  # type: ignore[attr-defined]
+        if self.args.should_save:
+            self._rotate(run)
+        self.runtime.barrier()
+
+    def _save_weights_only(self, folder: Path) -> None:
+        if self.runtime.is_main:
+            weights = contiguous(self.model.state_dict())
+
+            def fill(tmp: Path) -> None:
+                save_file(weights, tmp / WEIGHTS, metadata={"format": "pt"})
+                self._describe(tmp)
+
+            write_sealed(folder, fill, {"kind": "weights", "step": self.state.global_step, **self._identity.to_json()})
+
+    def _describe(self, tmp: Path) -> None:
+        """What makes a checkpoint loadable elsewhere, and what scripts look for in it."""
+        if self.overrides("save_model") or self.overrides("_save"):
+            self.save_model(str(tmp), _internal_call=True)
+            # a resume needs the weights as the engine names them
+            save_file(contiguous(self.model.state_dict()), tmp / WEIGHTS, metadata={"format": "pt"})
+        if isinstance(self.model, PreTrainedModel):
+            self.model.config.save_pretrained(tmp)
+        self._save_companions(tmp)
+        self.state.save_to_json(str(tmp / TRAINER_STATE))
+
+    def _rotate(self, run: RunDir, *, at_end: bool = False) -> None:
+        """Deletes what `save_total_limit` does not allow: oldest first, never the best one, never the newest while training."""
+        limit = self.args.save_total_limit
+        if limit is None or limit <= 0:
+            return
+        mine = [f for f in run.checkpoints() if _belongs_to(f, self._run_id)]
+        best = None if self.state.best_model_checkpoint is None else Path(self.state.best_model_checkpoint).resolve()
+        kept = {f for f in mine[-1:] if not at_end} | {f for f in mine if f.resolve() == best}
+        if at_end and (limit != 1 or best is None):
+            return
+        limit = max(limit, len(kept))
+        for folder in [f for f in mine if f not in kept][: max(len(mine) - limit, 0)]:
+            retire(folder)
+
+    def _export_callbacks(self) -> None:
+        """Puts the state of every stateful callback into `state.stateful_callbacks`."""
+        found: dict[str, Any] = {}
+        for callback in [*self.callback_handler.callbacks, self.control]:
+            if isinstance(callback, ExportableState):
+                name = type(callback).__name__
+                if name in found:
+                    found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), callback.state()]
+                else:
+                    found[name] = callback.state()
+        self.state.stateful_callbacks = found
+
+    def _load_callback_state(self) -> None:
+        """Restores counters of stateful callbacks; with restore_callback_states_from_checkpoint, their arguments too."""
+        whole = self.args.restore_callback_states_from_checkpoint
+        for name, stored in self.state.stateful_callbacks.items():
+            mine = [c for c in [*self.callback_handler.callbacks, self.control] if type(c).__name__ == name]
+            if not mine:
+                log.warning("the checkpoint holds the state of a callback this run does not have: %s", name)
+            for callback, data in zip(mine, stored if isinstance(stored, list) else [stored], strict=False):
+                values = {**(data.get("args", {}) if whole or callback is self.control else {})}
+                values |= data.get("attributes", {})
+                for key, value in values.items():
+                    setattr(callback, key, value)
+
+    def _resume_notes(self) -> dict[str, Any]:
+        """What a resume needs beside the engine's state."""
+        progress = self._progress
+        return {
+            "scheduler": to_plain(self.lr_scheduler.state_dict()),
+            "rates": [float(g["lr"]) for g in self.optimizer.param_groups],
+            "ended_epochs": list(progress.ended_epochs),
+            "epoch": progress.epoch,
+            "epoch_open": progress.epoch_open,
+            "steps_in_epoch": progress.steps_in_epoch,
+            "loss_since_log": progress.loss_since_log,
+            "logged_step": progress.logged_step,
+        }
+
+    def _restore_rates(self, notes: dict[str, Any]) -> None:
+        self.lr_scheduler.load_state_dict(from_plain(notes["scheduler"]))
+        for group, rate in zip(self.optimizer.param_groups, notes["rates"], strict=True):
+            group["lr"] = rate
+
+    def _load_best_model(self) -> None:
+        """Puts the weights of the best checkpoint into the model."""
+        folder = Path(self.state.best_model_checkpoint)
+        verify(folder)
+        load_weights(self.model, folder / WEIGHTS)
+
+
+def find_checkpoint(wanted: str | bool | Path, output_dir: str) -> Path:
+    """The folder to go on from: the newest intact one of the output folder's last run, or the one that is named."""
+    if wanted is not True:
+        folder = Path(str(wanted))
+        if not (folder / MANIFEST).is_file():
+            found = (
+                "it was written by transformers" if (folder / TRAINER_STATE).is_file() else "it has no MANIFEST.json"
+            )
+            raise CheckpointError(
+                f"Can't find a valid checkpoint at {folder}: {found if folder.is_dir() else 'there is no such folder'}",
+                fix="Load its weights with from_pretrained and start a new run." if folder.is_dir() else None,
+            )
+        verify(folder)
+        return folder
+    run = RunDir(output_dir)
+    mine = [f for f in run.checkpoints() if not (run_id := last_run_id(run)) or _belongs_to(f, run_id, damaged=True)]
+    skipped = []
+    for folder in reversed(mine or run.checkpoints()):
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            skipped.append(error.line())
+            continue
+        for line in skipped:
+            log.warning("not used: %s", line)
+        return folder
+    why = f": {'; '.join(skipped)}" if skipped else ""
+    raise CheckpointError(f"No valid checkpoint found in output directory ({output_dir}){why}")
+
+
+def last_run_id(run: RunDir) -> str | None:
+    """The run that the folder's journal belongs to: checkpoints of an older run may lie beside it."""
+    if not run.journal_file.is_file():
+        return None
+    with run.journal_file.open("rb") as file:
+        first = file.readline()
+    event = decode_line(first.rstrip(b"\n"), where=str(run.journal_file)) if first.endswith(b"\n") else None
+    return event.run_id if isinstance(event, RunStarted) else None
+
+
+def _belongs_to(folder: Path, run_id: str, *, damaged: bool = False) -> bool:
+    """Whether a checkpoint is of this run; `damaged` is the answer for one that cannot be read."""
+    try:
+        return bool(read_manifest(folder)["run_id"] == run_id)
+    except CheckpointError:
+        return damaged
+
+
+def load_trainer_state(folder: Path) -> Any:
+    """The TrainerState of a checkpoint; a best checkpoint that is gone is forgotten."""
+    state = TrainerState.load_from_json(str(folder / TRAINER_STATE))
+    if state.best_model_checkpoint is not None and not Path(state.best_model_checkpoint).is_dir():
+        log.warning("the best checkpoint %s is gone; it is forgotten", state.best_model_checkpoint)
+        state.best_model_checkpoint = None
+    return state
+
+
+def to_plain(value: Any) -> Any:
+    """A JSON-ready copy of a scheduler's state; numbers that JSON has no word for are spelled out."""
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"__float__": repr(value)}
+    if isinstance(value, dict):
+        return {str(k): to_plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(v) for v in value]
+    try:
+        json.dumps(value)
+    except TypeError as error:
+        raise ConfigError(
+            f"the scheduler's state holds a {type(value).__name__}, which cannot be written as JSON",
+            fix="Set save_strategy='no', or leave it out of the scheduler's state_dict().",
+        ) from error
+    return value
+
+
+def from_plain(value: Any) -> Any:
+    """What `to_plain` wrote."""
+    if isinstance(value, dict):
+        return (
+            float(value["__float__"]) if set(value) == {"__float__"} else {k: from_plain(v) for k, v in value.items()}
+        )
+    return [from_plain(v) for v in value] if isinstance(value, list) else value

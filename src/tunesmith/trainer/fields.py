@@ -1,0 +1,209 @@
+"""Every field of `TrainingArguments`: honoured, or refused by name with what to use instead. The docs table is made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Allowed = Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Field:
+    """`allowed` says which values work; any other is refused with `instead`. None: every value works."""
+
+    note: str
+    allowed: Allowed | None = None
+    instead: str = ""
+
+
+def _only(*values: Any) -> Allowed:
+    return lambda value: any(value is v or value == v for v in values)
+
+
+def _unset(value: Any) -> bool:
+    return not value
+
+
+_NO_BIG_MODELS = (
+    "It shards models larger than one device; encoders with a classification head fit on one. Leave it out."
+)
+_TRANSFORMERS = "as in transformers"
+
+_EMPTY_FSDP = {"min_num_params", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"}
+"""What `TrainingArguments` itself writes into an fsdp_config that nobody gave."""
+
+FIELDS: dict[str, Field] = {
+    **dict.fromkeys(
+        (
+            "output_dir",
+            "per_device_train_batch_size",
+            "per_device_eval_batch_size",
+            "num_train_epochs",
+            "max_steps",
+            "learning_rate",
+            "lr_scheduler_type",
+            "lr_scheduler_kwargs",
+            "warmup_steps",
+            "optim",
+            "optim_args",
+            "weight_decay",
+            "adam_beta1",
+            "adam_beta2",
+            "adam_epsilon",
+            "max_grad_norm",
+            "label_smoothing_factor",
+            "bf16",
+            "fp16",
+            "bf16_full_eval",
+            "fp16_full_eval",
+            "tf32",
+            "gradient_checkpointing",
+            "gradient_checkpointing_kwargs",
+            "torch_compile",
+            "torch_compile_backend",
+            "torch_compile_mode",
+            "use_cache",
+            "neftune_noise_alpha",
+            "torch_empty_cache_steps",
+            "logging_strategy",
+            "logging_steps",
+            "logging_first_step",
+            "log_on_each_node",
+            "include_num_input_tokens_seen",
+            "log_level",
+            "log_level_replica",
+            "disable_tqdm",
+            "report_to",
+            "run_name",
+            "project",
+            "trackio_space_id",
+            "trackio_bucket_id",
+            "trackio_static_space_id",
+            "eval_strategy",
+            "eval_steps",
+            "eval_delay",
+            "prediction_loss_only",
+            "eval_on_start",
+            "eval_do_concat_batches",
+            "eval_accumulation_steps",
+            "include_for_metrics",
+            "batch_eval_metrics",
+            "save_only_model",
+            "save_strategy",
+            "save_steps",
+            "push_to_hub",
+            "hub_token",
+            "hub_private_repo",
+            "hub_model_id",
+            "hub_strategy",
+            "hub_always_push",
+            "hub_revision",
+            "load_best_model_at_end",
+            "metric_for_best_model",
+            "greater_is_better",
+            "ignore_data_skip",
+            "full_determinism",
+            "seed",
+            "data_seed",
+            "use_cpu",
+            "dataloader_drop_last",
+            "dataloader_num_workers",
+            "dataloader_pin_memory",
+            "dataloader_persistent_workers",
+            "dataloader_prefetch_factor",
+            "dataloader_multiprocessing_context",
+            "dataloader_in_order",
+            "remove_unused_columns",
+            "label_names",
+            "length_column_name",
+            "ddp_find_unused_parameters",
+            "ddp_bucket_cap_mb",
+            "ddp_broadcast_buffers",
+            "ddp_static_graph",
+            "ddp_backend",
+            "ddp_timeout",
+            "skip_memory_metrics",
+            "local_rank",
+        ),
+        Field(_TRANSFORMERS),
+    ),
+    "gradient_accumulation_steps": Field(
+        "the loss is divided once, by the items of the whole window: 8x1 = 4x2 = 2x4 (transformers adds up the means of "
+        "micro-batches for encoders, so its loss grows with the number of steps)"
+    ),
+    "auto_find_batch_size": Field(
+        "always on: out of memory splits the micro-batch and repeats the step, so the maths does not change"
+    ),
+    "logging_nan_inf_filter": Field(
+        "nothing is left to filter: a loss or gradient that is not finite stops the run (NumericsError)"
+    ),
+    "eval_use_gather_object": Field("results of all ranks are always gathered as objects"),
+    "save_total_limit": Field("as in transformers; rotates by step within this run, never by time of change"),
+    "enable_jit_checkpoint": Field("SIGTERM or SIGINT saves at the next safe point and ends the run (StoppedBySignal)"),
+    "restore_callback_states_from_checkpoint": Field(
+        "counters of stateful callbacks are always restored; True restores the arguments they were made with, too"
+    ),
+    **dict.fromkeys(
+        ("do_train", "do_eval", "do_predict", "resume_from_checkpoint"),
+        Field("read by your script, as in transformers"),
+    ),
+    "train_sampling_strategy": Field(
+        "random, sequential or group_by_length; the order of an epoch depends on seed and epoch alone",
+        _only("random", "sequential", "group_by_length"),
+        "Use 'group_by_length'.",
+    ),
+    "average_tokens_across_devices": Field(
+        "the divisor is always counted over all devices",
+        _only(True),
+        "Leave it True: the loss is divided by the items of all devices, or two ranks would not equal one.",
+    ),
+    "save_on_each_node": Field("rank 0 alone writes", _unset, "Leave it out, and copy the folder to the other nodes."),
+    "accelerator_config": Field(
+        "defaults only: the data order is ours",
+        lambda value: value is None or _default_accelerator_config(value),
+        "Leave it out: data order, batch splitting and gradient accumulation are the engine's own.",
+    ),
+    "debug": Field(
+        "none needed: a value that is not finite is named with its tensor and its rows",
+        _unset,
+        "Leave it out: a value that is not finite stops the run and is named.",
+    ),
+    "optim_target_modules": Field(
+        "refused when set", _unset, "It serves GaLore and APOLLO; use optim='adamw_torch_fused'."
+    ),
+    "use_liger_kernel": Field("refused when set", _unset, "Its kernels are for decoder language models. Leave it out."),
+    "liger_kernel_config": Field(
+        "refused when set", _unset, "Its kernels are for decoder language models. Leave it out."
+    ),
+    "parallelism_config": Field("refused when set", _unset, _NO_BIG_MODELS),
+    "deepspeed": Field(
+        "refused when set", _unset, f"{_NO_BIG_MODELS} For several devices use torchrun or accelerate launch."
+    ),
+    "fsdp": Field(
+        "refused when set", _unset, f"{_NO_BIG_MODELS} For several devices use torchrun or accelerate launch."
+    ),
+    "fsdp_config": Field(
+        "refused when set",
+        lambda value: not value or set(value) <= _EMPTY_FSDP,
+        f"{_NO_BIG_MODELS} For several devices use torchrun or accelerate launch.",
+    ),
+}
+
+
+def _default_accelerator_config(value: Any) -> bool:
+    given = value if isinstance(value, dict) else value.to_dict()
+    plain = {"split_batches": False, "dispatch_batches": None, "even_batches": True, "use_seedable_sampler": True}
+    plain |= {"gradient_accumulation_kwargs": None, "use_configured_state": False}
+    return all(given.get(name, default) == default for name, default in plain.items())
+
+
+def refused(args: Any) -> list[str]:
+    """One sentence for each field of `args` that is set to something this Trainer does not do."""
+    problems = []
+    for name, entry in FIELDS.items():
+        value = getattr(args, name, None)
+        if entry.allowed is not None and not entry.allowed(value):
+            problems.append(f"{name}={value!r} is not supported. {entry.instead}")
+    return problems

@@ -1,0 +1,236 @@
+"""Where training batches come from: a DataLoader of ours with a pure order, anybody's DataLoader, or a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader
+
+from tunesmith.data.batches import Batch, Padding, Window, make_batch
+from tunesmith.data.order import Sampling, epoch_order
+from tunesmith.data.token_rows import TokenRows
+from tunesmith.train.runtime import Runtime
+from tunesmith.train.seed import step_seed
+
+FEATURES = "features"
+"""Key of `Batch.extra` under which a collated batch travels to `compute_loss` as the user's collator made it."""
+
+Indices = npt.NDArray[np.int64]
+
+
+class EpochBatches:
+    """A batch sampler whose order is a pure function of (seed, epoch): row numbers of each micro-batch of this rank."""
+
+    def __init__(
+        self,
+        num_rows: int,
+        *,
+        batch_size: int,
+        accumulation: int,
+        seed: int,
+        sampling: Sampling,
+        lengths: npt.NDArray[Any] | None,
+        drop_last: bool,
+        rank: int,
+        world: int,
+    ) -> None:
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self._num_rows, self._seed, self._sampling, self._lengths = num_rows, seed, sampling, lengths
+        self._rank, self._world = rank, world
+        self._rows_per_step = batch_size * accumulation * world
+        self._epoch, self._skip = 0, 0
+
+    def set_epoch(self, epoch: int, skip: int = 0) -> None:
+        """The next iteration yields this epoch from window number `skip` on."""
+        self._epoch, self._skip = epoch, skip
+
+    def __len__(self) -> int:
+        size = self.batch_size * self._world
+        return self._num_rows // size if self.drop_last else -(-self._num_rows // size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for pieces, _, _ in self.windows():
+            for piece in pieces:
+                yield piece.tolist()
+
+    def windows(self) -> Iterator[tuple[list[Indices], Indices, bool]]:
+        """(this rank's micro-batches, all ranks' rows, whether this rank only keeps the others company) of each step."""
+        order = epoch_order(
+            self._num_rows,
+            seed=self._seed,
+            epoch=self._epoch,
+            rows_per_step=self._rows_per_step,
+            sampling=self._sampling,
+            lengths=self._lengths,
+        ).rows
+        if self.drop_last:
+            # transformers drops the ragged micro-batch, not the whole window
+            order = order[: len(self) * self.batch_size * self._world]
+        for start in range(self._skip * self._rows_per_step, len(order), self._rows_per_step):
+            rows = order[start : start + self._rows_per_step]
+            mine = rows[self._rank :: self._world]
+            idle = len(mine) == 0
+            mine = rows[:1] if idle else mine
+            yield [mine[i : i + self.batch_size] for i in range(0, len(mine), self.batch_size)], rows, idle
+
+
+class RowBatches:
+    """A batch sampler for evaluation: rows in order, or longest first; `rows` says where each result belongs."""
+
+    def __init__(self, order: Indices, batch_size: int, drop_last: bool = False) -> None:
+        self.rows, self.batch_size, self.drop_last = order, batch_size, drop_last
+
+    def __len__(self) -> int:
+        size = self.batch_size
+        return len(self.rows) // size if self.drop_last else -(-len(self.rows) // size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for index in range(len(self)):
+            yield self.rows[index * self.batch_size : (index + 1) * self.batch_size].tolist()
+
+
+class RecordedBatches:
+    """Anybody's batch sampler, with a note of the rows it handed out."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.seen: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.sampler:
+            self.seen.extend(int(i) for i in batch)
+            yield list(batch)
+
+
+class SizedLoader(DataLoader[Any]):
+    """A DataLoader that knows how many rows a step takes over all ranks, as accelerate's does."""
+
+    total_batch_size: int = 0
+
+
+@dataclass
+class TrainWindows:
+    """The engine's source of windows over a DataLoader. After `end_epoch` the running epoch yields nothing more."""
+
+    loader: Any
+    accumulation: int
+    seed: int
+    runtime: Runtime
+    rows: TokenRows | None = None
+    padding: Padding | None = None
+    ignore_skip: bool = False
+    _ended: bool = False
+
+    @property
+    def sampler(self) -> EpochBatches | None:
+        """The pure order, when the loader is ours."""
+        sampler = getattr(self.loader, "batch_sampler", None)
+        return sampler if isinstance(sampler, EpochBatches) else None
+
+    def end_epoch(self) -> None:
+        """The epoch under way stops here; the next one starts at its beginning."""
+        self._ended = True
+
+    def windows(self, epoch: int, skip: int = 0) -> Iterator[Window]:
+        """The windows of an epoch from number `skip` on."""
+        self._ended = False
+        skip = 0 if self.ignore_skip else skip
+        source = self._known(epoch, skip) if self.sampler is not None else self._consumed(epoch, skip)
+        for window in source:
+            yield window
+            if self._ended:
+                return
+
+    def _known(self, epoch: int, skip: int) -> Iterator[Window]:
+        sampler = self.sampler
+        assert sampler is not None
+        sampler.set_epoch(epoch, skip)
+        if self.rows is not None and self.padding is not None:
+            for pieces, rows, idle in sampler.windows():
+                yield Window(tuple(make_batch(self.rows, p, self.padding) for p in pieces), rows, None, idle)
+            return
+        features = iter(self.loader)
+        for pieces, rows, idle in sampler.windows():
+            yield Window(tuple(as_batch(next(features), piece) for piece in pieces), rows, None, idle)
+
+    def _consumed(self, epoch: int, skip: int) -> Iterator[Window]:
+        """A loader of the user's: its shuffling is seeded from (seed, epoch), what is skipped is read and dropped."""
+        torch.manual_seed(step_seed(self.seed, epoch, 2**31))
+        parts = (self.loader, *(getattr(self.loader, n, None) for n in ("sampler", "batch_sampler", "dataset")))
+        for part in parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        start, pending = 0, []
+        for number, features in enumerate(self.loader):
+            if number < skip * self.accumulation:
+                start += count_rows(features)
+                continue
+            pending.append(as_batch(features, np.arange(start, start + count_rows(features))))
+            start += len(pending[-1])
+            if len(pending) == self.accumulation:
+                yield _window(pending)
+                pending = []
+        if pending:
+            yield _window(pending)
+
+
+def _window(batches: list[Batch]) -> Window:
+    return Window(tuple(batches), np.concatenate([b.rows for b in batches]), None)
+
+
+def as_batch(features: Any, rows: Indices) -> Batch:
+    """A collated batch for the engine. The features stay as they are: `compute_loss` gets what the collator made."""
+    tokens, padded = count_tokens(features)
+    return Batch({}, None, rows, tokens, padded, {FEATURES: features, "split": split_features})
+
+
+def features_of(batch: Batch) -> Any:
+    """What `compute_loss` gets for a micro-batch."""
+    if FEATURES in batch.extra:
+        return batch.extra[FEATURES]
+    return batch.inputs if batch.labels is None else {**batch.inputs, "labels": batch.labels}
+
+
+def split_features(batch: Batch, limit: int) -> list[Batch]:
+    """Pieces of at most `limit` rows, for a batch that did not fit into memory."""
+    pieces = []
+    for start in range(0, len(batch), limit):
+        at = slice(start, start + limit)
+        features = {
+            k: v[at] if isinstance(v, torch.Tensor) and v.ndim and len(v) == len(batch) else v
+            for k, v in batch.extra[FEATURES].items()
+        }
+        pieces.append(as_batch(features, batch.rows[at]))
+    return pieces
+
+
+def count_rows(features: Any) -> int:
+    """Rows of a collated batch: the length of the first tensor in it."""
+    values = features.values() if isinstance(features, Mapping) else features
+    if isinstance(features, torch.Tensor):
+        return len(features)
+    for value in values if isinstance(values, (list, tuple)) or isinstance(features, Mapping) else ():
+        if isinstance(value, torch.Tensor) and value.ndim:
+            return len(value)
+        if isinstance(value, (list, tuple, Mapping)) and (found := count_rows(value)):
+            return found
+    return 1
+
+
+def count_tokens(features: Any) -> tuple[int, int]:
+    """(real tokens, tokens with padding) of a batch; both 0 where there is no `input_ids`."""
+    ids = features.get("input_ids") if isinstance(features, Mapping) else None
+    if not isinstance(ids, torch.Tensor):
+        return 0, 0
+    mask = features.get("attention_mask")
+    padded = int(ids.numel())
+    return (int(mask.sum()) if isinstance(mask, torch.Tensor) and mask.device.type == "cpu" else padded), padded

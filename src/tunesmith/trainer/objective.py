@@ -1,0 +1,232 @@
+"""The loss as a user may define it (model, `compute_loss_func`, `compute_loss`, `training_step`), handed to the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from tunesmith.data.batches import Batch, Window
+from tunesmith.errors import ConfigError
+from tunesmith.train.step import micro_step
+from tunesmith.trainer.attributes import TrainerAttributes
+from tunesmith.trainer.loaders import as_batch, count_rows, count_tokens, features_of
+
+COUNT = "num_items_in_batch"
+
+
+def uses_count(function: Callable[..., Any]) -> bool:
+    """Whether a loss function reads `num_items_in_batch`, by its bytecode. If not, its result is a mean over its own batch.
+
+    transformers takes such a mean for a share of the whole window, so that accumulating 4 batches makes the loss 4 times
+    as large; here it is weighted by its items.
+    """
+    while hasattr(function, "func"):
+        function = function.func
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    if code is None:
+        return True
+    loaded: set[str] = set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")):
+            values = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+            loaded |= {str(value) for value in values}
+    if not code.co_flags & inspect.CO_VARKEYWORDS:
+        return COUNT in loaded
+    named = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    return COUNT in loaded or code.co_varnames[named] in loaded
+
+
+def accepts(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function can be called with this keyword."""
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def count_items(features: Any, *, shifted: bool) -> torch.Tensor | None:
+    """Labels that count (not -100) in a batch, or None where there are no labels to count."""
+    labels = features.get("labels") if isinstance(features, Mapping) else None
+    if not isinstance(labels, torch.Tensor):
+        return None
+    return (labels[..., 1:] if shifted else labels).ne(-100).sum()
+
+
+@dataclass(frozen=True)
+class FeatureLoss:
+    """The engine's objective over collated batches: each micro-batch's share of the window's loss, so the weight is 1."""
+
+    share: Callable[[nn.Module, Any], torch.Tensor]
+
+    def sum(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """This micro-batch's share; logits are not kept."""
+        return self.share(model, features_of(batch)), None
+
+    def weight(self, labels: npt.NDArray[Any] | None, rows: int) -> float:
+        """1: the shares are divided already."""
+        return 1.0
+
+
+class LossPart(TrainerAttributes):
+    """The methods of a Trainer that make a loss."""
+
+    _window_items: torch.Tensor | None = None
+    _window_rows: int = 1
+    _factor: float = 1.0
+    _loss_shifts_labels: bool = False
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The mean loss of the batch; with `num_items_in_batch`, its share of the mean over that many items."""
+        items = count_items(inputs, shifted=self._loss_shifts_labels)
+        labels = None
+        if (self.label_smoother is not None or self.compute_loss_func is not None) and "labels" in inputs:
+            inputs = dict(inputs)
+            labels = inputs.pop("labels")
+        in_forward = COUNT in inspect.signature(getattr(self.model, "forward", model.forward)).parameters
+        if in_forward and num_items_in_batch is not None and labels is None:
+            inputs = {**inputs, COUNT: num_items_in_batch}
+            items = None
+        outputs = model(**inputs)
+        if self.compute_loss_func is not None:
+            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+            items = None if uses_count(self.compute_loss_func) else items
+        elif labels is not None:
+            loss = self.label_smoother(outputs, labels, shift_labels=self._loss_shifts_labels)
+        else:
+            loss = _loss_in(outputs, inputs)
+        if num_items_in_batch is not None and items is not None:
+            loss = loss * (items.to(loss.device) / num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Forward and backward pass of one micro-batch; returns its share of the step's loss."""
+        assert self._engine is not None
+        for module in (model, self.optimizer):
+            if callable(getattr(module, "train", None)):
+                module.train()
+        wrapped, self._engine.wrapped = self._engine.wrapped, model
+        try:
+            return micro_step(self._engine, as_batch(inputs, _rows_of(inputs)), self._factor)
+        finally:
+            self._engine.wrapped = wrapped
+
+    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
+        """The precision of forward passes; the engine has set it already while training."""
+        return self.autocast_smart_context_manager()
+
+    def autocast_smart_context_manager(
+        self, cache_enabled: bool | None = True
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Autocast as bf16 or fp16 ask for it."""
+        return self.runtime.autocast()
+
+    def floating_point_ops(self, inputs: Any) -> float:
+        """6 operations per token and parameter (without embeddings); 0 for a model that cannot count its parameters."""
+        main = getattr(self.model, "main_input_name", "input_ids")
+        if isinstance(inputs, Mapping) and main in inputs and hasattr(self.model, "num_parameters"):
+            return float(6 * inputs[main].numel() * self.model.num_parameters(exclude_embeddings=True))
+        return 0.0
+
+    def _prepare_input(self, data: Any) -> Any:
+        """The same structure with its tensors on the device."""
+        if isinstance(data, Mapping):
+            return type(data)({k: self._prepare_input(v) for k, v in data.items()})  # type: ignore[call-arg]
+        if isinstance(data, (tuple, list)):
+            return type(data)(self._prepare_input(v) for v in data)
+        if isinstance(data, torch.Tensor):
+            return data.to(self.args.device, non_blocking=True)
+        return data
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """The batch on the device; an empty one is refused."""
+        inputs = self._prepare_input(inputs)
+        if len(inputs) == 0:
+            raise ConfigError(
+                "the batch is empty: no column of the training set is an argument of the model's forward "
+                f"({', '.join(self._signature_columns or ())})",
+                fix="Rename the columns, or set remove_unused_columns=False.",
+            )
+        return inputs
+
+    def _passes_count(self) -> bool:
+        """Whether `compute_loss` is told the number of items, as transformers decides it."""
+        return (
+            not self.overrides("compute_loss") or self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+        )
+
+    def _begin_window(self, window: Window) -> None:
+        """Counts what the losses of this step are divided by, over all ranks."""
+        counts = [count_items(features_of(b), shifted=self._loss_shifts_labels) for b in window.micro_batches]
+        known = [c for c in counts if c is not None]
+        self.current_gradient_accumulation_steps = len(window.micro_batches)
+        self._window_rows = len(window.rows)
+        self._window_items = None
+        if len(known) == len(counts):
+            mine = torch.zeros((), dtype=torch.long) if window.idle else torch.stack([c.cpu() for c in known]).sum()
+            self._window_items = self.runtime.sum_over_ranks(mine.to(self.args.device))
+
+    def _run_micro_batch(self, batch: Batch, factor: float) -> torch.Tensor:
+        """The engine's micro-step: the user's or our `training_step`."""
+        features = features_of(batch)
+        self._factor = factor
+        passed = self._window_items if self._passes_count() else None
+        loss: torch.Tensor = self.training_step(self.model_wrapped, features, passed)
+        self.current_flos += float(self.floating_point_ops(features))
+        self._track_num_input_tokens(features)
+        return loss.detach().to(self.args.device)
+
+    def _share_of_loss(self, model: nn.Module, features: Any) -> torch.Tensor:
+        """A micro-batch's share of the window's loss, whatever kind of loss `compute_loss` returns."""
+        inputs = self._prepare_inputs(features)
+        items = count_items(inputs, shifted=self._loss_shifts_labels)
+        passed = self._window_items if self._passes_count() else None
+        options: dict[str, Any] = {COUNT: passed} if accepts(self.compute_loss, COUNT) else {}
+        loss: torch.Tensor = self.compute_loss(model, inputs, **options)
+        loss = loss.mean() if loss.ndim else loss
+        shared = self.loss_is_scaled_for_ga
+        if shared is None:
+            ours = not self.overrides("compute_loss")
+            shared = passed is not None and items is not None and (ours or uses_count(type(self).compute_loss))
+        if shared:
+            return loss
+        if items is None or self._window_items is None:
+            return loss * (count_rows(inputs) / max(self._window_rows, 1))
+        return loss * (items / self._window_items)
+
+    def _track_num_input_tokens(self, features: Any) -> None:
+        kind = self.args.include_num_input_tokens_seen
+        if kind == "no":
+            return
+        real, padded = count_tokens(features)
+        if padded == 0:
+            main = getattr(self.model, "main_input_name", "input_ids")
+            real = padded = int(features[main].numel()) if isinstance(features, Mapping) and main in features else 0
+        seen = real if kind == "non_padding" else padded
+        self.state.num_input_tokens_seen += sum(self.runtime.gather_objects(seen))
+
+
+def _rows_of(inputs: Any) -> Any:
+    import numpy as np
+
+    return np.arange(count_rows(inputs))
+
+
+def _loss_in(outputs: Any, inputs: Any) -> torch.Tensor:
+    """The loss of a model's outputs: by name, or the first of a tuple."""
+    if isinstance(outputs, dict) and "loss" not in outputs:
+        raise ConfigError(
+            f"The model did not return a loss from the inputs, only the following keys: {','.join(outputs)}. "
+            f"For reference, the inputs it received are {','.join(inputs)}",
+            fix="Give it labels, override compute_loss, or pass compute_loss_func.",
+        )
+    loss: torch.Tensor = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+    return loss

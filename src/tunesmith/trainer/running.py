@@ -1,0 +1,283 @@
+"""train(): the engine's `for`, with transformers' callbacks as listeners and their control flags turned into actions."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tunesmith.errors import NumericsError, StoppedBySignal
+from tunesmith.events import (
+    EpochStarted,
+    Event,
+    MicroBatchSplit,
+    NonFinite,
+    Resumed,
+    RunEnded,
+    RunStarted,
+    SafePoint,
+    Saved,
+    StepDone,
+)
+from tunesmith.run.journal import Journal, truncate_journal
+from tunesmith.run.layout import RunDir
+from tunesmith.run.lock import RunLock
+from tunesmith.run.sealed import sweep
+from tunesmith.train.checkpoint import load_checkpoint
+from tunesmith.train.hooks import StepHooks
+from tunesmith.train.loop import train_events
+from tunesmith.train.signals import StopRequest
+from tunesmith.train.state import TrainState
+from tunesmith.trainer.arguments import Horizon, make_horizon, make_plan
+from tunesmith.trainer.callbacks import CallbackPart
+from tunesmith.trainer.checkpoints import CheckpointPart, find_checkpoint, load_trainer_state
+from tunesmith.trainer.data import DataPart
+from tunesmith.trainer.evaluation import EvaluationPart
+from tunesmith.trainer.identity import make_identity, require_same_run, run_id_of
+from tunesmith.trainer.loaders import TrainWindows
+from tunesmith.trainer.objective import FeatureLoss
+from tunesmith.trainer.optimization import OptimizerPart
+from tunesmith.trainer.preparation import prepared_model, seed_for
+from tunesmith.trainer.progress import Progress
+from tunesmith.trainer.reactions import ReactionPart
+from tunesmith.trainer.upstream import has_length, speed_metrics, utils
+
+log = logging.getLogger(__name__)
+
+
+class TrainPart(ReactionPart, EvaluationPart, DataPart, OptimizerPart, CheckpointPart, CallbackPart):
+    """The training run of a Trainer."""
+
+    _horizon: Horizon
+    _stop: StopRequest | None = None
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
+    ) -> Any:
+        """Trains to the end of the plan, or until a callback says stop. Returns (global_step, training_loss, metrics)."""
+        self._memory_tracker.start()
+        if self.model_init is not None:
+            seed_for(self.args)
+            self.model = self.call_model_init(trial)  # type: ignore[attr-defined]
+            self.model_wrapped = self.model
+            self.optimizer, self.lr_scheduler = None, None
+            self._signature_columns = None
+        self._hp_search_setup(trial)  # type: ignore[attr-defined]
+        run = RunDir(self._get_output_dir(trial))
+        wanted = resume_from_checkpoint or None
+        folder = None if wanted is None else find_checkpoint(wanted, str(run.path))
+        self.is_in_train = True
+        try:
+            with contextlib.ExitStack() as stack:
+                if self.runtime.is_main:
+                    stack.enter_context(RunLock(run.lock_file))
+                self._stop = stack.enter_context(StopRequest()) if self.args.enable_jit_checkpoint else None
+                stack.enter_context(prepared_model(self))
+                self._set_up(run, folder, trial)
+                return self._run(run, trial, ignore_keys_for_eval)
+        finally:
+            self.is_in_train = False
+            if self._journal is not None:
+                self._journal.close()
+                self._journal = None
+
+    def _set_up(self, run: RunDir, folder: Path | None, trial: Any) -> None:
+        """Loader, plan, optimizer, engine state; and everything a checkpoint brings back."""
+        args = self.args
+        loader = self.get_train_dataloader()
+        batches = len(loader) if has_length(loader) else None
+        rows = self.num_examples(loader) if batches else None
+        per_step = self._train_batch_size * args.gradient_accumulation_steps * self.runtime.world
+        self._horizon = make_horizon(args, batches=batches, rows=rows, rows_per_step=per_step)
+        token_rows, padding = self._fast_rows(loader)
+        seed = args.seed if args.data_seed is None else args.data_seed
+        self._windows = TrainWindows(
+            loader, args.gradient_accumulation_steps, seed, self.runtime, token_rows, padding, args.ignore_data_skip
+        )
+        self._run_id = uuid.uuid4().hex if folder is None else run_id_of(folder)
+        self._identity = make_identity(args, self.train_dataset, self.model, self._run_id, self.runtime.world)
+        if self._created_lr_scheduler:
+            self.lr_scheduler, self._created_lr_scheduler = None, False
+        self.model.to(self.runtime.device)
+        self.create_optimizer_and_scheduler(self._horizon.num_steps)
+        self._engine = TrainState(self.model, self.optimizer, FeatureLoss(self._share_of_loss), self.runtime)
+        self.model_wrapped = self._compiled(self._engine.wrapped)
+        self._engine.wrapped = self.model_wrapped
+        self._engine.hooks = self._hooks()
+        self._begin_state(run, folder, trial)
+        for name in ("model", "optimizer", "lr_scheduler"):
+            setattr(self.callback_handler, name, getattr(self, name))
+        self.callback_handler.train_dataloader = loader
+
+    def _begin_state(self, run: RunDir, folder: Path | None, trial: Any) -> None:
+        """A fresh TrainerState and journal, or those of the checkpoint."""
+        assert self._engine is not None
+        self.state = self._fresh_state()
+        if folder is not None:
+            require_same_run(folder, self._identity)
+            load_checkpoint(folder, self._engine)
+            self.state = load_trainer_state(folder)
+            self._load_callback_state()
+            self._restore_rates(self._engine.extra["trainer"])
+        self._progress = Progress(self._engine.step)
+        if folder is not None:
+            self._restore_progress(self._engine.extra["trainer"])
+        self.state.is_hyper_param_search = trial is not None
+        self.state.train_batch_size = self._train_batch_size
+        self.state.compute_steps(self.args, self._horizon.num_steps)
+        self.state.init_training_references(self, self._horizon.num_steps, self._horizon.num_epochs, trial)
+        self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
+        if self.runtime.is_main:
+            self._open_journal(run, folder)
+
+    def _restore_progress(self, notes: dict[str, Any]) -> None:
+        progress = self._progress
+        progress.ended_epochs = list(notes["ended_epochs"])
+        progress.epoch, progress.steps_in_epoch = notes["epoch"], notes["steps_in_epoch"]
+        progress.loss_since_log, progress.logged_step = notes["loss_since_log"], notes["logged_step"]
+        progress.epoch_open = notes["epoch_open"]
+
+    def _open_journal(self, run: RunDir, folder: Path | None) -> None:
+        run.path.mkdir(parents=True, exist_ok=True)
+        sweep(run.path)
+        if folder is None or not run.journal_file.is_file():
+            run.journal_file.unlink(missing_ok=True)
+        else:
+            truncate_journal(run.journal_file, self.state.global_step)
+        self._journal = Journal(run.journal_file)
+        if folder is not None:
+            self._journal.append(Resumed(self.state.global_step, folder.name, (), time.time()))
+            return
+        h = self._horizon
+        rows = len(self.train_dataset) if has_length(self.train_dataset) else 0
+        epochs = min(float(self.args.num_train_epochs), float(h.num_epochs)) if self.args.max_steps <= 0 else 0.0
+        epochs = epochs or h.num_steps / h.steps_per_epoch
+        self._journal.append(RunStarted(self._run_id, 0, h.num_steps, h.steps_per_epoch, epochs, rows, time.time()))
+
+    def _hooks(self) -> StepHooks:
+        """transformers' moments inside a step, each only where a callback looks at it."""
+
+        def begin(window: Any) -> None:
+            self._begin_window(window)
+            self._tell("on_step_begin")
+            every = self.args.torch_empty_cache_steps
+            if every and self.state.global_step % every == 0 and self.runtime.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+        def after_update() -> None:
+            self._tell("on_optimizer_step")
+            self._step_scheduler()
+
+        return StepHooks(
+            begin=begin,
+            micro_step=self._run_micro_batch,
+            substep_end=lambda: self._tell("on_substep_end"),
+            before_update=(lambda: self._tell("on_pre_optimizer_step"))
+            if self._listens("on_pre_optimizer_step")
+            else None,
+            after_update=after_update,
+            sets_rate=True,
+        )
+
+    def _run(self, run: RunDir, trial: Any, ignore_keys: Any) -> Any:
+        assert self._engine is not None
+        self._trial, self._ignore_keys = trial, ignore_keys
+        self._tell("on_train_begin")
+        if self.args.eval_on_start and self._engine.step == 0:
+            self._evaluate(trial, ignore_keys, skip_scheduler=True)
+        if self._finish_restored_epoch():
+            self._follow_events()
+        self._end_epoch()
+        output = self._finish(run)
+        if self._journal is not None:
+            done = self.state.global_step >= self.state.max_steps
+            self._journal.append(RunEnded(self.state.global_step, "completed" if done else "break", time.time()))
+        return output
+
+    def _follow_events(self) -> None:
+        """The loop: every event is journalled, then acted on."""
+        assert self._engine is not None
+        plan = make_plan(
+            self.args,
+            self._horizon,
+            ended=self._progress.ended_epochs,
+            read_at_once=self.runtime.device.type == "cpu" or not has_length(self._windows.loader),
+        )
+        if self._progress.steps_in_epoch:
+            self._tell("on_epoch_begin")
+        for event in train_events(self._engine, self._windows, plan, wants_read_back=self._wants_numbers):
+            if self._journal is not None:
+                self._journal.append(event)
+            if not self._act_on(event):
+                return
+
+    def _act_on(self, event: Event) -> bool:
+        """Does what an event asks for; False ends the run."""
+        if isinstance(event, StepDone):
+            self._progress.add(event.loss, event.grad_norm, event.learning_rate)
+        elif isinstance(event, NonFinite):
+            self._refuse(event)
+        elif isinstance(event, MicroBatchSplit):
+            log.warning("out of memory: micro-batches now have %d rows; the maths is the same", event.rows_after)
+        elif isinstance(event, EpochStarted):
+            return self._next_epoch(event.epoch)
+        elif isinstance(event, SafePoint):
+            return self._at_safe_point()
+        return True
+
+    def _at_safe_point(self) -> bool:
+        self._end_step(self._engine.step if self._engine is not None else 0)
+        self._log_evaluate_save()
+        if self._stop is not None and self._stop.signal is not None:
+            self._save_checkpoint(self.model, self._trial)
+            number = self._stop.signal
+            raise StoppedBySignal(
+                number,
+                f"stopped by signal {number} after step {self.state.global_step}; everything is saved: "
+                "train(resume_from_checkpoint=True) goes on from here",
+            )
+        if self.control.should_epoch_stop:
+            self._windows.end_epoch()
+        return not self.control.should_training_stop
+
+    def _refuse(self, event: NonFinite) -> None:
+        """A number that is not finite ends the run; the weights are those before this step."""
+        rows = ", ".join(str(r) for r in event.rows[:8]) + (", ..." if len(event.rows) > 8 else "")
+        raise NumericsError(
+            f"step {event.step}: {event.what} {event.tensor} is not finite (training rows {rows}); "
+            "the update was not applied",
+            where=str(self.args.output_dir),
+            fix="Lower learning_rate, use bf16 instead of fp16, or look at these rows.",
+        )
+
+    def _note_saved(self, folder: Path, seconds: float) -> None:
+        if self._journal is not None:
+            self._journal.append(Saved(self.state.global_step, folder.name, seconds))
+
+    def _compiled(self, model: Any) -> Any:
+        if not self.args.torch_compile:
+            return model
+        return torch.compile(model, backend=self.args.torch_compile_backend, mode=self.args.torch_compile_mode)
+
+    def _finish(self, run: RunDir) -> Any:
+        """Final metrics, best weights, `on_train_end`."""
+        steps = self.state.global_step - self._progress.first_step
+        loss = self._progress.training_loss(self.state.global_step)
+        samples = self._horizon.samples * steps / max(self.state.max_steps, 1)
+        metrics = speed_metrics("train", self._progress.started, num_samples=samples, num_steps=steps)
+        self.store_flos()
+        metrics |= {"total_flos": self.state.total_flos, "train_loss": loss}
+        self._memory_tracker.stop_and_update_metrics(metrics)
+        self.log(metrics)
+        if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+            self._load_best_model()
+        if self.args.should_save:
+            self._rotate(run, at_end=True)
+        self._tell("on_train_end")
+        self._finish_current_push()  # type: ignore[attr-defined]
+        return utils.TrainOutput(self.state.global_step, loss, metrics)
