@@ -1,0 +1,117 @@
+"""The embedded sample data: whole, fair, split without leaks, and not solvable by counting shared words."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from tunesmith.sample import SPLITS, sample_file
+
+BENCH = Path(__file__).resolve().parents[3] / "bench"
+Row = dict[str, str]
+
+
+def load_bench(name: str) -> ModuleType:
+    """A module of the bench folder, which is no package."""
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", BENCH / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def read(split: str) -> list[Row]:
+    """The rows of one split."""
+    with sample_file(split).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, list[Row]]:
+    """All rows by split."""
+    return {split: read(split) for split in SPLITS}
+
+
+def sentences(rows: list[Row]) -> set[str]:
+    """The distinct sentences of some rows, in lower case with single spaces."""
+    return {" ".join(row[side].casefold().split()) for row in rows for side in ("sentence1", "sentence2")}
+
+
+def overlap_data(rows: dict[str, list[Row]], overlap: ModuleType, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Overlap features and 0/1 targets of a split."""
+    pairs = [(row["sentence1"], row["sentence2"]) for row in rows[split]]
+    return overlap.overlap_features(pairs), np.asarray([int(row["label"] == "equivalent") for row in rows[split]])
+
+
+def test_no_sentence_crosses_a_split(rows: dict[str, list[Row]]) -> None:
+    train, validation, test = (sentences(rows[split]) for split in SPLITS)
+    assert not train & validation
+    assert not train & test
+    assert not validation & test
+
+
+def test_no_pair_is_there_twice_in_either_order(rows: dict[str, list[Row]]) -> None:
+    pairs = Counter(frozenset((r["sentence1"], r["sentence2"])) for part in rows.values() for r in part)
+    assert [pair for pair, count in pairs.items() if count > 1] == []
+    assert all(len(pair) == 2 for pair in pairs)
+
+
+def test_the_sizes_are_as_promised(rows: dict[str, list[Row]]) -> None:
+    sizes = {split: len(part) for split, part in rows.items()}
+    assert sum(sizes.values()) >= 2000
+    assert sizes["validation"] >= 240
+    assert sizes["test"] >= 400
+    assert sizes["train"] > 2 * (sizes["validation"] + sizes["test"])
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_both_labels_are_equally_frequent(rows: dict[str, list[Row]], split: str) -> None:
+    counts = Counter(row["label"] for row in rows[split])
+    assert set(counts) == {"equivalent", "not_equivalent"}
+    assert counts["equivalent"] == counts["not_equivalent"]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_cell_is_clean_text(rows: dict[str, list[Row]], split: str) -> None:
+    for row in rows[split]:
+        assert list(row) == ["sentence1", "sentence2", "label"]
+        for side in ("sentence1", "sentence2"):
+            assert row[side] == " ".join(row[side].split())
+            assert 3 <= len(row[side].split()) <= 30
+            assert row[side][-1] in ".?!"
+
+
+def test_the_csv_files_are_what_the_authored_groups_build(rows: dict[str, list[Row]]) -> None:
+    builder = load_bench("build_sample")
+    for split, pairs in builder.build().items():
+        assert sample_file(split).read_bytes() == builder.to_csv(pairs).encode()
+
+
+def test_counting_shared_words_stays_under_seventy_percent(rows: dict[str, list[Row]]) -> None:
+    overlap = load_bench("word_overlap")
+    train, test = overlap_data(rows, overlap, "train"), overlap_data(rows, overlap, "test")
+    threshold, _, _ = overlap.best_threshold(train, test)
+    assert threshold < 0.70
+    assert overlap.logistic_accuracy(train, test) < 0.70
+
+
+def test_both_labels_have_pairs_with_many_and_with_few_shared_words(rows: dict[str, list[Row]]) -> None:
+    features, targets = overlap_data(rows, load_bench("word_overlap"), "test")
+    for target in (0, 1):
+        jaccard = features[targets == target, 0]
+        assert (jaccard > 0.5).mean() > 0.4
+        assert (jaccard < 0.35).mean() > 0.4
+
+
+def test_an_unknown_split_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="dev"):
+        sample_file("dev")
