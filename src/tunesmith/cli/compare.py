@@ -1,0 +1,95 @@
+"""`tunesmith compare RUN RUN ...`: what was set otherwise, scores with intervals, and a paired test on the same rows."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tunesmith.report.compare import Comparison
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, 2 to 8; the others are tested against the first")
+    parser.add_argument("--metric", metavar="NAME", help="metric to test; default: that of the best checkpoint, else the first of the task")
+    parser.add_argument("--split", metavar="NAME", help="split to test on; default: test where all runs have one, else validation")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write one self-contained HTML page, too")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the comparison and writes the page; gives the exit code."""
+    from tunesmith.report.compare import compare_runs
+
+    comparison = compare_runs(args.runs, metric=args.metric, split=args.split)
+    print(json.dumps(to_json(comparison), allow_nan=False, indent=1) if args.json else to_text(comparison))
+    if args.output:
+        from tunesmith.report.compare_page import write_comparison
+
+        path = Path(args.output)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written = write_comparison(comparison, path)
+        if not args.json:
+            print(f"\n{written}")
+    return 0
+
+
+def to_text(comparison: Comparison) -> str:
+    """The comparison as a person reads it in a terminal."""
+    lines = [f"{run.letter}  {run.path}" for run in comparison.runs]
+    letters = [run.letter for run in comparison.runs]
+    lines += ["", f"options that differ ({comparison.same_options} are the same):"]
+    if comparison.differences:
+        lines += _table(["", *letters], [[name, *values] for name, values in comparison.differences])
+    else:
+        lines.append("  none")
+    rows = [[f"{split} {name}", *map(_score, cells)] for split, name, cells in comparison.scores]
+    if rows:
+        lines += ["", "scores [95% interval]:", *_table(["", *letters], rows)]
+    lines += ["", *(f"{t.a} and {t.b}: {t.sentence}" for t in comparison.tests)]
+    return "\n".join([*lines, *(f"note: {note}" for note in comparison.notes)])
+
+
+def _score(score: Any) -> str:
+    if score is None:
+        return "-"
+    interval = f" [{score.low:.3f}, {score.high:.3f}]" if score.low is not None and score.high is not None else ""
+    return f"{score.value:.4g}{interval}"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    cells = [[cell if len(cell) <= 44 else cell[:20] + "..." + cell[-21:] for cell in row] for row in [head, *rows]]
+    widths = [max(len(row[k]) for row in cells) for k in range(len(head))]
+    return ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as a plain dict."""
+    return {
+        "runs": {run.letter: str(run.path) for run in comparison.runs},
+        "differences": {name: list(values) for name, values in comparison.differences},
+        "scores": [
+            {"split": split, "metric": name, "values": [_cell(c) for c in cells]}
+            for split, name, cells in comparison.scores
+        ],
+        "tests": [
+            {
+                "a": t.a,
+                "b": t.b,
+                "split": t.split,
+                "different": t.different,
+                "p_value": t.p_value,
+                "sentence": t.sentence,
+                "result": t.result.to_json() if t.result is not None else None,
+            }
+            for t in comparison.tests
+        ],
+        "notes": list(comparison.notes),
+    }
+
+
+def _cell(score: Any) -> dict[str, Any] | None:
+    return None if score is None else {"value": score.value, "low": score.low, "high": score.high, "n": score.n}

@@ -1,0 +1,225 @@
+"""Run folders -> what differs between them: options, scores, and a paired test on the same rows, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunesmith.curves.build import load_curves
+from tunesmith.curves.series import Curves
+from tunesmith.data.prediction_file import read_prediction_columns
+from tunesmith.errors import ConfigError, DataError
+from tunesmith.findings import Finding
+from tunesmith.labels import Task
+from tunesmith.metrics.names import DEFAULTS, METRICS, canonical_name
+from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
+from tunesmith.report.diagnosis import diagnose_with
+from tunesmith.report.files import read_config, read_json
+from tunesmith.report.pairing import labelled_splits, pair_sides, read_side
+from tunesmith.report.predictions import make_predictions
+from tunesmith.report.scores import Headline, headline_scores
+from tunesmith.run.layout import RunDir, open_run
+
+MAX_RUNS = 8
+"""As many line colours as a picture has."""
+BOOKKEEPING = ("output_dir", "run_name", "resume_from_checkpoint", "disable_tqdm", "report_to", "project", "cache_dir")
+"""Options that say where results go, not what is computed."""
+SEEDS = ("seed", "data_seed")
+NO_EVIDENCE = "no evidence of a difference"
+ABSENT = "(not recorded)"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComparedRun:
+    """One run. `letter` is what sentences and pictures call it."""
+
+    letter: str
+    name: str
+    path: Path
+    curves: Curves
+    scores: list[Headline]
+    findings: list[Finding]
+
+
+@dataclass(frozen=True, slots=True)
+class PairTest:
+    """One run against the first. `result` is None when the rows could not be paired; `sentence` says why, or what came out."""
+
+    a: str
+    b: str
+    split: str | None
+    result: PairedResult | None
+    p_value: float | None
+    """Adjusted (Holm) when several runs are tested against the first."""
+    different: bool
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """Everything that can be said about several runs side by side."""
+
+    runs: tuple[ComparedRun, ...]
+    differences: tuple[tuple[str, tuple[str, ...]], ...]
+    """(option, value of each run), only where they differ."""
+    same_options: int
+    scores: tuple[tuple[str, str, tuple[Headline | None, ...]], ...]
+    """(split, metric, score of each run)."""
+    tests: tuple[PairTest, ...]
+    notes: tuple[str, ...]
+
+
+def compare_runs(paths: Sequence[str | Path], *, metric: str | None = None, split: str | None = None) -> Comparison:
+    """The runs side by side, each tested against the first on the same rows of one split with one metric."""
+    if not 2 <= len(paths) <= MAX_RUNS:
+        raise ConfigError(f"{len(paths)} run folder(s) given", fix=f"Give 2 to {MAX_RUNS} run folders.")
+    folders = [open_run(path) for path in paths]
+    twice = {f.path.resolve() for f in folders}
+    if len(twice) < len(folders):
+        raise ConfigError("the same run folder is given twice", fix="Name each run once.")
+    configs = [read_config(f.config_file) for f in folders]
+    summaries = [read_json(f.data_summary_file) for f in folders]
+    tables = [read_prediction_columns(f.predictions_file) for f in folders]
+    runs = tuple(_compared(k, folders[k], configs[k], summaries[k], tables[k]) for k in range(len(folders)))
+    differences = _differences(configs)
+    found = _test_all(runs, tables, summaries, configs[0], metric, split)
+    return Comparison(
+        runs=runs,
+        differences=differences,
+        same_options=len({k for c in configs for k in c} - set(BOOKKEEPING)) - len(differences),
+        scores=_score_table(runs),
+        tests=found,
+        notes=_notes(differences, configs, found),
+    )
+
+
+def _compared(
+    k: int, folder: RunDir, config: Mapping[str, Any], summary: Mapping[str, Any], table: Mapping[str, Sequence[Any]]
+) -> ComparedRun:
+    curves = load_curves(folder.path)
+    letter = chr(ord("A") + k)
+    predictions = make_predictions(table, summary)
+    return ComparedRun(
+        letter=letter,
+        name=str(config.get("run_name") or folder.name),
+        path=folder.path,
+        curves=dataclasses.replace(curves, name=f"{letter} {curves.name}"),
+        scores=headline_scores(read_json(folder.metrics_file), predictions, curves),
+        findings=diagnose_with(curves, config, summary),
+    )
+
+
+def _differences(configs: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    names = [n for n in dict.fromkeys(n for c in configs for n in c) if n not in BOOKKEEPING]
+    rows = [(name, tuple(_say(c.get(name, ABSENT)) for c in configs)) for name in names]
+    return tuple((name, values) for name, values in rows if len(set(values)) > 1)
+
+
+def _say(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _score_table(runs: Sequence[ComparedRun]) -> tuple[tuple[str, str, tuple[Headline | None, ...]], ...]:
+    keys = dict.fromkeys((s.split, s.name) for run in runs for s in run.scores)
+    by_run = [{(s.split, s.name): s for s in run.scores} for run in runs]
+    return tuple((split, name, tuple(found.get((split, name)) for found in by_run)) for split, name in keys)
+
+
+def _test_all(
+    runs: Sequence[ComparedRun],
+    tables: Sequence[Mapping[str, Sequence[Any]]],
+    summaries: Sequence[Mapping[str, Any]],
+    config: Mapping[str, Any],
+    metric: str | None,
+    split: str | None,
+) -> tuple[PairTest, ...]:
+    shared = [s for s in labelled_splits(tables[0]) if all(s in labelled_splits(t) for t in tables[1:])]
+    wanted = split or (shared[0] if shared else None)
+    first = read_side(tables[0], summaries[0], wanted) if wanted in shared and wanted else None
+    results: list[PairedResult | DataError] = []
+    for table, summary in zip(tables[1:], summaries[1:], strict=True):
+        try:
+            other = read_side(table, summary, wanted) if first is not None and wanted else None
+            if first is None or other is None or wanted is None:
+                raise DataError(_no_rows(wanted, tables, runs))
+            pair = pair_sides(first, other, split=wanted)
+            name = metric or main_metric(first.task, config)
+            scale = "probabilities" if pair.given_a.ndim == 2 else "logits"
+            results.append(
+                compare_predictions(
+                    pair.given_a, pair.given_b, pair.labels, task=pair.task, metric=name, scores=scale
+                )
+            )
+        except DataError as error:
+            results.append(error)
+    adjusted = _holm([r.p_value if isinstance(r, PairedResult) else None for r in results])
+    made = zip(runs[1:], results, adjusted, strict=True)
+    return tuple(_pair_test(runs[0], run, wanted, result, p, len(results)) for run, result, p in made)
+
+
+def _no_rows(split: str | None, tables: Sequence[Mapping[str, Sequence[Any]]], runs: Sequence[ComparedRun]) -> str:
+    empty = [run.letter for run, table in zip(runs, tables, strict=True) if not table.get("label")]
+    if empty:
+        return f"no labelled predictions in predictions.parquet of {', '.join(empty)}: was the run finished?"
+    return f"no split with labelled predictions in every run{f' is called {split!r}' if split else ''}"
+
+
+def main_metric(task: Task, config: Mapping[str, Any]) -> str:
+    """The metric the first run chose its best checkpoint by, when it says something about rows; else the task's first."""
+    tracked = canonical_name(str(config.get("metric_for_best_model") or ""))
+    return tracked if tracked in METRICS and task in METRICS[tracked].tasks else DEFAULTS[task][0]
+
+
+def _holm(values: Sequence[float | None]) -> list[float | None]:
+    """Holm's adjustment: with k tests, the chance of any false alarm stays at the level."""
+    known = sorted((p, k) for k, p in enumerate(values) if p is not None)
+    adjusted: list[float | None] = [None] * len(values)
+    highest = 0.0
+    for rank, (p, k) in enumerate(known):
+        highest = max(highest, min(1.0, p * (len(known) - rank)))
+        adjusted[k] = highest
+    return adjusted
+
+
+def _pair_test(
+    a: ComparedRun, b: ComparedRun, split: str | None, result: PairedResult | DataError, p: float | None, tests: int
+) -> PairTest:
+    if isinstance(result, DataError):
+        return PairTest(a.letter, b.letter, split, None, None, False, f"not tested: {result}")
+    if p is None or result.difference is None or result.low is None or result.high is None:
+        return PairTest(a.letter, b.letter, split, result, None, False, f"{result.metric} is not defined on these rows")
+    different = p <= LEVEL
+    low, high = (result.low, result.high) if different else (min(result.low, 0.0), max(result.high, 0.0))
+    adjusted = f" (Holm, {tests} tests)" if tests > 1 else ""
+    numbers = (
+        f"{result.metric} {result.difference:+.3f} [{low:+.3f}, {high:+.3f}], p = {p:.2g}{adjusted}, "
+        f"{result.n:,} {split} rows, {result.method}"
+    )
+    better = (result.difference > 0) == METRICS[result.metric].greater_is_better
+    words = f"{b.letter} is {'better' if better else 'worse'} than {a.letter}" if different else NO_EVIDENCE
+    result = dataclasses.replace(result, low=low, high=high)
+    return PairTest(a.letter, b.letter, split, result, p, different, f"{words}: {numbers}")
+
+
+def _notes(
+    differences: Sequence[tuple[str, tuple[str, ...]]], configs: Sequence[Mapping[str, Any]], tests: Sequence[PairTest]
+) -> tuple[str, ...]:
+    names = {name for name, _ in differences}
+    notes = []
+    if not all(configs):
+        notes.append("A run without run.yaml is among them: its options are not known.")
+    elif not names:
+        notes.append("All options are the same.")
+    elif names <= set(SEEDS):
+        notes.append("The runs differ in their seed alone: what differs between them is luck, not a setting.")
+    if any(t.different for t in tests) and not names <= set(SEEDS):
+        notes.append(
+            "Tested are these trained models. One run a setting does not tell the setting from the luck of its seed: "
+            "train each with two or three seeds before you decide."
+        )
+    if any(t.split == "validation" and t.result is not None for t in tests):
+        notes.append("Validation rows also chose each run's best step; a test split would be the fairer judge.")
+    return tuple(notes)
