@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 import pytest
 from datasets import Dataset, load_dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -80,6 +82,39 @@ def test_rows_equal_the_tokenizer_with_truncation(
     assert got.truncated.by_side is not None
     assert sum(got.truncated.by_side) == sum(lost)
     assert len(got.truncated.by_side) == len(text)
+
+
+TEXTS = st.lists(st.sampled_from([*WORDS, "zebra", "[SEP]"]), max_size=30).map(" ".join)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=6), st.integers(5, 40), st.sampled_from(["left", "right"])
+)
+def test_any_pair_is_cut_as_the_tokenizer_cuts_it(rows: list[tuple[str, str]], max_length: int, side: str) -> None:
+    tokenizer = make_tokenizer(side=side)
+    encoder = RustEncoder(tokenizer, max_length)
+    first, second = [list(column) for column in zip(*rows, strict=True)]
+    whole = encoder._core.encode_batch(rows)
+    for texts in ([first], [first, second]):
+        want = tokenizer(*texts, truncation=True, max_length=max_length)
+        got = encoder.encode(texts)
+        assert [r.ids for r in got] == want["input_ids"]
+        assert [r.types for r in got] == want["token_type_ids"]
+    long = [i for i, e in enumerate(whole) if len(e) > max_length]
+    if long:  # the fast cut is right by itself, not only because the slow one replaces it
+        slow = encoder._cut_in_rust([whole[i] for i in long], [[c[i] for i in long] for c in (first, second)])
+        assert [token_encoder.cut_row(whole[i], max_length, side) for i in long] == slow
+
+
+def test_a_cut_that_differs_from_the_tokenizers_own_is_never_used(
+    pairs: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(token_encoder, "share_longest_first", lambda sizes, room: (0, 0))
+    got = tokenize(pairs, make_tokenizer(), ("first", "second"), max_length=9, cache_dir=tmp_path)
+    want = make_tokenizer()(PAIRS["first"], PAIRS["second"], truncation=True, max_length=9)
+    assert got.dataset["input_ids"][:] == want["input_ids"]
+    assert got.truncated.by_side == (3 + 11 + 0, 0 + 1 + 8)
 
 
 def test_the_side_that_lost_tokens_is_told(tmp_path: Path) -> None:
