@@ -60,6 +60,10 @@ class DataPart(TrainerAttributes):
         """The DataLoader of `predict`."""
         return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, sampler_fn=self._get_eval_sampler)
 
+    def get_total_train_batch_size(self, args: Any = None) -> int:
+        """Rows of one optimizer step over all micro-batches and ranks."""
+        return int(self._train_batch_size * self.args.gradient_accumulation_steps * self.runtime.world)
+
     def num_examples(self, dataloader: Any) -> int:
         """Rows of a DataLoader's dataset; estimated from its batches where the dataset has no length."""
         try:

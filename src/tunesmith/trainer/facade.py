@@ -12,6 +12,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.trainer.arguments import check_arguments, make_trainer_runtime
 from tunesmith.trainer.callbacks import new_control
 from tunesmith.trainer.hub import HubPart
+from tunesmith.trainer.methods import check_overrides
 from tunesmith.trainer.preparation import AcceleratorView, seed_for
 from tunesmith.trainer.running import TrainPart
 from tunesmith.trainer.search import SearchPart
@@ -56,6 +57,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
     ) -> None:
         self.args = library.TrainingArguments(output_dir="tmp_trainer") if args is None else args
         check_arguments(self.args)
+        check_overrides(type(self))
         seed_for(self.args)
         if tokenizer is not None:
             log.warning("tokenizer= is called processing_class= now")

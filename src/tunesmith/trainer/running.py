@@ -92,7 +92,7 @@ class TrainPart(ReactionPart, EvaluationPart, DataPart, OptimizerPart, Checkpoin
         loader = self.get_train_dataloader()
         batches = len(loader) if has_length(loader) else None
         rows = self.num_examples(loader) if batches else None
-        per_step = self._train_batch_size * args.gradient_accumulation_steps * self.runtime.world
+        per_step = self.get_total_train_batch_size()
         self._horizon = make_horizon(args, batches=batches, rows=rows, rows_per_step=per_step)
         token_rows, padding = self._fast_rows(loader)
         seed = args.seed if args.data_seed is None else args.data_seed

@@ -1,0 +1,74 @@
+"""Writes docs/reference/trainer_compatibility.md from the tables: `python -m tunesmith.trainer.compatibility`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+from tunesmith.trainer.arguments import DROPPED, RENAMED
+from tunesmith.trainer.fields import FIELDS
+from tunesmith.trainer.methods import NOT_CALLED, PROVIDED
+from tunesmith.trainer.upstream import library
+
+HEAD = """# Trainer compatibility
+
+`from tunesmith import Trainer` in place of `from transformers import Trainer`; everything else in the script stays.
+This page is made from code (`python -m tunesmith.trainer.compatibility docs/reference/trainer_compatibility.md`) and a
+test walks every line of it.
+
+What is different on purpose:
+
+| here | transformers |
+| --- | --- |
+| A loss or gradient that is not finite stops the run (`NumericsError`); the weights stay as they were before that step. | It is logged as 0.0 and training goes on. |
+| Gradient accumulation divides once, by the items of the whole window. | The means of micro-batches of an encoder are added up. |
+| `predict` returns rows in the order of the dataset. | With length grouping they come back in another order. |
+| A checkpoint is a sealed folder of safetensors and JSON, verified before a resume, and continues bit for bit. | `optimizer.pt`, `scheduler.pt`, `rng_state.pth` and `training_args.bin` are pickles; damage goes unnoticed. |
+| Going on with other data, another batch size or seed is refused. | It goes on. |
+| The order of an epoch depends on `seed` (or `data_seed`) and the epoch alone. | It depends on the generator's history. |
+| Early-stopping counters survive a resume. | Only with `restore_callback_states_from_checkpoint`. |
+| `journal.jsonl` in the output folder holds every step: `tunesmith curves` and `tunesmith diagnose` read it. | - |
+"""
+
+
+def render() -> str:
+    """The whole page."""
+    lines = [HEAD, "## TrainingArguments", "", "| field | default | status | note |", "| --- | --- | --- | --- |"]
+    for field in dataclasses.fields(library.TrainingArguments):
+        entry = FIELDS[field.name]
+        status = "honoured" if entry.allowed is None else "some values"
+        if entry.note == "refused when set":
+            status = "refused"
+        note = entry.note if entry.allowed is None else f"{entry.note}. Otherwise: {entry.instead}"
+        note = entry.instead if status == "refused" else note
+        lines.append(f"| `{field.name}` | `{_default(field)!r}` | {status} | {_cell(note)} |")
+    lines += ["", "## Old names", "", "`tunesmith.TrainingArguments` accepts them with a one-line note.", ""]
+    lines += ["| old name | now |", "| --- | --- |"]
+    lines += [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]
+    lines += [
+        "| `warmup_ratio` | `warmup_steps` below 1 |",
+        "| `group_by_length` | `train_sampling_strategy='group_by_length'` |",
+        "| `include_inputs_for_metrics` | `include_for_metrics=['inputs']` |",
+        "| `tokenizer=` of the Trainer | `processing_class=` |",
+    ]
+    lines += [f"| `{old}` | left out: {_cell(why)} |" for old, why in DROPPED.items()]
+    lines += ["", "## Methods", "", "| method | status | note |", "| --- | --- | --- |"]
+    lines += [f"| `{name}` | honoured | {_cell(note) or 'as in transformers'} |" for name, note in PROVIDED.items()]
+    lines += [f"| `{name}` | an override is refused | {_cell(why)} |" for name, why in NOT_CALLED.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return getattr(field.default, "value", field.default)
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else None
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(render(), encoding="utf-8")
