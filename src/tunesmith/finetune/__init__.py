@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -76,10 +78,9 @@ def finetune(
     data = {"train": train_data, "validation": validation_data, "test": test_data}
     if (isinstance(train_data, dict) and not hasattr(train_data, "columns")) or _is_dataset_dict(train_data):
         data = {**dict(train_data), **{k: v for k, v in data.items() if k != "train" and v is not None}}
-    with RunLock(run.lock_file):
+    # One rank holds the lock for all of them.
+    with RunLock(run.lock_file) if int(os.environ.get("RANK", "0")) == 0 else nullcontext():
         prepared = prepare(config, data=data, say=watch.say, progress=watch.progress)
-        if prepared.runtime.is_main:
-            _write_start(run, prepared)
         return _train(run, prepared, watch)
 
 
@@ -88,7 +89,6 @@ def _is_dataset_dict(data: Any) -> bool:
 
 
 def _write_start(run: RunDir, prepared: Prepared) -> None:
-    _refuse_another_run(run, prepared)
     config = prepared.config
     write_file_atomically(run.config_file, dump_config(config).encode())
     environment = {"run_id": prepared.identity.run_id, "device": str(prepared.runtime.device), **describe_environment()}
@@ -98,7 +98,9 @@ def _write_start(run: RunDir, prepared: Prepared) -> None:
 
 def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
     """A finished run is not written over."""
-    if not (run.model.is_dir() and run.journal_file.is_file() and run.environment_file.is_file()):
+    # The report is written last: without it the run was stopped on its way out, and finishes now.
+    last = (run.model.is_dir(), run.journal_file.is_file(), run.environment_file.is_file(), run.report_file.is_file())
+    if not all(last):
         return
     events = read_journal(run.journal_file)
     ended = bool(events) and isinstance(events[-1], RunEnded) and events[-1].reason in ("completed", "early_stopping")
@@ -135,17 +137,30 @@ def _train(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
     evaluate = _make_evaluate(prepared) if has_validation else None
     with keeper.stop:
         try:
-            keeper.begin(started)
+            _begin(run, prepared, keeper, started)
             for event in train_events(
                 state, prepared.batches, plan, evaluate=evaluate, wants_read_back=keeper.wants_read_back
             ):
                 keeper.on(event)
+            keeper.stop.raise_at_once()
             return _finish(run, prepared, keeper, watch)
         except TunesmithError as error:
             keeper.end(type(error).__name__)
             raise
         finally:
             keeper.close()
+
+
+def _begin(run: RunDir, prepared: Prepared, keeper: RunKeeper, started: RunStarted) -> None:
+    """Starts or resumes. A run that is refused keeps its own run.yaml: `tunesmith resume` goes on with that."""
+    main, fresh = prepared.runtime.is_main, not run.checkpoints()
+    if main:
+        _refuse_another_run(run, prepared)
+        if fresh:
+            _write_start(run, prepared)
+    keeper.begin(started)
+    if main and not fresh:
+        _write_start(run, prepared)
 
 
 def _make_evaluate(prepared: Prepared) -> Evaluate:

@@ -19,7 +19,7 @@ from tunesmith.predict.predictor import predicted_names, probabilities_of
 from tunesmith.predict.tables import write_table
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import write_file_atomically
-from tunesmith.train.checkpoint import contiguous, load_weights
+from tunesmith.train.checkpoint import contiguous, load_weights, require_finite
 from tunesmith.train.evaluate import Predictions, predict_rows
 from tunesmith.train.strategies import choose_strategies
 
@@ -161,7 +161,9 @@ def _gold(labels: npt.NDArray[Any] | None, n: int, prepared: Prepared) -> list[A
 def export_run(run: RunDir, prepared: Prepared, card: str) -> None:
     """model/ of the run folder, and the same card at its top."""
     describe = describe_model(prepared.state.model, prepared.tokenizer, prepared.facts)
-    export_model(run.model, contiguous(prepared.state.model.state_dict()), describe, card)
+    weights = contiguous(prepared.state.model.state_dict())
+    require_finite(weights, prepared.state.step)
+    export_model(run.model, weights, describe, card)
     write_file_atomically(run.card_file, card.encode())
 
 

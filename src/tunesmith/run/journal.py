@@ -65,8 +65,10 @@ class Journal:
     def close(self) -> None:
         """Makes the journal durable and closes it. Closing twice is fine."""
         if not self._file.closed:
-            self.fsync()
-            self._file.close()
+            try:
+                self.fsync()
+            finally:
+                self._file.close()
 
     def __enter__(self) -> Journal:
         return self
@@ -206,7 +208,9 @@ def truncate_journal(path: str | Path, step: int) -> int:
 
 def _survives(line: bytes, step: int, *, where: str) -> bool:
     if line.startswith(_STEP_DONE):
-        return step > 0 and int(line[len(_STEP_DONE) : line.index(b",", len(_STEP_DONE))]) <= step
+        number = line[len(_STEP_DONE) :].split(b",", 1)[0]
+        if number.isdigit() and line.endswith(b"}\n"):
+            return 0 < step >= int(number)
     event = decode_line(line, where=where)
     if event is None or event.step > step or isinstance(event, RunEnded):
         return False

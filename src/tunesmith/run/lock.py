@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import socket
 from pathlib import Path
 from types import TracebackType
 
 from tunesmith.errors import ResourceError
+from tunesmith.run.sealed import disk_error
+
+log = logging.getLogger(__name__)
 
 
 class RunLock:
@@ -20,8 +24,11 @@ class RunLock:
         self._descriptor: int | None = None
 
     def __enter__(self) -> RunLock:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise disk_error(error, self.file) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -32,17 +39,57 @@ class RunLock:
                 where=str(self.file.parent),
                 fix="Wait for it, stop it, or give another --output_dir.",
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+        except OSError as error:
+            log.warning("%s: this file system has no locks (%s); start one run per folder", self.file, error.strerror)
+        _held.add(descriptor)
         self._descriptor = descriptor
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        except OSError as error:
+            self.release()
+            raise disk_error(error, self.file) from error
         return self
+
+    def release(self) -> None:
+        """Lets go; twice is fine."""
+        if self._descriptor in _held:
+            _held.discard(self._descriptor)
+            os.close(self._descriptor)
+        self._descriptor = None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        self.release()
+
+
+def read_holder(file: Path) -> str | None:
+    """Who holds the lock of a run now, in words; None when nobody does."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read_holder(descriptor)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _close_in_child() -> None:
+    """A forked child shares its parent's lock: without this, a worker that outlives a killed run would block the next."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+_held: set[int] = set()
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 def _read_holder(descriptor: int) -> str:

@@ -6,54 +6,84 @@ parent folder's fsync. A folder whose manifest verifies is complete; anything el
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tunesmith.errors import CheckpointError, ResourceError
+from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.run.fault_points import fault_point
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
 TMP_PREFIX = ".tmp-"
 
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+_LEFTOVER = re.compile(r"\.tmp-(?:(old|gone)-)?(checkpoint-\d+|best|model|\w+\.(?:json|yaml|md))-\d+|\.tmp-journal-\w+")
+"""Exactly the names this package writes: an output_dir may hold other people's files."""
 
 
-def write_sealed(target: Path, fill: Callable[[Path], None], meta: dict[str, Any], *, bytes_needed: int = 0) -> None:
-    """Publishes a folder that `fill` writes. On any failure `target` is as it was and nothing is left beside it."""
-    tmp = target.parent / f"{TMP_PREFIX}{target.name}-{os.getpid()}"
+def write_sealed(target: Path, fill: Callable[[Path], Any], meta: dict[str, Any], *, bytes_needed: int = 0) -> None:
+    """Publishes a folder that `fill` writes. On any failure `target` is as it was and nothing is left beside it.
+
+    `fill` may give the sha256 of files it knows ({name: hex}): those are not read again.
+    """
+    tmp = _aside(target)
     try:
         require_space(target.parent, bytes_needed)
-        if tmp.exists():
-            shutil.rmtree(tmp)
+        remove_tree(tmp)
         tmp.mkdir(parents=True)
         fault_point("save.begin")
-        fill(tmp)
+        known = fill(tmp)
         fault_point("save.filled")
-        _seal(tmp, meta)
+        _seal(tmp, meta, known if isinstance(known, dict) else {})
         fault_point("save.sealed")
-        replaced = None
-        if target.exists():
-            replaced = target.parent / f"{TMP_PREFIX}old-{target.name}-{os.getpid()}"
-            os.rename(target, replaced)
+        _publish(tmp, target)
+    except BaseException as error:
+        shutil.rmtree(tmp, ignore_errors=True)
+        number = None if isinstance(error, TunesmithError) else os_error_number(error)
+        if number is None:
+            raise
+        raise disk_error(OSError(number, os.strerror(number)), target, bytes_needed) from error
+
+
+def _publish(tmp: Path, target: Path) -> None:
+    """Renames a sealed folder into place. Not durable means not published: a failed fsync takes it back."""
+    old = _aside(target, "old-")
+    replaces = target.exists()
+    if replaces:
+        remove_tree(old)
+        os.rename(target, old)
+        fault_point("save.moved")
+    try:
         os.rename(tmp, target)
         fault_point("save.renamed")
         fsync_folder(target.parent)
-        if replaced is not None:
-            shutil.rmtree(replaced)
-    except OSError as error:
-        shutil.rmtree(tmp, ignore_errors=True)
-        raise disk_error(error, target, bytes_needed) from error
     except BaseException:
-        shutil.rmtree(tmp, ignore_errors=True)
+        if not tmp.exists():
+            os.rename(target, tmp)
+        if replaces:
+            os.rename(old, target)
         raise
+    if replaces:
+        remove_tree(old)
+
+
+def _aside(target: Path, why: str = "") -> Path:
+    """Where a folder waits before it is published, or after it was taken away. `sweep` knows these names."""
+    return target.parent / f"{TMP_PREFIX}{why}{target.name}-{os.getpid()}"
+
+
+def os_error_number(error: BaseException) -> int | None:
+    """The errno behind an error. Rust libraries (safetensors, tokenizers) put it into their text: "(os error 28)"."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, Exception) else None
+    return None if found is None else int(found.group(1))
 
 
 def require_space(folder: Path, bytes_needed: int) -> None:
@@ -74,7 +104,7 @@ def disk_error(error: OSError, path: Path, bytes_needed: int = 0) -> ResourceErr
     except OSError:
         free = "free space unknown"
     needed = f", about {bytes_needed / 1e6:.1f} MB needed" if bytes_needed else ""
-    kind = os.strerror(error.errno) if error.errno in _DISK_ERRORS and error.errno is not None else str(error)
+    kind = os.strerror(error.errno) if error.errno is not None else str(error)
     return ResourceError(
         f"cannot be written: {kind} ({free}{needed})",
         where=str(path),
@@ -88,6 +118,8 @@ def verify(folder: Path) -> dict[str, Any]:
     for name, entry in sorted(manifest["files"].items()):
         file = folder / name
         try:
+            if not file.is_file():
+                raise CheckpointError("is missing" if not file.exists() else "is not a file", where=str(file))
             size = file.stat().st_size
             if size != entry["size"]:
                 raise CheckpointError(f"has {size} bytes instead of {entry['size']}", where=str(file))
@@ -110,8 +142,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError("is damaged", where=str(file)) from error
     if stored != _own_hash(manifest):
         raise CheckpointError("is damaged (its own hash differs)", where=str(file))
-    if manifest["format"] != FORMAT:
-        raise CheckpointError(f"has format {manifest['format']}, this version reads {FORMAT}", where=str(file))
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"has format {manifest.get('format')}, this version reads {FORMAT}", where=str(file))
+    if not isinstance(manifest.get("files"), dict):
+        raise CheckpointError("lists no files", where=str(file))
     return dict(manifest)
 
 
@@ -122,10 +156,12 @@ def sweep(parent: Path) -> list[str]:
     """
     removed = []
     for path in sorted(parent.glob(f"{TMP_PREFIX}*")):
-        name = path.name.removeprefix(f"{TMP_PREFIX}old-").rsplit("-", 1)[0]
-        home = parent / name
-        if path.name.startswith(f"{TMP_PREFIX}old-") and not home.exists():
-            os.rename(path, home)
+        match = _LEFTOVER.fullmatch(path.name)
+        if match is None:
+            continue
+        if match.group(1) == "old" and not (parent / match.group(2)).exists():
+            os.rename(path, parent / match.group(2))
+            fsync_folder(parent)
             continue
         remove_tree(path)
         removed.append(path.name)
@@ -134,7 +170,8 @@ def sweep(parent: Path) -> list[str]:
 
 def retire(folder: Path) -> None:
     """Deletes a folder so that it is never seen half deleted under its own name."""
-    aside = folder.parent / f"{TMP_PREFIX}gone-{folder.name}-{os.getpid()}"
+    aside = _aside(folder, "gone-")
+    remove_tree(aside)
     fault_point("rotate.begin")
     os.rename(folder, aside)
     fault_point("rotate.renamed")
@@ -185,16 +222,19 @@ def write_file_atomically(file: Path, data: bytes) -> None:
         raise disk_error(error, file, len(data)) from error
 
 
-def _seal(folder: Path, meta: dict[str, Any]) -> None:
-    """Hashes and fsyncs every file, then writes the manifest last. Hashing and fsync overlap: both wait, one on each core."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
+def _seal(folder: Path, meta: dict[str, Any], known: dict[str, str]) -> None:
+    """Hashes and fsyncs every file, then writes the manifest last.
+
+    Threads hash while this one waits for the disk: all that changes the folder happens in one thread, in one order.
+    """
+    files = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()}
     with ThreadPoolExecutor(max_workers=2) as pool:
-        hashes = pool.map(hash_file, files)
-        for _ in pool.map(fsync_file, files):
-            pass
+        hashes = {name: pool.submit(hash_file, file) for name, file in files.items() if name not in known}
+        for file in files.values():
+            fsync_file(file)
         entries = {
-            str(f.relative_to(folder)): {"size": f.stat().st_size, "sha256": h}
-            for f, h in zip(files, hashes, strict=True)
+            name: {"size": file.stat().st_size, "sha256": known[name] if name in known else hashes[name].result()}
+            for name, file in files.items()
         }
     manifest = {"format": FORMAT, **meta, "files": entries}
     manifest["self"] = _own_hash(manifest)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim import Optimizer
 
-from tunesmith.errors import CheckpointError
-from tunesmith.run.layout import RunDir, checkpoint_step
-from tunesmith.run.sealed import read_manifest, retire, verify, write_sealed
+from tunesmith.errors import CheckpointError, NumericsError
+from tunesmith.run.sealed import read_manifest, write_sealed
+from tunesmith.train.generators import generator_states, restore_generators
 from tunesmith.train.state import TrainState
 from tunesmith.train.stopping import Progress
 
@@ -60,9 +59,10 @@ def save_checkpoint(
 
     All ranks call it; rank 0 alone writes, between two barriers.
     """
-    generators = state.runtime.gather_objects(_generator_states(state.runtime.device))
+    generators = state.runtime.gather_objects(generator_states(state.runtime.device))
     if state.runtime.is_main:
         weights = full_weights(state)
+        require_finite(weights, state.step)
         tensors, plain = pack_optimizer(state.optimizer)
         meta = {"kind": "checkpoint", "step": state.step, **identity.to_json()}
 
@@ -78,8 +78,7 @@ def save_checkpoint(
             if describe is not None:
                 describe(tmp)
 
-        size = sum(t.numel() * t.element_size() for part in (weights, tensors) for t in part.values())
-        write_sealed(folder, fill, meta, bytes_needed=size)
+        write_sealed(folder, fill, meta, bytes_needed=bytes_of(state)[1])
     state.runtime.barrier()
 
 
@@ -89,6 +88,26 @@ def full_weights(state: TrainState) -> dict[str, torch.Tensor]:
     if state.cut is not None:
         tensors[_embedding_name(state.model)] = state.cut.table()
     return contiguous(tensors)
+
+
+def require_finite(weights: dict[str, torch.Tensor], step: int) -> None:
+    """A NumericsError before weights that are not finite reach the disk: an update can overflow where its gradient did not."""
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and tensor.numel() and not all(bool(torch.isfinite(v)) for v in tensor.aminmax()):
+            raise NumericsError(
+                f"step {step}: weight {name} is not finite; it was not saved",
+                fix="Lower --learning_rate; the last checkpoint holds finite weights.",
+            )
+
+
+def bytes_of(state: TrainState) -> tuple[int, int]:
+    """(bytes of the weights, bytes of a whole checkpoint) to be expected on disk."""
+    weights = sum(t.numel() * t.element_size() for t in state.model.state_dict().values())
+    if state.cut is not None:
+        whole = state.cut.size * int(state.model.get_input_embeddings().weight.shape[1]) * 4  # type: ignore[operator]
+        weights += whole * (2 if state.cut_decay else 1)
+    moments = sum(2 * p.numel() * p.element_size() for g in state.optimizer.param_groups for p in g["params"])
+    return weights, weights + moments
 
 
 def _embedding_name(model: nn.Module) -> str:
@@ -121,9 +140,19 @@ def _plain_state(state: TrainState, optimizer: dict[str, Any], generators: list[
     }
 
 
+def _read_state(file: Path) -> dict[str, Any]:
+    try:
+        plain = json.loads(file.read_text()) if file.is_file() else {}
+    except (ValueError, RecursionError):
+        plain = None
+    if not isinstance(plain, dict):
+        raise CheckpointError("is not the state of a run", where=str(file))
+    return plain
+
+
 def load_checkpoint(folder: Path, state: TrainState) -> None:
     """Puts a verified checkpoint into the state. A missing piece is refused: a resume is whole or it is none."""
-    plain = json.loads((folder / STATE).read_text()) if (folder / STATE).is_file() else {}
+    plain = _read_state(folder / STATE)
     for piece in (*PIECES, VOCABULARY) if plain.get("vocabulary") == "decayed" else PIECES:
         if not (folder / piece).is_file():
             raise CheckpointError(
@@ -131,6 +160,15 @@ def load_checkpoint(folder: Path, state: TrainState) -> None:
                 where=str(folder),
                 fix="Give --weights_only to start a new run from its weights.",
             )
+    try:
+        _load_pieces(folder, state, plain)
+    except (KeyError, IndexError, TypeError, ValueError, SafetensorError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"does not hold a whole state: {error}", where=str(folder)) from error
+
+
+def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any]) -> None:
     _load_weights_into(state, folder)
     unpack_optimizer(state.optimizer, load_file(folder / OPTIMIZER), plain["optimizer"], str(folder))
     state.step = int(plain["step"])
@@ -142,7 +180,7 @@ def load_checkpoint(folder: Path, state: TrainState) -> None:
         state.loss_scale.good_steps.fill_(plain["loss_scale"][1])
     rank = state.runtime.rank
     if rank < len(plain["generators"]):
-        _restore_generators(load_file(folder / GENERATORS), plain["generators"][rank], rank, state.runtime.device)
+        restore_generators(load_file(folder / GENERATORS), plain["generators"][rank], rank, state.runtime.device)
 
 
 def _load_weights_into(state: TrainState, folder: Path) -> None:
@@ -188,11 +226,15 @@ def pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[
                     tensors[f"{key}:{name}"] = value.detach().cpu().contiguous()
                 else:
                     plain["values"].setdefault(name, {})[key] = value
+    plain["tensors"] = sorted(tensors)
     return contiguous(tensors), plain
 
 
 def unpack_optimizer(optimizer: Optimizer, tensors: dict[str, torch.Tensor], plain: dict[str, Any], where: str) -> None:
     """Restores what `pack_optimizer` made; the parameters must be the same, in the same groups."""
+    missing = sorted(set(plain["tensors"]) ^ set(tensors))
+    if missing:
+        raise CheckpointError(f"the optimizer's state is not whole: {', '.join(missing[:3])}", where=where)
     by_name: dict[str, dict[str, Any]] = {n: dict(v) for n, v in plain["values"].items()}
     for key_and_name, tensor in tensors.items():
         key, _, name = key_and_name.partition(":")
@@ -208,42 +250,6 @@ def unpack_optimizer(optimizer: Optimizer, tensors: dict[str, torch.Tensor], pla
                     key != "step" or group.get("fused") or group.get("capturable")
                 )
                 state[key] = value.to(parameter.device) if moved else value
-
-
-def _generator_states(device: torch.device) -> dict[str, Any]:
-    """Python's, NumPy's and torch's generators: for user code, as the engine's own dropout needs none of them."""
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    version, numbers, gauss = random.getstate()
-    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
-    if device.type == "cuda":
-        tensors["cuda"] = torch.cuda.get_rng_state(device)
-    plain = {"numpy": [kind, int(position), int(has_gauss), float(cached)], "python": [version, list(numbers), gauss]}
-    return {"tensors": tensors, "plain": plain}
-
-
-def _restore_generators(
-    tensors: dict[str, torch.Tensor], plain: dict[str, Any], rank: int, device: torch.device
-) -> None:
-    version, numbers, gauss = plain["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    kind, position, has_gauss, cached = plain["numpy"]
-    np.random.set_state((kind, tensors[f"numpy.{rank}"].numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(tensors[f"torch.{rank}"])
-    if device.type == "cuda" and f"cuda.{rank}" in tensors:
-        torch.cuda.set_rng_state(tensors[f"cuda.{rank}"], device)
-
-
-def newest_intact(run: RunDir) -> tuple[Path | None, tuple[str, ...]]:
-    """(the newest checkpoint that verifies, why each newer one was skipped)."""
-    skipped: list[str] = []
-    for folder in reversed(run.checkpoints()):
-        try:
-            verify(folder)
-        except CheckpointError as error:
-            skipped.append(error.line())
-            continue
-        return folder, tuple(skipped)
-    return None, tuple(skipped)
 
 
 def differences(folder: Path, identity: Identity) -> list[str]:
@@ -265,18 +271,3 @@ def version_changes(folder: Path, identity: Identity) -> list[str]:
     """Libraries whose version is not the checkpoint's: exactness is then not promised."""
     stored = read_manifest(folder)["versions"]
     return [f"{k} was {stored.get(k)} and is {v}" for k, v in identity.versions.items() if stored.get(k) != v]
-
-
-def rotate(run: RunDir, run_id: str, *, keep: int) -> list[Path]:
-    """Deletes all but the newest `keep` checkpoints of this run id; by step, and only after the newest verified."""
-    mine = []
-    for folder in run.checkpoints():
-        try:
-            if read_manifest(folder)["run_id"] == run_id:
-                mine.append(folder)
-        except CheckpointError:
-            continue
-    old = sorted(mine, key=checkpoint_step)[: -max(keep, 1)]
-    for folder in old:
-        retire(folder)
-    return old

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunesmith.errors import CheckpointError, NumericsError, ResourceError, StoppedBySignal
+from tunesmith.errors import CheckpointError, NumericsError, StoppedBySignal, TunesmithError
 from tunesmith.events import Event, Improved, NonFinite, Note, Resumed, RunEnded, RunStarted, SafePoint, Saved
 from tunesmith.run.fault_points import fault_point
 from tunesmith.run.journal import Journal, truncate_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.run.sealed import read_manifest, sweep, verify, write_sealed
+from tunesmith.run.sealed import disk_error, read_manifest, require_space, sweep, verify, write_sealed
 from tunesmith.train.checkpoint import (
     WEIGHTS,
     Identity,
+    bytes_of,
     differences,
     load_checkpoint,
-    newest_intact,
-    rotate,
     save_checkpoint,
     version_changes,
 )
+from tunesmith.train.history import newest_intact, rotate
 from tunesmith.train.plan import Plan
 from tunesmith.train.signals import StopRequest
 from tunesmith.train.state import TrainState
 from tunesmith.train.stopping import is_exhausted
 
 Listener = Callable[[Event], None]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -53,16 +57,22 @@ class RunKeeper:
         """Resumes from the newest intact checkpoint if there is one, else starts the journal anew."""
         main = self.state.runtime.is_main
         if main:
-            self.run.path.mkdir(parents=True, exist_ok=True)
-            sweep(self.run.path)
-        self.state.runtime.barrier()
-        folder, skipped = newest_intact(self.run)
+            try:
+                self.run.path.mkdir(parents=True, exist_ok=True)
+                sweep(self.run.path)
+            except OSError as error:
+                raise disk_error(error, self.run.path) from error
+        # Rank 0 looks and the others follow it: on a shared disk two ranks may see two things.
+        found = newest_intact(self.run) if main else None
+        folder, skipped = self.state.runtime.gather_objects(found)[0]
         if folder is None and skipped:
             raise CheckpointError(
                 f"no intact checkpoint is left: {'; '.join(skipped)}",
                 where=str(self.run.path),
                 fix="Remove the run folder to train from the start, or restore the files.",
             )
+        if main:
+            self._require_space(fresh=folder is None)
         if folder is not None:
             self._resume(folder, skipped)
         elif main:
@@ -89,6 +99,37 @@ class RunKeeper:
             self.on(Note(self.state.step, text))
         if self.keep_best and self.state.progress.step == self.state.step:
             self._link_best(folder)
+        elif self.keep_best and self.state.progress.step is not None:
+            self._require_best()
+
+    def _require_space(self, *, fresh: bool) -> None:
+        """Room for what the run will have on disk at once: two checkpoints while one replaces the other, best/ and model/."""
+        weights, whole = bytes_of(self.state)
+        saves = self.plan.save.cadence != "no" or self.keep_best
+        require_space(self.run.path, (whole * (2 if fresh else 1) if saves else 0) + weights * (2 if fresh else 1))
+
+    def _require_best(self) -> None:
+        """best/ must hold the weights that the checkpoint's counters speak of, or the run would end with other ones."""
+        wanted = self.state.progress.step
+        try:
+            found = verify(self.run.best)["step"]
+            problem = (
+                None if found == wanted else f"holds the weights of step {found}, the best are those of step {wanted}"
+            )
+        except CheckpointError as error:
+            problem, found = error.line(), None
+        if problem is None or (found is not None and wanted is not None and found > self.state.step):
+            return  # newer than this checkpoint: the run comes to that step again and replaces it
+        home = self.run.checkpoint(wanted or 0)
+        try:
+            verify(home)
+        except CheckpointError:
+            raise CheckpointError(
+                f"{problem}, and there is no other copy",
+                where=str(self.run.best),
+                fix="Restore best/, or remove the run folder to train from the start.",
+            ) from None
+        self._link_best(home)
 
     def on(self, event: Event) -> None:
         """Hands an event to the journal and the listeners, and acts on it."""
@@ -96,7 +137,7 @@ class RunKeeper:
             try:
                 self._journal.append(event)
             except OSError as error:
-                raise ResourceError(f"cannot be written: {error.strerror}", where=str(self.run.journal_file)) from error
+                raise disk_error(error, self.run.journal_file) from error
         for listener in self.listeners:
             listener(event)
         if isinstance(event, Improved):
@@ -130,13 +171,19 @@ class RunKeeper:
         """Publishes checkpoint, then best weights, then removes older checkpoints: in this order."""
         started = time.perf_counter()
         if self._journal is not None:
-            self._journal.fsync()
+            try:
+                self._journal.fsync()
+            except OSError as error:
+                raise disk_error(error, self.run.journal_file) from error
         folder = self.run.checkpoint(step)
         save_checkpoint(folder, self.state, self.identity, describe=self.describe)
         if self.state.runtime.is_main:
             if self._improved and self.keep_best:
                 self._link_best(folder)
-            rotate(self.run, self.identity.run_id, keep=self.keep_checkpoints)
+            try:
+                rotate(self.run, self.identity.run_id, keep=self.keep_checkpoints, last=step)
+            except OSError as error:
+                raise disk_error(error, self.run.path) from error
             self.on(Saved(step, folder.name, time.perf_counter() - started))
         self._improved = False
         self.state.runtime.barrier()
@@ -146,12 +193,13 @@ class RunKeeper:
         manifest = read_manifest(folder)
         names = [n for n in manifest["files"] if n == WEIGHTS or not n.endswith((".safetensors", "state.json"))]
 
-        def fill(tmp: Path) -> None:
+        def fill(tmp: Path) -> dict[str, str]:
             for name in names:
                 try:
                     os.link(folder / name, tmp / name)
                 except OSError:
-                    (tmp / name).write_bytes((folder / name).read_bytes())
+                    shutil.copyfile(folder / name, tmp / name)
+            return {name: manifest["files"][name]["sha256"] for name in names}
 
         fault_point("best.begin")
         meta = {"kind": "best", "step": manifest["step"], **self.identity.to_json()}
@@ -171,20 +219,37 @@ class RunKeeper:
         )
 
     def best_weights(self) -> Path | None:
-        """The verified best/ folder, or None when no evaluation improved on nothing."""
-        if not (self.keep_best and self.run.best.is_dir()):
+        """The verified best weights, or None when no evaluation was the best."""
+        if not self.keep_best or self.state.progress.step is None:
             return None
-        verify(self.run.best)
+        found = verify(self.run.best)
+        if found["step"] != self.state.progress.step:
+            raise CheckpointError(
+                f"holds the weights of step {found['step']}, the best are those of step {self.state.progress.step}",
+                where=str(self.run.best),
+            )
         return self.run.best / WEIGHTS
 
     def end(self, reason: str) -> None:
-        """Writes the last event and closes the journal."""
-        if self._journal is not None:
-            self.on(RunEnded(self.state.step, reason, time.time()))
-        self.close()
+        """Writes the last event and closes the journal. A run that ended well is not over before that is on disk."""
+        journal = self._journal
+        try:
+            if journal is not None:
+                self.on(RunEnded(self.state.step, reason, time.time()))
+                journal.close()
+        except (TunesmithError, OSError) as error:
+            if reason in ("completed", "early_stopping"):
+                if isinstance(error, OSError):
+                    raise disk_error(error, self.run.journal_file) from error
+                raise
+        finally:
+            self.close()
 
     def close(self) -> None:
-        """Makes the journal durable and lets go of it; `end` does this too."""
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
+        """Lets go of the journal; says nothing, as it runs while another error is on its way out."""
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            try:
+                journal.close()
+            except OSError as error:
+                log.warning("%s: cannot be closed: %s", self.run.journal_file, error.strerror)

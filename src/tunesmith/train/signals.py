@@ -1,4 +1,7 @@
-"""SIGTERM and SIGINT ask the run to stop at the next safe point; a second signal ends the process at once."""
+"""SIGTERM and SIGINT ask the run to stop at the next safe point; a second signal ends the process at once.
+
+Once the last step is saved there is no further safe point to wait for: then a signal raises where it arrives.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any
+
+from tunesmith.errors import StoppedBySignal
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -17,6 +22,13 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
         self._before: dict[int, Any] = {}
+        self._at_once = False
+
+    def raise_at_once(self) -> None:
+        """From now on nothing is left to save: a signal, also one that came already, raises StoppedBySignal."""
+        self._at_once = True
+        if self.signal is not None:
+            self._leave(self.signal)
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
@@ -36,3 +48,10 @@ class StopRequest:
             # The last checkpoint is whole whatever happens now: leave without asking anybody.
             os._exit(128 + number)
         self.signal = number
+        if self._at_once:
+            self._leave(number)
+
+    def _leave(self, number: int) -> None:
+        raise StoppedBySignal(
+            number, f"stopped by signal {number} after the last step; every step is saved: the same command finishes it"
+        )
