@@ -79,9 +79,7 @@ class Reading:
     @property
     def frozen(self) -> bool:
         """Whether the encoder was not trained."""
-        return any(
-            str(part).startswith(("encoder", "base_model", "bert", "roberta")) for part in self.option("freeze", ())
-        )
+        return any(str(part) in ("encoder", "base_model") for part in self.option("freeze", ()))
 
     def rate_is(self, kind: str) -> bool:
         """Whether the rate is "low", "usual" or "high" for training the whole encoder."""
