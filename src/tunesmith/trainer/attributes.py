@@ -52,6 +52,7 @@ class TrainerAttributes:
     _created_lr_scheduler: bool
     _engine: TrainState | None
     _journal: Journal | None
+    _journalled: set[tuple[int, str]]
     _windows: TrainWindows
     _progress: Progress
     _run_id: str

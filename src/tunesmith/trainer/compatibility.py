@@ -26,6 +26,7 @@ What is different on purpose:
 | Gradient accumulation divides once, by the items of the whole window. | The means of micro-batches of an encoder are added up. |
 | `predict` returns rows in the order of the dataset. | With length grouping they come back in another order. |
 | A checkpoint is a sealed folder of safetensors and JSON, verified before a resume, and continues bit for bit. | `optimizer.pt`, `scheduler.pt`, `rng_state.pth` and `training_args.bin` are pickles; damage goes unnoticed. |
+| `dataloader_drop_last` drops training rows only. | Rows are left out of evaluations and predictions, too. |
 | Going on with other data, another batch size or seed is refused. | It goes on. |
 | The order of an epoch depends on `seed` (or `data_seed`) and the epoch alone. | It depends on the generator's history. |
 | Early-stopping counters survive a resume. | Only with `restore_callback_states_from_checkpoint`. |

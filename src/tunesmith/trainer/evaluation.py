@@ -198,9 +198,10 @@ class EvaluationPart(LossPart):
 
     def _note_evaluation(self, prefix: str, output: Any, seconds: float) -> None:
         """Writes an evaluation during training to the journal, under the names of our curves."""
-        if self._journal is None or not self.is_in_train:
-            return
         split = "validation" if prefix == "eval" else prefix.removeprefix("eval_")
+        known = (self.state.global_step, split) in self._journalled
+        if self._journal is None or not self.is_in_train or known:
+            return
         speed = ("runtime", "samples_per_second", "steps_per_second")
         metrics = {k.removeprefix(f"{prefix}_"): v for k, v in output.metrics.items() if isinstance(v, (int, float))}
         kept: dict[str, float | None] = {k: float(v) for k, v in metrics.items() if k not in (*speed, "epoch")}

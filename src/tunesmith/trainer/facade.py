@@ -90,7 +90,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._train_batch_size = self.args.train_batch_size
         self._created_lr_scheduler, self._signature_columns, self._eval_dataloaders = False, None, {}
-        self._engine, self._journal, self._trial = None, None, None
+        self._engine, self._journal, self._trial, self._journalled = None, None, None, set()
 
     def _set_model(self, model: Any) -> None:
         """The model on its device, and what its class says about labels and losses."""

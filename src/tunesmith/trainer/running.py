@@ -14,6 +14,7 @@ import torch
 from tunesmith.errors import NumericsError, StoppedBySignal
 from tunesmith.events import (
     EpochStarted,
+    Evaluated,
     Event,
     MicroBatchSplit,
     NonFinite,
@@ -24,7 +25,7 @@ from tunesmith.events import (
     Saved,
     StepDone,
 )
-from tunesmith.run.journal import Journal, truncate_journal
+from tunesmith.run.journal import Journal, read_journal, truncate_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock
 from tunesmith.run.sealed import sweep
@@ -143,12 +144,16 @@ class TrainPart(ReactionPart, EvaluationPart, DataPart, OptimizerPart, Checkpoin
         progress.epoch_open = notes["epoch_open"]
 
     def _open_journal(self, run: RunDir, folder: Path | None) -> None:
+        self._journalled = set()
         run.path.mkdir(parents=True, exist_ok=True)
         sweep(run.path)
         if folder is None or not run.journal_file.is_file():
             run.journal_file.unlink(missing_ok=True)
         else:
             truncate_journal(run.journal_file, self.state.global_step)
+            # The evaluation at the end of an epoch may be in the journal already while the checkpoint is from before it.
+            past = read_journal(run.journal_file) if self._progress.epoch_open else []
+            self._journalled = {(e.step, e.split) for e in past if isinstance(e, Evaluated)}
         self._journal = Journal(run.journal_file)
         if folder is not None:
             self._journal.append(Resumed(self.state.global_step, folder.name, (), time.time()))

@@ -1,0 +1,305 @@
+"""Checkpoints of a Trainer: names as in transformers, exact resume, damage named, the best model kept and loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainer_toys import (
+    Accuracy,
+    PretrainedRegression,
+    Recorder,
+    Regression,
+    RegressionConfig,
+    RegressionDataset,
+    Stream,
+    arguments,
+)
+from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from tunesmith import Trainer
+from tunesmith.errors import CheckpointError
+from tunesmith.events import Evaluated, StepDone
+from tunesmith.run.journal import read_journal
+
+
+class Noisy(torch.nn.Module):
+    """Regression with dropout, so that a resume must bring back the generators too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = torch.nn.Linear(1, 8)
+        self.outer = torch.nn.Linear(8, 1)
+
+    def forward(self, input_x: torch.Tensor, labels: Any = None) -> Any:
+        hidden = torch.nn.functional.dropout(self.inner(input_x[:, None]), 0.3, self.training)
+        y = self.outer(hidden)[:, 0]
+        return (y,) if labels is None else (torch.nn.functional.mse_loss(y, labels), y)
+
+
+def make(
+    folder: Path, *, model: Any = None, kind: Any = Trainer, data: Any = None, callbacks: Any = None, **options: Any
+) -> Any:
+    defaults = {
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "logging_steps": 2,
+        "num_train_epochs": 2,
+        "learning_rate": 0.05,
+    }
+    return kind(
+        Noisy() if model is None else model,
+        arguments(folder, **{**defaults, **options}),
+        train_dataset=RegressionDataset(length=46) if data is None else data,
+        eval_dataset=RegressionDataset(length=20, seed=1),
+        callbacks=callbacks,
+        compute_metrics=Accuracy(),
+    )
+
+
+def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
+    out = {n: t.clone() for n, t in trainer.model.state_dict().items()}
+    for index, values in enumerate(trainer.optimizer.state.values()):
+        out |= {f"{index}.{k}": v.clone() for k, v in values.items() if isinstance(v, torch.Tensor)}
+    return out
+
+
+def lasting(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    timed = ("runtime", "per_second", "train_loss")
+    return [{k: v for k, v in entry.items() if not any(t in k for t in timed)} for entry in history]
+
+
+class OwnLoader(Trainer):
+    def get_train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(self.train_dataset, batch_size=8, shuffle=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4},
+        {"eval_strategy": "steps", "eval_steps": 2, "lr_scheduler_type": "reduce_lr_on_plateau"},
+        {"eval_strategy": "epoch", "metric_for_best_model": "loss", "optim": "sgd", "logging_steps": 5},
+        {"kind": OwnLoader},
+        {"data": "stream", "max_steps": 14, "num_train_epochs": 1},
+        {"train_sampling_strategy": "sequential", "lr_scheduler_type": "cosine", "warmup_steps": 3},
+    ],
+    ids=["plain", "accumulation", "plateau", "epoch-evaluation", "own-loader", "stream", "cosine"],
+)
+def test_resume_from_any_checkpoint_repeats_the_run_bit_for_bit(tmp_path: Path, options: dict[str, Any]) -> None:
+    def new(folder: Path) -> Any:
+        data = Stream(46) if options.get("data") == "stream" else None
+        return make(folder, **{**options, "data": data})
+
+    whole = new(tmp_path / "whole")
+    whole.train()
+    expected, history = weights_of(whole), lasting(whole.state.log_history)
+    last = whole.state.global_step
+    assert last > 7
+    for step in range(1, last):
+        again = new(tmp_path / f"from-{step}")
+        again.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
+        assert again.state.global_step == last
+        got = weights_of(again)
+        assert got.keys() == expected.keys()
+        assert all(torch.equal(got[n], expected[n]) for n in expected), step
+        assert lasting(again.state.log_history) == history, step
+
+
+def test_a_broken_run_goes_on_in_its_own_folder_and_its_journal_has_every_step_once(tmp_path: Path) -> None:
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 8:
+                raise RuntimeError("the machine went away")
+
+    whole = make(tmp_path / "whole", eval_strategy="epoch")
+    whole.train()
+    with pytest.raises(RuntimeError, match="went away"):
+        make(tmp_path / "broken", eval_strategy="epoch", callbacks=[Stop()], save_steps=3).train()
+    again = make(tmp_path / "broken", eval_strategy="epoch", save_steps=3)
+    again.train(resume_from_checkpoint=True)
+    expected, got = weights_of(whole), weights_of(again)
+    assert all(torch.equal(got[n], expected[n]) for n in expected)
+    events = read_journal(tmp_path / "broken" / "journal.jsonl")
+    assert [e.step for e in events if isinstance(e, StepDone)] == list(range(1, 13))
+    assert [e.step for e in events if isinstance(e, Evaluated)] == [6, 12]
+
+
+def test_a_checkpoint_holds_what_scripts_look_for_and_no_pickle(tmp_path: Path) -> None:
+    trainer = make(tmp_path, model=PretrainedRegression(RegressionConfig(a=1)), save_steps=5)
+    trainer.train()
+    folder = Path(get_last_checkpoint(str(tmp_path)))
+    names = {p.name for p in folder.iterdir()}
+    assert {"model.safetensors", "config.json", "trainer_state.json", "training_args.json", "MANIFEST.json"} <= names
+    assert not [n for n in names if n.endswith((".bin", ".pt", ".pth", ".pkl"))]
+    state = json.loads((folder / "trainer_state.json").read_text())
+    assert state["global_step"] == 12 or state["global_step"] == 10
+    assert state["log_history"]
+    loaded = PretrainedRegression.from_pretrained(folder)
+    stored = trainer.state.log_history
+    assert stored
+    assert isinstance(loaded.a.item(), float)
+
+
+def test_save_model_writes_a_folder_that_loads_again(tmp_path: Path) -> None:
+    trainer = make(tmp_path, model=PretrainedRegression(RegressionConfig(a=1)), save_strategy="no")
+    trainer.train()
+    trainer.save_model(str(tmp_path / "model"))
+    loaded = PretrainedRegression.from_pretrained(tmp_path / "model")
+    assert torch.equal(loaded.a, trainer.model.a)
+    trainer.save_state()
+    trainer.save_metrics("train", {"train_loss": 1.0})
+    assert (tmp_path / "trainer_state.json").is_file()
+    assert json.loads((tmp_path / "all_results.json").read_text()) == {"train_loss": 1.0}
+
+
+def test_there_must_be_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="No valid checkpoint found in output directory"):
+        make(tmp_path).train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match="Can't find a valid checkpoint at"):
+        make(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-5-bogus"))
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_a_named_one_refused(tmp_path: Path) -> None:
+    make(tmp_path).train()
+    file = tmp_path / "checkpoint-12" / "optimizer.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-2] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(CheckpointError, match="sha256"):
+        make(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-12"))
+    recorder = Recorder()
+    again = make(tmp_path, callbacks=[recorder])
+    again.train(resume_from_checkpoint=True)
+    assert recorder.events.count("on_step_end") == 1
+
+
+def test_other_data_or_another_batch_size_is_refused(tmp_path: Path) -> None:
+    make(tmp_path, max_steps=3).train()
+    with pytest.raises(CheckpointError, match="the training data changed"):
+        make(tmp_path, data=RegressionDataset(length=47)).train(resume_from_checkpoint=True)
+    with pytest.raises(CheckpointError, match="rows_per_step was 8 and is 4"):
+        make(tmp_path, per_device_train_batch_size=4).train(resume_from_checkpoint=True)
+
+
+def test_more_epochs_may_be_asked_for_on_resume(tmp_path: Path) -> None:
+    make(tmp_path, lr_scheduler_type="constant").train()
+    longer = make(tmp_path, num_train_epochs=3, lr_scheduler_type="constant")
+    longer.train(resume_from_checkpoint=True)
+    assert longer.state.global_step == 18
+    assert longer.state.epoch == 3
+
+
+def test_a_checkpoint_of_transformers_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="written by transformers.*from_pretrained"):
+        make(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_save_total_limit_keeps_the_newest_and_the_best(tmp_path: Path, limit: int) -> None:
+    class Best(Trainer):
+        def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+            metrics = super().evaluate(*args, **kwargs)
+            return {**metrics, "eval_made_up": float(self.state.global_step == 4)}
+
+    trainer = make(
+        tmp_path,
+        kind=Best,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_steps=2,
+        save_total_limit=limit,
+        metric_for_best_model="made_up",
+        load_best_model_at_end=True,
+    )
+    trainer.train()
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-4")
+    steps = sorted(int(p.name.split("-")[1]) for p in tmp_path.glob("checkpoint-*"))
+    assert steps == {1: [4], 2: [4, 12], 3: [4, 10, 12]}[limit]
+
+
+def test_the_best_model_is_loaded_at_the_end(tmp_path: Path) -> None:
+    trainer = make(
+        tmp_path,
+        model=PretrainedRegression(RegressionConfig(a=1.5, b=2.5)),
+        learning_rate=0.6,
+        eval_strategy="steps",
+        eval_steps=1,
+        load_best_model_at_end=True,
+        lr_scheduler_type="constant",
+    )
+    trainer.train()
+    losses = {e["step"]: e["eval_loss"] for e in trainer.state.log_history if "eval_loss" in e}
+    best = min(losses, key=losses.__getitem__)
+    assert best != 12, "the last step must not be the best for this test to mean anything"
+    assert trainer.state.best_metric == losses[best]
+    assert trainer.state.best_global_step == best
+    stored = PretrainedRegression.from_pretrained(tmp_path / f"checkpoint-{best}")
+    assert torch.equal(stored.a, trainer.model.a)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(losses[best])
+
+
+def test_early_stopping_counters_survive_a_resume(tmp_path: Path) -> None:
+    class Worse(Trainer):
+        def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+            metrics = super().evaluate(*args, **kwargs)
+            metrics["eval_made_up"] = float(self.state.global_step)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+            return metrics
+
+    options: dict[str, Any] = {
+        "kind": Worse,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "metric_for_best_model": "made_up",
+        "greater_is_better": False,
+        "load_best_model_at_end": True,
+    }
+    whole = make(tmp_path / "whole", callbacks=[EarlyStoppingCallback(4)], **options)
+    whole.train()
+    shutil.copytree(tmp_path / "whole" / "checkpoint-2", tmp_path / "again" / "checkpoint-2")
+    again = make(tmp_path / "again", callbacks=[EarlyStoppingCallback(4)], **options)
+    again.train(resume_from_checkpoint=True)
+    assert whole.state.global_step == again.state.global_step < 12
+
+
+def test_restoring_callbacks_brings_back_their_arguments_when_asked(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_steps": 2,
+        "load_best_model_at_end": True,
+    }
+    make(tmp_path, callbacks=[EarlyStoppingCallback(5, 0.2)], max_steps=2, **options).train()
+    trainer = make(
+        tmp_path, callbacks=[EarlyStoppingCallback()], restore_callback_states_from_checkpoint=True, **options
+    )
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    callback = next(c for c in trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback))
+    assert (callback.early_stopping_patience, callback.early_stopping_threshold) == (5, 0.2)
+
+
+def test_a_checkpoint_of_the_weights_alone_loads_but_does_not_resume(tmp_path: Path) -> None:
+    make(tmp_path, model=Regression(), save_only_model=True, max_steps=2).train()
+    assert not (tmp_path / "checkpoint-2" / "optimizer.safetensors").exists()
+    with pytest.raises(CheckpointError, match=r"optimizer\.safetensors"):
+        make(tmp_path, model=Regression()).train(resume_from_checkpoint=True)
+
+
+def test_a_second_run_in_the_same_folder_resumes_its_own_checkpoints(tmp_path: Path) -> None:
+    make(tmp_path, save_steps=4).train()
+    make(tmp_path, save_steps=3, max_steps=5).train()
+    recorder = Recorder()
+    again = make(tmp_path, save_steps=100, max_steps=5, callbacks=[recorder])
+    again.train(resume_from_checkpoint=True)
+    assert recorder.events.count("on_step_end") == 0
+    assert again.state.global_step == 5
