@@ -111,7 +111,6 @@ class _PackedAttention(torch.autograd.Function):
         for q_at, k_at, w_at, count, queries, keys in ctx.groups:
             probs = weights[w_at].view(-1, queries, keys)
             scores = torch._softmax_backward_data(grad_weights[w_at].view_as(probs), probs, -1, probs.dtype)
-            scores.mul_(ctx.scale)
             _put_by_head(grad_q[q_at], scores, _by_head(k[k_at], count), count)
             _put_by_head(grad_k[k_at], scores.transpose(1, 2), _by_head(q[q_at], count), count)
-        return grad_q, grad_k, grad_v, None, None, None, None
+        return grad_q.mul_(ctx.scale), grad_k.mul_(ctx.scale), grad_v, None, None, None, None
