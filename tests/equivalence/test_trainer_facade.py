@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import tiny_bert, token_lists
 from torch.nn import functional
-from trainer_toys import Accuracy, Recorder, Regression, RegressionDataset, arguments
 
+from conftest import tiny_bert, token_lists
+from trainer_toys import Accuracy, Recorder, Regression, RegressionDataset, arguments
 from tunesmith import Trainer
 
 STEPS = 50

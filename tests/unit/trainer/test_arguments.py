@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import transformers
-from trainer_toys import Regression, RegressionDataset, arguments
 
+from trainer_toys import Regression, RegressionDataset, arguments
 from tunesmith import Trainer, TrainingArguments
 from tunesmith.errors import ConfigError
 from tunesmith.trainer.compatibility import render

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+
 from trainer_toys import (
     Accuracy,
     PretrainedRegression,
@@ -19,9 +22,6 @@ from trainer_toys import (
     Stream,
     arguments,
 )
-from transformers import EarlyStoppingCallback, TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
-
 from tunesmith import Trainer
 from tunesmith.errors import CheckpointError
 from tunesmith.events import Evaluated, StepDone

@@ -1,0 +1,348 @@
+"""Training through the façade: loaders, optimizers, schedulers, overrides, streams, precision, numbers that are not finite."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import TrainerCallback, get_scheduler
+
+from conftest import tiny_bert, token_lists
+from trainer_toys import Accuracy, Recorder, Regression, RegressionDataset, Stream, arguments
+from tunesmith import Trainer
+from tunesmith.errors import ConfigError, DataError, NumericsError
+
+
+def make(folder: Path, *, model: Any = None, kind: Any = Trainer, data: Any = None, **options: Any) -> Any:
+    own = {
+        n: options.pop(n)
+        for n in ("optimizers", "callbacks", "compute_loss_func", "model_init", "data_collator")
+        if n in options
+    }
+    return kind(
+        None if "model_init" in own else (Regression() if model is None else model),
+        arguments(folder, **options),
+        train_dataset=RegressionDataset() if data is None else data,
+        eval_dataset=RegressionDataset(length=20, seed=1),
+        compute_metrics=Accuracy(),
+        **own,
+    )
+
+
+def test_training_finds_the_line_and_repeats_with_the_same_seed(tmp_path: Path) -> None:
+    first, second = make(tmp_path / "1"), make(tmp_path / "2")
+    output = first.train()
+    second.train()
+    assert output.global_step == 24
+    assert first.model.a.item() > 0.8
+    assert torch.equal(first.model.a, second.model.a)
+    other = make(tmp_path / "3", seed=314)
+    other.train()
+    assert not torch.equal(first.model.a, other.model.a)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_order_does_not_depend_on_workers(tmp_path: Path, workers: int) -> None:
+    plain, other = make(tmp_path / "1"), make(tmp_path / "2", dataloader_num_workers=workers)
+    plain.train()
+    other.train()
+    assert torch.equal(plain.model.a, other.model.a)
+
+
+def test_data_seed_alone_changes_the_order(tmp_path: Path) -> None:
+    runs = [make(tmp_path / str(seed), data_seed=seed) for seed in (None, 42, 7)]
+    for run in runs:
+        run.train()
+    assert torch.equal(runs[0].model.a, runs[1].model.a)
+    assert not torch.equal(runs[0].model.a, runs[2].model.a)
+
+
+def test_max_steps_wins_over_epochs(tmp_path: Path) -> None:
+    assert make(tmp_path, max_steps=10).train().global_step == 10
+
+
+def test_accumulation_equals_the_large_batch(tmp_path: Path) -> None:
+    small = make(tmp_path / "1", gradient_accumulation_steps=2, per_device_train_batch_size=4)
+    large = make(tmp_path / "2")
+    small.train()
+    large.train()
+    assert small.model.a.item() == pytest.approx(large.model.a.item(), abs=1e-6)
+
+
+def test_a_users_optimizer_and_scheduler_are_used(tmp_path: Path) -> None:
+    model = Regression()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lr_lambda=lambda step: 1.0 / (step + 1))
+    trainer = make(tmp_path, model=model, optimizers=(optimizer, scheduler), logging_steps=1, max_steps=5)
+    trainer.train()
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1.0 / 6)
+    rates = [e["learning_rate"] for e in trainer.state.log_history if "loss" in e]
+    assert rates == pytest.approx([1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 5])
+
+
+def test_two_rates_of_a_users_optimizer_are_both_kept(tmp_path: Path) -> None:
+    model = Regression()
+    optimizer = torch.optim.SGD([{"params": [model.a], "lr": 0.2}, {"params": [model.b], "lr": 0.1}])
+    trainer = make(tmp_path, model=model, optimizers=(optimizer, None), max_steps=4)
+    trainer.train()
+    a, b = [g["initial_lr"] for g in trainer.optimizer.param_groups]
+    assert (a, b) == (0.2, 0.1)
+    assert [g["lr"] for g in trainer.optimizer.param_groups] == [0.0, 0.0]
+
+
+def test_a_plateau_scheduler_lowers_the_rate_after_evaluations_without_gain(tmp_path: Path) -> None:
+    class Flat(Trainer):
+        def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+            return {**super().evaluate(*args, **kwargs), "eval_made_up": 1.0}
+
+    trainer = make(
+        tmp_path,
+        kind=Flat,
+        lr_scheduler_type="reduce_lr_on_plateau",
+        lr_scheduler_kwargs={"factor": 0.5, "patience": 1, "cooldown": 0},
+        eval_strategy="epoch",
+        metric_for_best_model="made_up",
+        num_train_epochs=6,
+        logging_strategy="epoch",
+    )
+    trainer.train()
+    rates = [e["learning_rate"] for e in trainer.state.log_history if "loss" in e]
+    assert rates == pytest.approx([0.1, 0.1, 0.1, 0.05, 0.05, 0.025])
+
+
+def test_weight_decay_leaves_biases_and_norms_alone(tmp_path: Path) -> None:
+    trainer = make(tmp_path, model=tiny_bert(), weight_decay=0.1)
+    trainer.create_optimizer_and_scheduler(10)
+    decayed, plain = trainer.optimizer.param_groups
+    assert decayed["weight_decay"] == 0.1
+    assert plain["weight_decay"] == 0.0
+    assert all("bias" not in n and "LayerNorm" not in n for n in decayed["names"])
+    assert len(decayed["names"]) + len(plain["names"]) == len(list(trainer.model.named_parameters()))
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "rmsprop", "adagrad"])
+def test_optimizers_are_chosen_by_name(tmp_path: Path, optim: str) -> None:
+    trainer = make(tmp_path, optim=optim, max_steps=3)
+    trainer.train()
+    assert math.isfinite(trainer.model.a.item())
+    assert trainer.model.a.item() != 0.0
+
+
+def test_a_stream_is_read_again_until_max_steps_and_stops_when_it_is_empty(tmp_path: Path) -> None:
+    recorder = Recorder()
+    trainer = make(tmp_path / "1", data=Stream(24), max_steps=8, callbacks=[recorder])
+    assert trainer.train().global_step == 8
+    assert recorder.events.count("on_epoch_begin") == 3
+    empty = make(tmp_path / "2", data=Stream(0), max_steps=8)
+    assert empty.train().global_step == 0
+
+
+def test_a_stream_needs_max_steps(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="max_steps"):
+        make(tmp_path, data=Stream(24))
+
+
+def test_a_users_train_loader_sampler_and_collator_are_used(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    class Own(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(self.train_dataset, batch_size=16, collate_fn=self.data_collator)
+
+    class OwnSampler(Trainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return torch.utils.data.SequentialSampler(self.train_dataset)
+
+    def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        seen.append(len(rows))
+        return {n: torch.tensor(np.array([r[n] for r in rows])) for n in rows[0]}
+
+    assert make(tmp_path / "1", kind=Own, num_train_epochs=1, data_collator=collate).train().global_step == 4
+    assert seen == [16] * 4
+    own, plain = make(tmp_path / "2", kind=OwnSampler), make(tmp_path / "3", train_sampling_strategy="sequential")
+    own.train()
+    plain.train()
+    assert torch.equal(own.model.a, plain.model.a)
+
+
+def test_training_step_may_be_wrapped_or_replaced(tmp_path: Path) -> None:
+    calls: list[Any] = []
+
+    class Wrapped(Trainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            calls.append(int(num_items_in_batch))
+            return super().training_step(model, inputs, num_items_in_batch)
+
+    class Replaced(Trainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            model.train()
+            loss = self.compute_loss(model, self._prepare_inputs(inputs), num_items_in_batch=num_items_in_batch)
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    runs = [make(tmp_path / k.__name__, kind=k, gradient_accumulation_steps=2) for k in (Trainer, Wrapped, Replaced)]
+    outputs = [run.train() for run in runs]
+    assert len(calls) == 24
+    assert set(calls) == {16}
+    assert torch.equal(runs[0].model.a, runs[1].model.a)
+    assert runs[2].model.a.item() == pytest.approx(runs[0].model.a.item(), abs=1e-6)
+    assert outputs[2].training_loss == pytest.approx(outputs[0].training_loss, rel=1e-5)
+
+
+def test_compute_loss_of_older_scripts_without_the_count_works(tmp_path: Path) -> None:
+    class Old(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False) -> Any:
+            outputs = model(**inputs)
+            return outputs if return_outputs else outputs[0]
+
+    old, plain = make(tmp_path / "1", kind=Old), make(tmp_path / "2")
+    old.train()
+    plain.train()
+    assert torch.equal(old.model.a, plain.model.a)
+
+
+def test_create_optimizer_and_create_scheduler_may_be_overridden(tmp_path: Path) -> None:
+    class Own(Trainer):
+        def create_optimizer(self, model: Any = None) -> Any:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.3)
+            return self.optimizer
+
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+            self.lr_scheduler = get_scheduler("constant", self.optimizer)
+            return self.lr_scheduler
+
+    trainer = make(tmp_path, kind=Own, max_steps=3, logging_steps=1)
+    trainer.train()
+    assert {e["learning_rate"] for e in trainer.state.log_history if "loss" in e} == {0.3}
+
+
+def test_model_init_gives_each_run_a_fresh_model(tmp_path: Path) -> None:
+    trainer = make(tmp_path, model_init=lambda: Regression(a=0.5))
+    trainer.train()
+    first = trainer.model.a.item()
+    trainer.train()
+    assert trainer.model.a.item() == first
+    with pytest.raises(RuntimeError, match="model_init"):
+        Trainer(model_init=Regression, args=arguments(tmp_path), optimizers=(object(), None))
+    with pytest.raises(RuntimeError, match="requires either"):
+        Trainer(args=arguments(tmp_path))
+    with pytest.raises(ValueError, match="not both"):
+        Trainer(Regression(), arguments(tmp_path), model_init=Regression)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_the_weights_stay(tmp_path: Path) -> None:
+    class Broken(Trainer):
+        calls = 0
+
+        def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            loss = super().compute_loss(model, inputs, **kwargs)
+            return loss * float("nan") if self.calls >= 4 else loss
+
+    trainer = make(tmp_path, kind=Broken, logging_steps=1)
+    with pytest.raises(NumericsError, match="step 4: loss"):
+        trainer.train()
+    assert math.isfinite(trainer.model.a.item())
+    assert [e["loss"] for e in trainer.state.log_history if "loss" in e][-1] > 0
+
+
+def test_gradients_a_callback_sees_before_the_update_are_clipped(tmp_path: Path) -> None:
+    norms: list[float] = []
+
+    class Look(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            norms.append(float(torch.stack([p.grad for p in model.parameters()]).norm()))
+
+    looked = make(tmp_path / "1", callbacks=[Look()], max_grad_norm=0.5, max_steps=6)
+    plain = make(tmp_path / "2", max_grad_norm=0.5, max_steps=6)
+    looked.train()
+    plain.train()
+    assert max(norms) <= 0.5 + 1e-4
+    assert looked.model.a.item() == pytest.approx(plain.model.a.item(), abs=1e-6)
+
+
+def test_bf16_trains_on_a_cpu(tmp_path: Path) -> None:
+    class Half(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = torch.nn.Linear(1, 1)
+
+        def forward(self, input_x: torch.Tensor, labels: Any = None) -> Any:
+            kinds.add(self.line(input_x[:, None]).dtype)
+            y = self.line(input_x[:, None])[:, 0].float()
+            return (y,) if labels is None else (torch.nn.functional.mse_loss(y, labels), y)
+
+    kinds: set[Any] = set()
+    make(tmp_path, model=Half(), bf16=True, max_steps=2).train()
+    assert kinds == {torch.bfloat16}
+
+
+def test_out_of_memory_halves_the_micro_batch_and_keeps_the_maths(tmp_path: Path) -> None:
+    class Small(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, **kwargs: Any) -> Any:
+            if len(inputs["labels"]) > 4:
+                raise torch.OutOfMemoryError("too large")
+            return super().compute_loss(model, inputs, **kwargs)
+
+    small, plain = make(tmp_path / "1", kind=Small), make(tmp_path / "2")
+    assert small.train().global_step == plain.train().global_step == 24
+    assert small.model.a.item() == pytest.approx(plain.model.a.item(), abs=1e-5)
+
+
+def test_tokens_seen_are_counted(tmp_path: Path) -> None:
+    rows = [{"input_ids": list(range(3, 8)), "attention_mask": [1] * 5, "labels": 1} for _ in range(16)]
+    trainer = make(
+        tmp_path, model=tiny_bert(), data=rows, max_steps=2, logging_steps=1, include_num_input_tokens_seen="all"
+    )
+    trainer.train()
+    assert trainer.state.num_input_tokens_seen == 80
+    assert trainer.state.log_history[0]["num_input_tokens_seen"] == 40
+    assert trainer.state.total_flos > 0
+
+
+def test_columns_the_model_does_not_take_are_dropped(tmp_path: Path) -> None:
+    rows = [{"text": "a", "idx": i, "input_x": np.float32(i), "label": np.float32(i)} for i in range(8)]
+    assert make(tmp_path / "1", data=rows, max_steps=1).train().global_step == 1
+    strange = [{"nothing": 1.0} for _ in range(8)]
+    with pytest.raises((ConfigError, DataError), match="empty"):
+        make(tmp_path / "2", data=strange, max_steps=1, data_collator=lambda rows: {}).train()
+
+
+def test_group_by_length_trains_on_every_row(tmp_path: Path) -> None:
+    data = token_lists(30)
+    rows = [{n: c[i] for n, c in data.items()} for i in range(30)]
+    widths: list[int] = []
+
+    def collate(batch: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        width = max(len(r["input_ids"]) for r in batch)
+        widths.append(width - min(len(r["input_ids"]) for r in batch))
+        ids = [r["input_ids"] + [0] * (width - len(r["input_ids"])) for r in batch]
+        return {"input_ids": torch.tensor(ids), "labels": torch.tensor([r["labels"] for r in batch])}
+
+    options: dict[str, Any] = {"model": tiny_bert(), "data": rows, "num_train_epochs": 1, "data_collator": collate}
+    make(tmp_path / "1", train_sampling_strategy="group_by_length", **options).train()
+    grouped = sum(widths)
+    widths.clear()
+    make(tmp_path / "2", **options).train()
+    assert grouped < sum(widths)
+
+
+def test_neftune_gradient_checkpointing_and_determinism_are_taken(tmp_path: Path) -> None:
+    data = token_lists(16, longest=6)
+    rows = [
+        {"input_ids": (r + [0] * 8)[:8], "labels": y} for r, y in zip(data["input_ids"], data["labels"], strict=True)
+    ]
+    plain = make(tmp_path / "1", model=tiny_bert(), data=rows, max_steps=2)
+    plain.train()
+    noisy = make(tmp_path / "2", model=tiny_bert(), data=rows, max_steps=2, neftune_noise_alpha=5.0)
+    noisy.train()
+    saved = make(tmp_path / "3", model=tiny_bert(), data=rows, max_steps=2, gradient_checkpointing=True)
+    saved.train()
+    first = [next(iter(t.model.parameters())) for t in (plain, noisy, saved)]
+    assert not torch.equal(first[0], first[1])
+    assert torch.allclose(first[0], first[2], atol=1e-6)
+    assert not noisy.model.get_input_embeddings()._forward_hooks
