@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from tunesmith.events import Evaluated
 from tunesmith.trainer.gathering import Gathered
@@ -249,7 +249,8 @@ def with_recorded_rows(loader: Any) -> tuple[Any, Any]:
     sampler = getattr(loader, "batch_sampler", None)
     if isinstance(sampler, RowBatches):
         return loader, lambda: sampler.rows
-    if not isinstance(loader, DataLoader) or sampler is None or type(loader).__iter__ is not DataLoader.__iter__:
+    plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    if not plain or sampler is None or isinstance(loader.dataset, IterableDataset):
         return loader, lambda: None
     recorder = RecordedBatches(sampler)
     options = {

@@ -200,7 +200,7 @@ def test_more_epochs_may_be_asked_for_on_resume(tmp_path: Path) -> None:
 def test_a_checkpoint_of_transformers_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-3").mkdir()
     (tmp_path / "checkpoint-3" / "trainer_state.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="written by transformers.*from_pretrained"):
+    with pytest.raises(CheckpointError, match=r"written by transformers.*from_pretrained"):
         make(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
