@@ -13,9 +13,17 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, 2 to 8; the others are tested against the first")
-    parser.add_argument("--metric", metavar="NAME", help="metric to test; default: that of the best checkpoint, else the first of the task")
-    parser.add_argument("--split", metavar="NAME", help="split to test on; default: test where all runs have one, else validation")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run folders, 2 to 8; the others are tested against the first"
+    )
+    parser.add_argument(
+        "--metric",
+        metavar="NAME",
+        help="metric to test; default: that of the best checkpoint, else the first of the task",
+    )
+    parser.add_argument(
+        "--split", metavar="NAME", help="split to test on; default: test where all runs have one, else validation"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write one self-contained HTML page, too")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 

@@ -16,6 +16,7 @@ from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.metrics.names import DEFAULTS, METRICS, canonical_name
 from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
+from tunesmith.metrics.rows import Scale
 from tunesmith.report.diagnosis import diagnose_with
 from tunesmith.report.files import read_config, read_json
 from tunesmith.report.pairing import labelled_splits, pair_sides, read_side
@@ -106,7 +107,7 @@ def _compared(
         letter=letter,
         name=str(config.get("run_name") or folder.name),
         path=folder.path,
-        curves=dataclasses.replace(curves, name=f"{letter} {curves.name}"),
+        curves=dataclasses.replace(curves, name=letter),
         scores=headline_scores(read_json(folder.metrics_file), predictions, curves),
         findings=diagnose_with(curves, config, summary),
     )
@@ -147,11 +148,9 @@ def _test_all(
                 raise DataError(_no_rows(wanted, tables, runs))
             pair = pair_sides(first, other, split=wanted)
             name = metric or main_metric(first.task, config)
-            scale = "probabilities" if pair.given_a.ndim == 2 else "logits"
+            scale: Scale = "probabilities" if pair.given_a.ndim == 2 else "logits"
             results.append(
-                compare_predictions(
-                    pair.given_a, pair.given_b, pair.labels, task=pair.task, metric=name, scores=scale
-                )
+                compare_predictions(pair.given_a, pair.given_b, pair.labels, task=pair.task, metric=name, scores=scale)
             )
         except DataError as error:
             results.append(error)

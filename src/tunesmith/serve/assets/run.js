@@ -1,0 +1,175 @@
+// One run, live: what the board pushes is drawn; the buttons ask the board.
+import { Chart, show } from "/assets/chart.js";
+
+const run = document.body.dataset.run, base = "/runs/" + encodeURIComponent(run);
+const at = (id) => document.getElementById(id);
+const VERDICTS = {
+  healthy: ["good", "Healthy"], overfitting: ["warn", "Overfitting"], underfitting: ["warn", "Underfitting"],
+  erratic: ["warn", "Erratic"], diverged: ["bad", "Diverged"], stopped_too_early: ["warn", "Stopped too early"],
+  data_problem: ["bad", "Label or data problem"], not_enough_evidence: ["info", "Not enough evidence"],
+};
+const FIRST = ["loss", "metric"];
+const charts = new Map();
+let zoomed = null, newest = null, findings = "";
+
+const make = (name, className, text) => {
+  const made = document.createElement(name);
+  if (className) made.className = className;
+  if (text !== undefined) made.textContent = text;
+  return made;
+};
+
+const tidy = (value) => (Math.abs(value) < 10 ? value.toFixed(3) : show(value));
+
+const duration = (seconds) => {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 90) return Math.round(seconds) + " s";
+  if (seconds < 5400) return Math.round(seconds / 60) + " min";
+  return (seconds / 3600).toFixed(1) + " h";
+};
+
+const draw_panels = (panels) => {
+  at("reading").hidden = panels.some((panel) => panel.lines.length);
+  at("more").hidden = !panels.some((panel) => !FIRST.includes(panel.key));
+  // The same moment stands at the same place in every chart.
+  const ends = panels.flatMap((panel) => panel.lines.flatMap((line) => (line.x.length ? [line.x[0], line.x[line.x.length - 1]] : [])));
+  const x = zoomed || [Math.min(...ends), Math.max(...ends)];
+  for (const panel of panels) {
+    if (!panel.lines.length) continue;
+    panel.x = x;
+    if (!charts.has(panel.key)) charts.set(panel.key, new Chart(at(FIRST.includes(panel.key) ? "charts" : "charts-more"), panel.key, zoom));
+    charts.get(panel.key).update(panel);
+  }
+};
+
+const zoom = async (range) => {
+  zoomed = range;
+  at("reset").hidden = !range;
+  at("zoom").textContent = range ? "Steps " + Math.round(range[0]).toLocaleString("en") + " to " + Math.round(range[1]).toLocaleString("en") + "." : "Drag to zoom.";
+  if (!range) { if (newest) draw_panels(newest.panels); return; }
+  const answer = await fetch(base + "/curves?low=" + range[0] + "&high=" + range[1]);
+  if (answer.ok && zoomed === range) draw_panels((await answer.json()).panels);
+};
+
+const draw_findings = (list) => {
+  const mark = JSON.stringify(list);
+  if (mark === findings) return;
+  findings = mark;
+  at("findings").replaceChildren(...list.map((finding, place) => {
+    const [kind, title] = VERDICTS[finding.code] || ["info", finding.code];
+    const box = make("div", "verdict " + kind + (place ? " second" : ""));
+    const head = make("h3", "", (place ? "Also: " : "") + title);
+    if (finding.confidence !== null) head.append(" ", make("span", "sure", "confidence " + Math.round(100 * finding.confidence) + "%"));
+    box.append(head, make("p", "", finding.evidence.charAt(0).toUpperCase() + finding.evidence.slice(1) + "."));
+    if (finding.advice.length) {
+      const steps = make("ol");
+      for (const advice of finding.advice) {
+        const item = make("li");
+        item.append(/^--[^:(]*$/.test(advice) ? make("code", "", advice) : advice);
+        steps.append(item);
+      }
+      box.append(make("p", "next", "Next, in this order:"), steps);
+    }
+    return box;
+  }));
+};
+
+const update = (state) => {
+  const was = newest;
+  newest = state;
+  at("status").className = "pill " + state.status;
+  at("status").textContent = state.status;
+  at("stop").hidden = state.status !== "running";
+  at("problem").hidden = !state.problem;
+  at("problem").textContent = state.problem || "";
+  if (state.step === undefined) return;
+  at("bar").max = state.num_steps || 1;
+  at("bar").value = state.step;
+  at("step").textContent = state.step.toLocaleString("en") + (state.num_steps ? " of " + state.num_steps.toLocaleString("en") : "");
+  at("epoch").textContent = state.epoch === null ? "–" : state.epoch.toFixed(2);
+  at("loss").textContent = state.loss === null ? "–" : state.loss.toFixed(3);
+  at("best-name").textContent = state.best ? "best " + state.best.metric.replaceAll("_", " ") : "best";
+  at("best").replaceChildren(state.best ? tidy(state.best.value) + " " : "–", ...(state.best ? [make("small", "", "step " + state.best.step.toLocaleString("en"))] : []));
+  at("speed").replaceChildren(...(state.speed ? [show(Math.round(state.speed)) + " ", make("small", "", "tokens/s")] : state.rows_speed ? [show(state.rows_speed) + " ", make("small", "", "rows/s")] : ["–"]));
+  at("left").textContent = state.status === "running" ? duration(state.seconds_left) : "–";
+  draw_findings(state.findings);
+  at("notes").hidden = !state.notes.length;
+  at("note-list").replaceChildren(...state.notes.map((note) => make("li", "", note)));
+  if (!zoomed) draw_panels(state.panels);
+  // The model of a run that has just ended can be tried: the page learns of it by loading once more.
+  if (was && was.status === "running" && state.status === "finished" && !at("ask")) setTimeout(() => location.reload(), 1500);
+};
+
+const say = (text, bad) => {
+  at("said").hidden = false;
+  at("said").className = bad ? "said bad" : "said";
+  at("said").textContent = text;
+};
+
+const ask = async (path, body) => {
+  const answer = await fetch(base + path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+  const data = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(data.error || "the board answered " + answer.status);
+  return data;
+};
+
+at("stop").addEventListener("click", () => at("sure").showModal());
+at("keep").addEventListener("click", () => at("sure").close());
+at("really").addEventListener("click", async () => {
+  at("sure").close();
+  at("stop").disabled = true;
+  try {
+    const answer = await ask("/stop", {});
+    say("Asked process " + answer.pid + " to stop. It saves at the next safe point.");
+  } catch (error) { say(error.message, true); }
+  at("stop").disabled = false;
+});
+at("reset").addEventListener("click", () => zoom(null));
+
+const show_answer = (result) => {
+  const found = make("div");
+  found.append(make("p", "label", Array.isArray(result.label) ? result.label.join(", ") || "(no label)" : typeof result.label === "number" ? show(result.label) : result.label));
+  const odds = make("div", "odds");
+  for (const [name, share] of [...result.scores].sort((a, b) => b[1] - a[1]).slice(0, 12)) {
+    const bar = make("progress");
+    bar.max = 1;
+    bar.value = share;
+    bar.setAttribute("aria-label", name);
+    odds.append(make("span", "name", name), bar, make("span", "share", (100 * share).toFixed(1) + "%"));
+  }
+  found.append(odds);
+  at("answer").replaceChildren(found);
+};
+
+if (at("ask")) {
+  at("ask").addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const [text, pair] = [...at("ask").querySelectorAll("textarea")].map((box) => box.value);
+    const button = at("ask").querySelector("button");
+    button.disabled = true;
+    at("asked").textContent = "Asking the model (the first time it is loaded) …";
+    const began = performance.now();
+    try {
+      const answer = await ask("/classify", pair === undefined ? { texts: [text] } : { texts: [text], pairs: [pair] });
+      show_answer(answer.results[0]);
+      at("asked").textContent = "answered in " + ((performance.now() - began) / 1000).toFixed(2) + " s";
+    } catch (error) { at("asked").textContent = error.message; at("answer").replaceChildren(); }
+    button.disabled = false;
+  });
+}
+
+let source = null;
+const connect = () => {
+  if (source || document.hidden) return;
+  source = new EventSource(base + "/events");
+  const good = () => { at("live").className = "live on"; at("live").textContent = "live"; };
+  source.addEventListener("open", good);
+  source.addEventListener("run", (event) => { good(); update(JSON.parse(event.data)); });
+  source.addEventListener("error", () => {
+    at("live").className = "live off";
+    at("live").textContent = "the board is away";
+    if (source && source.readyState === EventSource.CLOSED) { source = null; setTimeout(connect, 2000); }
+  });
+};
+document.addEventListener("visibilitychange", () => { if (document.hidden && source) { source.close(); source = null; } else connect(); });
+connect();

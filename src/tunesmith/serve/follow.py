@@ -1,0 +1,219 @@
+"""One run as the live page shows it: its journal followed on disk, its curves thinned, its diagnosis as it changes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunesmith.curves.build import build_curves
+from tunesmith.curves.series import Curves, Series
+from tunesmith.errors import TunesmithError
+from tunesmith.events import Evaluated, Event, NonFinite, Note, RunEnded
+from tunesmith.findings import Finding
+from tunesmith.report.diagnosis import diagnose_with
+from tunesmith.report.files import read_config, read_json
+from tunesmith.run.columns import JournalColumns, columns_of, read_columns
+from tunesmith.run.journal import decode_line
+from tunesmith.run.layout import RunDir
+from tunesmith.serve.runs import status_of
+
+POINTS = 900
+"""Points sent per curve: a chart is about 600 pixels wide, and thinning keeps every bucket's lowest and highest."""
+MAX_READ = 64_000_000
+"""Bytes parsed line by line in one poll; what is left waits for the next."""
+
+Line = tuple[str, str, str, Series]
+"""Name, kind, colour, curve."""
+
+
+class LiveRun:
+    """`poll` reads what is new, `snapshot` says everything as JSON. One thread at a time."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.curves: Curves | None = None
+        self.findings: list[Finding] = []
+        self.notes: list[str] = []
+        self.problem: str | None = None
+        self.status = ""
+        self._columns: JournalColumns | None = None
+        self._offset = 0
+        self._inode = 0
+        self._diagnosed: tuple[Any, ...] = ()
+
+    def poll(self) -> bool:
+        """Reads what was appended since the last time; gives whether there is anything new to show."""
+        before = (self.status, self.problem)
+        changed = False
+        try:
+            changed = self._read()
+            self.problem = None
+        except (TunesmithError, OSError) as error:
+            self.problem = str(error)
+        if changed and self._columns is not None:
+            self.curves = build_curves(self._columns, name=self.run.name)
+            self._diagnose()
+        try:
+            updated = os.lstat(self.run.journal_file).st_mtime
+        except OSError:
+            updated = 0.0
+        self.status = status_of(self.run, self.curves.ended if self.curves is not None else None, updated)
+        return changed or before != (self.status, self.problem)
+
+    def _read(self) -> bool:
+        with open(self.run.journal_file, "rb") as file:
+            info = os.fstat(file.fileno())
+            if self._columns is None or info.st_ino != self._inode or info.st_size < self._offset:
+                # Truncated or replaced by a resumed run: begin again. Lines that are appended while the columns are
+                # read may be read twice, which `build_curves` counts once.
+                self._inode, self._diagnosed = info.st_ino, ()
+                end = _last_newline(file.fileno(), info.st_size)
+                self._columns = read_columns(self.run.journal_file)
+                self._offset = end
+                return True
+            file.seek(self._offset)
+            data = file.read(MAX_READ)
+        complete = data[: data.rfind(b"\n") + 1]
+        if not complete:
+            return False
+        where = str(self.run.journal_file)
+        events = [e for line in complete.splitlines() if (e := decode_line(line, where=where)) is not None]
+        self._offset += len(complete)
+        self._columns = _joined(self._columns, events)
+        return True
+
+    def _diagnose(self) -> None:
+        assert self._columns is not None
+        assert self.curves is not None
+        others = [event for _, event in self._columns.others]
+        self.notes = list(dict.fromkeys(e.text for e in others if isinstance(e, Note)))[-8:]
+        seen = tuple(e for e in others if isinstance(e, (Evaluated, NonFinite, RunEnded)))
+        mark = (len(seen), seen[-1:] and seen[-1].step)
+        if mark != self._diagnosed or not self.findings:
+            self._diagnosed = mark
+            try:
+                config = read_config(self.run.config_file)
+                summary = read_json(self.run.data_summary_file)
+            except (TunesmithError, OSError, ValueError):
+                config, summary = {}, {}
+            self.findings = diagnose_with(self.curves, config, summary)
+
+    def snapshot(self, low: float | None = None, high: float | None = None) -> dict[str, Any]:
+        """Everything the page draws; with `low` and `high` the steps between them in full detail."""
+        curves = self.curves
+        if curves is None:
+            return {"status": self.status, "problem": self.problem, "panels": [], "findings": [], "notes": []}
+        best = curves.best()
+        loss = curves.train_loss
+        return {
+            "status": self.status,
+            "problem": self.problem,
+            "step": curves.last_step,
+            "num_steps": curves.num_steps,
+            "epoch": _short(float(loss.epoch[-1])) if len(loss) else None,
+            "loss": _short(float(loss.value[-1])) if len(loss) else None,
+            "seconds_left": self._seconds_left(curves),
+            "speed": _short(_recent(curves.tokens_per_second)),
+            "rows_speed": _short(_recent(curves.examples_per_second)),
+            "best": {"metric": best[0], "step": best[1], "value": _short(best[2])} if best else None,
+            "ended": curves.ended,
+            "resumed_at": list(curves.resumed_at)[-20:],
+            "findings": [f.to_json() | {"numbers": {}} for f in self.findings],
+            "notes": self.notes,
+            "panels": make_panels(curves, low, high),
+        }
+
+    def _seconds_left(self, curves: Curves) -> float | None:
+        rate = _recent(curves.examples_per_second)
+        done = curves.last_step
+        if self.status != "running" or not curves.num_steps or not np.isfinite(rate) or rate <= 0 or not done:
+            return None
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rows = curves.train_rows / curves.steps_per_epoch if curves.steps_per_epoch else float("nan")
+        left = (curves.num_steps - done) * rows / rate
+        return round(left) if np.isfinite(left) else None
+
+
+def make_panels(curves: Curves, low: float | None = None, high: float | None = None) -> list[dict[str, Any]]:
+    """Charts as data: title, and lines with a name, a kind (raw, smooth, points, dashed) and a colour."""
+    smooth = curves.train_loss.smoothed()
+    unseen = curves.metric("validation", "loss")
+    panels = [
+        _panel(
+            "loss",
+            "Loss",
+            [
+                ("training", "raw", "train", curves.train_loss),
+                ("smoothed", "smooth", "train", smooth),
+                ("validation", "points", "val", unseen),
+            ],
+        )
+    ]
+    metric = curves.main_metric()
+    if metric:
+        seen, held = curves.metric("train_sample", metric), curves.metric("validation", metric)
+        lines = [("training sample", "dashed", "train", seen), ("validation", "points", "val", held)]
+        panels.append(_panel("metric", metric.replace("_", " ").capitalize(), lines))
+    for key, title, series in (
+        ("rate", "Learning rate", curves.learning_rate),
+        ("norm", "Gradient norm", curves.grad_norm),
+        ("speed", "Real tokens per second", curves.tokens_per_second),
+    ):
+        if len(series.finite()):
+            panels.append(_panel(key, title, [(title.lower(), "smooth" if key == "rate" else "raw", "train", series)]))
+            if key != "rate":
+                panels[-1]["lines"].append(("smoothed", "smooth", "train", series.smoothed()))
+    return [panel | {"lines": [_line(line, low, high) for line in panel["lines"] if len(line[3])]} for panel in panels]
+
+
+def _panel(key: str, title: str, lines: list[Line]) -> dict[str, Any]:
+    return {"key": key, "title": title, "lines": lines}
+
+
+def _line(line: Line, low: float | None, high: float | None) -> dict[str, Any]:
+    name, kind, color, series = line
+    if low is not None and high is not None:
+        inside = (series.step >= low) & (series.step <= high)
+        series = replace(series, step=series.step[inside], epoch=series.epoch[inside], value=series.value[inside])
+    thin = series.thinned(POINTS)
+    return {
+        "name": name,
+        "kind": kind,
+        "color": color,
+        "x": thin.step.tolist(),
+        "y": [_short(v) for v in thin.value.tolist()],
+    }
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.6g}") if np.isfinite(value) else None
+
+
+def _recent(series: Series) -> float:
+    good = series.value[-50:]
+    good = good[np.isfinite(good)]
+    return float(np.median(good)) if len(good) else float("nan")
+
+
+def _joined(old: JournalColumns, events: list[Event]) -> JournalColumns:
+    new = columns_of(events)
+    last = max([int(old.steps["line"][-1]) if len(old.steps["line"]) else -1, *(line for line, _ in old.others[-1:])])
+    new.steps["line"] = new.steps["line"] + (last + 1)
+    steps: dict[str, NDArray[Any]] = {k: np.concatenate([old.steps[k], new.steps[k]]) for k in old.steps}
+    return JournalColumns(steps, [*old.others, *((line + last + 1, e) for line, e in new.others)])
+
+
+def _last_newline(handle: int, size: int) -> int:
+    """The offset behind the last newline in the first `size` bytes."""
+    end = size
+    while end > 0:
+        start = max(0, end - 65_536)
+        found = os.pread(handle, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0

@@ -1,0 +1,167 @@
+"""What the board answers. A handler finds its run by id in the index; no handler builds a path from a request."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from tunesmith.errors import TunesmithError
+from tunesmith.report.compare import MAX_RUNS
+from tunesmith.run.layout import RunDir
+from tunesmith.serve.bodies import BadRequest, check_texts, read_json
+from tunesmith.serve.follow import LiveRun
+from tunesmith.serve.hub import Hub
+from tunesmith.serve.jobs import stop_run
+from tunesmith.serve.pages import ASSETS, PageCache, list_page, model_facts, policy_of, read_asset, run_page
+from tunesmith.serve.runs import RunIndex
+from tunesmith.serve.tryit import RETRY_SECONDS, Classifier, Overloaded
+
+STREAM_HEADERS = {"x-accel-buffering": "no"}
+CLASSIFY_SECONDS = 120.0
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Board:
+    """The handlers, over one index of runs."""
+
+    def __init__(self, index: RunIndex, classifier: Classifier | None = None) -> None:
+        self.index = index
+        self.hub = Hub(index)
+        self.classifier = classifier or Classifier()
+        self.pages = PageCache()
+
+    def routes(self) -> list[Route]:
+        """Every route of the board."""
+        return [
+            Route("/", _guarded(self._list), methods=["GET"]),
+            Route("/events", _guarded(self._list_events), methods=["GET"]),
+            Route("/compare", _guarded(self._compare), methods=["GET"]),
+            Route("/assets/{name}", _guarded(self._asset), methods=["GET"]),
+            Route("/runs/{run}", _guarded(self._run), methods=["GET"]),
+            Route("/runs/{run}/report", _guarded(self._report), methods=["GET"]),
+            Route("/runs/{run}/events", _guarded(self._run_events), methods=["GET"]),
+            Route("/runs/{run}/curves", _guarded(self._curves), methods=["GET"]),
+            Route("/runs/{run}/classify", _guarded(self._classify), methods=["POST"]),
+            Route("/runs/{run}/stop", _guarded(self._stop), methods=["POST"]),
+        ]
+
+    async def _list(self, request: Request) -> Response:
+        rows = await asyncio.to_thread(self.index.rows)
+        return HTMLResponse(list_page(rows, str(self.index.root)))
+
+    async def _asset(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in ASSETS:
+            raise BadRequest(404, "there is no such file")
+        return Response(read_asset(name), media_type=ASSETS[name])
+
+    async def _run(self, request: Request) -> Response:
+        run = await self._wanted(request)
+        rows = await asyncio.to_thread(self.index.rows)
+        row = next((row for row in rows if row.id == request.path_params["run"]), None)
+        if row is None:
+            raise BadRequest(404, "there is no such run")
+        return HTMLResponse(run_page(row, run, model_facts(run)))
+
+    async def _report(self, request: Request) -> Response:
+        run = await self._wanted(request)
+        page = await asyncio.to_thread(self.pages.report, run, request.path_params["run"])
+        return _page(page)
+
+    async def _compare(self, request: Request) -> Response:
+        wanted = list(dict.fromkeys(request.query_params.getlist("run")))
+        if not 2 <= len(wanted) <= MAX_RUNS:
+            raise BadRequest(422, f"tick 2 to {MAX_RUNS} runs to compare")
+        found = [await asyncio.to_thread(self.index.find, one) for one in wanted]
+        runs = [run for run in found if run is not None]
+        if len(runs) < len(wanted):
+            raise BadRequest(404, "there is no such run")
+        return _page(await asyncio.to_thread(self.pages.comparison, runs))
+
+    async def _list_events(self, request: Request) -> Response:
+        return self._stream(request, self.hub.stream_list())
+
+    async def _run_events(self, request: Request) -> Response:
+        await self._wanted(request)
+        return self._stream(request, self.hub.stream_run(request.path_params["run"]))
+
+    def _stream(self, request: Request, messages: AsyncGenerator[bytes]) -> Response:
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream", headers=STREAM_HEADERS)
+        if self.hub.is_full:
+            return _busy("too many pages are watching")
+        return StreamingResponse(messages, media_type="text/event-stream", headers=STREAM_HEADERS)
+
+    async def _curves(self, request: Request) -> Response:
+        run = await self._wanted(request)
+        low, high = (_number(request, name) for name in ("low", "high"))
+        live = self.hub.live(request.path_params["run"]) or LiveRun(run)
+        return JSONResponse(await asyncio.to_thread(_zoom, live, low, high))
+
+    async def _classify(self, request: Request) -> Response:
+        run = await self._wanted(request)
+        given = check_texts(await read_json(request))
+        try:
+            async with asyncio.timeout(CLASSIFY_SECONDS):
+                return JSONResponse({"results": await self.classifier.classify(run, given)})
+        except (Overloaded, TimeoutError):
+            return _busy("too many texts are waiting")
+
+    async def _stop(self, request: Request) -> Response:
+        run = await self._wanted(request)
+        try:
+            holder = await asyncio.to_thread(stop_run, run)
+        except TunesmithError as error:
+            raise BadRequest(409, str(error)) from None
+        return JSONResponse({"pid": holder.pid, "said": "SIGTERM: it saves at the next safe point and stops"}, 202)
+
+    async def _wanted(self, request: Request) -> RunDir:
+        run = await asyncio.to_thread(self.index.find, request.path_params["run"])
+        if run is None:
+            raise BadRequest(404, "there is no such run")
+        return run
+
+
+def _zoom(live: LiveRun, low: float, high: float) -> dict[str, Any]:
+    if live.curves is None:
+        live.poll()
+    return live.snapshot(low, high)
+
+
+def _number(request: Request, name: str) -> float:
+    try:
+        value = float(request.query_params.get(name, ""))
+    except ValueError:
+        raise BadRequest(422, f"{name} must be a step") from None
+    if not math.isfinite(value):
+        raise BadRequest(422, f"{name} must be a step")
+    return value
+
+
+def _page(text: str) -> Response:
+    body = text.encode("utf-8", "backslashreplace")
+    return HTMLResponse(body, headers={"content-security-policy": policy_of(text)})
+
+
+def _busy(reason: str) -> Response:
+    return JSONResponse({"error": reason}, 503, headers={"retry-after": str(RETRY_SECONDS)})
+
+
+def _guarded(handler: Handler) -> Handler:
+    """The handler, with every refusal as a JSON reason and every error of ours as its one line."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except BadRequest as error:
+            return JSONResponse({"error": error.reason}, error.status)
+        except TunesmithError as error:
+            return JSONResponse({"error": str(error)}, 409)
+
+    return answer

@@ -1,0 +1,187 @@
+"""The runs below one folder, by id. A request never becomes a path: it is looked up in the list of what was found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunesmith.run.layout import RunDir
+from tunesmith.serve.jobs import is_running
+from tunesmith.serve.peek import Peek, peek_journal
+
+RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+FRESH_SECONDS = 60
+"""A journal without lock and without end that grew this recently belongs to a run of another tool."""
+Score = tuple[str, float, float | None, float | None]
+"""Name, value, low and high end of the 95% interval."""
+_OPTION = re.compile(r"^(model_name_or_path|run_name): (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One line of the list of runs."""
+
+    id: str
+    name: str
+    model: str
+    status: str
+    peek: Peek
+    score: Score | None
+    updated: float
+
+    def to_json(self) -> dict[str, Any]:
+        """What the page's script needs."""
+        peek = self.peek
+        return {
+            "id": self.id,
+            "name": self.name,
+            "model": self.model,
+            "status": self.status,
+            "step": peek.step,
+            "num_steps": peek.num_steps,
+            "loss": peek.loss,
+            "score": self.score,
+            "spark": spark_points(peek.spark),
+            "updated": self.updated,
+        }
+
+
+class RunIndex:
+    """Finds runs again on every call, so that runs started by anyone appear and removed ones go."""
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root).resolve()
+        self._known: dict[tuple[Any, ...], tuple[Peek, str, str, Score | None]] = {}
+        self._lock = threading.Lock()
+
+    def find_all(self) -> dict[str, RunDir]:
+        """Id -> run folder: direct subfolders with a journal, or the root itself when it is a run."""
+        found = {run_id(self.root.name): RunDir(self.root)} if _is_file(self.root / "journal.jsonl") else {}
+        try:
+            entries = list(os.scandir(self.root))
+        except OSError:
+            return found
+        for entry in entries:
+            if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
+                continue
+            run = RunDir(entry.path)
+            if _is_file(run.journal_file):
+                found[run_id(entry.name)] = run
+        return found
+
+    def find(self, wanted: str) -> RunDir | None:
+        """The run with this id; None when there is none, or when it leads out of its folder through a link."""
+        if not RUN_ID.fullmatch(wanted) or set(wanted) == {"."}:
+            return None
+        run = self.find_all().get(wanted)
+        return run if run is not None and has_no_links(run) else None
+
+    def rows(self) -> list[RunRow]:
+        """All runs, the newest first. Only journals that changed since the last call are read."""
+        with self._lock:
+            found = [row for key, run in self.find_all().items() if (row := self._row(key, run)) is not None]
+        return sorted(found, key=lambda row: (row.status != "running", -row.updated))
+
+    def _row(self, key: str, run: RunDir) -> RunRow | None:
+        try:
+            info = os.lstat(run.journal_file)
+        except OSError:
+            return None
+        scored = os.lstat(run.metrics_file).st_mtime_ns if _is_file(run.metrics_file) else 0
+        mark = (key, info.st_ino, info.st_size, info.st_mtime_ns, scored)
+        if mark not in self._known:
+            self._known = {k: v for k, v in self._known.items() if k[0] != key}
+            peek = peek_journal(run.journal_file)
+            self._known[mark] = (peek, *_names(run), _score(run, peek))
+        peek, name, model, score = self._known[mark]
+        return RunRow(key, name, model, status_of(run, peek.ended, info.st_mtime), peek, score, info.st_mtime)
+
+
+def run_id(name: str) -> str:
+    """The folder's own name where it can stand in an address, else a name made from its hash."""
+    if RUN_ID.fullmatch(name) and set(name) != {"."}:
+        return name
+    return "run-" + hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def status_of(run: RunDir, ended: str | None, updated: float) -> str:
+    """running, finished, stopped, failed, or interrupted (it ended without a word and can be resumed)."""
+    if is_running(run):
+        return "running"
+    if ended is None:
+        fresh = not run.lock_file.exists() and time.time() - updated < FRESH_SECONDS
+        return "running" if fresh else "interrupted"
+    if ended in ("completed", "early_stopping"):
+        return "finished"
+    return "stopped" if ended in ("SIGTERM", "SIGINT", "break") else "failed"
+
+
+def has_no_links(run: RunDir) -> bool:
+    """Whether the folder and everything read from it are real: a link could show any file of this machine."""
+    files = (
+        run.path,
+        run.journal_file,
+        run.config_file,
+        run.environment_file,
+        run.data_summary_file,
+        run.metrics_file,
+        run.predictions_file,
+        run.lock_file,
+        run.model,
+    )
+    if any(os.path.islink(file) for file in files):
+        return False
+    inside = os.scandir(run.model) if run.model.is_dir() else ()
+    return not any(entry.is_symlink() for entry in inside)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _names(run: RunDir) -> tuple[str, str]:
+    """Run name and model by a glance at run.yaml: parsing 200 of them takes seconds. A value is one line of JSON."""
+    found: dict[str, str] = {}
+    if _is_file(run.config_file):
+        text = run.config_file.read_text(encoding="utf-8", errors="replace")[:100_000]
+        for name, value in _OPTION.findall(text):
+            try:
+                read = json.loads(value)
+            except ValueError:
+                read = value
+            found[name] = str(read) if read is not None and read != "null" else ""
+    return found.get("run_name") or run.name, Path(found.get("model_name_or_path") or "").name
+
+
+def _score(run: RunDir, peek: Peek) -> Score | None:
+    """The first score of the test or validation rows with its interval; while training the newest evaluation."""
+    try:
+        data = json.loads(run.metrics_file.read_text(encoding="utf-8")) if _is_file(run.metrics_file) else {}
+        splits = [data[s] for s in ("test", "validation") if isinstance(data.get(s), dict)]
+        for name, found in (item for split in splits for item in split.items()):
+            if name != "loss" and isinstance(found, dict) and isinstance(found.get("value"), float):
+                return str(name), found["value"], found.get("low"), found.get("high")
+    except (OSError, ValueError, AttributeError):
+        pass
+    return (*peek.score, None, None) if peek.score is not None else None
+
+
+def spark_points(losses: tuple[float, ...]) -> str:
+    """Points of an SVG polyline in a box of 100 by 24."""
+    if len(losses) < 2:
+        return ""
+    low, high = min(losses), max(losses)
+    span = (high - low) or 1.0
+    width = len(losses) - 1
+    return " ".join(f"{100 * k / width:.1f},{22 - 20 * (v - low) / span:.1f}" for k, v in enumerate(losses))

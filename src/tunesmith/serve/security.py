@@ -1,0 +1,147 @@
+"""The door: every request passes here before any route is looked at, so that a new route cannot be left unguarded.
+
+Order: Host (a page whose name was rebound to 127.0.0.1 gets 421), then the token, then for anything but GET and HEAD the
+same Origin. Answers carry a policy without inline script, are never framed, never cached, never readable across origins.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+READING = ("GET", "HEAD")
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+_MAX_AGE = 30 * 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may come in: `hosts` are the values of the Host header that are ours."""
+
+    token: str
+    hosts: frozenset[str]
+    cookie: str
+
+    @classmethod
+    def for_port(cls, token: str, port: int, names: Iterable[str] = ()) -> Access:
+        """Access under the local names and `names`, at this port."""
+        every = [*LOCAL_NAMES, *(n.lower() for n in names)]
+        hosts = {f"{name}:{port}" for name in every} | ({*every} if port == 80 else set())
+        # Cookies know no ports: the name keeps two boards of one machine apart.
+        return cls(token, frozenset(hosts), f"tunesmith-{port}")
+
+    def knows(self, given: str | None) -> bool:
+        """Whether this is the token, in a time that does not tell how much of it is right."""
+        return given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
+
+
+class Guard:
+    """ASGI middleware around the whole app."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app = app
+        self.access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers what may not pass, and hands on the rest."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # no WebSocket is served, from whatever origin
+            await send({"type": "websocket.close", "code": 1008})
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("content-security-policy", POLICY)
+            await send(message)
+
+        refusal = self._refuse(scope)
+        if refusal is None:
+            await self.app(scope, receive, send_with_headers)
+        else:
+            await _answer(scope, send_with_headers, *refusal)
+
+    def _refuse(self, scope: Scope) -> tuple[int, str, dict[str, str]] | None:
+        """Status, reason and headers of a refusal (or of the redirect that turns a token in the address into a cookie)."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "").lower()
+        server = scope.get("server") or ("", 0)
+        # The very address the connection came in on cannot be a rebound name.
+        own = f"{server[0]}:{server[1]}" if ":" not in str(server[0]) else f"[{server[0]}]:{server[1]}"
+        if len(headers.getlist("host")) != 1 or (host not in self.access.hosts and host != own):
+            return 421, "this address is not one of the board's; open the one it printed", {}
+        if (moved := self._login(scope)) is not None:
+            return moved
+        bearer = headers.get("authorization", "").removeprefix("Bearer ") or None
+        if not self.access.knows(bearer) and not self.access.knows(self._cookie(headers)):
+            return 401, "open the address that `tunesmith board` printed: it carries the token", {}
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if scope["method"] in READING:
+            page = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+            if site in ("cross-site", "same-site") and not page:
+                return 403, "another page may not read this", {}
+            return None
+        # A header cannot be sent by a foreign page without being asked for; a cookie is sent by itself.
+        same = origin == f"{scope['scheme']}://{host}" or (origin is None and self.access.knows(bearer))
+        if not same or site in ("cross-site", "same-site"):
+            return 403, "only the board's own page may do this", {}
+        return None
+
+    def _login(self, scope: Scope) -> tuple[int, str, dict[str, str]] | None:
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = [value for name, value in query if name == "token"]
+        if not given or scope["method"] not in READING:
+            return None
+        if not self.access.knows(given[0]):
+            return 401, "the token in this address is not (or no longer) the right one", {}
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        cookie = f"{self.access.cookie}={self.access.token}; Path=/; Max-Age={_MAX_AGE}; HttpOnly; SameSite=Strict"
+        place = "/" + scope["raw_path"].decode("latin-1").lstrip("/\\")  # never //evil.example
+        return 303, "welcome", {"location": place + (f"?{rest}" if rest else ""), "set-cookie": cookie}
+
+    def _cookie(self, headers: Headers) -> str | None:
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self.access.cookie)
+        except CookieError:
+            return None
+        return found.value if found is not None else None
+
+
+async def _answer(scope: Scope, send: Send, status: int, reason: str, headers: dict[str, str]) -> None:
+    if "text/html" in Headers(scope=scope).get("accept", ""):
+        kind = "text/html; charset=utf-8"
+        body = f'<!doctype html><html lang="en"><title>tunesmith board</title><h1>{status}</h1><p>{reason}.</p></html>'
+    else:
+        kind, body = "application/json", json.dumps({"error": reason})
+    every = {"content-type": kind, "content-length": str(len(body.encode())), "connection": "close", **headers}
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [(name.encode(), value.encode("latin-1")) for name, value in every.items()],
+        }
+    )
+    await send({"type": "http.response.body", "body": body.encode() if scope["method"] != "HEAD" else b""})

@@ -1,0 +1,113 @@
+"""Runs the board: bind, print the address, serve until a signal, then let every page go and end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from tunesmith.errors import ConfigError, ResourceError
+from tunesmith.serve.app import make_app
+from tunesmith.serve.protocol import DeadlineProtocol
+from tunesmith.serve.routes import Board
+from tunesmith.serve.runs import RunIndex
+from tunesmith.serve.security import Access
+
+DRAIN_SECONDS = 8
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+class BoardServer(uvicorn.Server):
+    """uvicorn, but streams that never end by themselves are ended first."""
+
+    def __init__(self, config: uvicorn.Config, board: Board) -> None:
+        super().__init__(config)
+        self._board = board
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Lets all watching pages go, then waits for what is being answered."""
+        await self._board.hub.close()
+        await super().shutdown(sockets)
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """A listening socket; a ResourceError says who might have the port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+    except (OSError, OverflowError) as error:
+        found.close()
+        raise ResourceError(
+            f"cannot listen ({getattr(error, 'strerror', None) or error})",
+            where=f"{host}:{port}",
+            fix="Give another --port, or 0 for any free one.",
+        ) from None
+    return found
+
+
+def make_server(
+    runs: str | Path,
+    *,
+    listener: socket.socket,
+    token: str,
+    names: Sequence[str] = (),
+    board: Board | None = None,
+) -> BoardServer:
+    """The server of a folder of runs, for a socket that is bound already."""
+    folder = Path(runs)
+    if not folder.is_dir():
+        raise ConfigError(
+            "there is no such folder", where=str(runs), fix="Give the folder that holds your run folders."
+        )
+    board = board or Board(RunIndex(folder))
+    port = int(listener.getsockname()[1])
+    config = uvicorn.Config(
+        make_app(board, Access.for_port(token, port, names)),
+        http=DeadlineProtocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        access_log=False,
+        log_level="error",
+        log_config=None,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=10,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+        h11_max_incomplete_event_size=16_384,
+        backlog=1024,
+    )
+    return BoardServer(config, board)
+
+
+def serve_board(
+    runs: str | Path,
+    *,
+    host: str,
+    port: int,
+    token: str,
+    names: Sequence[str] = (),
+    on_ready: Callable[[str], Any] = lambda address: None,
+) -> None:
+    """Serves until SIGINT or SIGTERM; `on_ready` gets the address with the token."""
+    listener = open_socket(host, port)
+    with listener:
+        server = make_server(runs, listener=listener, token=token, names=[*names, *_names_of(host)])
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        on_ready(f"http://{shown}:{listener.getsockname()[1]}/?token={token}")
+        server.run(sockets=[listener])
+
+
+def _names_of(host: str) -> list[str]:
+    """The names under which a board that is open to the network is reached."""
+    if host in LOCAL:
+        return []
+    if host in ("0.0.0.0", "::"):
+        return [socket.gethostname(), socket.getfqdn()]
+    return [f"[{host}]" if ":" in host else host]
