@@ -1,0 +1,338 @@
+"""The run that every fault is tried on: a 2-layer BERT, 48 rows, 24 steps, a save every 2, dropout on. No command line around it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conftest import tiny_bert, token_lists
+from tunesmith.cli.main import explain
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.token_rows import TokenRows
+from tunesmith.errors import TunesmithError
+from tunesmith.events import RunStarted
+from tunesmith.labels import Task
+from tunesmith.predict.export import export_model
+from tunesmith.run.layout import RunDir
+from tunesmith.run.lock import RunLock
+from tunesmith.train.checkpoint import Identity, contiguous, load_weights, require_finite
+from tunesmith.train.evaluate import predict_rows
+from tunesmith.train.keeper import RunKeeper
+from tunesmith.train.loop import train_events
+from tunesmith.train.losses import TaskLoss
+from tunesmith.train.optim import make_optimizer
+from tunesmith.train.plan import Calendar, Plan, epoch_ends_for
+from tunesmith.train.runtime import make_runtime
+from tunesmith.train.schedule import Schedule
+from tunesmith.train.state import TrainState
+from tunesmith.train.strategies import choose_strategies
+
+ROWS = 48
+DEFAULTS: dict[str, Any] = {
+    "rows": ROWS,
+    "accumulation": 1,
+    "sampling": "group_by_length",
+    "epochs": 2,
+    "save_every": 2,
+    "evaluate_every": 4,
+    "patience": None,
+    "keep": 1,
+    "fast": False,
+    "precision": "no",
+    "learning_rate": 1e-3,
+    "data": "data",
+    "versions": {},
+    "labels": ["a", "b"],
+    "allow_changed": False,
+    "fault": None,
+    "ignore_labels": False,
+    "token_budget": None,
+}
+
+
+def main(options: dict[str, Any]) -> int:
+    """Trains, or goes on with, the run in options["folder"]; gives the exit code of the command line."""
+    try:
+        run_trial({**DEFAULTS, **options})
+    except BaseException as error:
+        code, text = explain(error, debug=True)
+        print(f"tunesmith: {text}", file=sys.stderr)
+        if code == 1:
+            import traceback
+
+            traceback.print_exc()
+        return code
+    return 0
+
+
+def warm_up() -> None:
+    """One step without a run folder: lazy imports happen here, in the server, and not in every trial."""
+    keeper, batches = make_keeper(RunDir("/nonexistent"), DEFAULTS)
+    events = train_events(keeper.state, batches, keeper.plan)
+    for _ in range(4):
+        next(events)
+    from accelerate.state import AcceleratorState, PartialState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    PartialState._reset_state()
+
+
+def run_trial(options: dict[str, Any]) -> None:
+    """The same order of work as `finetune`: lock, begin, loop, best weights, export, end."""
+    run = RunDir(options["folder"])
+    with RunLock(run.lock_file) if int(os.environ.get("RANK", "0")) == 0 else nullcontext():
+        keeper, batches = make_keeper(run, options)
+        if options["fault"]:
+            name, _, rest = options["fault"].partition(":")
+            batches = FAULTS[name](keeper, batches, *rest.split(":")) or batches
+        with keeper.stop:
+            try:
+                follow(keeper, batches, options)
+            except TunesmithError as error:
+                keeper.end(type(error).__name__)
+                raise
+            finally:
+                keeper.close()
+
+
+def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunKeeper, Any]:
+    """Everything a run is made of, from nothing but seeds."""
+    runtime = make_runtime(use_cpu=True, precision=options["precision"])
+    lists = token_lists(options["rows"])
+    if options["ignore_labels"]:
+        lists["labels"] = [-1] * options["rows"]
+    rows = TokenRows.from_lists(lists)
+    batches: Any = Batches(
+        rows,
+        Padding(),
+        4 // options["accumulation"] // runtime.world,
+        seed=3,
+        accumulation=options["accumulation"],
+        sampling=options["sampling"],
+        token_budget=options["token_budget"],
+        rank=runtime.rank,
+        world=runtime.world,
+    )
+    in_epochs = [batches.steps_in_epoch(e) for e in range(options["epochs"])]
+    steps, ends = epoch_ends_for(in_epochs, max_steps=0, num_epochs=options["epochs"])
+    plan = Plan(
+        steps,
+        ends,
+        Schedule("linear", options["learning_rate"], 3, steps),
+        seed=3,
+        evaluate=Calendar("steps", options["evaluate_every"], last=steps),
+        save=Calendar("steps", options["save_every"], last=steps),
+        metric="loss",
+        greater_is_better=False,
+        patience=options["patience"],
+    )
+    model = tiny_bert(dropout=0.1)
+    cut = None
+    if options["fast"]:
+        from dataclasses import replace
+
+        strategies = choose_strategies(model, rows, Padding(), device=torch.device("cpu"))
+        batches, cut = replace(batches, collate=strategies.train_collate), strategies.cut
+    optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.1)
+    state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), runtime, cut=cut)
+    config = {"accumulation": options["accumulation"], "world": runtime.world, "rows": options["rows"]}
+    identity = Identity("run", options["data"], config, {"names": options["labels"]}, options["versions"])
+    describe = describe_with(model)
+    keeper = RunKeeper(
+        run, state, plan, identity, describe, keep_checkpoints=options["keep"], allow_changed=options["allow_changed"]
+    )
+    return keeper, batches
+
+
+def describe_with(model: Any) -> Any:
+    """Writes the model's config beside its weights."""
+
+    def describe(folder: Path) -> None:
+        model.config.save_pretrained(folder)
+
+    return describe
+
+
+def follow(keeper: RunKeeper, batches: Any, options: dict[str, Any]) -> None:
+    """The loop and what comes after it."""
+    validation = TokenRows.from_lists(token_lists(20, seed=9))
+
+    def evaluate(state: TrainState) -> dict[str, tuple[dict[str, float | None], int]]:
+        with state.cut.whole() if state.cut is not None else nullcontext():
+            result = predict_rows(
+                state.model, validation, Padding(), state.runtime, max_rows=8, objective=state.objective
+            )
+        return {"validation": ({"loss": result.loss}, 20)}
+
+    state = keeper.state
+    keeper.begin(RunStarted("run", 0, keeper.plan.num_steps, 1, 1, options["rows"]))
+    for event in train_events(state, batches, keeper.plan, evaluate=evaluate, wants_read_back=keeper.wants_read_back):
+        keeper.on(event)
+    keeper.stop.raise_at_once()
+    tensors = digest(state)
+    best = keeper.best_weights()
+    state.cut = None if state.cut is None else (state.cut.restore(), None)[1]
+    if best is not None:
+        load_weights(state.model, best)
+    if state.runtime.is_main:
+        weights = contiguous(state.model.state_dict())
+        require_finite(weights, state.step)
+        export_model(keeper.run.model, weights, keeper.describe, "card")
+        keeper.end("completed")
+        Path(f"{keeper.run.path}.outcome").write_text(json.dumps({"step": state.step, "tensors": tensors}))
+    state.runtime.barrier()
+
+
+def digest(state: TrainState) -> str:
+    """sha256 over the sorted tensors of model and optimizer."""
+    tensors = {f"model.{n}": t for n, t in state.model.state_dict().items()}
+    for index, values in enumerate(state.optimizer.state.values()):
+        tensors |= {f"optimizer.{index}.{k}": v for k, v in values.items()}
+    total = hashlib.sha256()
+    for name in sorted(tensors):
+        total.update(name.encode())
+        total.update(tensors[name].detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+class Counter:
+    """Calls `act` at the n-th call."""
+
+    def __init__(self, n: int, act: Any) -> None:
+        self.n, self.act, self.count = n, act, 0
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        self.count += 1
+        return self.act() if self.count == self.n else None
+
+
+def signal_at(keeper: RunKeeper, batches: Any, point: str, n: str, name: str, times: str = "1") -> Any:
+    """Sends this process a signal at the n-th passage of a point of the step."""
+
+    def send() -> None:
+        for _ in range(int(times)):
+            os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+
+    return at_point(keeper, batches, point, Counter(int(n), send))
+
+
+def at_point(keeper: RunKeeper, batches: Any, point: str, act: Any) -> Any:
+    """Puts a call at forward, backward, optimizer, evaluate or data."""
+    model = keeper.state.model
+    if point in ("forward", "evaluate"):
+        model.register_forward_pre_hook(lambda m, _: act() if m.training == (point == "forward") else None)
+    elif point == "backward":
+        model.classifier.register_full_backward_hook(lambda *_: act())
+    elif point == "optimizer":
+        keeper.state.optimizer.register_step_pre_hook(lambda *_: act())
+    else:
+        return Watched(batches, act)
+    return None
+
+
+class Watched:
+    """Batches that call `act` before each window."""
+
+    def __init__(self, batches: Any, act: Any) -> None:
+        self.batches, self.act = batches, act
+
+    def windows(self, epoch: int, skip: int = 0) -> Any:
+        """The windows of an epoch."""
+        for window in self.batches.windows(epoch, skip):
+            self.act()
+            yield window
+
+
+def nan_gradient(keeper: RunKeeper, batches: Any, step: str) -> None:
+    """The gradient of one weight is NaN at a step."""
+    weight = keeper.state.model.bert.encoder.layer[1].output.dense.weight
+    weight.register_hook(
+        lambda grad: torch.full_like(grad, float("nan")) if keeper.state.step + 1 == int(step) else grad
+    )
+
+
+def nan_output(keeper: RunKeeper, batches: Any, step: str) -> None:
+    """A layer gives Inf at a step."""
+    keeper.state.model.bert.pooler.register_forward_hook(
+        lambda m, i, out: out * float("inf") if keeper.state.step + 1 == int(step) and m.training else out
+    )
+
+
+def nan_weight(keeper: RunKeeper, batches: Any, step: str) -> None:
+    """A weight becomes Inf by the update of a step (its gradient was finite)."""
+
+    def spoil(*_: Any) -> None:
+        if keeper.state.step + 1 == int(step):
+            with torch.no_grad():
+                keeper.state.model.classifier.weight[0, 0] = float("inf")
+
+    keeper.state.optimizer.register_step_post_hook(spoil)
+
+
+def out_of_memory(keeper: RunKeeper, batches: Any, where: str, most_rows: str) -> None:
+    """Batches of more than so many rows do not fit, in the forward or backward pass of training or in evaluation."""
+    seen = {"rows": 0}
+
+    def look(model: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        seen["rows"] = int(kwargs["input_ids"].shape[0])
+        if seen["rows"] > int(most_rows) and where == ("forward" if model.training else "evaluate"):
+            raise torch.OutOfMemoryError("no memory, as the test asked")
+
+    def backward(*_: Any) -> None:
+        if where == "backward" and seen["rows"] > int(most_rows):
+            raise torch.OutOfMemoryError("no memory, as the test asked")
+
+    keeper.state.model.register_forward_pre_hook(look, with_kwargs=True)
+    keeper.state.model.classifier.register_full_backward_hook(backward)
+
+
+def sleepy_save(keeper: RunKeeper, batches: Any, milliseconds: str) -> None:
+    """Random sleeps around each barrier, other ones on every rank."""
+    import random
+
+    rng = random.Random(os.getpid())
+    runtime = keeper.state.runtime
+    inner = type(runtime).barrier
+
+    def barrier(self: Any) -> None:
+        time.sleep(rng.random() * int(milliseconds) / 1000)
+        inner(self)
+        time.sleep(rng.random() * int(milliseconds) / 1000)
+
+    type(runtime).barrier = barrier
+
+
+def raise_on_rank(keeper: RunKeeper, batches: Any, rank: str, step: str) -> Any:
+    """One rank has an error of its own."""
+
+    def act() -> None:
+        if keeper.state.runtime.rank == int(rank) and keeper.state.step + 1 == int(step):
+            raise RuntimeError("an error on one rank, as the test asked")
+
+    return at_point(keeper, batches, "data", act)
+
+
+def slow(keeper: RunKeeper, batches: Any, milliseconds: str) -> Any:
+    """Every step takes this much longer."""
+    return at_point(keeper, batches, "data", lambda: time.sleep(int(milliseconds) / 1000))
+
+
+FAULTS = {
+    "signal": signal_at,
+    "nan_gradient": nan_gradient,
+    "nan_output": nan_output,
+    "nan_weight": nan_weight,
+    "oom": out_of_memory,
+    "sleepy_save": sleepy_save,
+    "raise_on_rank": raise_on_rank,
+    "slow": slow,
+}
