@@ -66,7 +66,8 @@ class RunIndex:
         """Id -> run folder: direct subfolders with a journal, or the root itself when it is a run."""
         found = {run_id(self.root.name): RunDir(self.root)} if _is_file(self.root / "journal.jsonl") else {}
         try:
-            entries = list(os.scandir(self.root))
+            with os.scandir(self.root) as listing:
+                entries = list(listing)
         except OSError:
             return found
         for entry in entries:
@@ -139,8 +140,7 @@ def has_no_links(run: RunDir) -> bool:
     )
     if any(os.path.islink(file) for file in files):
         return False
-    inside = os.scandir(run.model) if run.model.is_dir() else ()
-    return not any(entry.is_symlink() for entry in inside)
+    return not run.model.is_dir() or not any(file.is_symlink() for file in run.model.iterdir())
 
 
 def _is_file(path: Path) -> bool:
