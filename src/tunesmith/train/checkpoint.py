@@ -204,6 +204,10 @@ def load_weights(model: nn.Module, file: Path) -> None:
 
 
 def _copy_weights(model: nn.Module, stored: dict[str, torch.Tensor], where: str) -> None:
+    if type(model).load_state_dict is not nn.Module.load_state_dict:
+        # A user's model that brings its own way, for buffers that grow, say.
+        model.load_state_dict(stored)
+        return
     own = model.state_dict()
     wrong = sorted(set(own) ^ set(stored)) or [n for n in own if own[n].shape != stored[n].shape]
     if wrong:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import MANIFEST, read_manifest, retire, verify, write_sealed
 from tunesmith.train.checkpoint import WEIGHTS, Identity, contiguous, load_weights, save_checkpoint
 from tunesmith.trainer.attributes import TrainerAttributes
-from tunesmith.trainer.upstream import ExportableState, PreTrainedModel, TrainerState, parts
+from tunesmith.trainer.upstream import ExportableState, PreTrainedModel, TrainerState, parts, trainer_log
 
-log = logging.getLogger(__name__)
+log = trainer_log
 
 TRAINER_STATE, TRAINING_ARGS = "trainer_state.json", "training_args.json"
 
@@ -146,10 +145,11 @@ class CheckpointPart(TrainerAttributes):
         for name, stored in self.state.stateful_callbacks.items():
             mine = [c for c in [*self.callback_handler.callbacks, self.control] if type(c).__name__ == name]
             if not mine:
-                log.warning("the checkpoint holds the state of a callback this run does not have: %s", name)
+                log.warning(f"The checkpoint holds the state of a callback that this run does not have: {name}")
             for callback, data in zip(mine, stored if isinstance(stored, list) else [stored], strict=False):
-                values = {**(data.get("args", {}) if whole or callback is self.control else {})}
-                values |= data.get("attributes", {})
+                if callback is self.control and not whole:
+                    continue
+                values = {**(data.get("args", {}) if whole else {}), **data.get("attributes", {})}
                 for key, value in values.items():
                     setattr(callback, key, value)
 

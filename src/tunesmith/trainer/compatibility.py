@@ -22,12 +22,12 @@ What is different on purpose:
 
 | here | transformers |
 | --- | --- |
-| A loss or gradient that is not finite stops the run (`NumericsError`); the weights stay as they were before that step. | It is logged as 0.0 and training goes on. |
+| A loss or gradient that is not finite stops the run (`NumericsError`); the weights stay as before. | It is logged as 0.0. |
 | Gradient accumulation divides once, by the items of the whole window. | The means of micro-batches of an encoder are added up. |
 | `predict` returns rows in the order of the dataset. | With length grouping they come back in another order. |
-| A checkpoint is a sealed folder of safetensors and JSON, verified before a resume, and continues bit for bit. | `optimizer.pt`, `scheduler.pt`, `rng_state.pth` and `training_args.bin` are pickles; damage goes unnoticed. |
+| A checkpoint is a sealed folder of safetensors and JSON; verified, it goes on bit for bit. | Pickles; damage is not noticed. |
 | `dataloader_drop_last` drops training rows only. | Rows are left out of evaluations and predictions, too. |
-| Going on with other data, another batch size or seed is refused. | It goes on. |
+| Going on with other data, another order or seed is refused; another batch size is a warning. | It goes on. |
 | The order of an epoch depends on `seed` (or `data_seed`) and the epoch alone. | It depends on the generator's history. |
 | Early-stopping counters survive a resume. | Only with `restore_callback_states_from_checkpoint`. |
 | `journal.jsonl` in the output folder holds every step: `tunesmith curves` and `tunesmith diagnose` read it. | - |

@@ -103,7 +103,8 @@ class DataPart(TrainerAttributes):
             and (rows := token_rows_of(eval_dataset)) is not None
         ):
             order = np.argsort(-rows.lengths, kind="stable")
-        return RowBatches(order[self.runtime.rank :: self.runtime.world], self.args.eval_batch_size)
+        mine = order[self.runtime.rank :: self.runtime.world]
+        return RowBatches(mine, self.args.eval_batch_size, self.args.dataloader_drop_last)
 
     def _lengths_of(self, dataset: Any) -> npt.NDArray[np.int64]:
         """The number of tokens in each row: from a length column, from Arrow, or by looking at every row."""

@@ -247,12 +247,14 @@ def _with_last(source: Any) -> Any:
 def with_recorded_rows(loader: Any) -> tuple[Any, Any]:
     """(a loader with the same batches, a function that says after the loop which rows they were, or None)."""
     sampler = getattr(loader, "batch_sampler", None)
-    if isinstance(sampler, RowBatches):
+    if isinstance(sampler, RowBatches) and not sampler.drop_last:
         return loader, lambda: sampler.rows
     plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     if not plain or sampler is None or isinstance(loader.dataset, IterableDataset):
         return loader, lambda: None
-    recorder = RecordedBatches(sampler)
+    # The rows that drop_last leaves out are read all the same: a metric over some of the rows is another metric.
+    whole = RowBatches(sampler.rows, sampler.batch_size) if isinstance(sampler, RowBatches) else sampler
+    recorder = RecordedBatches(whole)
     options = {
         n: getattr(loader, n)
         for n in ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")

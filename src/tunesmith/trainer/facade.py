@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,11 @@ log = logging.getLogger(__name__)
 class Trainer(TrainPart, SearchPart, HubPart):
     """Change one import and keep the script. Where it differs from transformers: docs/reference/trainer_compatibility.md."""
 
+    is_deepspeed_enabled = False
+    is_fsdp_enabled = False
+    is_model_parallel = False
+    place_model_on_device = True
+
     def __init__(
         self,
         model: Any = None,
@@ -63,6 +69,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
             log.warning("tokenizer= is called processing_class= now")
             processing_class = tokenizer if processing_class is None else processing_class
         self._memory_tracker = utils.TrainerMemoryTracker(self.args.skip_memory_metrics)
+        self._memory_tracker.stages = {**self._memory_tracker.stages, "_finish": "train"}
         self._memory_tracker.start()
         transformers_logging.set_verbosity(self.args.get_process_log_level())
         self.runtime = make_trainer_runtime(self.args)
@@ -119,7 +126,9 @@ class Trainer(TrainPart, SearchPart, HubPart):
         self.label_smoother = None
         if self.args.label_smoothing_factor != 0:
             if getattr(config, "problem_type", None) == "multi_label_classification":
-                log.warning("label smoothing has no meaning for several labels a row; it is left out")
+                warnings.warn(
+                    "Label smoothing is not compatible with multi-label classification: left out", stacklevel=3
+                )
             else:
                 self.label_smoother = parts.LabelSmoother(epsilon=self.args.label_smoothing_factor)
         if config is not None:
@@ -163,6 +172,11 @@ class Trainer(TrainPart, SearchPart, HubPart):
         self.control = new_control()
         self.state = self._fresh_state()
         self._tell("on_init_end")
+
+    @property
+    def tokenizer(self) -> Any:
+        """The old name of `processing_class`."""
+        return self.processing_class
 
     def end(self) -> None:
         """Leaves the process group; nothing that talks between ranks works after it."""

@@ -109,10 +109,16 @@ class LossPart(TrainerAttributes):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Forward and backward pass of one micro-batch; returns its share of the step's loss."""
-        assert self._engine is not None
         for module in (model, self.optimizer):
             if callable(getattr(module, "train", None)):
                 module.train()
+        if num_items_in_batch is not None:
+            self._window_items = torch.as_tensor(num_items_in_batch, device=self.args.device)
+        if self._engine is None:  # called by hand, outside of a run: this batch is a window of its own
+            with self.compute_loss_context_manager():
+                loss = self._share_of_loss(model, inputs)
+            self.accelerator.backward(loss)
+            return loss.detach()
         wrapped, self._engine.wrapped = self._engine.wrapped, model
         try:
             return micro_step(self._engine, as_batch(inputs, _rows_of(inputs)), self._factor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 import uuid
 from pathlib import Path
@@ -46,9 +45,7 @@ from tunesmith.trainer.optimization import OptimizerPart
 from tunesmith.trainer.preparation import prepared_model, seed_for
 from tunesmith.trainer.progress import Progress
 from tunesmith.trainer.reactions import ReactionPart
-from tunesmith.trainer.upstream import has_length, speed_metrics, utils
-
-log = logging.getLogger(__name__)
+from tunesmith.trainer.upstream import has_length, speed_metrics, trainer_log, utils
 
 
 class TrainPart(ReactionPart, EvaluationPart, DataPart, OptimizerPart, CheckpointPart, CallbackPart):
@@ -123,6 +120,7 @@ class TrainPart(ReactionPart, EvaluationPart, DataPart, OptimizerPart, Checkpoin
             require_same_run(folder, self._identity)
             load_checkpoint(folder, self._engine)
             self.state = load_trainer_state(folder)
+            utils.compare_trainer_and_checkpoint_args(self.args, self.state)
             self._load_callback_state()
             self._restore_rates(self._engine.extra["trainer"])
         self._progress = Progress(self._engine.step)
@@ -192,6 +190,8 @@ class TrainPart(ReactionPart, EvaluationPart, DataPart, OptimizerPart, Checkpoin
     def _run(self, run: RunDir, trial: Any, ignore_keys: Any) -> Any:
         assert self._engine is not None
         self._trial, self._ignore_keys = trial, ignore_keys
+        trainer_log.info("***** Running training *****")
+        trainer_log.info("  %d steps of %d rows", self._horizon.num_steps, self.get_total_train_batch_size())
         self._tell("on_train_begin")
         if self.args.eval_on_start and self._engine.step == 0:
             self._evaluate(trial, ignore_keys, skip_scheduler=True)
@@ -228,7 +228,9 @@ class TrainPart(ReactionPart, EvaluationPart, DataPart, OptimizerPart, Checkpoin
         elif isinstance(event, NonFinite):
             self._refuse(event)
         elif isinstance(event, MicroBatchSplit):
-            log.warning("out of memory: micro-batches now have %d rows; the maths is the same", event.rows_after)
+            trainer_log.warning(
+                "out of memory: micro-batches now have %d rows; the maths is the same", event.rows_after
+            )
         elif isinstance(event, EpochStarted):
             return self._next_epoch(event.epoch)
         elif isinstance(event, SafePoint):

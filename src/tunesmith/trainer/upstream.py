@@ -29,6 +29,8 @@ neftune = _any(_neftune)
 search = _any(_search)
 losses = _any(_losses)
 logging = _any(_transformers_utils.logging)
+trainer_log = logging.get_logger("transformers.trainer")
+"""The logger that `log_level` and `log_level_replica` of the arguments set."""
 
 DataCollatorWithPadding = library.DataCollatorWithPadding
 PreTrainedModel = library.PreTrainedModel

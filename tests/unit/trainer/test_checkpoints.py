@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -181,12 +182,63 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_a_named_one_refused(tmp_
     assert recorder.events.count("on_step_end") == 1
 
 
-def test_other_data_or_another_batch_size_is_refused(tmp_path: Path) -> None:
+def test_other_data_or_another_seed_is_refused(tmp_path: Path) -> None:
     make(tmp_path, max_steps=3).train()
     with pytest.raises(CheckpointError, match="the training data changed"):
         make(tmp_path, data=RegressionDataset(length=47)).train(resume_from_checkpoint=True)
-    with pytest.raises(CheckpointError, match="rows_per_step was 8 and is 4"):
-        make(tmp_path, per_device_train_batch_size=4).train(resume_from_checkpoint=True)
+    with pytest.raises(CheckpointError, match="seed was 42 and is 1"):
+        make(tmp_path, seed=1).train(resume_from_checkpoint=True)
+
+
+def test_another_batch_size_goes_on_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make(tmp_path, max_steps=2).train()
+    logging.getLogger("transformers").propagate = True
+    with caplog.at_level(logging.WARNING):
+        again = make(tmp_path, per_device_train_batch_size=4, max_steps=4)
+        again.train(resume_from_checkpoint=True)
+    logging.getLogger("transformers").propagate = False
+    assert again.state.global_step == 4
+    assert "rows_per_step was 8 and is 4" in caplog.text
+
+
+class Growing(torch.nn.Module):
+    """Remembers the rows it saw in a buffer that grows, and knows how to load it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = torch.nn.Linear(1, 1)
+        self.register_buffer("seen", torch.empty(0))
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        self.seen = state_dict["seen"].clone()
+        return super().load_state_dict(state_dict, strict)
+
+    def forward(self, input_x: torch.Tensor, labels: Any = None) -> Any:
+        self.seen = torch.cat([self.seen, input_x.detach()])
+        y = self.line(input_x[:, None])[:, 0]
+        return (y,) if labels is None else (torch.nn.functional.mse_loss(y, labels), y)
+
+
+def test_the_rows_seen_after_a_resume_are_those_of_the_whole_run(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    whole = make(tmp_path / "whole", model=Growing())
+    whole.train()
+    again = make(tmp_path / "again", model=Growing())
+    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-7"))
+    assert torch.equal(whole.model.seen, again.model.seen)
+    rows = RegressionDataset(length=46).x
+    assert sorted(whole.model.seen[:46].tolist()) == sorted(rows.tolist())
+
+
+def test_frozen_parameters_stay_frozen_after_a_resume(tmp_path: Path) -> None:
+    runs = []
+    for resume in (None, str(tmp_path / "0" / "checkpoint-5")):
+        trainer = make(tmp_path / str(len(runs)), model=Regression())
+        trainer.model.a.requires_grad_(False)
+        trainer.train(resume_from_checkpoint=resume)
+        runs.append(trainer)
+    assert runs[0].model.a.item() == runs[1].model.a.item() == 0.0
+    assert runs[0].model.b.item() == runs[1].model.b.item() != 0.0
 
 
 def test_more_epochs_may_be_asked_for_on_resume(tmp_path: Path) -> None:

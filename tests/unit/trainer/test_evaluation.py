@@ -251,3 +251,21 @@ def test_half_precision_evaluation_casts_the_model(tmp_path: Path) -> None:
     output = trainer.predict(arrow(9).remove_columns(["text"]))
     assert trainer.model.dtype == torch.bfloat16
     assert output.predictions.shape == (9, 2)
+
+
+def test_every_row_is_evaluated_also_when_training_drops_the_last_batch(tmp_path: Path) -> None:
+    trainer = make(tmp_path, dataloader_drop_last=True)
+    assert len(trainer.get_eval_dataloader()) == 2
+    whole = make(tmp_path).evaluate()["eval_loss"]
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(whole)
+    assert trainer.predict(trainer.eval_dataset).predictions.shape == (21,)
+
+
+def test_persistent_workers_keep_the_evaluation_loaders(tmp_path: Path) -> None:
+    sets = {"a": RegressionDataset(length=8), "b": RegressionDataset(length=9)}
+    kept = make(tmp_path, eval_dataset=sets, dataloader_persistent_workers=True, dataloader_num_workers=1)
+    assert kept.get_eval_dataloader("a") is kept.get_eval_dataloader("a")
+    assert kept.get_eval_dataloader("a") is not kept.get_eval_dataloader("b")
+    fresh = make(tmp_path, eval_dataset=sets)
+    assert fresh.get_eval_dataloader("a") is not fresh.get_eval_dataloader("a")
+    assert fresh.get_eval_dataloader("a").dataset is sets["a"]

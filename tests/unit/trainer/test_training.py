@@ -346,3 +346,82 @@ def test_neftune_gradient_checkpointing_and_determinism_are_taken(tmp_path: Path
     assert not torch.equal(first[0], first[1])
     assert torch.allclose(first[0], first[2], atol=1e-6)
     assert not noisy.model.get_input_embeddings()._forward_hooks
+
+
+def test_training_step_may_be_called_by_hand_before_any_run(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    inputs = {"input_x": torch.tensor([1.0, 2.0]), "labels": torch.tensor([1.0, 3.0])}
+    loss = trainer.training_step(trainer.model, dict(inputs), 2)
+    predicted = trainer.prediction_step(trainer.model, dict(inputs), prediction_loss_only=True)[0]
+    assert torch.equal(loss, predicted)
+    assert loss.item() == pytest.approx(5.0)
+    assert trainer.model.a.grad is not None
+
+
+def test_a_loader_without_a_dataset_is_enough(tmp_path: Path) -> None:
+    class Chain:
+        def __init__(self, *loaders: Any) -> None:
+            self.loaders = loaders
+
+        def __len__(self) -> int:
+            return sum(len(x) for x in self.loaders)
+
+        def __iter__(self) -> Any:
+            for loader in self.loaders:
+                yield from loader
+
+    class Own(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return Chain(super().get_train_dataloader(), super().get_train_dataloader())
+
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return Chain(super().get_eval_dataloader(eval_dataset), super().get_eval_dataloader(eval_dataset))
+
+    trainer = make(tmp_path, kind=Own, num_train_epochs=1)
+    assert trainer.train().global_step == 16
+    assert "eval_loss" in trainer.evaluate()
+
+
+def test_memory_metrics_are_measured_when_asked_for(tmp_path: Path) -> None:
+    trainer = make(tmp_path, max_steps=1, skip_memory_metrics=False)
+    metrics = trainer.train().metrics
+    assert "init_mem_cpu_alloc_delta" in metrics
+    assert "train_mem_cpu_alloc_delta" in metrics
+    assert "eval_mem_cpu_alloc_delta" in trainer.evaluate()
+
+
+def test_log_level_lets_the_start_of_the_run_be_seen(tmp_path: Path) -> None:
+    from transformers.testing_utils import CaptureLogger
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    try:
+        with CaptureLogger(logging.get_logger()) as seen:
+            make(tmp_path / "1", max_steps=1, log_level="info").train()
+        with CaptureLogger(logging.get_logger()) as quiet:
+            make(tmp_path / "2", max_steps=1, log_level="error").train()
+    finally:
+        logging.set_verbosity(before)
+    assert "Running training" in seen.out
+    assert "Running training" not in quiet.out
+
+
+def test_a_signal_saves_and_ends_the_run_when_asked_for(tmp_path: Path) -> None:
+    import os
+    import signal
+
+    from tunesmith.errors import StoppedBySignal
+
+    class Kill(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(StoppedBySignal, match="after step 3") as caught:
+        make(tmp_path, callbacks=[Kill()], enable_jit_checkpoint=True).train()
+    assert caught.value.exit_code == 143
+    again = make(tmp_path, enable_jit_checkpoint=True)
+    again.train(resume_from_checkpoint=True)
+    whole = make(tmp_path / "whole")
+    whole.train()
+    assert torch.equal(whole.model.a, again.model.a)
