@@ -1,4 +1,4 @@
-"""The run that every fault is tried on: a 2-layer BERT, 48 rows, 24 steps, a save every 2, dropout on. No command line around it."""
+"""The run that every fault is tried on: a 2-layer BERT, 48 rows, 24 steps, a save every 2, dropout on; no command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tunesmith.labels import Task
 from tunesmith.predict.export import export_model
 from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock
+from tunesmith.run.sealed import write_file_atomically
 from tunesmith.train.checkpoint import Identity, contiguous, load_weights, require_finite
 from tunesmith.train.evaluate import predict_rows
 from tunesmith.train.keeper import RunKeeper
@@ -56,6 +57,8 @@ DEFAULTS: dict[str, Any] = {
     "fault": None,
     "ignore_labels": False,
     "token_budget": None,
+    "dropout": 0.1,
+    "watch_bytes": False,
 }
 
 
@@ -65,7 +68,8 @@ def main(options: dict[str, Any]) -> int:
         run_trial({**DEFAULTS, **options})
     except BaseException as error:
         code, text = explain(error, debug=True)
-        print(f"tunesmith: {text}", file=sys.stderr)
+        with suppress(OSError):  # the log may lie on the disk that fails
+            print(f"tunesmith: {text}", file=sys.stderr, flush=True)
         if code == 1:
             import traceback
 
@@ -135,7 +139,7 @@ def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunKeeper, Any]:
         greater_is_better=False,
         patience=options["patience"],
     )
-    model = tiny_bert(dropout=0.1)
+    model = tiny_bert(dropout=options["dropout"])
     cut = None
     if options["fast"]:
         from dataclasses import replace
@@ -174,6 +178,8 @@ def follow(keeper: RunKeeper, batches: Any, options: dict[str, Any]) -> None:
         return {"validation": ({"loss": result.loss}, 20)}
 
     state = keeper.state
+    if options["watch_bytes"]:
+        watch_bytes(keeper.run)
     keeper.begin(RunStarted("run", 0, keeper.plan.num_steps, 1, 1, options["rows"]))
     for event in train_events(state, batches, keeper.plan, evaluate=evaluate, wants_read_back=keeper.wants_read_back):
         keeper.on(event)
@@ -188,8 +194,25 @@ def follow(keeper: RunKeeper, batches: Any, options: dict[str, Any]) -> None:
         require_finite(weights, state.step)
         export_model(keeper.run.model, weights, keeper.describe, "card")
         keeper.end("completed")
-        Path(f"{keeper.run.path}.outcome").write_text(json.dumps({"step": state.step, "tensors": tensors}))
+        outcome = json.dumps({"step": state.step, "tensors": tensors})
+        write_file_atomically(Path(f"{keeper.run.path}.outcome"), outcome.encode())
     state.runtime.barrier()
+
+
+def watch_bytes(run: RunDir) -> None:
+    """Notes the bytes of the run folder (a hard link counts once) each time a sealed folder is about to be renamed."""
+    from tunesmith.run import sealed
+
+    inner = sealed.fault_point
+
+    def look(name: str) -> None:
+        if name == "save.sealed":
+            found = {i.st_ino: i.st_size for p in run.path.rglob("*") if (i := p.stat()) and p.is_file()}
+            with open(f"{run.path}.bytes", "a") as out:
+                print(sum(found.values()), file=out)
+        inner(name)
+
+    sealed.fault_point = look
 
 
 def digest(state: TrainState) -> str:
@@ -253,17 +276,17 @@ class Watched:
 
 
 def nan_gradient(keeper: RunKeeper, batches: Any, step: str) -> None:
-    """The gradient of one weight is NaN at a step."""
+    """The gradient of one weight is NaN from a step on (the search for the culprit must see it again)."""
     weight = keeper.state.model.bert.encoder.layer[1].output.dense.weight
     weight.register_hook(
-        lambda grad: torch.full_like(grad, float("nan")) if keeper.state.step + 1 == int(step) else grad
+        lambda grad: torch.full_like(grad, float("nan")) if keeper.state.step + 1 >= int(step) else grad
     )
 
 
 def nan_output(keeper: RunKeeper, batches: Any, step: str) -> None:
-    """A layer gives Inf at a step."""
-    keeper.state.model.bert.pooler.register_forward_hook(
-        lambda m, i, out: out * float("inf") if keeper.state.step + 1 == int(step) and m.training else out
+    """A layer gives Inf from a step on."""
+    keeper.state.model.bert.pooler.activation.register_forward_hook(
+        lambda m, i, out: out * float("inf") if keeper.state.step + 1 >= int(step) and m.training else out
     )
 
 

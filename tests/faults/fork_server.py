@@ -1,8 +1,8 @@
 """Runs trials in forked children: torch and transformers are imported once, a trial costs about a second.
 
 Reads one JSON job a line on stdin, answers one JSON line. Started by `trials.Server`; never by hand.
-A job: kind (engine, cli, peer), options, env, log, signals [[seconds, name, rank]], strace (arguments) and strace_log, fsize, uid,
-ranks, timeout.
+A job: kind (engine, cli, peer), options, env, log, signals [[seconds, name, rank]], strace (arguments), strace_log,
+fsize, uid, ranks, timeout.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from faults.trials import (
 )
 from tunesmith.run.layout import RunDir
 
-CALLS = "openat,write,pwrite64,fsync,rename,mkdir,unlink,unlinkat,rmdir,link,ftruncate"
+CALLS = "openat,write,pwrite64,fsync,rename,renameat,renameat2,mkdir,unlink,unlinkat,rmdir,link,ftruncate"
 """Every syscall by which a run changes its folder."""
 SHORT = {"rows": 16, "epochs": 1, "evaluate_every": 2}
 """4 steps: two saves, two best/, one rotation, the export."""

@@ -78,7 +78,10 @@ def main(argv: Sequence[str]) -> int:
 
             traceback.print_exc()
         code, text = explain(error, debug=debug)
-        print(f"tunesmith: {text}", file=sys.stderr)
+        try:
+            print(f"tunesmith: {text}", file=sys.stderr, flush=True)
+        except OSError:  # stderr may be a file on the disk that is full: the exit code must still say why
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
         return code
 
 

@@ -55,18 +55,18 @@ def _publish(tmp: Path, target: Path) -> None:
     """Renames a sealed folder into place. Not durable means not published: a failed fsync takes it back."""
     old = _aside(target, "old-")
     replaces = target.exists()
-    if replaces:
-        remove_tree(old)
-        os.rename(target, old)
-        fault_point("save.moved")
     try:
+        if replaces:
+            remove_tree(old)
+            os.rename(target, old)
+            fault_point("save.moved")
         os.rename(tmp, target)
         fault_point("save.renamed")
         fsync_folder(target.parent)
     except BaseException:
-        if not tmp.exists():
+        if not tmp.exists() and target.exists():
             os.rename(target, tmp)
-        if replaces:
+        if replaces and not target.exists():
             os.rename(old, target)
         raise
     if replaces:

@@ -112,14 +112,15 @@ class RunKeeper:
         """best/ must hold the weights that the checkpoint's counters speak of, or the run would end with other ones."""
         wanted = self.state.progress.step
         try:
-            found = verify(self.run.best)["step"]
-            problem = (
-                None if found == wanted else f"holds the weights of step {found}, the best are those of step {wanted}"
-            )
+            found = read_manifest(self.run.best)["step"]
+            if found > self.state.step:
+                return  # newer than this checkpoint: the run comes to that step again and replaces it
+            problem = f"holds the weights of step {found}, the best are those of step {wanted}"
+            if found == wanted:
+                verify(self.run.best)
+                return
         except CheckpointError as error:
-            problem, found = error.line(), None
-        if problem is None or (found is not None and wanted is not None and found > self.state.step):
-            return  # newer than this checkpoint: the run comes to that step again and replaces it
+            problem = error.line()
         home = self.run.checkpoint(wanted or 0)
         try:
             verify(home)

@@ -1,0 +1,252 @@
+"""Rows 6, 7, 15 and the bound on disk: full disks, failing writes, the order of durability, and how much a run ever holds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults.trials import clean, damaged_checkpoints, fingerprint, intact_checkpoints, leftovers, seed_of, size
+from tunesmith.errors import ResourceError
+from tunesmith.run.layout import RunDir
+from tunesmith.run.sealed import require_space, write_file_atomically, write_sealed
+
+needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace (apt-get install strace)")
+SHORT = {"rows": 16, "epochs": 1, "evaluate_every": 2}
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, size_of_it: str) -> Iterator[Path]:
+    """A tmpfs of a given size; it can grow by `mount -o remount`."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small disk")
+    place.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_of_it}", "tmpfs", str(place)], check=False)
+    if done.returncode != 0:
+        pytest.skip("cannot mount a tmpfs here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def grow(place: Path, size_of_it: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size_of_it}", str(place)], check=True)
+
+
+def test_row_06_disk_full_during_a_save(bench: Any) -> None:
+    with small_disk(bench.root / "disk", "3m") as disk:
+        folder = disk / "run"
+        ended = bench.server.engine(folder, options={"keep": 99})
+        assert ended.code == 4, ended.log
+        assert re.search(r"/disk/run.*: \d+\.\d MB are needed and \d+\.\d MB are free", ended.last_line)
+        assert "then give the same command again" in ended.last_line
+        had = intact_checkpoints(folder)
+        assert had
+        assert damaged_checkpoints(folder) == []
+        assert leftovers(folder) == []
+        assert bench.server.engine(folder, options={"keep": 99}).code == 4
+        assert intact_checkpoints(folder) == had
+        grow(disk, "64m")
+        bench.same_as_whole(folder)
+
+
+@pytest.mark.parametrize("free", [0, 1000, 40_000, 200_000, 380_000])
+def test_row_06_a_disk_that_others_fill_stops_the_run_and_loses_nothing(bench: Any, free: int) -> None:
+    """The space check sees room at first; then somebody else takes it, down to `free` bytes."""
+    with small_disk(bench.root / "disk", "8m") as disk:
+        folder = disk / "run"
+        assert bench.server.engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:5"}).code == -9
+        had = intact_checkpoints(folder)
+        with (disk / "filler").open("wb") as filler, contextlib.suppress(OSError):
+            filler.write(bytes(shutil.disk_usage(disk).free - free))
+            filler.flush()
+        ended = bench.server.engine(folder)
+        assert ended.code == 4, ended.log
+        assert str(disk) in ended.last_line
+        assert intact_checkpoints(folder) == had
+        assert damaged_checkpoints(folder) == []
+        grow(disk, "64m")
+        bench.same_as_whole(folder)
+
+
+def test_row_06_space_is_checked_before_the_first_step(bench: Any) -> None:
+    with small_disk(bench.root / "disk", "500k") as disk:
+        ended = bench.server.engine(disk / "run")
+        assert ended.code == 4, ended.log
+        assert "MB are needed and" in ended.last_line
+        assert not RunDir(disk / "run").checkpoints()
+
+
+def test_row_07_a_limit_on_file_size_is_a_disk_error(bench: Any, folder: Path) -> None:
+    for limit in (4_000, 100_000, 200_000):
+        ended = bench.server.engine(folder, fsize=limit)
+        assert ended.code == 4, f"{limit}: {ended.log}"
+        assert "File too large" in ended.last_line
+        assert damaged_checkpoints(folder) == []
+        assert leftovers(folder) == []
+    bench.same_as_whole(folder)
+
+
+ERRORS = [
+    ("fsync", "EIO"),
+    ("write", "ENOSPC"),
+    ("write", "EDQUOT"),
+    ("write", "EIO"),
+    ("rename", "EIO"),
+    ("link", "EIO"),
+    ("mkdir", "ENOSPC"),
+]
+
+
+@needs_strace
+def test_row_07_failing_calls_end_with_exit_4_and_lose_no_checkpoint(bench: Any) -> None:
+    seed = seed_of("row_07")
+    rng = random.Random(seed)
+    whole = bench.root / "whole-short"
+    log = bench.root / "disk-calls.log"
+    names = ",".join(sorted({name for name, _ in ERRORS}))
+    bench.server.engine(whole, options=SHORT, strace=["-e", f"trace={names}"], strace_log=str(log))
+    expected = fingerprint(whole)
+    text = log.read_text()
+    trials = [(name, error, k) for name, error in ERRORS for k in range(1, len(re.findall(rf" {name}\(", text)) + 1)]
+    rng.shuffle(trials)
+    for name, error, k in trials[: size(full=len(trials), ci=18)]:
+        folder = bench.root / f"error-{name}-{k}"
+        fail = ["-e", f"trace={name}", "-e", f"inject={name}:error={error}:when={k}"]
+        where = f"seed {seed}, {error} at {name} number {k}"
+        ended = bench.server.engine(folder, options=SHORT, strace=fail)
+        if name in ("mkdir", "link") and ended.code == 0:
+            # a makedirs of a folder that is there already; a hard link that became a copy
+            assert fingerprint(folder) == expected, where
+            continue
+        assert ended.code == 4, f"{where}: {ended.code}\n{ended.log[-1500:]}"
+        assert str(bench.root) in ended.last_line, f"{where}: {ended.last_line}"
+        assert damaged_checkpoints(folder) == [], where
+        again = bench.server.engine(folder, options=SHORT)
+        assert again.code == 0, f"{where}: {again.log[-1500:]}"
+        assert fingerprint(folder) == expected, where
+        clean(folder)
+    clean(whole)
+
+
+@needs_strace
+def test_row_07_a_disk_that_stays_broken_keeps_the_last_good_checkpoint(bench: Any, folder: Path) -> None:
+    for name, error in [("fsync", "EIO"), ("write", "ENOSPC")]:
+        bench.server.engine(folder, env={"TUNESMITH_FAULT": "step.end:kill:5"})
+        had = intact_checkpoints(folder)
+        ended = bench.server.engine(
+            folder, strace=["-e", f"trace={name}", "-e", f"inject={name}:error={error}:when=4+"]
+        )
+        assert ended.code == 4, f"{ended.code} {ended.log}"
+        assert set(had) <= set(intact_checkpoints(folder)) or intact_checkpoints(folder)[-1] > had[-1]
+        assert damaged_checkpoints(folder) == []
+        bench.same_as_whole(folder)
+        clean(folder)
+
+
+@needs_strace
+def test_row_15_every_save_is_durable_in_order(bench: Any, folder: Path) -> None:
+    """Every data fsync < manifest fsync < rename < parent fsync, and no write after a file's fsync."""
+    log = bench.root / "order.log"
+    trace = ["-y", "-s", "0", "-e", "trace=write,pwrite64,writev,fsync,rename,renameat,renameat2"]
+    assert bench.server.engine(folder, strace=trace, strace_log=str(log)).code == 0
+    calls = parse_calls(log.read_text())
+    published = [(i, old, new) for i, (name, old, new) in enumerate(calls) if name == "rename" and "/.tmp-" in old]
+    folders = [(i, old, new) for i, old, new in published if re.search(r"/(checkpoint-\d+|best|model)$", new)]
+    assert len(folders) >= 12 + 2
+    for at, old, new in folders:
+        inside = [(i, n, path) for i, (n, path, _) in enumerate(calls) if path.startswith(old + "/") and n != "rename"]
+        synced = {path: i for i, name, path in inside if name == "fsync"}
+        written = {path: i for i, name, path in inside if name != "fsync"}
+        manifest = synced.pop(f"{old}/MANIFEST.json")
+        assert synced, new
+        assert all(i < manifest for i in synced.values()), new
+        assert set(written) <= {*synced, f"{old}/MANIFEST.json"}, f"{new}: written and not fsynced"
+        assert all(i < synced.get(path, manifest) for path, i in written.items()), f"{new}: a write after its fsync"
+        own = [i for i, (name, path, _) in enumerate(calls) if name == "fsync" and path == old]
+        parent = [i for i, (name, path, _) in enumerate(calls) if name == "fsync" and path == str(folder) and i > at]
+        assert manifest < own[-1] < at < parent[0], new
+        later = [c for c in calls[at + 1 : parent[0]] if c[0] == "rename" or c[1].startswith(str(folder / "journal"))]
+        assert later == [], f"{new}: something happened before the rename was durable"
+
+
+def parse_calls(text: str) -> list[tuple[str, str, str]]:
+    """(call, path, second path) in the order they ended."""
+    found = []
+    pending: dict[str, str] = {}
+    for line in text.splitlines():
+        pid, _, rest = line.partition(" ")
+        rest = rest.strip()
+        if rest.endswith("<unfinished ...>"):
+            pending[pid] = rest.removesuffix("<unfinished ...>")
+            continue
+        if rest.startswith("<..."):
+            rest = pending.pop(pid, "") + rest.partition("resumed>")[2]
+        if match := re.match(r'rename\w*\((?:AT_FDCWD<[^>]*>, )?"([^"]+)", (?:AT_FDCWD<[^>]*>, )?"([^"]+)"', rest):
+            old, new = match.groups()
+            if Path(old).parent == Path(new).parent and Path(old).parent.name.startswith(".tmp-"):
+                # safetensors writes a file aside too: what was written to the old name is now under the new one
+                found = [(name, new if path == old else path, second) for name, path, second in found]
+            found.append(("rename", old, new))
+        elif match := re.match(r"(\w+)\(\d+<([^>]+)>", rest):
+            name = "fsync" if match.group(1) == "fsync" else "write"
+            found.append((name, match.group(2), ""))
+    return found
+
+
+def test_a_run_never_holds_more_than_two_checkpoints_and_the_best_weights(bench: Any, folder: Path) -> None:
+    """50 saves with the default: bytes on disk (hard links once) at every save stay under the bound."""
+    options = {"rows": 200, "epochs": 1, "save_every": 1, "evaluate_every": 5, "watch_bytes": True}
+    ended = bench.server.engine(folder, options=options)
+    assert ended.code == 0, ended.log
+    peaks = [int(n) for n in Path(f"{folder}.bytes").read_text().split()]
+    Path(f"{folder}.bytes").unlink()
+    run = RunDir(folder)
+    assert len(peaks) >= 50
+    one = sum(f.stat().st_size for f in run.checkpoints()[0].iterdir())
+    weights = (run.model / "model.safetensors").stat().st_size
+    bound = 2 * one + 2 * weights + 100_000
+    assert max(peaks) <= bound, (max(peaks), bound)
+    assert len(run.checkpoints()) == 1
+    assert leftovers(folder) == []
+
+
+def test_a_read_only_folder_is_a_disk_error_and_says_which(bench: Any, folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    folder.mkdir()
+    ended = bench.server.engine(folder, uid=65534)
+    assert ended.code == 4
+    assert "Permission denied" in ended.last_line
+    assert str(folder) in ended.last_line
+
+
+def test_a_save_that_fails_leaves_the_folder_it_would_have_replaced(tmp_path: Path, monkeypatch: Any) -> None:
+    target = tmp_path / "checkpoint-5"
+    write_sealed(target, lambda tmp: (tmp / "a").write_text("old"), {"step": 5})
+    for failing in ("save.filled", "save.sealed", "save.moved", "save.renamed"):
+        monkeypatch.setenv("TUNESMITH_FAULT", f"{failing}:eio:1")
+        monkeypatch.setattr("tunesmith.run.fault_points._counts", {})
+        with pytest.raises(ResourceError, match="Input/output error"):
+            write_sealed(target, lambda tmp: (tmp / "a").write_text("new"), {"step": 5})
+        assert (target / "a").read_text() == "old", failing
+        assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-5"], failing
+
+
+def test_a_small_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    write_file_atomically(file, b"old")
+    with pytest.raises(ResourceError, match=r"run\.yaml"):
+        write_file_atomically(tmp_path / "missing" / "run.yaml", b"new")
+    assert file.read_bytes() == b"old"
+    with pytest.raises(ResourceError, match=r"MB are needed"):
+        require_space(tmp_path, 10**18)

@@ -1,0 +1,130 @@
+"""Rows 16 and 17: numbers that are not finite stop the run and are named; out of memory splits the batch, not the experiment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from faults.trials import intact_checkpoints, lasting
+from tunesmith.events import MicroBatchSplit, NonFinite, StepDone
+from tunesmith.run.journal import read_journal
+from tunesmith.run.layout import RunDir
+
+
+@pytest.mark.parametrize(
+    ("fault", "names"),
+    [
+        ("nan_gradient:5", "gradient bert.encoder.layer.1.output.dense.weight is not finite"),
+        ("nan_output:5", "output bert.pooler.activation is not finite"),
+    ],
+)
+def test_row_16_a_number_that_is_not_finite_stops_the_run_and_is_named(
+    bench: Any, folder: Path, fault: str, names: str
+) -> None:
+    ended = bench.server.engine(folder, fault=fault)
+    assert ended.code == 6, ended.log
+    assert "step 5: " in ended.last_line
+    assert names in ended.last_line
+    assert "last good checkpoint: checkpoint-4" in ended.last_line
+    events = read_journal(RunDir(folder).journal_file)
+    bad = next(e for e in events if isinstance(e, NonFinite))
+    assert bad.step == 5
+    assert len(bad.rows) == 4
+    assert all(f"{row}" in ended.last_line for row in bad.rows)
+    fifth = next(e for e in events if isinstance(e, StepDone) and e.step == 5)
+    assert fifth.grad_norm is None, "the journal must hold null, never a number"
+    assert intact_checkpoints(folder) == [4]
+    assert_finite(folder)
+    bench.same_as_whole(folder)
+
+
+def test_row_16_weights_that_overflow_in_the_update_are_never_saved(bench: Any, folder: Path) -> None:
+    ended = bench.server.engine(folder, fault="nan_weight:6")
+    assert ended.code == 6, ended.log
+    assert "step 6: weight classifier.weight is not finite" in ended.last_line
+    assert intact_checkpoints(folder) == [4]
+    assert_finite(folder)
+    bench.same_as_whole(folder)
+
+
+def test_row_16_a_learning_rate_that_explodes_ends_with_exit_6(bench: Any, folder: Path) -> None:
+    ended = bench.server.engine(folder, options={"learning_rate": 1e38})
+    assert ended.code == 6, ended.log
+    assert_finite(folder)
+    assert not RunDir(folder).model.exists()
+
+
+def test_row_16_labels_that_are_all_ignored_stop_the_run(bench: Any, folder: Path) -> None:
+    ended = bench.server.engine(folder, options={"ignore_labels": True})
+    assert ended.code == 6, ended.log
+    assert "step 1: loss no labelled row in the batch is not finite" in ended.last_line
+
+
+def assert_finite(folder: Path) -> None:
+    import numpy as np
+
+    for file in folder.rglob("*.safetensors"):
+        for name, tensor in load_file(file).items():
+            assert np.isfinite(tensor.astype("float64")).all(), f"{file}: {name}"
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_row_17_out_of_memory_splits_the_batch_and_keeps_the_experiment(bench: Any, folder: Path, where: str) -> None:
+    ended = bench.server.engine(folder, fault=f"oom:{where}:1")
+    assert ended.code == 0, ended.log
+    run = RunDir(folder)
+    events = read_journal(run.journal_file)
+    splits = [(e.step, e.rows_before, e.rows_after) for e in events if isinstance(e, MicroBatchSplit)]
+    assert splits == [(1, 4, 1)], "said once, remembered afterwards"
+    assert json.loads((run.checkpoint(24) / "state.json").read_text())["rows_limit"] == 1
+    mine = [e for e in lasting(run) if e["event"] == "StepDone"]
+    theirs = [e for e in bench.whole["journal"] if e["event"] == "StepDone"]
+    assert [(e["step"], e["examples"], e["tokens"], e["learning_rate"]) for e in mine] == [
+        (e["step"], e["examples"], e["tokens"], e["learning_rate"]) for e in theirs
+    ]
+
+
+def test_row_17_the_split_gradient_is_the_unsplit_one(bench: Any, folder: Path) -> None:
+    """Without dropout (its masks follow the shape of a batch) the first step's loss and gradient norm agree to 1e-6."""
+    options = {"dropout": 0.0, "evaluate_every": 24, "save_every": 24}
+    assert bench.server.engine(folder, options=options).code == 0
+    whole = [e for e in lasting(RunDir(folder)) if e["event"] == "StepDone"]
+    import shutil
+
+    shutil.rmtree(folder)
+    assert bench.server.engine(folder, fault="oom:forward:1", options=options).code == 0
+    split = [e for e in lasting(RunDir(folder)) if e["event"] == "StepDone"]
+    assert abs(whole[0]["loss"] - split[0]["loss"]) < 1e-6
+    assert abs(whole[0]["grad_norm"] - split[0]["grad_norm"]) < 1e-6
+    assert max(abs(a["loss"] - b["loss"]) for a, b in zip(whole, split, strict=True)) < 1e-4
+
+
+def test_row_17_out_of_memory_in_evaluation_changes_nothing(bench: Any, folder: Path) -> None:
+    ended = bench.server.engine(folder, fault="oom:evaluate:3")
+    assert ended.code == 0, ended.log
+    mine = [e for e in lasting(RunDir(folder)) if e["event"] == "StepDone"]
+    assert mine == [e for e in bench.whole["journal"] if e["event"] == "StepDone"]
+
+
+def test_row_17_a_kill_after_a_split_goes_on_with_the_split(bench: Any, folder: Path) -> None:
+    ended = bench.server.engine(folder, fault="oom:forward:2")
+    whole = lasting(RunDir(folder))
+    import shutil
+
+    shutil.rmtree(folder)
+    bench.server.engine(folder, fault="oom:forward:2", env={"TUNESMITH_FAULT": "step.end:kill:7"})
+    ended = bench.server.engine(folder, fault="oom:forward:2")
+    assert ended.code == 0
+    assert lasting(RunDir(folder)) == whole
+    splits = [e for e in read_journal(RunDir(folder).journal_file) if isinstance(e, MicroBatchSplit)]
+    assert len(splits) == 1
+
+
+def test_row_17_one_row_that_does_not_fit_ends_with_exit_4(bench: Any, folder: Path) -> None:
+    ended = bench.server.engine(folder, fault="oom:forward:0")
+    assert ended.code == 4, ended.log
+    assert "out of memory at step 1 with 1 row(s)" in ended.last_line
