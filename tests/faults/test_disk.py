@@ -164,7 +164,9 @@ def test_row_15_every_save_is_durable_in_order(bench: Any, folder: Path) -> None
     folders = [(i, old, new) for i, old, new in published if re.search(r"/(checkpoint-\d+|best|model)$", new)]
     assert len(folders) >= 12 + 2
     for at, old, new in folders:
-        inside = [(i, n, path) for i, (n, path, _) in enumerate(calls) if path.startswith(old + "/") and n != "rename"]
+        since = max((i for i, before, _ in folders if before == old and i < at), default=-1)
+        mine = [(i, name, path) for i, (name, path, _) in enumerate(calls) if since < i < at]
+        inside = [c for c in mine if c[2].startswith(old + "/") and c[1] != "rename"]
         synced = {path: i for i, name, path in inside if name == "fsync"}
         written = {path: i for i, name, path in inside if name != "fsync"}
         manifest = synced.pop(f"{old}/MANIFEST.json")
@@ -172,7 +174,7 @@ def test_row_15_every_save_is_durable_in_order(bench: Any, folder: Path) -> None
         assert all(i < manifest for i in synced.values()), new
         assert set(written) <= {*synced, f"{old}/MANIFEST.json"}, f"{new}: written and not fsynced"
         assert all(i < synced.get(path, manifest) for path, i in written.items()), f"{new}: a write after its fsync"
-        own = [i for i, (name, path, _) in enumerate(calls) if name == "fsync" and path == old]
+        own = [i for i, name, path in mine if name == "fsync" and path == old]
         parent = [i for i, (name, path, _) in enumerate(calls) if name == "fsync" and path == str(folder) and i > at]
         assert manifest < own[-1] < at < parent[0], new
         later = [c for c in calls[at + 1 : parent[0]] if c[0] == "rename" or c[1].startswith(str(folder / "journal"))]
