@@ -10,7 +10,8 @@ from torch import nn
 from tunesmith.run.journal import Journal
 from tunesmith.train.runtime import Runtime
 from tunesmith.train.state import TrainState
-from tunesmith.trainer.loaders import TrainWindows
+from tunesmith.trainer.arguments import Horizon
+from tunesmith.trainer.loaders import EpochClock, TrainWindows
 from tunesmith.trainer.progress import Progress
 
 
@@ -53,8 +54,10 @@ class TrainerAttributes:
     _engine: TrainState | None
     _journal: Journal | None
     _journalled: set[tuple[int, str]]
+    _clock: EpochClock
     _windows: TrainWindows
     _progress: Progress
+    _horizon: Horizon
     _run_id: str
     _trial: Any
     _memory_tracker: Any

@@ -89,6 +89,7 @@ class DataPart(TrainerAttributes):
             drop_last=args.dataloader_drop_last,
             rank=self.runtime.rank,
             world=self.runtime.world,
+            clock=self._clock,
         )
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:

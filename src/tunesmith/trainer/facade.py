@@ -13,6 +13,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.trainer.arguments import check_arguments, make_trainer_runtime
 from tunesmith.trainer.callbacks import new_control
 from tunesmith.trainer.hub import HubPart
+from tunesmith.trainer.loaders import EpochClock
 from tunesmith.trainer.methods import check_overrides
 from tunesmith.trainer.preparation import AcceleratorView, seed_for
 from tunesmith.trainer.running import TrainPart
@@ -97,6 +98,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._train_batch_size = self.args.train_batch_size
         self._created_lr_scheduler, self._signature_columns, self._eval_dataloaders = False, None, {}
+        self._clock = EpochClock()
         self._engine, self._journal, self._trial, self._journalled = None, None, None, set()
 
     def _set_model(self, model: Any) -> None:

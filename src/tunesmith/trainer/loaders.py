@@ -23,6 +23,13 @@ FEATURES = "features"
 Indices = npt.NDArray[np.int64]
 
 
+@dataclass
+class EpochClock:
+    """The epoch under way: loaders that a user wrapped in something else still follow it."""
+
+    epoch: int = 0
+
+
 class EpochBatches:
     """A batch sampler whose order is a pure function of (seed, epoch): row numbers of each micro-batch of this rank."""
 
@@ -38,17 +45,18 @@ class EpochBatches:
         drop_last: bool,
         rank: int,
         world: int,
+        clock: EpochClock | None = None,
     ) -> None:
         self.batch_size = batch_size
         self.drop_last = drop_last
         self._num_rows, self._seed, self._sampling, self._lengths = num_rows, seed, sampling, lengths
         self._rank, self._world = rank, world
         self._rows_per_step = batch_size * accumulation * world
-        self._epoch, self._skip = 0, 0
+        self._clock, self._skip = EpochClock() if clock is None else clock, 0
 
     def set_epoch(self, epoch: int, skip: int = 0) -> None:
         """The next iteration yields this epoch from window number `skip` on."""
-        self._epoch, self._skip = epoch, skip
+        self._clock.epoch, self._skip = epoch, skip
 
     def __len__(self) -> int:
         size = self.batch_size * self._world
@@ -64,7 +72,7 @@ class EpochBatches:
         order = epoch_order(
             self._num_rows,
             seed=self._seed,
-            epoch=self._epoch,
+            epoch=self._clock.epoch,
             rows_per_step=self._rows_per_step,
             sampling=self._sampling,
             lengths=self._lengths,
@@ -72,7 +80,8 @@ class EpochBatches:
         if self.drop_last:
             # transformers drops the ragged micro-batch, not the whole window
             order = order[: len(self) * self.batch_size * self._world]
-        for start in range(self._skip * self._rows_per_step, len(order), self._rows_per_step):
+        skip, self._skip = self._skip, 0
+        for start in range(skip * self._rows_per_step, len(order), self._rows_per_step):
             rows = order[start : start + self._rows_per_step]
             mine = rows[self._rank :: self._world]
             idle = len(mine) == 0
@@ -125,6 +134,7 @@ class TrainWindows:
     accumulation: int
     seed: int
     runtime: Runtime
+    clock: EpochClock
     rows: TokenRows | None = None
     padding: Padding | None = None
     ignore_skip: bool = False
@@ -158,13 +168,16 @@ class TrainWindows:
             for pieces, rows, idle in sampler.windows():
                 yield Window(tuple(make_batch(self.rows, p, self.padding) for p in pieces), rows, None, idle)
             return
+        specification = list(sampler.windows())
+        sampler.set_epoch(epoch, skip)
         features = iter(self.loader)
-        for pieces, rows, idle in sampler.windows():
+        for pieces, rows, idle in specification:
             yield Window(tuple(as_batch(next(features), piece) for piece in pieces), rows, None, idle)
 
     def _consumed(self, epoch: int, skip: int) -> Iterator[Window]:
         """A loader of the user's: its shuffling is seeded from (seed, epoch), what is skipped is read and dropped."""
         torch.manual_seed(step_seed(self.seed, epoch, 2**31))
+        self.clock.epoch = epoch
         parts = (self.loader, *(getattr(self.loader, n, None) for n in ("sampler", "batch_sampler", "dataset")))
         for part in parts:
             if hasattr(part, "set_epoch"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ import numpy as np
 
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.trainer.attributes import TrainerAttributes
-
-log = logging.getLogger(__name__)
+from tunesmith.trainer.upstream import trainer_log
 
 
 class ReactionPart(TrainerAttributes):
@@ -30,7 +28,7 @@ class ReactionPart(TrainerAttributes):
         self._end_step(step)
         control = self.control
         asked = control.should_log or control.should_evaluate or control.should_save
-        ends = self._progress.steps_in_epoch >= self._horizon.steps_per_epoch  # type: ignore[attr-defined]
+        ends = self._progress.steps_in_epoch >= self._horizon.steps_per_epoch
         return bool(asked or ends or control.should_training_stop or control.should_epoch_stop)
 
     def _end_step(self, step: int) -> None:
@@ -40,7 +38,7 @@ class ReactionPart(TrainerAttributes):
             return
         progress.announced_step = step
         progress.steps_in_epoch += 1
-        horizon = self._horizon  # type: ignore[attr-defined]
+        horizon = self._horizon
         batches = min(progress.steps_in_epoch * self.args.gradient_accumulation_steps, horizon.batches_per_epoch)
         self.state.global_step = step
         self.state.epoch = progress.epoch + batches / horizon.batches_per_epoch
@@ -51,12 +49,15 @@ class ReactionPart(TrainerAttributes):
         progress = self._progress
         if progress.epoch_open:
             if progress.steps_in_epoch == 0:
-                log.warning("the training set yielded no batch; training stops at step %d", self.state.global_step)
+                trainer_log.warning(
+                    f"not a single batch came out of the training set, stopping training at step {self.state.global_step}! "
+                    "A stream that can be read once ends before max_steps."
+                )
                 self.control.should_training_stop = True
             self._end_epoch()
             if self.control.should_training_stop:
                 return False
-        if epoch >= self._horizon.num_epochs:  # type: ignore[attr-defined]
+        if epoch >= self._horizon.num_epochs:
             return False
         progress.epoch, progress.steps_in_epoch, progress.epoch_open = epoch, 0, True
         self._tell("on_epoch_begin")  # type: ignore[attr-defined]
@@ -74,7 +75,7 @@ class ReactionPart(TrainerAttributes):
 
     def _finish_restored_epoch(self) -> bool:
         """After a resume from the last step of an epoch, its end may still be due. Returns whether to go on."""
-        progress, horizon = self._progress, self._horizon  # type: ignore[attr-defined]
+        progress, horizon = self._progress, self._horizon
         if progress.epoch_open and progress.steps_in_epoch >= horizon.steps_per_epoch:
             self._end_epoch()
             progress.steps_in_epoch = 0

@@ -13,32 +13,27 @@ import torch
 from tunesmith.errors import NumericsError, StoppedBySignal
 from tunesmith.events import (
     EpochStarted,
-    Evaluated,
     Event,
     MicroBatchSplit,
     NonFinite,
-    Resumed,
     RunEnded,
-    RunStarted,
     SafePoint,
-    Saved,
     StepDone,
 )
-from tunesmith.run.journal import Journal, read_journal, truncate_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock
-from tunesmith.run.sealed import sweep
 from tunesmith.train.checkpoint import load_checkpoint
 from tunesmith.train.hooks import StepHooks
 from tunesmith.train.loop import train_events
 from tunesmith.train.signals import StopRequest
 from tunesmith.train.state import TrainState
-from tunesmith.trainer.arguments import Horizon, make_horizon, make_plan
+from tunesmith.trainer.arguments import make_horizon, make_plan
 from tunesmith.trainer.callbacks import CallbackPart
 from tunesmith.trainer.checkpoints import CheckpointPart, find_checkpoint, load_trainer_state
 from tunesmith.trainer.data import DataPart
 from tunesmith.trainer.evaluation import EvaluationPart
 from tunesmith.trainer.identity import make_identity, require_same_run, run_id_of
+from tunesmith.trainer.journalling import JournalPart
 from tunesmith.trainer.loaders import TrainWindows
 from tunesmith.trainer.objective import FeatureLoss
 from tunesmith.trainer.optimization import OptimizerPart
@@ -48,10 +43,9 @@ from tunesmith.trainer.reactions import ReactionPart
 from tunesmith.trainer.upstream import has_length, speed_metrics, trainer_log, utils
 
 
-class TrainPart(ReactionPart, EvaluationPart, DataPart, OptimizerPart, CheckpointPart, CallbackPart):
+class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPart, CheckpointPart, CallbackPart):
     """The training run of a Trainer."""
 
-    _horizon: Horizon
     _stop: StopRequest | None = None
 
     def train(
@@ -95,7 +89,14 @@ class TrainPart(ReactionPart, EvaluationPart, DataPart, OptimizerPart, Checkpoin
         token_rows, padding = self._fast_rows(loader)
         seed = args.seed if args.data_seed is None else args.data_seed
         self._windows = TrainWindows(
-            loader, args.gradient_accumulation_steps, seed, self.runtime, token_rows, padding, args.ignore_data_skip
+            loader,
+            args.gradient_accumulation_steps,
+            seed,
+            self.runtime,
+            self._clock,
+            token_rows,
+            padding,
+            args.ignore_data_skip,
         )
         self._run_id = uuid.uuid4().hex if folder is None else run_id_of(folder)
         self._identity = make_identity(args, self.train_dataset, self.model, self._run_id, self.runtime.world)
@@ -140,27 +141,6 @@ class TrainPart(ReactionPart, EvaluationPart, DataPart, OptimizerPart, Checkpoin
         progress.epoch, progress.steps_in_epoch = notes["epoch"], notes["steps_in_epoch"]
         progress.loss_since_log, progress.logged_step = notes["loss_since_log"], notes["logged_step"]
         progress.epoch_open = notes["epoch_open"]
-
-    def _open_journal(self, run: RunDir, folder: Path | None) -> None:
-        self._journalled = set()
-        run.path.mkdir(parents=True, exist_ok=True)
-        sweep(run.path)
-        if folder is None or not run.journal_file.is_file():
-            run.journal_file.unlink(missing_ok=True)
-        else:
-            truncate_journal(run.journal_file, self.state.global_step)
-            # The evaluation at the end of an epoch may be in the journal already while the checkpoint is from before it.
-            past = read_journal(run.journal_file) if self._progress.epoch_open else []
-            self._journalled = {(e.step, e.split) for e in past if isinstance(e, Evaluated)}
-        self._journal = Journal(run.journal_file)
-        if folder is not None:
-            self._journal.append(Resumed(self.state.global_step, folder.name, (), time.time()))
-            return
-        h = self._horizon
-        rows = len(self.train_dataset) if has_length(self.train_dataset) else 0
-        epochs = min(float(self.args.num_train_epochs), float(h.num_epochs)) if self.args.max_steps <= 0 else 0.0
-        epochs = epochs or h.num_steps / h.steps_per_epoch
-        self._journal.append(RunStarted(self._run_id, 0, h.num_steps, h.steps_per_epoch, epochs, rows, time.time()))
 
     def _hooks(self) -> StepHooks:
         """transformers' moments inside a step, each only where a callback looks at it."""
@@ -261,10 +241,6 @@ class TrainPart(ReactionPart, EvaluationPart, DataPart, OptimizerPart, Checkpoin
             where=str(self.args.output_dir),
             fix="Lower learning_rate, use bf16 instead of fp16, or look at these rows.",
         )
-
-    def _note_saved(self, folder: Path, seconds: float) -> None:
-        if self._journal is not None:
-            self._journal.append(Saved(self.state.global_step, folder.name, seconds))
 
     def _compiled(self, model: Any) -> Any:
         if not self.args.torch_compile:

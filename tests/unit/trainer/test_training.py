@@ -377,8 +377,17 @@ def test_a_loader_without_a_dataset_is_enough(tmp_path: Path) -> None:
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
             return Chain(super().get_eval_dataloader(eval_dataset), super().get_eval_dataloader(eval_dataset))
 
-    trainer = make(tmp_path, kind=Own, num_train_epochs=1)
-    assert trainer.train().global_step == 16
+    seen: list[float] = []
+
+    class Looking(Regression):
+        def forward(self, input_x: torch.Tensor, labels: Any = None, **kwargs: Any) -> Any:
+            if self.training:
+                seen.append(float(input_x[0]))
+            return super().forward(input_x, labels)
+
+    trainer = make(tmp_path, kind=Own, num_train_epochs=2, model=Looking())
+    assert trainer.train().global_step == 32
+    assert seen[:8] == seen[8:16] != seen[16:24], "both loaders follow the epoch"
     assert "eval_loss" in trainer.evaluate()
 
 
