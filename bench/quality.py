@@ -4,7 +4,7 @@
     .venv/bin/python bench/quality.py --data mrpc --seeds 1 2 3 [--jobs 1]
 
 The course recipe: batch 8, learning rate 5e-5, linear, 3 epochs, no warmup, fp32, the weights after the last step.
-Each engine runs with its own defaults for order and padding, from the same weights, one process per run, interleaved.
+Both start from the same weights; each run is a process of its own, the engines take turns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EVALUATE = {"mrpc": "validation", "trec": "test"}
 LABELS = {"mrpc": 2, "trec": 6}
 
 
-def train_ours(name: str, seed: int, epochs: float, rows: int | None) -> Any:
+def train_ours(name: str, seed: int, epochs: float, rows: int | None, sampling: Any) -> Any:
     """Logits of the evaluation split by our engine."""
     from tunesmith.data.batches import Batches, Padding
     from tunesmith.labels import LabelMap
@@ -46,10 +46,9 @@ def train_ours(name: str, seed: int, epochs: float, rows: int | None) -> Any:
     runtime = make_runtime()
     seed_everything(seed)
     labels = LabelMap.for_classes([str(i) for i in range(LABELS[name])])
-    model = load_model(TOKENS / "minilm", labels).model
+    model = load_model(TOKENS / "minilm", labels).model.to(runtime.device)
     strategies = choose_strategies(model, train, Padding(), device=runtime.device)
-    model.to(runtime.device)
-    batches = Batches(train, strategies.train_collate, 8, seed=seed, sampling="group_by_length")
+    batches = Batches(train, strategies.train_collate, 8, seed=seed, sampling=sampling)
     steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=0, num_epochs=epochs)
     state = TrainState(
         model,
@@ -66,7 +65,7 @@ def train_ours(name: str, seed: int, epochs: float, rows: int | None) -> Any:
         return predict_rows(model, evaluation, strategies.collate, runtime, max_rows=64).logits
 
 
-def train_theirs(name: str, seed: int, epochs: float, rows: int | None) -> Any:
+def train_theirs(name: str, seed: int, epochs: float, rows: int | None, sampling: Any) -> Any:
     """Logits of the evaluation split by transformers.Trainer."""
     from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments, set_seed
 
@@ -76,7 +75,13 @@ def train_theirs(name: str, seed: int, epochs: float, rows: int | None) -> Any:
     )
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, seed=seed, num_train_epochs=epochs, save_strategy="no", report_to="none", disable_tqdm=True
+            folder,
+            seed=seed,
+            num_train_epochs=epochs,
+            train_sampling_strategy=sampling,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
         )
         train = trainer_rows(engine_rows(name, "train", rows))
         trainer = Trainer(model, arguments, train_dataset=train, data_collator=pad)
@@ -92,9 +97,8 @@ def one_run(args: argparse.Namespace) -> None:
 
     logging.disable(logging.WARNING)
     started = time.perf_counter()
-    logits = (train_ours if args.engine == "tunesmith" else train_theirs)(
-        args.data, args.seeds[0], args.epochs, args.rows
-    )
+    train = train_ours if args.engine == "tunesmith" else train_theirs
+    logits = train(args.data, args.seeds[0], args.epochs, args.rows, args.sampling)
     seconds = time.perf_counter() - started
     gold = engine_rows(args.data, EVALUATE[args.data]).labels
     guess = logits.argmax(-1)
@@ -111,6 +115,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--rows", type=int, help="only the first rows of train")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (times are then not comparable)")
+    parser.add_argument("--sampling", default="random", choices=("random", "group_by_length"))
+    parser.add_argument("--engines", nargs="+", default=["tunesmith", "transformers"])
     parser.add_argument("--engine", choices=("tunesmith", "transformers"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.engine:
@@ -120,19 +126,22 @@ def main() -> None:
     def start(job: tuple[int, str]) -> dict[str, Any]:
         seed, engine = job
         words = [sys.executable, __file__, "--data", args.data, "--seeds", str(seed), "--epochs", str(args.epochs)]
-        words += ["--engine", engine, *(["--rows", str(args.rows)] if args.rows else [])]
+        words += ["--engine", engine, "--sampling", args.sampling, *(["--rows", str(args.rows)] if args.rows else [])]
         done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
         if done.returncode:
             raise SystemExit(done.stderr[-2000:])
         return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
-    jobs = [(seed, engine) for seed in args.seeds for engine in ("tunesmith", "transformers")]
+    jobs = [(seed, engine) for seed in args.seeds for engine in args.engines]
     with ThreadPoolExecutor(args.jobs) as pool:
         results = list(pool.map(start, jobs))
-    print(f"{args.data} {EVALUATE[args.data]}, {args.epochs:g} epochs\n\nengine        seed  accuracy  f1      seconds")
+    print(
+        f"{args.data} {EVALUATE[args.data]}, {args.epochs:g} epochs, order: {args.sampling}\n\n"
+        "engine        seed  accuracy  f1      seconds"
+    )
     for r in results:
         print(f"{r['engine']:<13} {r['seed']:<5} {r['accuracy']:.4f}    {r['f1']:.4f}  {r['seconds']:.0f}")
-    for engine in ("tunesmith", "transformers"):
+    for engine in args.engines:
         mine = [r for r in results if r["engine"] == engine]
         means = {k: statistics.mean(r[k] for r in mine) for k in ("accuracy", "f1")}
         print(f"{engine:<13} mean  {means['accuracy']:.4f}    {means['f1']:.4f}")

@@ -196,6 +196,7 @@ def _make_state(
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     freeze(model, config.freeze)
+    model.to(runtime.device)  # before the strategies: a cut vocabulary keeps its counters where the table is
     strategies = choose_strategies(
         model,
         rows,
@@ -205,7 +206,6 @@ def _make_state(
         first_token_only=config.cls_only_last_layer,
         restrict_vocabulary=config.restrict_vocabulary,
     )
-    model.to(runtime.device)
     labels = bundle.labels
     weights = None
     if config.class_weights is not None:
