@@ -30,6 +30,7 @@ What is different on purpose:
 | Going on with other data, another order or seed is refused; another batch size is a warning. | It goes on. |
 | The order of an epoch depends on `seed` (or `data_seed`) and the epoch alone. | It depends on the generator's history. |
 | Early-stopping counters survive a resume. | Only with `restore_callback_states_from_checkpoint`. |
+| Rows of an Arrow dataset with `DataCollatorWithPadding` train without padding. Off: `Trainer.use_speed_ups = False`. | Padded. |
 | `journal.jsonl` in the output folder holds every step: `tunesmith curves` and `tunesmith diagnose` read it. | - |
 """
 

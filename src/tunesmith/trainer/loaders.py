@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from tunesmith.data.batches import Batch, Padding, Window, make_batch
+from tunesmith.data.batches import Batch, Collate, Window, make_batch
 from tunesmith.data.order import Sampling, epoch_order
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.train.runtime import Runtime
@@ -136,7 +136,7 @@ class TrainWindows:
     runtime: Runtime
     clock: EpochClock
     rows: TokenRows | None = None
-    padding: Padding | None = None
+    collate: Collate | None = None
     ignore_skip: bool = False
     _ended: bool = False
 
@@ -164,9 +164,9 @@ class TrainWindows:
         sampler = self.sampler
         assert sampler is not None
         sampler.set_epoch(epoch, skip)
-        if self.rows is not None and self.padding is not None:
+        if self.rows is not None and self.collate is not None:
             for pieces, rows, idle in sampler.windows():
-                yield Window(tuple(make_batch(self.rows, p, self.padding) for p in pieces), rows, None, idle)
+                yield Window(tuple(make_batch(self.rows, p, self.collate) for p in pieces), rows, None, idle)
             return
         specification = list(sampler.windows())
         sampler.set_epoch(epoch, skip)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import numpy.typing as npt
@@ -32,8 +34,11 @@ def uses_count(function: Callable[..., Any]) -> bool:
         function = function.func
     function = inspect.unwrap(function)
     code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    if code is None:
-        return True
+    return True if code is None else _reads_count(code)
+
+
+@functools.cache
+def _reads_count(code: CodeType) -> bool:
     loaded: set[str] = set()
     for instruction in dis.get_instructions(code):
         if instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")):

@@ -9,7 +9,17 @@ from typing import Any
 
 import torch
 
-from tunesmith.trainer.upstream import PreTrainedTokenizerBase, enable_full_determinism, neftune, set_seed, utils
+from tunesmith.data.batches import Padding
+from tunesmith.data.token_rows import TokenRows
+from tunesmith.train.strategies import Strategies, choose_strategies
+from tunesmith.trainer.upstream import (
+    PreTrainedTokenizerBase,
+    enable_full_determinism,
+    neftune,
+    set_seed,
+    trainer_log,
+    utils,
+)
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +50,23 @@ def prepared_model(trainer: Any) -> Iterator[None]:
     finally:
         if handle is not None:
             neftune.deactivate_neftune(model, handle, trainer.accelerator)
+
+
+def choose_speed_ups(trainer: Any, rows: TokenRows | None, padding: Padding | None) -> Strategies | None:
+    """The engine's exact speed-ups, where nothing a user wrote looks inside a batch; None where they must stay off.
+
+    The vocabulary is never cut: callbacks see the model, and may save it.
+    """
+    args = trainer.args
+    own = any(trainer.overrides(n) for n in ("compute_loss", "training_step", "floating_point_ops"))
+    plain = trainer.compute_loss_func is None and not args.torch_compile and args.include_num_input_tokens_seen == "no"
+    plain = plain and args.neftune_noise_alpha is None  # its noise depends on the width of the batch
+    if rows is None or padding is None or own or not plain or not trainer.use_speed_ups:
+        return None
+    chosen = choose_strategies(trainer.model, None, padding, device=trainer.runtime.device, restrict_vocabulary="off")
+    if chosen.on:
+        trainer_log.info("  speed-ups: %s", ", ".join(chosen.on))
+    return chosen
 
 
 class AcceleratorView:

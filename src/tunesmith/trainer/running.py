@@ -27,6 +27,7 @@ from tunesmith.train.hooks import StepHooks
 from tunesmith.train.loop import train_events
 from tunesmith.train.signals import StopRequest
 from tunesmith.train.state import TrainState
+from tunesmith.train.strategies import Strategies
 from tunesmith.trainer.arguments import make_horizon, make_plan
 from tunesmith.trainer.callbacks import CallbackPart
 from tunesmith.trainer.checkpoints import CheckpointPart, find_checkpoint, load_trainer_state
@@ -37,7 +38,7 @@ from tunesmith.trainer.journalling import JournalPart
 from tunesmith.trainer.loaders import TrainWindows
 from tunesmith.trainer.objective import FeatureLoss
 from tunesmith.trainer.optimization import OptimizerPart
-from tunesmith.trainer.preparation import prepared_model, seed_for
+from tunesmith.trainer.preparation import choose_speed_ups, prepared_model, seed_for
 from tunesmith.trainer.progress import Progress
 from tunesmith.trainer.reactions import ReactionPart
 from tunesmith.trainer.upstream import has_length, speed_metrics, trainer_log, utils
@@ -46,6 +47,9 @@ from tunesmith.trainer.upstream import has_length, speed_metrics, trainer_log, u
 class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPart, CheckpointPart, CallbackPart):
     """The training run of a Trainer."""
 
+    use_speed_ups: bool = True
+    """Padding-free batches and the like, where they compute the same; set it to False to go without."""
+    _speed_ups: Strategies | None = None
     _stop: StopRequest | None = None
 
     def train(
@@ -74,6 +78,9 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
                 return self._run(run, trial, ignore_keys_for_eval)
         finally:
             self.is_in_train = False
+            if self._speed_ups is not None:
+                self._speed_ups.disable()
+                self._speed_ups = None
             if self._journal is not None:
                 self._journal.close()
                 self._journal = None
@@ -87,6 +94,8 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
         per_step = self.get_total_train_batch_size()
         self._horizon = make_horizon(args, batches=batches, rows=rows, rows_per_step=per_step)
         token_rows, padding = self._fast_rows(loader)
+        self._speed_ups = choose_speed_ups(self, token_rows, padding)
+        collate = padding if self._speed_ups is None else self._speed_ups.train_collate
         seed = args.seed if args.data_seed is None else args.data_seed
         self._windows = TrainWindows(
             loader,
@@ -95,7 +104,7 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
             self.runtime,
             self._clock,
             token_rows,
-            padding,
+            collate,
             args.ignore_data_skip,
         )
         self._run_id = uuid.uuid4().hex if folder is None else run_id_of(folder)

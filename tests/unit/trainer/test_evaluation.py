@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DataCollatorWithPadding, PreTrainedTokenizerFast
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerFast, TrainerCallback
 
 from conftest import tiny_bert, token_lists
 from trainer_toys import Accuracy, Regression, RegressionDataset, Stream, arguments
@@ -100,12 +100,15 @@ def test_rows_sorted_by_length_come_back_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sampling", ["random", "sequential", "group_by_length"])
 def test_rows_read_straight_from_arrow_train_exactly_as_through_a_dataloader(tmp_path: Path, sampling: str) -> None:
+    class Fast(Trainer):
+        use_speed_ups = False
+
     class Slow(Trainer):
         def _fast_rows(self, loader: Any) -> Any:
             return None, None
 
     weights, fast = [], None
-    for kind in (Trainer, Slow):
+    for kind in (Fast, Slow):
         trainer = kind(
             tiny_bert(dropout=0.1),
             arguments(
@@ -119,6 +122,52 @@ def test_rows_read_straight_from_arrow_train_exactly_as_through_a_dataloader(tmp
         weights.append([p.detach().clone() for p in trainer.model.parameters()])
     assert fast
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+def test_speed_ups_compute_the_same_and_leave_the_model_as_it_was(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    runs = []
+    for on in (True, False):
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+        )
+        config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+        trainer = Trainer(
+            BertForSequenceClassification(config),
+            arguments(
+                tmp_path / str(on),
+                max_steps=30,
+                learning_rate=1e-3,
+                logging_steps=1,
+                eval_strategy="steps",
+                eval_steps=10,
+            ),
+            train_dataset=arrow(40),
+            eval_dataset=arrow(20, seed=1),
+            data_collator=DataCollatorWithPadding(tokenizer()),
+        )
+        trainer.use_speed_ups = on
+        names: list[Any] = []
+        trainer.add_callback(Watching(trainer, names))
+        trainer.train()
+        runs.append((trainer, names[0]))
+    assert "padding-free" in runs[0][1]
+    assert runs[1][1] is None
+    for a, b in zip(runs[0][0].state.log_history, runs[1][0].state.log_history, strict=True):
+        assert a.get("loss", 0) == pytest.approx(b.get("loss", 0), abs=1e-5)
+        assert a.get("eval_loss", 0) == pytest.approx(b.get("eval_loss", 0), abs=1e-5)
+    assert not any(m._forward_hooks for m in runs[0][0].model.modules())
+
+
+class Watching(TrainerCallback):
+    def __init__(self, trainer: Any, names: list[Any]) -> None:
+        self.trainer, self.names = trainer, names
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        chosen = self.trainer._speed_ups
+        self.names.append(None if chosen is None else chosen.on)
 
 
 @pytest.mark.parametrize("change", ["selected", "masked", "extra", "collator"])
