@@ -122,7 +122,8 @@ def status_of(run: RunDir, ended: str | None, updated: float) -> str:
         return "running" if fresh else "interrupted"
     if ended in ("completed", "early_stopping"):
         return "finished"
-    return "stopped" if ended in ("SIGTERM", "SIGINT", "break") else "failed"
+    by_signal = ended in ("SIGTERM", "SIGINT", "break") or ended.startswith("signal ")
+    return "stopped" if by_signal else "failed"
 
 
 def has_no_links(run: RunDir) -> bool:

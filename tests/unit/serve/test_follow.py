@@ -11,7 +11,7 @@ import pytest
 
 from tunesmith.curves.build import load_curves
 from tunesmith.events import Evaluated, NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
-from tunesmith.run.journal import Journal, truncate_journal
+from tunesmith.run.journal import Journal, encode_event, truncate_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.serve.follow import LiveRun, make_panels
 from tunesmith.serve.hub import encode_message
@@ -52,7 +52,7 @@ def test_a_cut_last_line_waits_until_it_is_whole(tmp_path: Path, synthetic) -> N
     live = LiveRun(RunDir(tmp_path))
     live.poll()
     whole = (tmp_path / "journal.jsonl").read_bytes()
-    step = b'{"event": "StepDone", "step": 11, "epoch": 1.1, "loss": 0.25, "grad_norm": 1.0, "learning_rate": 1e-05, "examples": 8, "tokens": 9, "padded_tokens": 9, "seconds": 0.1}\n'
+    step = encode_event(StepDone(11, 1.1, 0.25, 1.0, 1e-5, 8, 9, 9, 0.1))
     (tmp_path / "journal.jsonl").write_bytes(whole + step[:50])
     live.poll()
     assert live.snapshot()["step"] == 10
