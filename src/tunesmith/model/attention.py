@@ -142,7 +142,7 @@ def attend_by_padding(
     place = (bounds[:-1].unsqueeze(1) + column).clamp(max=k.shape[0] - 1).flatten()
 
     def spread(x: torch.Tensor) -> torch.Tensor:
-        return x.index_select(0, place).unflatten(0, inside.shape).transpose(1, 2)
+        return x.index_select(0, place).view(*inside.shape, *x.shape[1:]).transpose(1, 2)
 
     queries = q.unsqueeze(2) if first_only else spread(q)
     mask = inside[:, None, None, :].expand(-1, 1, queries.shape[2], -1)
