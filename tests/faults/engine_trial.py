@@ -157,6 +157,17 @@ def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunKeeper, Any]:
     return keeper, batches
 
 
+def write_model(folder: Path) -> None:
+    """A pretrained model folder for the command line: weights, config, a tokenizer of 99 words."""
+    model = tiny_bert(dropout=0.1)
+    model.save_pretrained(folder)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(99))]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertTokenizer", "model_max_length": 64, "do_lower_case": True})
+    )
+
+
 def describe_with(model: Any) -> Any:
     """Writes the model's config beside its weights."""
 

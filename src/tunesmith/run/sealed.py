@@ -149,6 +149,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
+def is_leftover(name: str) -> bool:
+    """Whether this is a name under which a folder or file waits before it is published, or after it was taken away."""
+    return _LEFTOVER.fullmatch(name) is not None
+
+
 def sweep(parent: Path) -> list[str]:
     """Removes what killed writers left behind; returns the names. Only for the holder of the run's lock.
 

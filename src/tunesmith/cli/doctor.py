@@ -1,0 +1,47 @@
+"""`tunesmith doctor RUN`: checks every checkpoint, the journal, the lock and the export, and says what to do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+MARKS = {"sound": "ok", "note": "note", "useless": "useless", "broken": "BROKEN"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
+    parser.add_argument("run_folder", metavar="RUN", help="run folder")
+    parser.add_argument("--repair", action="store_true", help="remove what nothing can use: leftovers, damaged copies")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints how each part is; 0 when nothing is damaged, else 5."""
+    from tunesmith.config.load import load_config
+    from tunesmith.errors import ConfigError
+    from tunesmith.run.doctor import Part, examine, is_sound, repair
+    from tunesmith.run.layout import RunDir, open_run
+
+    folder = RunDir(args.run_folder)
+    if not folder.checkpoints():
+        folder = open_run(args.run_folder)
+    removed = repair(folder) if args.repair else []
+    parts = examine(folder)
+    try:
+        load_config(folder.config_file, need_data=False)
+        parts.insert(1, Part(folder.config_file.name, "sound", "reads well"))
+    except (ConfigError, OSError) as error:
+        text = f"{error}. Give the command of the run once more: it writes the file again"
+        parts.insert(1, Part(folder.config_file.name, "note", text))
+    if args.json:
+        listed = [{"name": p.name, "health": p.health, "text": p.text} for p in parts]
+        print(json.dumps({"run": str(folder.path), "sound": is_sound(parts), "removed": removed, "parts": listed}))
+        return 0 if is_sound(parts) else 5
+    for name in removed:
+        print(f"removed {name}")
+    width = max(len(part.name) for part in parts)
+    for part in parts:
+        print(f"{MARKS[part.health]:<8}{part.name:<{width}}  {part.text}")
+    if not args.repair and any(part.health == "useless" for part in parts):
+        print(f"tunesmith doctor {args.run_folder} --repair removes what is useless")
+    return 0 if is_sound(parts) else 5

@@ -1,0 +1,75 @@
+"""`tunesmith resume RUN`: goes on with a run that was stopped, exactly where it was, from its own run.yaml."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tunesmith.config.schema import RunConfig
+from tunesmith.run.layout import RunDir
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
+    parser.add_argument("run_folder", metavar="RUN", help="run folder")
+    parser.add_argument(
+        "--allow_changed_data",
+        action="store_true",
+        help="go on although the data or the config changed (noted in the run)",
+    )
+    parser.add_argument("--disable_tqdm", action="store_true", help="plain lines instead of progress bars")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains on and prints the scores; gives the exit code. A finished run has nothing left to do, which is no error."""
+    from tunesmith.run.doctor import end_of
+
+    folder = RunDir(args.run_folder)
+    end = end_of(folder)
+    if end is not None:
+        print(f"{folder.path}: finished after step {end.step} ({end.reason}); there is nothing to resume")
+        return 0
+    from tunesmith.cli.train import train
+
+    config = read_config(folder)
+    if args.allow_changed_data:
+        config = replace(config, allow_changed_data=True)
+    if args.disable_tqdm:
+        config = replace(config, disable_tqdm=True)
+    return train(config)
+
+
+def read_config(folder: RunDir) -> RunConfig:
+    """The config of a run, with its relative paths as they were meant where the run was started."""
+    from tunesmith.config.load import load_config
+    from tunesmith.errors import ConfigError
+    from tunesmith.run.layout import open_run
+
+    if not folder.config_file.is_file():
+        open_run(folder.path)
+        raise ConfigError("is not there", where=str(folder.config_file), fix="Give the command of the run once more.")
+    config = replace(load_config(folder.config_file, need_data=False), output_dir=str(folder.path))
+    if not (config.train_file or config.dataset_name or config.task_name):
+        raise ConfigError(
+            "names no data file: its rows were given in Python",
+            where=str(folder.config_file),
+            fix="Call finetune(...) again with the same rows and the same output_dir.",
+        )
+    home = _home_of(folder)
+    for name in ("train_file", "validation_file", "test_file", "model_name_or_path", "tokenizer_name", "cache_dir"):
+        value = getattr(config, name)
+        if isinstance(value, str) and not Path(value).exists() and (home / value).exists():
+            moved: dict[str, Any] = {name: str(home / value)}
+            config = replace(config, **moved)
+    return config
+
+
+def _home_of(folder: RunDir) -> Path:
+    """The folder that the run was started in."""
+    try:
+        return Path(json.loads(folder.environment_file.read_text(encoding="utf-8"))["folder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return Path()

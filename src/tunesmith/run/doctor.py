@@ -1,0 +1,177 @@
+"""Looks at a run folder and says what is sound, what is not, and what to do. Repairs only by removing what nothing can use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
+from tunesmith.events import Event, RunEnded, StepDone
+from tunesmith.run.journal import drop_cut_line, read_journal
+from tunesmith.run.layout import RunDir, checkpoint_step
+from tunesmith.run.lock import RunLock, read_holder
+from tunesmith.run.sealed import disk_error, is_leftover, retire, sweep, verify
+
+Health = Literal["sound", "note", "useless", "broken"]
+"""sound; worth knowing; of no use to anybody (a repair removes it); damaged in a way that a person must look at."""
+
+FINISHED = ("completed", "early_stopping")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing of a run folder and how it is."""
+
+    name: str
+    health: Health
+    text: str
+
+
+def examine(run: RunDir) -> list[Part]:
+    """Every part of the folder, read and hashed in full; changes nothing."""
+    holder = read_holder(run.lock_file)
+    if holder is not None:
+        parts = [
+            Part("lock", "note", f"held by {holder}: the run is going on, so what it writes now may look unfinished")
+        ]
+    else:
+        parts = [Part("lock", "sound", "free")]
+    parts.append(_look_at_json(run.environment_file))
+    parts += _look_at_journal(run)
+    intact = list(_look_at_checkpoints(run, parts))
+    for folder in (run.best, run.model):
+        if folder.exists():
+            parts.append(_look_at_sealed(folder))
+    for path in sorted(run.path.iterdir()):
+        if is_leftover(path.name):
+            restores = path.name.startswith(".tmp-old-") and not _home(path).exists()
+            text = (
+                "was moved aside and comes back with the next start" if restores else "left behind by a killed process"
+            )
+            parts.append(Part(path.name, "note" if restores else "useless", text))
+    parts.append(_conclude(run, intact))
+    return parts
+
+
+def is_sound(parts: list[Part]) -> bool:
+    """Whether nothing is damaged."""
+    return not any(part.health == "broken" for part in parts)
+
+
+def repair(run: RunDir) -> list[str]:
+    """Removes leftovers, the cut end of the journal, and damaged checkpoints where an intact one is kept. Gives the names."""
+    with RunLock(run.lock_file):
+        try:
+            removed = sweep(run.path)
+            if drop_cut_line(run.journal_file):
+                removed.append(f"the cut last line of {run.journal_file.name}")
+            if _intact(run):
+                for part in examine(run):
+                    if part.health == "useless" and (run.path / part.name) in run.checkpoints():
+                        retire(run.path / part.name)
+                        removed.append(part.name)
+        except OSError as error:
+            raise disk_error(error, run.path) from error
+    return removed
+
+
+def _home(path: Path) -> Path:
+    return path.parent / path.name.removeprefix(".tmp-old-").rsplit("-", 1)[0]
+
+
+def _intact(run: RunDir) -> list[Path]:
+    return [folder for folder in run.checkpoints() if _problem_of(folder) is None]
+
+
+def _problem_of(folder: Path) -> str | None:
+    """Why a sealed folder cannot be used; None when it can."""
+    try:
+        verify(folder)
+    except (CheckpointError, ResourceError) as error:
+        return error.line()
+    return None
+
+
+def _look_at_json(file: Path) -> Part:
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Part(file.name, "note", "is not there; the next start writes it")
+    except (OSError, ValueError, RecursionError) as error:
+        return Part(file.name, "note", f"cannot be read ({error}); the next start writes it again")
+    return Part(file.name, "sound", "reads well")
+
+
+def _look_at_journal(run: RunDir) -> Iterator[Part]:
+    name = run.journal_file.name
+    try:
+        events = read_journal(run.journal_file)
+    except FileNotFoundError:
+        yield Part(name, "broken", "is not there: the curves of this run are lost")
+        return
+    except (OSError, TunesmithError) as error:
+        yield Part(name, "broken", str(error))
+        return
+    data = run.journal_file.read_bytes()
+    if data and not data.endswith(b"\n"):
+        yield Part(name, "note", "its last line was cut by a kill; the next start drops it")
+    steps = [event.step for event in events if isinstance(event, StepDone)]
+    missing = sorted(set(range(1, max(steps, default=0) + 1)) - set(steps))
+    if missing:
+        shown = ", ".join(str(s) for s in missing[:5]) + (", ..." if len(missing) > 5 else "")
+        yield Part(name, "broken", f"has no line for step {shown}: the curves have a gap there")
+    elif len(steps) != len(set(steps)) or steps != sorted(steps):
+        yield Part(name, "broken", "holds steps twice or out of order")
+    else:
+        yield Part(name, "sound", f"{len(events)} events, {len(steps)} steps")
+
+
+def _look_at_checkpoints(run: RunDir, parts: list[Part]) -> Iterator[Path]:
+    """Adds a part for each checkpoint; gives the intact ones."""
+    problems = {folder: _problem_of(folder) for folder in run.checkpoints()}
+    any_intact = any(problem is None for problem in problems.values())
+    for folder, problem in problems.items():
+        if problem is None:
+            size = sum(f.stat().st_size for f in folder.iterdir() if f.is_file())
+            parts.append(Part(folder.name, "sound", f"every file is as it was written ({size / 1e6:.1f} MB)"))
+            yield folder
+        elif any_intact:
+            parts.append(Part(folder.name, "useless", f"{problem}; another checkpoint is intact"))
+        else:
+            parts.append(Part(folder.name, "broken", problem))
+
+
+def _look_at_sealed(folder: Path) -> Part:
+    problem = _problem_of(folder)
+    if problem is None:
+        return Part(folder.name, "sound", "every file is as it was written")
+    return Part(folder.name, "broken", problem)
+
+
+def end_of(run: RunDir) -> RunEnded | None:
+    """The last event of a run that came to its end by itself; None for one that can go on."""
+    try:
+        events: list[Event] = read_journal(run.journal_file)
+    except (OSError, TunesmithError):
+        return None
+    last = events[-1] if events else None
+    finished = isinstance(last, RunEnded) and last.reason in FINISHED
+    if not finished or not run.model.is_dir() or not run.report_file.is_file():
+        return None
+    assert isinstance(last, RunEnded)
+    return last
+
+
+def _conclude(run: RunDir, intact: list[Path]) -> Part:
+    end = end_of(run)
+    if end is not None:
+        return Part("run", "sound", f"finished after step {end.step} ({end.reason})")
+    if intact:
+        step = max(checkpoint_step(folder) for folder in intact)
+        return Part("run", "sound", f"can go on after step {step}: tunesmith resume {run.path}")
+    if run.checkpoints():
+        return Part("run", "broken", "no checkpoint is intact: restore the files from a copy, or train again elsewhere")
+    return Part("run", "note", "has no checkpoint: the same command starts it from the beginning")
