@@ -18,6 +18,7 @@ LEVELS = {
     "events": 0,
     "findings": 0,
     "labels": 0,
+    "sample": 1,
     "config": 1,
     "run": 1,
     "data": 2,

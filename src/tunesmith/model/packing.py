@@ -72,8 +72,7 @@ def pack(
         stretches = np.append(lengths, spare)
     bound = int(stretches.max()) if longest is None else longest
     assert bound >= int(stretches.max()), f"a stretch of {int(stretches.max())} tokens is longer than longest={bound}"
-    ends = np.cumsum(stretches)
-    bounds = np.concatenate(([0], ends))
+    bounds = np.concatenate(([0], np.cumsum(stretches)))
     positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], stretches) + first_position
     if spare:
         positions[-spare:] = first_position  # the filling may be longer than the position table
