@@ -32,6 +32,7 @@ from tunesmith.train.loop import train_events
 from tunesmith.train.losses import TaskLoss
 from tunesmith.train.optim import make_optimizer
 from tunesmith.train.plan import Calendar, Plan, epoch_ends_for
+from tunesmith.train.ranks import RankRoster
 from tunesmith.train.runtime import make_runtime
 from tunesmith.train.schedule import Schedule
 from tunesmith.train.state import TrainState
@@ -59,6 +60,7 @@ DEFAULTS: dict[str, Any] = {
     "token_budget": None,
     "dropout": 0.1,
     "watch_bytes": False,
+    "rank_timeout": None,
 }
 
 
@@ -98,19 +100,26 @@ def run_trial(options: dict[str, Any]) -> None:
         if options["fault"]:
             name, _, rest = options["fault"].partition(":")
             batches = FAULTS[name](keeper, batches, *rest.split(":")) or batches
+        roster = RankRoster.gather(keeper.state.runtime)
         with keeper.stop:
             try:
                 follow(keeper, batches, options)
             except TunesmithError as error:
                 keeper.end(type(error).__name__)
                 raise
+            except RuntimeError as error:
+                lost = roster.explain(error)
+                if lost is None:
+                    raise
+                keeper.end("WorkerError")
+                raise lost from error
             finally:
                 keeper.close()
 
 
 def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunKeeper, Any]:
     """Everything a run is made of, from nothing but seeds."""
-    runtime = make_runtime(use_cpu=True, precision=options["precision"])
+    runtime = make_runtime(use_cpu=True, precision=options["precision"], timeout_seconds=options["rank_timeout"])
     lists = token_lists(options["rows"])
     if options["ignore_labels"]:
         lists["labels"] = [-1] * options["rows"]
@@ -355,6 +364,16 @@ def raise_on_rank(keeper: RunKeeper, batches: Any, rank: str, step: str) -> Any:
     return at_point(keeper, batches, "data", act)
 
 
+def signal_rank(keeper: RunKeeper, batches: Any, rank: str, step: str, name: str) -> Any:
+    """One rank gets a signal before a step."""
+
+    def act() -> None:
+        if keeper.state.runtime.rank == int(rank) and keeper.state.step + 1 == int(step):
+            os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
+
+    return at_point(keeper, batches, "data", act)
+
+
 def slow(keeper: RunKeeper, batches: Any, milliseconds: str) -> Any:
     """Every step takes this much longer."""
     return at_point(keeper, batches, "data", lambda: time.sleep(int(milliseconds) / 1000))
@@ -368,5 +387,6 @@ FAULTS = {
     "oom": out_of_memory,
     "sleepy_save": sleepy_save,
     "raise_on_rank": raise_on_rank,
+    "signal_rank": signal_rank,
     "slow": slow,
 }

@@ -36,6 +36,7 @@ from tunesmith.run.sealed import verify, write_file_atomically
 from tunesmith.train.evaluate import predict_rows
 from tunesmith.train.keeper import RunKeeper
 from tunesmith.train.loop import Evaluate, train_events
+from tunesmith.train.ranks import RankRoster
 from tunesmith.train.state import TrainState
 
 
@@ -135,6 +136,7 @@ def _train(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
     epochs = plan.fraction(plan.num_steps)
     started = RunStarted(prepared.identity.run_id, 0, plan.num_steps, float(per_epoch), epochs, rows, time.time())
     evaluate = _make_evaluate(prepared) if has_validation else None
+    roster = RankRoster.gather(prepared.runtime)
     with keeper.stop:
         try:
             _begin(run, prepared, keeper, started)
@@ -147,6 +149,12 @@ def _train(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
         except TunesmithError as error:
             keeper.end(type(error).__name__)
             raise
+        except RuntimeError as error:
+            lost = roster.explain(error)
+            if lost is None:
+                raise
+            keeper.end("WorkerError")
+            raise lost from error
         finally:
             keeper.close()
 

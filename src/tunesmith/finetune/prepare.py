@@ -117,7 +117,7 @@ def prepare(config: RunConfig, *, data: dict[str, Any] | None = None, say: Say, 
         if strategies.on:
             say(f"exact speed-ups in use: {', '.join(strategies.on)}")
     batches = _make_batches(config, tokenized["train"].rows, strategies, runtime)
-    identity = make_identity(config, bundle, folder)
+    identity = make_identity(config, bundle, folder, world=runtime.world)
     return Prepared(
         config, runtime, bundle, tokenized, tokenizer, padding, facts, suite, strategies, state, batches, identity
     )
@@ -240,10 +240,11 @@ def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, ru
     )
 
 
-def make_identity(config: RunConfig, bundle: DataBundle, folder: Path) -> Identity:
+def make_identity(config: RunConfig, bundle: DataBundle, folder: Path, *, world: int = 1) -> Identity:
     """What a checkpoint of this run is compared with on resume: options that matter, data by content, model by config."""
     options = {k: _plain(v) for k, v in to_dict(config).items() if k not in INERT}
     options["model"] = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16]
+    options["processes"] = world  # each has a batch of its own: another number is another experiment
     text = json.dumps([options, bundle.fingerprint], sort_keys=True)
     run_id = hashlib.sha256(text.encode()).hexdigest()[:16]
     return Identity(run_id, bundle.fingerprint, options, bundle.labels.to_json(), package_versions())

@@ -91,13 +91,24 @@ class Runtime:
 
 
 def make_runtime(
-    *, precision: Precision = "no", use_cpu: bool = False, ddp: Mapping[str, Any] | None = None
+    *,
+    precision: Precision = "no",
+    use_cpu: bool = False,
+    ddp: Mapping[str, Any] | None = None,
+    timeout_seconds: float | None = None,
 ) -> Runtime:
-    """The runtime this process was launched for (alone, torchrun, accelerate launch, notebook_launcher)."""
-    from accelerate import Accelerator, DistributedDataParallelKwargs
+    """The runtime this process was launched for (alone, torchrun, accelerate launch, notebook_launcher).
 
-    handlers = [DistributedDataParallelKwargs(**ddp)] if ddp else None
-    accelerator = Accelerator(cpu=use_cpu, mixed_precision="no", kwargs_handlers=handlers)
+    A rank that does not answer for `timeout_seconds` ends the others (default: torch's own half hour).
+    """
+    from datetime import timedelta
+
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+    handlers: list[Any] = [DistributedDataParallelKwargs(**ddp)] if ddp else []
+    if timeout_seconds is not None:
+        handlers.append(InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_seconds)))
+    accelerator = Accelerator(cpu=use_cpu, mixed_precision="no", kwargs_handlers=handlers or None)
     device = accelerator.device
     if precision == "fp16" and device.type == "cpu":
         raise ConfigError(
