@@ -11,9 +11,12 @@ DEFAULT_PORT = 8321
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
     parser.add_argument("runs_dir", nargs="?", default="runs", metavar="RUNS_DIR", help="folder of run folders [runs]")
-    parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, metavar="N", help=f"port; 0: any free one [{DEFAULT_PORT}]"
-    )
+    add_server_arguments(parser, DEFAULT_PORT)
+
+
+def add_server_arguments(parser: argparse.ArgumentParser, port: int) -> None:
+    """The flags of every command that listens."""
+    parser.add_argument("--port", type=int, default=port, metavar="N", help=f"port; 0: any free one [{port}]")
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -25,30 +28,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="another name the board is reached by, as it stands in the browser's address",
+        help="another name it is reached by, as it stands in the address; may be given several times",
     )
-    parser.add_argument("--new_token", action="store_true", help="make a new token: pages opened before lose access")
+    parser.add_argument("--new_token", action="store_true", help="make a new token: whoever has the old one is out")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped; gives the exit code."""
-    from tunesmith.serve.server import LOCAL, serve_board
+    from tunesmith.serve.server import make_board, serve_forever
     from tunesmith.serve.token import load_token
 
-    def ready(address: str) -> None:
-        print(f"runs in {args.runs_dir}\n\n  {address}\n\nCtrl-C ends the board; runs go on.", flush=True)
-        if args.host not in LOCAL:
-            print(
-                "note: the network can reach this board. Whoever has the address can use it, and it travels unencrypted.",
-                file=sys.stderr,
-            )
+    board = make_board(args.runs_dir)
+    token = load_token(new=args.new_token)
 
-    serve_board(
-        args.runs_dir,
-        host=args.host,
-        port=args.port,
-        token=load_token(new=args.new_token),
-        names=args.allow_host,
-        on_ready=ready,
-    )
+    def ready(address: str) -> None:
+        print(
+            f"runs in {args.runs_dir}\n\n  {address}/?token={token}\n\nCtrl-C ends the board; runs go on.", flush=True
+        )
+        warn_network(args.host)
+
+    serve_forever(board, host=args.host, port=args.port, token=token, names=args.allow_host, on_ready=ready)
     return 0
+
+
+def warn_network(host: str) -> None:
+    """Says aloud what listening on the network means."""
+    from tunesmith.serve.server import LOCAL
+
+    if host not in LOCAL:
+        words = "the network can reach this port. Whoever has the token can use it, and it travels unencrypted."
+        print(f"note: {words}", file=sys.stderr)

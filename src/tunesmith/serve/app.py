@@ -1,30 +1,44 @@
-"""The board as an ASGI app: routes inside, the guard around all of them."""
+"""A service as an ASGI app: its routes inside, the guard around all of them."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
-from tunesmith.serve.routes import Board
 from tunesmith.serve.security import Access, Guard
 
 
-def make_app(board: Board, access: Access) -> Guard:
+class Service(Protocol):
+    """What can be served: the board, or one model."""
+
+    def routes(self) -> list[Route]:
+        """All its routes."""
+
+    async def close(self) -> None:
+        """Ends what would not end by itself."""
+
+    def stop(self) -> None:
+        """Ends its threads."""
+
+
+def make_app(service: Service, access: Access) -> Guard:
     """The guarded app."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
         yield
-        await board.hub.close()
-        board.classifier.close()
+        await service.close()
+        service.stop()
 
     plain = {404: "there is nothing here", 405: "not with this method"}
     handlers = {status: _plain_answer(status, reason) for status, reason in plain.items()}
-    app = Starlette(routes=board.routes(), lifespan=lifespan, exception_handlers=handlers)
+    app = Starlette(routes=service.routes(), lifespan=lifespan, exception_handlers=handlers)
     app.router.redirect_slashes = False
     return Guard(app, access)
 

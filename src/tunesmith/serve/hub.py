@@ -18,8 +18,9 @@ log = logging.getLogger(__name__)
 MAX_STREAMS = 100
 HEARTBEAT_SECONDS = 15.0
 INTERVAL_SECONDS = 0.7
-BUSY_SHARE = 0.1
-"""At most this share of one core goes into following one run: a journal of a million lines is read less often."""
+BUSY_SHARE, LONGEST_SECONDS = 0.25, 4.0
+"""About this share of one core goes into following one run: a journal of a million lines is drawn less often (one update
+of it takes 0.7 s), but never less often than every few seconds."""
 KEEP_SECONDS = 120.0
 MOST_KEPT = 6
 
@@ -72,7 +73,7 @@ class Channel:
                 self.message, self.version = message, self.version + 1
                 before, self._changed = self._changed, asyncio.Event()
                 before.set()
-            await asyncio.sleep(max(INTERVAL_SECONDS, spent / BUSY_SHARE))
+            await asyncio.sleep(max(INTERVAL_SECONDS, min(spent / BUSY_SHARE, LONGEST_SECONDS)))
 
     async def close(self) -> None:
         """Ends the following, and lets everyone who waits go."""

@@ -39,17 +39,25 @@ class Board:
     def routes(self) -> list[Route]:
         """Every route of the board."""
         return [
-            Route("/", _guarded(self._list), methods=["GET"]),
-            Route("/events", _guarded(self._list_events), methods=["GET"]),
-            Route("/compare", _guarded(self._compare), methods=["GET"]),
-            Route("/assets/{name}", _guarded(self._asset), methods=["GET"]),
-            Route("/runs/{run}", _guarded(self._run), methods=["GET"]),
-            Route("/runs/{run}/report", _guarded(self._report), methods=["GET"]),
-            Route("/runs/{run}/events", _guarded(self._run_events), methods=["GET"]),
-            Route("/runs/{run}/curves", _guarded(self._curves), methods=["GET"]),
-            Route("/runs/{run}/classify", _guarded(self._classify), methods=["POST"]),
-            Route("/runs/{run}/stop", _guarded(self._stop), methods=["POST"]),
+            Route("/", refuse_in_json(self._list), methods=["GET"]),
+            Route("/events", refuse_in_json(self._list_events), methods=["GET"]),
+            Route("/compare", refuse_in_json(self._compare), methods=["GET"]),
+            Route("/assets/{name}", refuse_in_json(self._asset), methods=["GET"]),
+            Route("/runs/{run}", refuse_in_json(self._run), methods=["GET"]),
+            Route("/runs/{run}/report", refuse_in_json(self._report), methods=["GET"]),
+            Route("/runs/{run}/events", refuse_in_json(self._run_events), methods=["GET"]),
+            Route("/runs/{run}/curves", refuse_in_json(self._curves), methods=["GET"]),
+            Route("/runs/{run}/classify", refuse_in_json(self._classify), methods=["POST"]),
+            Route("/runs/{run}/stop", refuse_in_json(self._stop), methods=["POST"]),
         ]
+
+    async def close(self) -> None:
+        """Lets all watching pages go."""
+        await self.hub.close()
+
+    def stop(self) -> None:
+        """Ends the model's thread."""
+        self.classifier.close()
 
     async def _list(self, request: Request) -> Response:
         rows = await asyncio.to_thread(self.index.rows)
@@ -105,13 +113,7 @@ class Board:
         return JSONResponse(await asyncio.to_thread(_zoom, live, low, high))
 
     async def _classify(self, request: Request) -> Response:
-        run = await self._wanted(request)
-        given = check_texts(await read_json(request))
-        try:
-            async with asyncio.timeout(CLASSIFY_SECONDS):
-                return JSONResponse({"results": await self.classifier.classify(run, given)})
-        except (Overloaded, TimeoutError):
-            return _busy("too many texts are waiting")
+        return await answer_texts(request, await self._wanted(request), self.classifier)
 
     async def _stop(self, request: Request) -> Response:
         run = await self._wanted(request)
@@ -126,6 +128,16 @@ class Board:
         if run is None:
             raise BadRequest(404, "there is no such run")
         return run
+
+
+async def answer_texts(request: Request, run: RunDir, classifier: Classifier) -> Response:
+    """Classifies the texts in the body; 503 when too many wait."""
+    given = check_texts(await read_json(request))
+    try:
+        async with asyncio.timeout(CLASSIFY_SECONDS):
+            return JSONResponse({"results": await classifier.classify(run, given)})
+    except (Overloaded, TimeoutError):
+        return _busy("too many texts are waiting")
 
 
 def _zoom(live: LiveRun, low: float, high: float) -> dict[str, Any]:
@@ -153,7 +165,7 @@ def _busy(reason: str) -> Response:
     return JSONResponse({"error": reason}, 503, headers={"retry-after": str(RETRY_SECONDS)})
 
 
-def _guarded(handler: Handler) -> Handler:
+def refuse_in_json(handler: Handler) -> Handler:
     """The handler, with every refusal as a JSON reason and every error of ours as its one line."""
 
     async def answer(request: Request) -> Response:

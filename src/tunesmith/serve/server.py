@@ -1,4 +1,4 @@
-"""Runs the board: bind, print the address, serve until a signal, then let every page go and end."""
+"""Runs a service: bind, tell the address, serve until a signal, then let everyone go and end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 
 from tunesmith.errors import ConfigError, ResourceError
-from tunesmith.serve.app import make_app
+from tunesmith.serve.app import Service, make_app
 from tunesmith.serve.protocol import DeadlineProtocol
 from tunesmith.serve.routes import Board
 from tunesmith.serve.runs import RunIndex
@@ -20,16 +20,16 @@ DRAIN_SECONDS = 8
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-class BoardServer(uvicorn.Server):
+class Server(uvicorn.Server):
     """uvicorn, but streams that never end by themselves are ended first."""
 
-    def __init__(self, config: uvicorn.Config, board: Board) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
-        self._board = board
+        self._service = service
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Lets all watching pages go, then waits for what is being answered."""
-        await self._board.hub.close()
+        await self._service.close()
         await super().shutdown(sockets)
 
 
@@ -50,24 +50,20 @@ def open_socket(host: str, port: int) -> socket.socket:
     return found
 
 
-def make_server(
-    runs: str | Path,
-    *,
-    listener: socket.socket,
-    token: str,
-    names: Sequence[str] = (),
-    board: Board | None = None,
-) -> BoardServer:
-    """The server of a folder of runs, for a socket that is bound already."""
+def make_board(runs: str | Path) -> Board:
+    """The board of a folder of runs."""
     folder = Path(runs)
     if not folder.is_dir():
         raise ConfigError(
             "there is no such folder", where=str(runs), fix="Give the folder that holds your run folders."
         )
-    board = board or Board(RunIndex(folder))
-    port = int(listener.getsockname()[1])
+    return Board(RunIndex(folder))
+
+
+def make_server(service: Service, *, listener: socket.socket, token: str, names: Sequence[str] = ()) -> Server:
+    """The server of a service, for a socket that is bound already."""
     config = uvicorn.Config(
-        make_app(board, Access.for_port(token, port, names)),
+        make_app(service, Access.for_port(token, int(listener.getsockname()[1]), names)),
         http=DeadlineProtocol,
         ws="none",
         loop="asyncio",
@@ -83,11 +79,11 @@ def make_server(
         h11_max_incomplete_event_size=16_384,
         backlog=1024,
     )
-    return BoardServer(config, board)
+    return Server(config, service)
 
 
-def serve_board(
-    runs: str | Path,
+def serve_forever(
+    service: Service,
     *,
     host: str,
     port: int,
@@ -95,12 +91,11 @@ def serve_board(
     names: Sequence[str] = (),
     on_ready: Callable[[str], Any] = lambda address: None,
 ) -> None:
-    """Serves until SIGINT or SIGTERM; `on_ready` gets the address with the token."""
-    listener = open_socket(host, port)
-    with listener:
-        server = make_server(runs, listener=listener, token=token, names=[*names, *_names_of(host)])
+    """Serves until SIGINT or SIGTERM; `on_ready` gets the address without the token."""
+    with open_socket(host, port) as listener:
+        server = make_server(service, listener=listener, token=token, names=[*names, *_names_of(host)])
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-        on_ready(f"http://{shown}:{listener.getsockname()[1]}/?token={token}")
+        on_ready(f"http://{shown}:{listener.getsockname()[1]}")
         server.run(sockets=[listener])
 
 

@@ -92,11 +92,11 @@ class Served:
         return status, json.loads(body)
 
 
-def serve(root: Path, board: Board | None = None) -> Iterator[Served]:
+def serve(root: Path, board: Any = None) -> Iterator[Served]:
     model = FakeModel()
     made = board or Board(RunIndex(root), Classifier(lambda run: model, max_waiting=8))
     listener = open_socket("127.0.0.1", 0)
-    server = make_server(root, listener=listener, token=TOKEN, board=made)
+    server = make_server(made, listener=listener, token=TOKEN)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     end = time.monotonic() + 10
@@ -115,6 +115,12 @@ def serve(root: Path, board: Board | None = None) -> Iterator[Served]:
 def served(runs: Path) -> Iterator[Served]:
     """A board over `runs`."""
     yield from serve(runs)
+
+
+@pytest.fixture(scope="session")
+def serving() -> SimpleNamespace:
+    """`serve` and `FakeModel`, for tests that serve something else."""
+    return SimpleNamespace(serve=serve, FakeModel=FakeModel)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,151 @@
+"""How often does `tunesmith compare` see a difference between two runs of one config that differ in their seed alone?
+
+    python bench/compare_false_positives.py [--seeds 12] [--rows 800] [--held_out 400] [--resamples 40] [--folder DIR]
+
+Trains real models with one config and many seeds (a tiny random BERT by default; `--model`, `--train_file`, `--test_file` for
+others), predicts a pool of held-out rows once, then draws many held-out sets from the pool and tests every pair of runs on
+each with the same code as the command. Counted is the share of pairs called different. With `--folder` the runs stay, and a
+second call trains only the seeds that are missing: it can be stopped and run on for hours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "browser"))
+from tiny_training import make_model, make_table, train_command
+
+from tunesmith.data.prediction_file import read_prediction_columns
+from tunesmith.metrics.paired import LEVEL, compare_predictions
+from tunesmith.report.files import read_json
+from tunesmith.report.pairing import Pair, pair_sides, read_side
+from tunesmith.run.layout import RunDir
+
+
+def train_seeds(args: argparse.Namespace, folder: Path) -> list[Path]:
+    """One finished run a seed."""
+    model, train, test = args.model, args.train_file, args.test_file
+    if train is None:
+        model = model or make_model(folder / "model")
+        train = make_table(folder / "train.csv", rows=args.rows, seed=1, noise=0.15)
+        test = make_table(folder / "test.csv", rows=args.pool, seed=2, noise=0.15)
+    found = []
+    for seed in range(args.seeds):
+        run = folder / f"seed-{seed}"
+        found.append(run)
+        if (run / "predictions.parquet").exists():
+            continue
+        more = [
+            "--test_file",
+            str(test),
+            "--seed",
+            str(seed),
+            "--data_seed",
+            "1",
+            "--num_train_epochs",
+            str(args.epochs),
+        ]
+        command = train_command(Path(model), Path(train), run, *more)
+        if args.learning_rate:
+            command[command.index("--learning_rate") + 1] = args.learning_rate
+        began = time.monotonic()
+        environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if done.returncode:
+            raise SystemExit(done.stderr[-2000:])
+        print(f"  seed {seed}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    return found
+
+
+def load_sides(runs: list[Path], split: str) -> list[Any]:
+    """The labelled rows of each run's held-out pool."""
+    sides = []
+    for run in runs:
+        folder = RunDir(run)
+        side = read_side(read_prediction_columns(folder.predictions_file), read_json(folder.data_summary_file), split)
+        if side is None:
+            raise SystemExit(f"{run} has no labelled {split} rows")
+        sides.append(side)
+    return sides
+
+
+def count_alarms(pair: Pair, metric: str, sets: list[Any]) -> list[bool]:
+    """Whether each held-out set calls the pair different."""
+    scale: Any = "probabilities" if pair.given_a.ndim == 2 else "logits"
+    found = []
+    for rows in sets:
+        result = compare_predictions(
+            pair.given_a[rows],
+            pair.given_b[rows],
+            pair.labels[rows],
+            task=pair.task,
+            metric=metric,
+            scores=scale,
+            resamples=400,
+        )
+        found.append(result.p_value is not None and result.p_value <= LEVEL)
+    return found
+
+
+def report(sides: list[Any], split: str, args: argparse.Namespace) -> None:
+    """The table, one line a metric."""
+    right = np.array([(s.given.argmax(axis=1) == s.labels).mean() for s in sides if s.given.ndim == 2])
+    pool = len(sides[0].keys)
+    print(f"{len(sides)} seeds of one config, pool of {pool:,} {split} rows")
+    if len(right):
+        noise = float(np.sqrt(right.mean() * (1 - right.mean()) / pool))
+        print(
+            f"accuracy {right.mean():.3f}, spread between seeds {right.std(ddof=1):.4f} (row noise alone: {noise:.4f})"
+        )
+    random = np.random.default_rng(0)
+    sets = [random.choice(pool, size=min(args.held_out, pool), replace=False) for _ in range(args.resamples)]
+    pairs = [pair_sides(a, b, split=split) for a, b in itertools.combinations(sides, 2)]
+    print(f"\n{len(pairs)} pairs x {len(sets)} held-out sets of {len(sets[0])} rows\n")
+    print(f"{'metric':<22}{'called different':>18}{'worst pair':>12}{'pairs never':>13}")
+    for metric in args.metric:
+        began = time.monotonic()
+        alarms = np.array([count_alarms(pair, metric, sets) for pair in pairs])
+        by_pair = alarms.mean(axis=1)
+        print(
+            f"{metric:<22}{alarms.mean():>17.1%} {by_pair.max():>11.0%} {(by_pair == 0).mean():>12.0%}"
+            f"   ({time.monotonic() - began:.0f} s)",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Trains what is missing, then tests every pair."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--rows", type=int, default=800, help="training rows of the tiny table")
+    parser.add_argument("--pool", type=int, default=4000, help="held-out rows of the tiny table")
+    parser.add_argument("--epochs", type=float, default=3)
+    parser.add_argument("--held_out", type=int, default=400)
+    parser.add_argument("--resamples", type=int, default=40)
+    parser.add_argument("--metric", nargs="+", default=["accuracy", "f1_macro"])
+    parser.add_argument("--model")
+    parser.add_argument("--learning_rate")
+    parser.add_argument("--train_file")
+    parser.add_argument("--test_file")
+    parser.add_argument("--folder", help="keep the runs here, and use those that are there")
+    args = parser.parse_args()
+    if (args.train_file is None) != (args.test_file is None):
+        parser.error("give --train_file and --test_file together")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(args.folder or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        report(load_sides(train_seeds(args, folder), "test"), "test", args)
+
+
+if __name__ == "__main__":
+    main()
