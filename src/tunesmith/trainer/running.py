@@ -229,9 +229,10 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
     def _at_safe_point(self) -> bool:
         self._end_step(self._engine.step if self._engine is not None else 0)
         self._log_evaluate_save()
-        if self._stop is not None and self._stop.signal is not None:
+        signals = [] if self._stop is None else self.runtime.gather_objects(self._stop.signal)
+        number = next((s for s in signals if s is not None), None)
+        if number is not None:
             self._save_checkpoint(self.model, self._trial)
-            number = self._stop.signal
             raise StoppedBySignal(
                 number,
                 f"stopped by signal {number} after step {self.state.global_step}; everything is saved: "
