@@ -1,63 +1,29 @@
-"""From a config to a trained, evaluated, explained, loadable model: what `tunesmith train` runs."""
+"""From a config to a trained, evaluated, explained, loadable model: what `tunesmith train` runs.
+
+This door imports no torch: what is wrong with the options, the data or the name of the model is said within a second or
+two, before the heavy libraries load and before a run folder is made.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-import time
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig
-from tunesmith.config.write import dump_config
-from tunesmith.errors import CheckpointError, TunesmithError
-from tunesmith.events import Event, RunEnded, RunStarted
-from tunesmith.finetune.card import write_card
-from tunesmith.finetune.finish import (
-    Scores,
-    draw_and_explain,
-    export_run,
-    predict_splits,
-    score_splits,
-    write_data_summary,
-    write_results,
-)
-from tunesmith.finetune.planning import make_plan
-from tunesmith.finetune.prepare import Prepared, prepare
-from tunesmith.predict.export import describe_model
-from tunesmith.run.environment import describe_environment
+from tunesmith.errors import ConfigError
+from tunesmith.events import RunEnded
+from tunesmith.finetune.reading import read_run_data
+from tunesmith.finetune.refused import refuse_what_is_not_built
+from tunesmith.finetune.watch import RunResult, Watch
 from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock
-from tunesmith.run.sealed import verify, write_file_atomically
-from tunesmith.train.evaluate import predict_rows
-from tunesmith.train.keeper import RunKeeper
-from tunesmith.train.loop import Evaluate, train_events
-from tunesmith.train.ranks import RankRoster
-from tunesmith.train.state import TrainState
+from tunesmith.run.sealed import verify
 
-
-@dataclass(frozen=True)
-class RunResult:
-    """What a run ended with. `scores[split][metric]` has value, interval and n; `diagnosis` is in lines."""
-
-    run: RunDir
-    scores: Scores
-    steps: int
-    best_step: int | None
-    diagnosis: tuple[str, ...]
-
-
-@dataclass
-class Watch:
-    """Where a run's words and events go. `progress` is called with (what, done, in all)."""
-
-    say: Callable[[str], None] = lambda text: None
-    progress: Callable[[str, int, int], None] = lambda what, done, total: None
-    listeners: list[Callable[[Event], None]] = field(default_factory=list)
+__all__ = ["RunResult", "Watch", "finetune", "is_complete"]
 
 
 def finetune(
@@ -71,147 +37,31 @@ def finetune(
 ) -> RunResult:
     """Trains, evaluates and exports one run; goes on with it if its folder holds an unfinished one.
 
-    Data comes from the config's files or names, or as a Dataset, DataFrame or list of dicts.
+    Data comes from the config's files or names, or as a Dataset, DatasetDict, DataFrame or list of dicts.
     """
-    config = replace(config or RunConfig(), **options)
+    data = {"train": train_data, "validation": validation_data, "test": test_data}
+    config = _resolve(config, options, has_data=train_data is not None)
+    refuse_what_is_not_built(config)
     watch = watch or Watch()
     run = RunDir(config.run_folder)
-    data = {"train": train_data, "validation": validation_data, "test": test_data}
-    if (isinstance(train_data, dict) and not hasattr(train_data, "columns")) or _is_dataset_dict(train_data):
-        data = {**dict(train_data), **{k: v for k, v in data.items() if k != "train" and v is not None}}
+    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    # Several ranks read one after the other: the first builds the table that the others find.
+    found = read_run_data(config, data, watch.progress) if alone else None
     # One rank holds the lock for all of them.
     with RunLock(run.lock_file) if int(os.environ.get("RANK", "0")) == 0 else nullcontext():
-        prepared = prepare(config, data=data, say=watch.say, progress=watch.progress)
-        return _train(run, prepared, watch)
+        from tunesmith.finetune.prepare import prepare
+        from tunesmith.finetune.running import train_run
+
+        prepared = prepare(config, lambda: found or read_run_data(config, data, watch.progress), watch)
+        return train_run(run, prepared, watch)
 
 
-def _is_dataset_dict(data: Any) -> bool:
-    return type(data).__name__ == "DatasetDict"
-
-
-def _write_start(run: RunDir, prepared: Prepared) -> None:
-    config = prepared.config
-    write_file_atomically(run.config_file, dump_config(config).encode())
-    environment = {"run_id": prepared.identity.run_id, "device": str(prepared.runtime.device), **describe_environment()}
-    write_file_atomically(run.environment_file, json.dumps(environment, indent=1).encode())
-    write_data_summary(run, prepared)
-
-
-def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
-    """A finished run is not written over."""
-    # The report is written last: without it the run was stopped on its way out, and finishes now.
-    last = (run.model.is_dir(), run.journal_file.is_file(), run.environment_file.is_file(), run.report_file.is_file())
-    if not all(last):
-        return
-    events = read_journal(run.journal_file)
-    ended = bool(events) and isinstance(events[-1], RunEnded) and events[-1].reason in ("completed", "early_stopping")
-    if not ended:
-        return
-    same = json.loads(run.environment_file.read_text()).get("run_id") == prepared.identity.run_id
-    raise CheckpointError(
-        "holds a finished run of this very config" if same else "holds a finished run of another config",
-        where=str(run.path),
-        fix="Give another --output_dir, or remove the folder to train again.",
-    )
-
-
-def _train(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
-    state = prepared.state
-    has_validation = "validation" in prepared.tokenized
-    plan = make_plan(prepared.config, prepared.batches, prepared.suite, has_validation=has_validation)
-    describe = describe_model(state.model, prepared.tokenizer, prepared.facts)
-    keeper = RunKeeper(
-        run,
-        state,
-        plan,
-        prepared.identity,
-        describe,
-        keep_checkpoints=prepared.config.save_total_limit or 10**9,
-        keep_best=plan.metric is not None and prepared.config.load_best_model_at_end is not False,
-        allow_changed=prepared.config.allow_changed_data,
-        listeners=list(watch.listeners) if prepared.runtime.is_main else [],
-    )
-    rows = len(prepared.rows("train"))
-    per_epoch = plan.epoch_ends[0]
-    epochs = plan.fraction(plan.num_steps)
-    started = RunStarted(prepared.identity.run_id, 0, plan.num_steps, float(per_epoch), epochs, rows, time.time())
-    evaluate = _make_evaluate(prepared) if has_validation else None
-    roster = RankRoster.gather(prepared.runtime)
-    with keeper.stop:
-        try:
-            _begin(run, prepared, keeper, started)
-            for event in train_events(
-                state, prepared.batches, plan, evaluate=evaluate, wants_read_back=keeper.wants_read_back
-            ):
-                keeper.on(event)
-            keeper.stop.raise_at_once()
-            return _finish(run, prepared, keeper, watch)
-        except TunesmithError as error:
-            keeper.end(type(error).__name__)
-            raise
-        except RuntimeError as error:
-            lost = roster.explain(error)
-            if lost is None:
-                raise
-            keeper.end("WorkerError")
-            raise lost from error
-        finally:
-            keeper.close()
-
-
-def _begin(run: RunDir, prepared: Prepared, keeper: RunKeeper, started: RunStarted) -> None:
-    """Starts or resumes. A run that is refused keeps its own run.yaml: `tunesmith resume` goes on with that."""
-    main, fresh = prepared.runtime.is_main, not run.checkpoints()
-    if main:
-        _refuse_another_run(run, prepared)
-        if fresh:
-            _write_start(run, prepared)
-    keeper.begin(started)
-    if main and not fresh:
-        _write_start(run, prepared)
-
-
-def _make_evaluate(prepared: Prepared) -> Evaluate:
-    """Metrics of the validation split and of the training sample."""
-    parts = {"validation": prepared.rows("validation")}
-    sample = prepared.train_sample()
-    if sample is not None:
-        parts["train_sample"] = sample
-
-    def evaluate(state: TrainState) -> dict[str, tuple[dict[str, float | None], int]]:
-        found = {}
-        with prepared.strategies.whole():
-            for name, rows in parts.items():
-                result = predict_rows(
-                    state.model,
-                    rows,
-                    prepared.strategies.collate,
-                    state.runtime,
-                    max_rows=max(prepared.config.per_device_eval_batch_size, 64),
-                    objective=state.objective,
-                )
-                metrics = prepared.suite.compute(result.logits, result.labels)
-                found[name] = ({"loss": result.loss, **metrics}, len(rows))
-        return found
-
-    return evaluate
-
-
-def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch) -> RunResult:
-    state = prepared.state
-    early = state.step < keeper.plan.num_steps
-    predictions = predict_splits(prepared, keeper.best_weights(), watch.progress)
-    scores = score_splits(prepared, predictions)
-    best_step = state.progress.step if keeper.keep_best else None
-    diagnosis: Sequence[str] = ()
-    if prepared.runtime.is_main:
-        write_results(run, prepared, predictions, scores)
-        card = write_card(prepared, scores, name=prepared.config.name, steps=state.step, best_step=best_step)
-        export_run(run, prepared, card)
-        keeper.end("early_stopping" if early else "completed")
-        diagnosis = draw_and_explain(run)
-    prepared.runtime.barrier()
-    return RunResult(run, scores, state.step, best_step, tuple(diagnosis))
+def _resolve(config: RunConfig | None, options: dict[str, Any], *, has_data: bool) -> RunConfig:
+    """The config with the options over it, checked like a command line."""
+    if has_data and config is not None and config.train_file is not None:
+        raise ConfigError("train_data is given beside train_file", fix="Give one source of training rows.")
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return load_config(None, given, need_data=not has_data, start=config) if given or config is None else config
 
 
 def is_complete(path: str | Path) -> bool:

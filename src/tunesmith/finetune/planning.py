@@ -13,7 +13,7 @@ CRASH_INTERVAL = 500
 """Steps between checkpoints within a long epoch, so that a crash never costs more."""
 
 
-def make_plan(config: RunConfig, batches: Batches, suite: Suite, *, has_validation: bool) -> Plan:
+def make_plan(config: RunConfig, batches: Batches, suite: Suite, *, has_validation: bool, on_gpu: bool = False) -> Plan:
     """The frozen plan that the loop follows."""
     epochs = range(max(1, int(-(-config.num_train_epochs // 1)))) if config.token_budget is not None else range(1)
     per_epoch = [batches.steps_in_epoch(e) for e in epochs]
@@ -38,6 +38,7 @@ def make_plan(config: RunConfig, batches: Batches, suite: Suite, *, has_validati
         nan_action=config.nan_action,
         evaluate=evaluate,
         save=_save_calendar(config, steps, ends, evaluate),
+        read_back_every=16 if on_gpu else 1,
         metric=metric if keeps_best or config.early_stopping_patience is not None else None,
         greater_is_better=greater,
         patience=config.early_stopping_patience,

@@ -43,7 +43,13 @@ def find_culprit(state: TrainState, result: StepResult, seed: int) -> tuple[str,
             hook.remove()
         state.optimizer.zero_grad(set_to_none=True)
     weight = state.objective.weight(result.window.labels, len(result.window.rows))
-    return ("loss", "no labelled row in the batch") if weight == 0 else ("gradient", "not seen again when repeated")
+    if weight == 0:
+        return "loss", "no labelled row in the batch"
+    # Not exchanged between ranks: they may come here at different moments. The rank that saw it names it.
+    return (
+        "gradient",
+        "not seen again when repeated" if state.runtime.world == 1 else "of another rank (its output names it)",
+    )
 
 
 def _watch(name: str, found: list[str]) -> Any:

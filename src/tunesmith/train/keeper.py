@@ -154,8 +154,7 @@ class RunKeeper:
 
     def _at_safe_point(self, step: int) -> None:
         runtime = self.state.runtime
-        signals = runtime.gather_objects(self.stop.signal) if runtime.world > 1 else [self.stop.signal]
-        number = next((s for s in signals if s is not None), None)
+        number = runtime.largest(self.stop.signal or 0) or None
         over = is_exhausted(self.state.progress, self.plan.patience)
         due = self.plan.save.due(step) or (self._improved and self.keep_best) or number is not None or over
         if due and step > 0:

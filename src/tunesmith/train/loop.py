@@ -18,6 +18,7 @@ from tunesmith.events import (
     StepDone,
     finite_or_none,
 )
+from tunesmith.train.agreement import require_one_plan
 from tunesmith.train.culprit import find_culprit
 from tunesmith.train.optim import current_rate
 from tunesmith.train.plan import Plan
@@ -48,6 +49,7 @@ def train_events(
     wants_read_back: Callable[[int], bool] = lambda step: False,
 ) -> Iterator[Event]:
     """Trains from `state.step` to the end of the plan. After a `break` the state is complete as of the last event."""
+    require_one_plan(state, batches, plan)
     pending: list[StepResult] = []
     epoch, skip = plan.epoch_of(state.step)
     while state.step < plan.num_steps and not is_exhausted(state.progress, plan.patience):
@@ -55,8 +57,11 @@ def train_events(
             yield EpochStarted(epoch, state.step)
         for window in batches.windows(epoch, skip):
             rate = current_rate(state.optimizer) if state.hooks.sets_rate else lr_at(state.step, plan.schedule)
+            hold = plan.nan_action == "stop"
             pending.append(
-                train_step(state, window, learning_rate=rate, max_grad_norm=plan.max_grad_norm, seed=plan.seed)
+                train_step(
+                    state, window, learning_rate=rate, max_grad_norm=plan.max_grad_norm, seed=plan.seed, hold=hold
+                )
             )
             step = state.step
             evaluates = evaluate is not None and plan.evaluate.due(step)

@@ -50,6 +50,10 @@ class RankRoster:
             fix="Its own output says why. The same command goes on from the last checkpoint.",
         )
 
+    def dead(self) -> list[str]:
+        """Ranks of this machine whose process has ended, in words."""
+        return [text for text in self._gone() if "is stopped" not in text]
+
     def _gone(self) -> list[str]:
         """Ranks of this machine whose process is dead or stopped, in words."""
         found = []

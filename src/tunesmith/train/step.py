@@ -34,9 +34,12 @@ class StepResult:
 
 
 def train_step(
-    state: TrainState, window: Window, *, learning_rate: float, max_grad_norm: float, seed: int
+    state: TrainState, window: Window, *, learning_rate: float, max_grad_norm: float, seed: int, hold: bool = True
 ) -> StepResult:
-    """Advances the state by one optimizer step. A step that is not finite leaves the weights as they were."""
+    """Advances the state by one optimizer step. A step that is not finite leaves the weights as they were.
+
+    With `hold`, later steps leave them alone too until the host has read of it: the run is about to be stopped.
+    """
     started = time.perf_counter()
     limit_before = state.rows_limit
     if state.hooks.begin is not None:
@@ -53,7 +56,7 @@ def train_step(
     norm = norm / divisor
     bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(norm.dtype)
     assert state.poisoned is not None
-    if state.loss_scale is None:
+    if state.loss_scale is None and hold:
         state.poisoned.copy_(torch.maximum(state.poisoned, bad))
     skip = torch.maximum(state.poisoned, bad)
     if max_grad_norm > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batch, Batches, Padding
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError, ResourceError
-from tunesmith.events import NonFinite, StepDone
+from tunesmith.events import NonFinite, SafePoint, StepDone
 from tunesmith.labels import Task
 from tunesmith.train.loop import train_events
 from tunesmith.train.losses import TaskLoss, resolve_class_weights
@@ -123,6 +124,20 @@ def test_a_step_that_is_not_finite_leaves_the_weights_alone_and_is_told_with_its
     assert list(bad.rows) == source.order(0).window(1).tolist()
     assert before.keys() == weights(state).keys()
     assert all(torch.equal(before[n], t) for n, t in weights(state).items())
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_steps_after_a_bad_one_are_held_back_only_when_the_run_is_about_to_stop(action: Any) -> None:
+    """Numbers are read back five steps later, as on a GPU."""
+    Poison.calls.clear()
+    state = make_state(Poison(Task.BINARY, 2))
+    plan = Plan(5, (6,), Schedule("constant", 1e-2, 0, 5), seed=0, nan_action=action, read_back_every=5)
+    after: list[dict[str, torch.Tensor]] = []
+    for event in train_events(state, batches(4, 1), plan):
+        if isinstance(event, SafePoint):
+            after.append(weights(state))
+    moved = [any(not torch.equal(a[n], b[n]) for n in a) for a, b in pairwise(after)]
+    assert moved == [False, *[action == "skip"] * 3]
 
 
 def test_nan_in_a_weight_is_named() -> None:
