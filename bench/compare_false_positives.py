@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "browser"))
-from tiny_training import make_model, make_table, train_command
+from tiny_training import make_hard_table, make_model, train_command
 
 from tunesmith.data.prediction_file import read_prediction_columns
 from tunesmith.metrics.paired import LEVEL, compare_predictions
@@ -37,8 +37,8 @@ def train_seeds(args: argparse.Namespace, folder: Path) -> list[Path]:
     model, train, test = args.model, args.train_file, args.test_file
     if train is None:
         model = model or make_model(folder / "model")
-        train = make_table(folder / "train.csv", rows=args.rows, seed=1, noise=0.15)
-        test = make_table(folder / "test.csv", rows=args.pool, seed=2, noise=0.15)
+        train = make_hard_table(folder / "train.csv", rows=args.rows, seed=1)
+        test = make_hard_table(folder / "test.csv", rows=args.pool, seed=2)
     found = []
     for seed in range(args.seeds):
         run = folder / f"seed-{seed}"
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--rows", type=int, default=800, help="training rows of the tiny table")
     parser.add_argument("--pool", type=int, default=4000, help="held-out rows of the tiny table")
-    parser.add_argument("--epochs", type=float, default=3)
+    parser.add_argument("--epochs", type=float, default=6)
     parser.add_argument("--held_out", type=int, default=400)
     parser.add_argument("--resamples", type=int, default=40)
     parser.add_argument("--metric", nargs="+", default=["accuracy", "f1_macro"])

@@ -126,9 +126,10 @@ export class Chart {
       element("text", { x: LEFT - 8, y: py(v) + 4, "text-anchor": "end" }, this.svg).textContent = short(v);
     }
     for (const v of ticks(x[0], x[1], width < 420 ? 4 : 7)) {
-      if (!Number.isInteger(v)) continue;
+      if (!Number.isInteger(v) || px(v) < LEFT + 12) continue;
       element("text", { x: px(v), y: height - 6, "text-anchor": "middle" }, this.svg).textContent = short(v);
     }
+    element("text", { x: LEFT - 8, y: height - 6, "text-anchor": "end" }, this.svg).textContent = "step";
     for (const line of this.panel.lines) this.line(line, px, py);
     if (this.at !== null && this.at >= x[0] && this.at <= x[1]) element("line", { class: "hairline", x1: px(this.at), x2: px(this.at), y1: TOP, y2: height - BOTTOM }, this.svg);
     if (this.from !== null && this.from !== undefined && this.to !== undefined && this.to !== null) {

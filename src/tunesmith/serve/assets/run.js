@@ -92,6 +92,7 @@ const update = (state) => {
   at("best").replaceChildren(state.best ? tidy(state.best.value) + " " : "–", ...(state.best ? [make("small", "", "step " + state.best.step.toLocaleString("en"))] : []));
   at("speed").replaceChildren(...(state.speed ? [show(Math.round(state.speed)) + " ", make("small", "", "tokens/s")] : state.rows_speed ? [show(state.rows_speed) + " ", make("small", "", "rows/s")] : ["–"]));
   at("left").textContent = state.status === "running" ? duration(state.seconds_left) : "–";
+  at("diagnosis-title").textContent = state.status === "running" ? "Diagnosis so far" : "Diagnosis";
   draw_findings(state.findings);
   at("notes").hidden = !state.notes.length;
   at("note-list").replaceChildren(...state.notes.map((note) => make("li", "", note)));
