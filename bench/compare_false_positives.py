@@ -127,8 +127,8 @@ def main() -> None:
     """Trains what is missing, then tests every pair."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=12)
-    parser.add_argument("--rows", type=int, default=800, help="training rows of the tiny table")
-    parser.add_argument("--pool", type=int, default=4000, help="held-out rows of the tiny table")
+    parser.add_argument("--rows", type=int, default=500, help="training rows of the tiny table")
+    parser.add_argument("--pool", type=int, default=3000, help="held-out rows of the tiny table")
     parser.add_argument("--epochs", type=float, default=6)
     parser.add_argument("--held_out", type=int, default=400)
     parser.add_argument("--resamples", type=int, default=40)

@@ -17,6 +17,7 @@ from tunesmith.serve.runs import RunIndex
 from tunesmith.serve.security import Access
 
 DRAIN_SECONDS = 8
+BACKLOG = 1024
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -40,6 +41,7 @@ def open_socket(host: str, port: int) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
+        found.listen(BACKLOG)  # at once: whoever reads the printed address may come before the server is up
     except (OSError, OverflowError) as error:
         found.close()
         raise ResourceError(
@@ -77,7 +79,7 @@ def make_server(service: Service, *, listener: socket.socket, token: str, names:
         timeout_keep_alive=10,
         timeout_graceful_shutdown=DRAIN_SECONDS,
         h11_max_incomplete_event_size=16_384,
-        backlog=1024,
+        backlog=BACKLOG,
     )
     return Server(config, service)
 
