@@ -36,15 +36,15 @@ class Runtime:
         """The model on its device, inside DDP where there are several ranks."""
         if self.world == 1:
             return model.to(self.device)
-        if self.accelerator.ddp_handler is None:
+        given = self.accelerator.ddp_handler
+        if given is None:
             from accelerate import DistributedDataParallelKwargs
 
-            # Encoders have no running statistics to broadcast. In a family we know every parameter has a gradient;
-            # in others one without would make DDP wait for it, so it looks for such ones (about 2% of a step).
-            self.accelerator.ddp_handler = DistributedDataParallelKwargs(
-                broadcast_buffers=False, find_unused_parameters=why_not(model) is not None
-            )
+            # In a family we know every parameter gets a gradient; in others DDP would wait for one that does not.
+            unknown = why_not(model) is not None
+            self.accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=unknown)
         wrapped: nn.Module = self.accelerator.prepare_model(model)
+        self.accelerator.ddp_handler = given
         return wrapped
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:

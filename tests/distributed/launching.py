@@ -1,0 +1,102 @@
+"""Starts ranks as real processes and sees that none is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a launcher ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def environment(**more: str) -> dict[str, str]:
+    """One thread a rank, no network, our tests importable."""
+    here = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return here | {
+        "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore", **more,
+    }  # fmt: skip
+
+
+def torchrun(*words: str, ranks: int = 2) -> list[str]:
+    """The words of a torchrun command on a free port."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks)),
+        *("--master_addr", "127.0.0.1", "--master_port", str(free_port()), *words),
+    ]
+
+
+def accelerate_launch(*words: str, ranks: int = 2) -> list[str]:
+    """The words of an accelerate launch command on CPU."""
+    return [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(ranks), "--cpu"),
+        *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
+        *("--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port()), *words),
+    ]
+
+
+def start(words: list[str], **env: str) -> subprocess.Popen[str]:
+    """A launcher in a session of its own, so that all it started can be ended with it."""
+    return subprocess.Popen(
+        words,
+        env=environment(**env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 240) -> Ended:
+    """Waits for a launcher; whatever is left of it after that is ended."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"not over after {seconds} s:\n{out[-2000:]}\n{err[-4000:]}") from None
+    return Ended(process.returncode, out, err)
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """Process ids of the children of a launcher that run tunesmith or a script, oldest first."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == launcher:
+                found.append(int(stat.parent.name))
+        except (OSError, ValueError, IndexError):
+            continue
+    return sorted(found)
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those that still run."""
+    out = []
+    for pid in pids:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                out.append(pid)
+        except OSError:
+            continue
+    return out

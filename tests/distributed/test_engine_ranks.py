@@ -1,0 +1,73 @@
+"""Two ranks of 4 rows compute what one rank of 8 rows computes; every decision is the same on both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distributed.engine_ranks import CASES, evaluate_rows, run_case
+from distributed.launching import TESTS, finish, start, torchrun
+from tunesmith.train.runtime import make_runtime
+
+pytestmark = pytest.mark.slow
+Results = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
+    """What each of two ranks saw, by rank: one launch for all cases, as starting torch takes longer than they do."""
+    out = tmp_path_factory.mktemp("ranks") / "seen"
+    ended = finish(start(torchrun(str(TESTS / "distributed" / "engine_ranks.py"), str(out))))
+    assert ended.code == 0, ended.err[-3000:]
+    return [json.loads(Path(f"{out}-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_of_four_give_the_losses_of_one_rank_of_eight(ranks: list[Results], case: str) -> None:
+    alone = run_case(make_runtime(use_cpu=True), **CASES[case])
+    both = ranks[0][case]
+    assert both["step"] == alone["step"]
+    assert len(alone["losses"]) >= 4
+    # A warm optimizer divides by the root of tiny second moments, so that rounding grows with the steps it takes.
+    tolerance = 1e-6 if case != "early stopping" else 1e-3
+    np.testing.assert_allclose(both["losses"], alone["losses"], atol=tolerance, rtol=0)
+    np.testing.assert_allclose(both["norms"], alone["norms"], atol=10 * tolerance, rtol=1e-4)
+    for name, value in alone["weights"].items():
+        assert both["weights"][name] == pytest.approx(value, abs=2e-3 if tolerance < 1e-3 else 1.0), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_ranks_hold_the_same_weights_and_have_decided_the_same(ranks: list[Results], case: str) -> None:
+    first, second = ranks[0][case], ranks[1][case]
+    assert first == second
+
+
+def test_early_stopping_happens_on_both_ranks_at_one_step(ranks: list[Results]) -> None:
+    stopped = [r["early stopping"] for r in ranks]
+    assert stopped[0]["step"] == stopped[1]["step"] < stopped[0]["planned"]
+    assert stopped[0]["progress"] == stopped[1]["progress"]
+
+
+def test_the_same_two_ranks_again_are_equal_bit_for_bit(ranks: list[Results]) -> None:
+    assert ranks[0]["again"] == ranks[0]["all strategies and accumulation"]
+
+
+def test_an_evaluation_gathers_every_row_once_in_input_order(ranks: list[Results]) -> None:
+    alone = evaluate_rows(make_runtime(use_cpu=True))
+    for count, expected in alone.items():
+        for rank in ranks:
+            found = rank["evaluation"][count]
+            assert found["seen"] == int(count)
+            np.testing.assert_allclose(found["logits"], expected["logits"], atol=1e-6)
+            assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+
+
+def test_ranks_with_different_seeds_are_refused_on_every_rank(ranks: list[Results]) -> None:
+    for rank in ranks:
+        line = rank["disagree"]
+        assert "the ranks were not started with the same thing" in line
+        assert "seed is 3 on rank 0 and 4 on rank 1" in line
