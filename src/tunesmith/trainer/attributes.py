@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
-
 from tunesmith.run.journal import Journal
 from tunesmith.train.runtime import Runtime
 from tunesmith.train.state import TrainState
@@ -75,9 +73,3 @@ class TrainerAttributes:
         """Whether a subclass brings its own version of a method of ours."""
         own = getattr(type(self), name)
         return not own.__module__.startswith("tunesmith.trainer.")
-
-    @property
-    def plain_model(self) -> nn.Module:
-        """The model itself, without DDP or a compiler around it."""
-        model: nn.Module = self.model
-        return model

@@ -109,7 +109,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
             raise ConfigError("`Trainer` requires either a `model` or `model_init` argument, but not both.")
         model = self.call_model_init() if model is None else model
         name = type(model).__name__
-        if name in headless_models:
+        if name in headless_models and not find_labels(type(model)) and not can_return_loss(type(model)):
             raise ConfigError(
                 f"The model you have picked ({name}) cannot be used as is for training: it only computes hidden states",
                 fix="Use one with a head, such as AutoModelForSequenceClassification.",

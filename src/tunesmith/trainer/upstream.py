@@ -55,7 +55,7 @@ can_return_loss = _any(_transformers_utils).can_return_loss
 find_labels = _any(_transformers_utils).find_labels
 has_length = utils.has_length
 speed_metrics = utils.speed_metrics
-headless_models = frozenset(_any(_auto).MODEL_MAPPING_NAMES)
+headless_models = frozenset(n for n in _any(_auto).MODEL_MAPPING_NAMES.values() if isinstance(n, str))
 
 is_optimizer_factory = _any(_trainer).is_optimizer_factory
 optimizer_class_and_options = _any(_trainer).Trainer.get_optimizer_cls_and_kwargs

@@ -434,3 +434,8 @@ def test_a_signal_saves_and_ends_the_run_when_asked_for(tmp_path: Path) -> None:
     whole = make(tmp_path / "whole")
     whole.train()
     assert torch.equal(whole.model.a, again.model.a)
+
+
+def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"BertModel.*cannot be used as is.*AutoModelForSequenceClassification"):
+        Trainer(tiny_bert().bert, arguments(tmp_path))
