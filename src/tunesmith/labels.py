@@ -32,6 +32,17 @@ UNLABELLED = -1
 """The label id of a row without a label (GLUE test splits)."""
 
 
+def match_names(order: Sequence[str], names: Sequence[str]) -> tuple[str, ...] | None:
+    """`names` in the order of `order`, matched exactly or else but for case and spaces; None when they are others."""
+    if set(order) == set(names) and len(order) == len(names):
+        return tuple(order)
+    folded = {" ".join(name.casefold().split()): name for name in names}
+    keys = [" ".join(name.casefold().split()) for name in order]
+    if len(folded) != len(names) or len(set(keys)) != len(keys) or set(keys) != set(folded):
+        return None
+    return tuple(folded[key] for key in keys)
+
+
 @dataclass(frozen=True, slots=True)
 class LabelMap:
     """Names in id order. A regression task has the one name of its target column."""

@@ -27,6 +27,7 @@ def encode_labels(
     *,
     label_names: Sequence[str] | None = None,
     default_names: Sequence[str] = (),
+    head_names: Sequence[str] = (),
     allow_single_label: bool = False,
 ) -> tuple[LabelMap, dict[str, Dataset]]:
     """The map and the splits with "labels": int64 (-1 unlabelled), float32 (nan unlabelled) or list of float32.
@@ -44,7 +45,7 @@ def encode_labels(
     multilabel = columns.task is Task.MULTILABEL
     if multilabel and surveys[first].is_float:
         return _encode_hot(sources, columns.label, label_names)
-    naming = choose_names(train, columns.label, surveys[first], label_names, default_names)
+    naming = choose_names(train, columns.label, surveys[first], label_names, default_names, head_names)
     for split, source in labelled.items():
         test = split.startswith("test") and not multilabel
         is_train = split == first

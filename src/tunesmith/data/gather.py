@@ -46,18 +46,22 @@ def gather_sources(
         if len(named) > 1:
             raise ConfigError("the train data is a DatasetDict with its own splits: give no other data beside it")
         splits = _rename(whole, split_names, notes)
-    elif named:
+    elif whole is not None:
         splits = named
     elif dataset_name is not None:
-        splits = _rename(_load_dataset(dataset_name, dataset_config_name, load_hub), split_names, notes)
+        found = _rename(_load_dataset(dataset_name, dataset_config_name, load_hub), split_names, notes)
+        splits = {**found, **named}
     elif task_name is not None:
         task = find_glue_task(task_name)
-        splits = _rename(load_hub("glue", task.name if task else None), split_names, notes)
+        splits = {**_rename(load_hub("glue", task.name if task else None), split_names, notes), **named}
+    elif named:
+        splits = named
     else:
         raise ConfigError("no data given", fix="Give --train_file, --dataset_name or --task_name.")
     if "train" not in splits:
-        found = ", ".join(splits)
-        raise DataError(f"there is no train split, only {found}", fix="Give --train_file, or name the split train.")
+        raise DataError(
+            f"there is no train split, only {', '.join(splits)}", fix="Give --train_file, or name the split train."
+        )
     first = [s for s in ("train", "validation", "test") if s in splits]
     return {s: read(splits[s], s) for s in [*first, *(s for s in splits if s not in first)]}, notes
 

@@ -1,8 +1,8 @@
 """One list of label names for all splits, and the checks that make it safe to train on.
 
 Rules. Names come from `label_names`, else from a ClassLabel, else from the values in train: whole numbers in numeric
-order, text in code point order. A label that train has not is refused. -1 means unlabelled and is allowed in test only,
-unless `label_names` has it.
+order, text in code point order; a model with a trained head for the same names gives its order. A label that train has
+not is refused. -1 means unlabelled and is allowed in test only, unless `label_names` has it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from difflib import SequenceMatcher
 from tunesmith.data.label_survey import Survey, class_names
 from tunesmith.data.source import Source
 from tunesmith.errors import ConfigError, DataError, did_you_mean
-from tunesmith.labels import UNLABELLED
+from tunesmith.labels import UNLABELLED, match_names
 
 _UNLABELLED_NAME = str(UNLABELLED)
 _TYPO_SHARE = 200
@@ -30,9 +30,28 @@ class Naming:
 
 
 def choose_names(
-    train: Source, column: str, survey: Survey, label_names: Sequence[str] | None, default_names: Sequence[str] = ()
+    train: Source,
+    column: str,
+    survey: Survey,
+    label_names: Sequence[str] | None,
+    default_names: Sequence[str] = (),
+    head_names: Sequence[str] = (),
 ) -> Naming:
-    """The names and the values they stand for. `default_names` (GLUE's) apply to whole-number labels only."""
+    """The names and the values they stand for. `default_names` (GLUE's) apply to whole-number labels only.
+
+    Where nothing was asked for and the names are those of the model's head, they come in its order.
+    """
+    naming = _choose(train, column, survey, label_names, default_names)
+    order = match_names(head_names, naming.names) if label_names is None and head_names else None
+    if order is None:
+        return naming
+    values = dict(zip(naming.names, naming.values, strict=True))
+    return Naming(order, tuple(values[name] for name in order))
+
+
+def _choose(
+    train: Source, column: str, survey: Survey, label_names: Sequence[str] | None, default_names: Sequence[str]
+) -> Naming:
     found = [name for name in survey.counts if name != _UNLABELLED_NAME or name in (label_names or ())]
     features = class_names(train, column)
     if label_names is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,6 @@ from tunesmith.labels import LabelMap, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -59,33 +57,34 @@ def load_data(
     do_regression: bool | None = None,
     validation_split_fraction: float = 0.1,
     seed: int = 42,
-    encoding: str | None = None,
-    delimiter: str | None = None,
-    quoting: str | bool | None = None,
     max_train_samples: int | None = None,
     max_eval_samples: int | None = None,
     max_predict_samples: int | None = None,
     allow_single_label: bool = False,
     allow_empty_text: bool = False,
-    cache_dir: str | Path | None = None,
-    on_progress: Progress | None = None,
     split_names: Mapping[str, str] | None = None,
     hub_options: Mapping[str, Any] | None = None,
+    head_names: Sequence[str] = (),
+    **reading: Any,
 ) -> DataBundle:
-    """Reads, checks, encodes, splits and audits. Without a validation split, one is taken from train (0 = do not)."""
+    """Reads, checks, encodes, splits and audits. Without a validation split, one is taken from train (0 = do not).
+
+    `head_names` are the label names of a trained model: the same names in the data are numbered as there.
+    `reading`: encoding, delimiter, quoting, cache_dir, on_progress of `read_source`.
+    """
     given = {
         "train": train_file if train_data is None else train_data,
         "validation": validation_file if validation_data is None else validation_data,
         "test": test_file if test_data is None else test_data,
     }
-    read = _reader(encoding, delimiter, quoting, cache_dir, on_progress)
+    read = partial(_read, reading)
     hub = partial(_load_hub, options=hub_options or {})
     names = {"task_name": task_name, "dataset_name": dataset_name, "dataset_config_name": dataset_config_name}
     sources, notes = gather_sources(given, **names, split_names=split_names or {}, read=read, load_hub=hub)
     asked = {"text_column_names": text_column_names, "label_column_name": label_column_name}
     columns = infer_columns(sources, **asked, do_regression=do_regression, task_name=task_name)  # type: ignore[arg-type]
-    encoding_options = {"label_names": _names(label_names), "allow_single_label": allow_single_label}
-    labels, parts = _encode(sources, columns, task_name, encoding_options, allow_empty_text=allow_empty_text)
+    naming = {"label_names": _names(label_names), "head_names": head_names, "allow_single_label": allow_single_label}
+    labels, parts = _encode(sources, columns, task_name, naming, allow_empty_text=allow_empty_text)
     parts = _hold_out(parts, columns, labels, notes, fraction=validation_split_fraction, seed=seed)
     limits = {"train": max_train_samples, "validation": max_eval_samples, "test": max_predict_samples}
     parts = {split: _cut(split, part, limits, notes) for split, part in parts.items()}
@@ -124,25 +123,8 @@ def read_labelled(
     return splits[name]
 
 
-def _reader(
-    encoding: str | None,
-    delimiter: str | None,
-    quoting: str | bool | None,
-    cache_dir: str | Path | None,
-    on_progress: Progress | None,
-) -> Callable[[Any, str], Source]:
-    def read(source: Any, split: str) -> Source:
-        return read_source(
-            source,
-            name=split,
-            encoding=encoding,
-            delimiter=delimiter,
-            quoting=quoting,
-            cache_dir=cache_dir,
-            on_progress=on_progress,
-        )
-
-    return read
+def _read(reading: Mapping[str, Any], source: Any, split: str) -> Source:
+    return read_source(source, name=split, **reading)
 
 
 def _load_hub(name: str, config: str | None, *, options: Mapping[str, Any]) -> Any:

@@ -49,11 +49,15 @@ def finetune(
     found = read_run_data(config, data, watch.progress) if alone else None
     # One rank holds the lock for all of them.
     with RunLock(run.lock_file) if int(os.environ.get("RANK", "0")) == 0 else nullcontext():
-        from tunesmith.finetune.prepare import prepare
+        from tunesmith.finetune.prepare import prepare, start_runtime
         from tunesmith.finetune.running import train_run
+        from tunesmith.train.rank_watch import rank_watch
 
-        prepared = prepare(config, lambda: found or read_run_data(config, data, watch.progress), watch)
-        return train_run(run, prepared, watch)
+        runtime = start_runtime(config)
+        heard = watch if runtime.is_main else Watch()
+        with rank_watch(runtime):
+            prepared = prepare(config, runtime, lambda: found or read_run_data(config, data, heard.progress), heard)
+            return train_run(run, prepared, heard)
 
 
 def _resolve(config: RunConfig | None, options: dict[str, Any], *, has_data: bool) -> RunConfig:

@@ -56,13 +56,14 @@ def predict_splits(
             prepared.runtime,
             max_rows=max(prepared.config.per_device_eval_batch_size, 64),
             objective=state.objective,
-            on_batch=_counter(progress, f"evaluating {split}", len(tokenized.rows)),
+            on_batch=make_counter(progress, f"evaluating {split}", len(tokenized.rows)),
         )
     strategies.disable()
     return found
 
 
-def _counter(progress: Callable[[str, int, int], None], what: str, total: int) -> Callable[[int], None]:
+def make_counter(progress: Callable[[str, int, int], None], what: str, total: int) -> Callable[[int], None]:
+    """A function to be called with the rows of each batch."""
     done = 0
 
     def count(rows: int) -> None:

@@ -13,29 +13,28 @@ import numpy as np
 
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.load import DataBundle, load_data
+from tunesmith.data.load import DataBundle
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.data.tokenize import Tokenized, longest_allowed, tokenize
 from tunesmith.errors import ConfigError
+from tunesmith.finetune.reading import RunData
+from tunesmith.finetune.watch import Progress, Say, Watch
 from tunesmith.metrics.suite import Suite, make_suite
-from tunesmith.model.load import load_model, read_model_config
+from tunesmith.model.load import LoadedModel, load_model, read_model_config
 from tunesmith.model.params import freeze
-from tunesmith.model.resolve import resolve_model
+from tunesmith.model.resolve import EMBEDDED
 from tunesmith.model.tokenizer import load_tokenizer, position_limit
 from tunesmith.predict.facts import ModelFacts
 from tunesmith.predict.predictor import padding_of
 from tunesmith.run.environment import package_versions
+from tunesmith.train.agreement import require_agreement
 from tunesmith.train.checkpoint import Identity
 from tunesmith.train.losses import TaskLoss, resolve_class_weights
 from tunesmith.train.optim import make_optimizer
-from tunesmith.train.runtime import Runtime, make_runtime
+from tunesmith.train.runtime import Precision, Runtime, make_runtime
 from tunesmith.train.seed import make_deterministic, seed_everything
 from tunesmith.train.state import TrainState
 from tunesmith.train.strategies import Strategies, choose_strategies
-
-Say = Callable[[str], None]
-Progress = Callable[[str, int, int], None]
-"""Called with (what, done, in all)."""
 
 INERT_NAMES = """
     output_dir run_name save_strategy save_steps save_total_limit save_only_model resume_from_checkpoint weights_only
@@ -78,79 +77,82 @@ class Prepared:
         return self.rows("train").select(np.sort(rng.choice(len(self.rows("train")), wanted, replace=False)))
 
 
-def prepare(config: RunConfig, *, data: dict[str, Any] | None = None, say: Say, progress: Progress) -> Prepared:
-    """Reads, tokenizes and loads. Everything that can be wrong with the input is found here, before the first step."""
-    runtime = make_runtime(precision="bf16" if config.bf16 else "fp16" if config.fp16 else "no", use_cpu=config.use_cpu)
+def start_runtime(config: RunConfig) -> Runtime:
+    """Joins the other ranks, if this process was launched as one of several."""
+    precision: Precision = "bf16" if config.bf16 else "fp16" if config.fp16 else "no"
+    return make_runtime(precision=precision, use_cpu=config.use_cpu)
+
+
+def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], watch: Watch) -> Prepared:
+    """Tokenizes and loads what `read` gives. Everything wrong with the input is found here, before the first step."""
+    say = watch.say if runtime.is_main else Watch().say
     if config.full_determinism:
         make_deterministic()
-    folder = resolve_model(
-        config.model_name_or_path,
-        revision=config.model_revision,
-        cache_dir=config.cache_dir,
-        allow_download=config.allow_download,
-    )
-    stored = read_model_config(folder)
+    _set_tf32(config.tf32)
     with runtime.main_first():
-        bundle = _load_bundle(config, data or {}, progress)
+        data = read()
+        bundle, folder = data.bundle, data.folder
+        _say_data(say, data)
+        stored = read_model_config(folder)
         tokenizer = _load_tokenizer(config, folder)
         length = longest_allowed(tokenizer, model_max=position_limit(stored), asked=config.max_seq_length)
-        tokenized = _tokenize(config, bundle, tokenizer, length, stored, progress)
+        tokenized = _tokenize(config, bundle, tokenizer, length, stored, watch.progress)
+    identity = make_identity(config, bundle, folder, world=runtime.world)
+    require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
+    _say_lengths(say, tokenized, length)
     suite = make_suite(bundle.labels.task, names=config.metric_name, glue_task=config.task_name)
     _check_best_metric(config, suite)
     facts = ModelFacts(
         bundle.labels, bundle.columns.text, bundle.columns.label, length, config.task_name, tuple(suite.names)
     )
-    if runtime.is_main:
-        for note in (*bundle.notes, *(t.truncated.sentence(s) for s, t in tokenized.items())):
-            say(note)
     seed_everything(config.seed)
-    loaded = load_model(folder, bundle.labels, ignore_mismatched_sizes=config.ignore_mismatched_sizes)
+    loaded = load_model(
+        folder, bundle.labels, ignore_mismatched_sizes=config.ignore_mismatched_sizes, new_head=data.new_head
+    )
     padding = padding_of(
         tokenizer,
         multiple_of=config.pad_to_multiple_of,
         fixed_length=length if config.pad_to_max_length else None,
     )
     strategies, state = _make_state(config, loaded.model, bundle, tokenized["train"].rows, padding, runtime)
-    if runtime.is_main:
-        for note in (*loaded.notes, *strategies.notes):
-            say(note)
-        if strategies.on:
-            say(f"exact speed-ups in use: {', '.join(strategies.on)}")
+    _say_model(say, config, loaded, strategies, runtime)
     batches = _make_batches(config, tokenized["train"].rows, strategies, runtime)
-    identity = make_identity(config, bundle, folder, world=runtime.world)
     return Prepared(
         config, runtime, bundle, tokenized, tokenizer, padding, facts, suite, strategies, state, batches, identity
     )
 
 
-def _load_bundle(config: RunConfig, data: dict[str, Any], progress: Progress) -> DataBundle:
-    return load_data(
-        train_file=config.train_file,
-        validation_file=config.validation_file,
-        test_file=config.test_file,
-        train_data=data.get("train"),
-        validation_data=data.get("validation"),
-        test_data=data.get("test"),
-        task_name=config.task_name,
-        dataset_name=config.dataset_name,
-        dataset_config_name=config.dataset_config_name,
-        text_column_names=config.text_column_names,
-        label_column_name=config.label_column_name,
-        label_names=config.label_names,
-        do_regression=config.do_regression,
-        validation_split_fraction=config.validation_split_fraction,
-        seed=config.seed if config.data_seed is None else config.data_seed,
-        encoding=config.encoding,
-        delimiter=config.delimiter,
-        quoting=config.quoting,
-        max_train_samples=config.max_train_samples,
-        max_eval_samples=config.max_eval_samples,
-        max_predict_samples=config.max_predict_samples,
-        allow_single_label=config.allow_single_label,
-        allow_empty_text=config.allow_empty_text,
-        cache_dir=config.cache_dir,
-        on_progress=lambda done, total: progress("reading", done, total),
-    )
+def _set_tf32(allowed: bool | None) -> None:
+    if allowed is not None:
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _say_data(say: Say, data: RunData) -> None:
+    sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in data.bundle.splits.items())
+    for note in (*data.bundle.notes, *data.notes, f"Rows: {sizes}."):
+        say(note)
+
+
+def _say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int) -> None:
+    """What was cut, a line for each split; one line for all when nothing was."""
+    cut = {split: t.truncated for split, t in tokenized.items() if t.truncated.rows_cut}
+    for split, count in cut.items():
+        say(f"Cut: {count.sentence(split)}.")
+    if not cut:
+        say(f"Tokens: no row is longer than {length}, so nothing is cut.")
+
+
+def _say_model(say: Say, config: RunConfig, loaded: LoadedModel, strategies: Strategies, runtime: Runtime) -> None:
+    millions = sum(p.numel() for p in loaded.model.parameters()) / 1e6
+    name = config.model_name_or_path or EMBEDDED
+    say(f"Model: {name}, {millions:.1f} million parameters, on {runtime.device}.")
+    for note in (*loaded.notes, *strategies.notes):
+        say(f"{note[0].upper()}{note[1:]}.")
+    if strategies.on:
+        say(f"Exact speed-ups: {', '.join(strategies.on)}.")
 
 
 def _load_tokenizer(config: RunConfig, folder: Path) -> Any:

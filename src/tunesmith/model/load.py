@@ -11,6 +11,7 @@ from typing import Any
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import LabelMap
+from tunesmith.model.head import start_head_afresh
 
 LARGEST_MODEL = 20_000_000_000
 """Parameters; a config that asks for more is refused before anything is allocated."""
@@ -77,9 +78,14 @@ def _estimate_parameters(config: dict[str, Any], where: str) -> float:
 
 
 def load_model(
-    folder: str | Path, labels: LabelMap, *, ignore_mismatched_sizes: bool = False, attention: str | None = None
+    folder: str | Path,
+    labels: LabelMap,
+    *,
+    ignore_mismatched_sizes: bool = False,
+    attention: str | None = None,
+    new_head: bool = False,
 ) -> LoadedModel:
-    """The model with a head of the right size and `id2label` set to the real names."""
+    """The model with a head of the right size and `id2label` set to the real names. `new_head` draws the head anew."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     folder = Path(folder)
@@ -109,6 +115,8 @@ def load_model(
     except (ValueError, KeyError, OSError, RuntimeError) as error:
         raise ConfigError(f"the model cannot be loaded: {str(error).splitlines()[0]}", where=str(folder)) from error
     notes = _loading_notes(model, info, stored, labels, ignore_mismatched_sizes, str(folder))
+    if new_head:
+        notes = (f"new, to be trained: {', '.join(start_head_afresh(model))}",)
     _refuse_non_finite(model, str(folder))
     model.train()
     return LoadedModel(model, notes)
@@ -151,7 +159,7 @@ def _loading_notes(
         )
     fresh = missing + mismatched
     if fresh:
-        return (f"newly initialised, to be trained: {', '.join(fresh)}",)
+        return (f"new, to be trained: {', '.join(fresh)}",)
     return ()
 
 

@@ -1,0 +1,32 @@
+"""Options that the config knows and this build cannot carry out: refused, never passed over in silence."""
+
+from __future__ import annotations
+
+from tunesmith.config.load import raise_problems
+from tunesmith.config.schema import RunConfig
+
+_FIXES = {
+    "config_name": "Leave it out: the config of the model is used.",
+    "torch_compile": "Leave it out: the exact speed-ups are on by themselves.",
+    "save_only_model": "Leave it out: a checkpoint holds all that a resume needs; model/ holds the weights alone.",
+    "weights_only": "Give --model_name_or_path RUN/best instead, to start from those weights.",
+    "eval_on_start": "Leave it out, or run `tunesmith evaluate` on the model first.",
+}
+
+
+def refuse_what_is_not_built(config: RunConfig) -> None:
+    """A ConfigError with every option asked for that has no effect in `tunesmith train`."""
+    problems = [f"--{name} is not built in. {fix}" for name, fix in _FIXES.items() if getattr(config, name)]
+    trackers = [name for name in config.report_to if name != "none"]
+    if trackers:
+        problems.append(
+            f"--report_to {','.join(trackers)} is not built in. Leave it out: journal.jsonl has every number, "
+            "`tunesmith board` shows it; tunesmith.Trainer takes trackers."
+        )
+    if isinstance(config.resume_from_checkpoint, str):
+        problems.append(
+            "--resume_from_checkpoint FOLDER is not built in. Leave FOLDER out: the newest sound checkpoint is taken."
+        )
+    if config.cuda_graphs == "on":
+        problems.append("--cuda_graphs on is not built in. Leave it out.")
+    raise_problems(problems)

@@ -1,0 +1,164 @@
+"""One run from the first step to the files it leaves: starts or resumes, trains, evaluates, exports, explains."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+from tunesmith.config.write import dump_config
+from tunesmith.errors import CheckpointError, TunesmithError
+from tunesmith.events import RunEnded, RunStarted
+from tunesmith.finetune.card import write_card
+from tunesmith.finetune.finish import (
+    draw_and_explain,
+    export_run,
+    make_counter,
+    predict_splits,
+    score_splits,
+    write_data_summary,
+    write_results,
+)
+from tunesmith.finetune.planning import make_plan
+from tunesmith.finetune.prepare import Prepared
+from tunesmith.finetune.watch import RunResult, Watch
+from tunesmith.predict.export import describe_model
+from tunesmith.run.environment import describe_environment
+from tunesmith.run.journal import read_journal
+from tunesmith.run.layout import RunDir
+from tunesmith.run.sealed import write_file_atomically
+from tunesmith.train.evaluate import predict_rows
+from tunesmith.train.keeper import RunKeeper
+from tunesmith.train.loop import Evaluate, train_events
+from tunesmith.train.ranks import RankRoster
+from tunesmith.train.state import TrainState
+
+
+def _write_start(run: RunDir, prepared: Prepared) -> None:
+    config = prepared.config
+    write_file_atomically(run.config_file, dump_config(config).encode())
+    environment = {"run_id": prepared.identity.run_id, "device": str(prepared.runtime.device), **describe_environment()}
+    write_file_atomically(run.environment_file, json.dumps(environment, indent=1).encode())
+    write_data_summary(run, prepared)
+
+
+def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
+    """A finished run is not written over."""
+    # The report is written last: without it the run was stopped on its way out, and finishes now.
+    last = (run.model.is_dir(), run.journal_file.is_file(), run.environment_file.is_file(), run.report_file.is_file())
+    if not all(last):
+        return
+    events = read_journal(run.journal_file)
+    ended = bool(events) and isinstance(events[-1], RunEnded) and events[-1].reason in ("completed", "early_stopping")
+    if not ended:
+        return
+    same = json.loads(run.environment_file.read_text()).get("run_id") == prepared.identity.run_id
+    raise CheckpointError(
+        "holds a finished run of this very config" if same else "holds a finished run of another config",
+        where=str(run.path),
+        fix="Give another --output_dir, or remove the folder to train again.",
+    )
+
+
+def train_run(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
+    """Trains what was prepared, in this folder; goes on with an unfinished run that is there."""
+    state = prepared.state
+    has_validation = "validation" in prepared.tokenized
+    plan = make_plan(prepared.config, prepared.batches, prepared.suite, has_validation=has_validation)
+    describe = describe_model(state.model, prepared.tokenizer, prepared.facts)
+    keeper = RunKeeper(
+        run,
+        state,
+        plan,
+        prepared.identity,
+        describe,
+        keep_checkpoints=prepared.config.save_total_limit or 10**9,
+        keep_best=plan.metric is not None and prepared.config.load_best_model_at_end is not False,
+        allow_changed=prepared.config.allow_changed_data,
+        listeners=list(watch.listeners) if prepared.runtime.is_main else [],
+    )
+    rows = len(prepared.rows("train"))
+    per_epoch = plan.epoch_ends[0]
+    epochs = plan.fraction(plan.num_steps)
+    started = RunStarted(prepared.identity.run_id, 0, plan.num_steps, float(per_epoch), epochs, rows, time.time())
+    evaluate = _make_evaluate(prepared, watch) if has_validation else None
+    roster = RankRoster.gather(prepared.runtime)
+    with keeper.stop:
+        try:
+            _begin(run, prepared, keeper, started)
+            for event in train_events(
+                state, prepared.batches, plan, evaluate=evaluate, wants_read_back=keeper.wants_read_back
+            ):
+                keeper.on(event)
+            keeper.stop.raise_at_once()
+            return _finish(run, prepared, keeper, watch)
+        except TunesmithError as error:
+            keeper.end(type(error).__name__)
+            raise
+        except RuntimeError as error:
+            lost = roster.explain(error)
+            if lost is None:
+                raise
+            keeper.end("WorkerError")
+            raise lost from error
+        finally:
+            keeper.close()
+
+
+def _begin(run: RunDir, prepared: Prepared, keeper: RunKeeper, started: RunStarted) -> None:
+    """Starts or resumes. A run that is refused keeps its own run.yaml: `tunesmith resume` goes on with that."""
+    main, fresh = prepared.runtime.is_main, not run.checkpoints()
+    if main:
+        _refuse_another_run(run, prepared)
+        if fresh:
+            _write_start(run, prepared)
+    keeper.begin(started)
+    if main and not fresh:
+        _write_start(run, prepared)
+
+
+def _make_evaluate(prepared: Prepared, watch: Watch) -> Evaluate:
+    """Metrics of the validation split and of the training sample."""
+    parts = {"validation": prepared.rows("validation")}
+    sample = prepared.train_sample()
+    if sample is not None:
+        parts["train_sample"] = sample
+
+    total = sum(len(rows) for rows in parts.values())
+
+    def evaluate(state: TrainState) -> dict[str, tuple[dict[str, float | None], int]]:
+        found = {}
+        count = make_counter(watch.progress, "evaluating", total)
+        with prepared.strategies.whole():
+            for name, rows in parts.items():
+                result = predict_rows(
+                    state.model,
+                    rows,
+                    prepared.strategies.collate,
+                    state.runtime,
+                    max_rows=max(prepared.config.per_device_eval_batch_size, 64),
+                    objective=state.objective,
+                    on_batch=count,
+                )
+                metrics = prepared.suite.compute(result.logits, result.labels)
+                found[name] = ({"loss": result.loss, **metrics}, len(rows))
+        return found
+
+    return evaluate
+
+
+def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch) -> RunResult:
+    state = prepared.state
+    early = state.step < keeper.plan.num_steps
+    predictions = predict_splits(prepared, keeper.best_weights(), watch.progress)
+    scores = score_splits(prepared, predictions)
+    best_step = state.progress.step if keeper.keep_best else None
+    diagnosis: Sequence[str] = ()
+    if prepared.runtime.is_main:
+        write_results(run, prepared, predictions, scores)
+        card = write_card(prepared, scores, name=prepared.config.name, steps=state.step, best_step=best_step)
+        export_run(run, prepared, card)
+        keeper.end("early_stopping" if early else "completed")
+        diagnosis = draw_and_explain(run)
+    prepared.runtime.barrier()
+    return RunResult(run, scores, state.step, best_step, tuple(diagnosis))
