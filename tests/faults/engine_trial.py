@@ -379,7 +379,20 @@ def slow(keeper: RunKeeper, batches: Any, milliseconds: str) -> Any:
     return at_point(keeper, batches, "data", lambda: time.sleep(int(milliseconds) / 1000))
 
 
+def alarm_in_save(keeper: RunKeeper, batches: Any, n: str, seconds: str) -> None:
+    """The process ends so many seconds into its n-th save."""
+    inner = keeper.save
+    start = Counter(int(n), lambda: signal.setitimer(signal.ITIMER_REAL, float(seconds)))
+
+    def save(step: int) -> None:
+        start()
+        inner(step)
+
+    keeper.save = save  # type: ignore[method-assign]
+
+
 FAULTS = {
+    "alarm_in_save": alarm_in_save,
     "signal": signal_at,
     "nan_gradient": nan_gradient,
     "nan_output": nan_output,
