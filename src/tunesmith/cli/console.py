@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from tunesmith.cli.bars import BAR, BYTES, TRAINING_BAR, format_bytes, format_duration
 from tunesmith.events import (
-    EpochStarted,
     Evaluated,
     Event,
     Improved,
@@ -21,7 +24,14 @@ from tunesmith.events import (
     SafePoint,
     StepDone,
 )
-from tunesmith.finetune import Watch
+from tunesmith.finetune.watch import Watch
+
+SLOW_SECONDS = 2.0
+"""Where there are no bars, what is over sooner than this is not worth a line."""
+LINE_SECONDS = 10.0
+"""Where there are no bars, something slow says how far it is this often."""
+SHOWN_METRICS = 2
+"""Beside the loss, so that the line fits 80 columns; report and journal have them all."""
 
 
 def uses_color(stream: TextIO) -> bool:
@@ -29,46 +39,79 @@ def uses_color(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def quiet_libraries() -> None:
+    """Silences what a user cannot act on; what matters of it is said in our own words."""
+    import logging
+    import warnings
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    for name in ("transformers", "datasets", "huggingface_hub", "torch", "accelerate", "filelock"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"(torch|transformers|datasets|accelerate|huggingface_hub|sklearn)(\.|$)")
+
+
 class Console:
     """Shows a run on stderr; results go to stdout by the command itself."""
 
     def __init__(
-        self, *, bars: bool | None = None, logging_steps: float | None = None, stream: TextIO | None = None
+        self,
+        *,
+        bars: bool | None = None,
+        logging_steps: float | None = None,
+        logging_strategy: str = "steps",
+        logging_first_step: bool = False,
+        stream: TextIO | None = None,
     ) -> None:
         self.stream = stream or sys.stderr
-        self.bars = self.stream.isatty() if bars is None else bars
+        self.bars = self.stream.isatty() and os.environ.get("TERM") != "dumb" if bars is None else bars
         self.logging_steps = logging_steps
+        self.logging_strategy = logging_strategy
+        self.logging_first_step = logging_first_step
+        self._training: Any = None
         self._bar: Any = None
         self._what: str | None = None
+        self._begun = self._said = 0.0
         self._every = 1
         self._num_steps = 0
-        self._window: list[float] = []
-        self._started = time.monotonic()
-        self._first_step: int | None = None
-        self._last_said: dict[str, int] = {}
+        self._losses: list[float] = []
+        self._recent: deque[tuple[float, int]] = deque(maxlen=50)
+        self._evaluations: list[Evaluated] = []
 
     def watch(self) -> Watch:
         """The hooks that `finetune` takes."""
-        return Watch(self.say, self.progress, [self.on])
+        return Watch(self.say, self.progress, self.plan, [self.on])
 
     def say(self, text: str) -> None:
-        """One line that stays."""
-        self._close_bar()
-        print(self._dim(text), file=self.stream, flush=True)
+        """A sentence that stays, wrapped to the terminal."""
+        if self.bars:
+            width = max(40, shutil.get_terminal_size((80, 24)).columns - 1)
+            text = textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)
+        self._write(self._paint(text, "2"))
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """How far something is: a bar, or a line at the end and every tenth on the way."""
-        if self.bars:
-            if self._what != what:
-                self._open_bar(what, total, "rows")
+        """How far something is: a bar that goes when it is full, or now and then a line."""
+        if self._what != what:
+            self._close_bar()
+            self._what, self._begun, self._said = what, time.monotonic(), 0.0
+            if self.bars:
+                self._bar = self._open(what, total, BYTES if what == "reading" else BAR, leave=False)
+        if self._bar is not None:
+            self._bar.total = total
             self._bar.update(done - self._bar.n)
-            if done >= total:
-                self._close_bar()
+        else:
+            self._progress_line(what, done, total)
+        if done >= total:
+            self._close_bar()
+
+    def _progress_line(self, what: str, done: int, total: int) -> None:
+        spent = time.monotonic() - self._begun
+        over = done >= total
+        if spent < SLOW_SECONDS or (not over and spent - self._said < LINE_SECONDS):
             return
-        tenth = 10 * done // max(total, 1)
-        if self._last_said.get(what) != tenth and (done >= total or (total > 50_000 and tenth > 0)):
-            self._last_said[what] = tenth
-            print(f"{what}: {done:,} of {total:,} rows", file=self.stream, flush=True)
+        self._said = spent
+        count = f"{format_bytes(done)} of {format_bytes(total)}" if what == "reading" else f"{done:,} of {total:,} rows"
+        left = "" if over or not done else f", {format_duration(spent * (total - done) / done)} left"
+        self._write(f"{what}: {count} in {format_duration(spent)}{left}")
 
     def counter(self, what: str, total: int) -> Callable[[int], None]:
         """A function to be called with the rows of each batch done."""
@@ -84,88 +127,109 @@ class Console:
     def on(self, event: Event) -> None:
         """Shows an event."""
         if isinstance(event, RunStarted):
-            self._begin(event.num_steps, event.steps_per_epoch)
+            self.plan(event.num_steps, event.steps_per_epoch)
             self.say(
-                f"training: {event.train_rows:,} rows, {event.num_steps:,} steps, {event.num_epochs:g} epochs "
-                f"of {event.steps_per_epoch:g} steps"
+                f"Training: {event.train_rows:,} rows, {event.num_epochs:g} epochs of {event.steps_per_epoch:g} steps, "
+                f"{event.num_steps:,} steps in all."
             )
         elif isinstance(event, Resumed):
-            self.say(f"resumed after step {event.step} from {event.checkpoint}")
+            self.say(f"Resumed after step {event.step} from {event.checkpoint}.")
             for reason in event.skipped:
-                self.say(f"skipped: {reason}")
+                self.say(f"Skipped: {reason}")
         elif isinstance(event, StepDone):
             self._on_step(event)
         elif isinstance(event, Evaluated):
-            self._on_evaluated(event)
+            self._evaluations.append(event)
+        elif isinstance(event, (Improved, SafePoint)):
+            self._show_evaluations(best=isinstance(event, Improved))
         elif isinstance(event, (Note, MicroBatchSplit, NonFinite)):
-            self.say(_sentence(event))
-        elif isinstance(event, (EpochStarted, Improved, SafePoint)):
-            pass
-
-    def plan(self, num_steps: int, steps_per_epoch: float) -> None:
-        """Tells the number of steps where no RunStarted comes (a resumed run)."""
-        self._begin(num_steps, steps_per_epoch)
+            self._write(_sentence(event))
 
     def close(self) -> None:
         """Leaves the terminal clean."""
         self._close_bar()
+        if self._training is not None:
+            self._training.close()
+            self._training = None
 
-    def _begin(self, num_steps: int, steps_per_epoch: float) -> None:
+    def plan(self, num_steps: int, steps_per_epoch: float) -> None:
+        """How far the run goes; a resumed run has no RunStarted that says it."""
         self._num_steps = num_steps
         every = self.logging_steps
-        if every is None:
+        if self.logging_strategy == "epoch":
+            self._every = max(1, round(steps_per_epoch))
+        elif every is None:
             self._every = max(1, round(steps_per_epoch / 20))
         else:
             self._every = max(1, int(num_steps * every)) if 0 < every < 1 else int(every)
 
     def _on_step(self, event: StepDone) -> None:
-        if self._first_step is None:
-            self._first_step, self._started = event.step - 1, time.monotonic()
         if event.loss is not None:
-            self._window.append(event.loss)
-        shown = event.step % self._every == 0 or event.step == self._num_steps
-        mean = sum(self._window) / len(self._window) if self._window else float("nan")
+            self._losses.append(event.loss)
+        self._recent.append((time.monotonic(), event.step))
+        first = event.step == 1 and self.logging_first_step
+        shown = event.step % self._every == 0 or event.step == self._num_steps or first
+        mean = sum(self._losses) / len(self._losses) if self._losses else float("nan")
         if self.bars:
-            if self._what != "training":
-                self._open_bar("training", self._num_steps or None, "step")
-            self._bar.update(event.step - self._bar.n)
-            if shown:
-                self._bar.set_postfix_str(f"loss {mean:.4f}, lr {event.learning_rate:.2e}")
-        elif shown:
-            rate = (event.step - self._first_step) / max(time.monotonic() - self._started, 1e-9)
-            left = (self._num_steps - event.step) / rate if rate else 0
-            print(
-                f"step {event.step}/{self._num_steps} epoch {event.epoch:.2f} loss {mean:.4f} lr {event.learning_rate:.2e} "
-                f"{rate:.2f} step/s {_duration(left)} left",
-                file=self.stream,
-                flush=True,
+            if self._training is None:
+                self._training = self._open("training", self._num_steps or None, TRAINING_BAR, initial=event.step - 1)
+            self._training.update(event.step - self._training.n)
+            if shown or not self._training.postfix:
+                self._training.set_postfix_str(f"loss {mean:.4f}", refresh=False)
+        elif shown and self.logging_strategy != "no":
+            self._write(
+                f"step {event.step}/{self._num_steps}  epoch {event.epoch:.2f}  loss {mean:.4f}  "
+                f"lr {event.learning_rate:.2e}  {self._rate_and_rest(event.step)}"
             )
         if shown:
-            self._window.clear()
+            self._losses.clear()
 
-    def _on_evaluated(self, event: Evaluated) -> None:
-        values = " ".join(f"{k} {v:.4f}" if v is not None else f"{k} -" for k, v in event.metrics.items())
-        name = {"train_sample": "train sample"}.get(event.split, event.split)
-        text = f"epoch {event.epoch:.2f} {name} (n={event.n}): {values}"
-        if self._bar is not None:
-            self._bar.write(text, file=self.stream)
+    def _rate_and_rest(self, step: int) -> str:
+        """Speed and time left by the last steps, so that a pause for an evaluation is soon forgotten."""
+        (began, first), (now, last) = self._recent[0], self._recent[-1]
+        if last == first or now <= began:
+            return ""
+        rate = (last - first) / (now - began)
+        return f"{rate:.1f} step/s  {format_duration((self._num_steps - step) / rate)} left"
+
+    def _show_evaluations(self, *, best: bool) -> None:
+        for index, event in enumerate(self._evaluations):
+            shown = [(k, v) for k, v in event.metrics.items() if k == "loss"]
+            shown += [(k, v) for k, v in event.metrics.items() if k != "loss"][:SHOWN_METRICS]
+            values = "  ".join(f"{k} {v:.4f}" if v is not None else f"{k} -" for k, v in shown)
+            name = {"train_sample": "train sample"}.get(event.split, event.split)
+            mark = self._paint("  best", "32") if best and index == 0 else ""
+            start = f"epoch {event.epoch:.2f}"
+            self._write(f"{start if index == 0 else ' ' * len(start)}  {name:<12}  {values}  (n={event.n:,}){mark}")
+        if self._evaluations:
+            self._evaluations.clear()
+            self._recent.clear()
+
+    def _write(self, text: str) -> None:
+        """A line above the bars."""
+        bar = self._bar if self._bar is not None else self._training
+        if bar is not None:
+            bar.write(text, file=self.stream)
         else:
             print(text, file=self.stream, flush=True)
 
-    def _open_bar(self, what: str, total: int | None, unit: str) -> None:
+    def _open(
+        self, what: str, total: int | None, style: dict[str, Any], *, leave: bool = True, initial: int = 0
+    ) -> Any:
         from tqdm import tqdm
 
-        self._close_bar()
-        self._what = what
-        self._bar = tqdm(total=total, desc=what, unit=unit, file=self.stream, dynamic_ncols=True, leave=True)
+        width = min(100, shutil.get_terminal_size((80, 24)).columns - 1)
+        return tqdm(
+            total=total, desc=f"{what:<10}", file=self.stream, ncols=width, leave=leave, initial=initial, **style
+        )
 
     def _close_bar(self) -> None:
         if self._bar is not None:
             self._bar.close()
         self._bar, self._what = None, None
 
-    def _dim(self, text: str) -> str:
-        return f"\x1b[2m{text}\x1b[0m" if uses_color(self.stream) else text
+    def _paint(self, text: str, code: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if uses_color(self.stream) else text
 
 
 def _sentence(event: Note | MicroBatchSplit | NonFinite) -> str:
@@ -176,9 +240,3 @@ def _sentence(event: Note | MicroBatchSplit | NonFinite) -> str:
             f"out of memory at step {event.step}: micro-batches of {event.rows_before} rows now have {event.rows_after}"
         )
     return f"step {event.step}: {event.what} {event.tensor} is not finite; the update was not applied"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

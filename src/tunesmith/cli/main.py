@@ -18,6 +18,7 @@ from tunesmith.errors import ConfigError, TunesmithError, nearest
 VERBS: dict[str, dict[str, str]] = {
     "Train": {
         "train": "fine-tune a model on labelled text",
+        "demo": "train the embedded model on the embedded sample data",
         "resume": "go on with a run that was stopped",
         "evaluate": "score a trained model on labelled rows",
         "predict": "label new rows with a trained model",

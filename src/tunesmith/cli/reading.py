@@ -41,12 +41,10 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def load_predictor(args: argparse.Namespace) -> Any:
     """The trained model of `args.run`."""
-    import logging
-
+    from tunesmith.cli.console import quiet_libraries
     from tunesmith.predict.predictor import Predictor
 
-    for name in ("transformers", "datasets"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet_libraries()
     return Predictor.load(args.run, use_cpu=args.use_cpu, precision="bf16" if args.bf16 else "no")
 
 

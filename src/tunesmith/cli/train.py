@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from typing import TYPE_CHECKING
 
 from tunesmith.cli.arguments import add_config_arguments, config_from_args
 from tunesmith.config.schema import RunConfig
+
+if TYPE_CHECKING:
+    from tunesmith.finetune import RunResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,43 +26,59 @@ def run(args: argparse.Namespace) -> int:
 
 def train(config: RunConfig) -> int:
     """Trains a config and prints what came out."""
-    import logging
-
-    from tunesmith.cli.console import Console
-    from tunesmith.finetune import finetune
-
-    for name in ("transformers", "datasets", "huggingface_hub"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    bars = None if config.disable_tqdm is None else not config.disable_tqdm
-    console = Console(bars=bars, logging_steps=config.logging_steps)
-    try:
-        result = finetune(config, watch=console.watch())
-    finally:
-        console.close()
+    result = train_on_console(config)
     if int(os.environ.get("RANK", "0")) == 0:
-        _print_result(result)
+        print_scores(result)
+        print_diagnosis(result)
+        print_next(result)
     return 0
 
 
-def _print_result(result: object) -> None:
-    from tunesmith.finetune import RunResult
+def train_on_console(config: RunConfig) -> RunResult:
+    """Trains a config with bars or lines on stderr."""
+    from tunesmith.cli.console import Console, quiet_libraries
+    from tunesmith.finetune import finetune
 
-    assert isinstance(result, RunResult)
-    print()
+    quiet_libraries()
+    console = Console(
+        bars=None if config.disable_tqdm is None else not config.disable_tqdm,
+        logging_steps=config.logging_steps,
+        logging_strategy=config.logging_strategy,
+        logging_first_step=config.logging_first_step,
+    )
+    try:
+        return finetune(config, watch=console.watch())
+    finally:
+        console.close()
+
+
+def print_scores(result: RunResult) -> None:
+    """Every score with its interval, and which weights were scored."""
     width = max((len(m) for found in result.scores.values() for m in found), default=0)
     for split, found in result.scores.items():
-        print(f"{split}:")
+        print(f"\n{split} scores, with 95% intervals:")
         for metric, score in found.items():
             print(f"  {metric:<{width}}  {score.text()}")
+    if not result.scores:
+        print("\nno labelled rows to score: give --validation_file or --test_file")
     if result.best_step is not None:
-        print(f"weights of step {result.best_step} (best of {result.steps})")
+        print(f"\nweights: those of step {result.best_step}, the best of {result.steps} steps")
+    else:
+        print(f"\nweights: those after the last step, {result.steps}")
+
+
+def print_diagnosis(result: RunResult) -> None:
+    """What the curves say."""
     if result.diagnosis:
         print("\ndiagnosis:")
         for line in result.diagnosis:
             print(f"  {line}")
+
+
+def print_next(result: RunResult) -> None:
+    """Where everything is, and what to do with it."""
     folder = shlex.quote(str(result.run.path))
-    print(f"\nrun folder: {result.run.path}\nnext:")
+    print(f"\nrun folder: {result.run.path}   (report.html, curves.png, README.md, model/)\nnext:")
     print(f"  tunesmith predict {folder} --input new.csv --output labelled.csv")
     print(f"  tunesmith evaluate {folder} --test_file labelled.csv")
-    print(f"  tunesmith curves {folder}      (picture: {result.run.curves_png}, report: {result.run.report_file})")
+    print(f"  tunesmith curves {folder}")

@@ -81,6 +81,7 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
     per_epoch = plan.epoch_ends[0]
     epochs = plan.fraction(plan.num_steps)
     started = RunStarted(prepared.identity.run_id, 0, plan.num_steps, float(per_epoch), epochs, rows, time.time())
+    watch.plan(plan.num_steps, float(per_epoch))
     evaluate = _make_evaluate(prepared, watch) if has_validation else None
     roster = RankRoster.gather(prepared.runtime)
     with keeper.stop:

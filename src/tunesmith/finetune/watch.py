@@ -27,8 +27,9 @@ class RunResult:
 
 @dataclass
 class Watch:
-    """Where a run's words and events go."""
+    """Where a run's words and events go. `plan` is called with (steps in all, steps an epoch) before the first event."""
 
     say: Say = lambda text: None
     progress: Progress = lambda what, done, total: None
+    plan: Callable[[int, float], None] = lambda num_steps, steps_per_epoch: None
     listeners: list[Callable[[Event], None]] = field(default_factory=list)

@@ -1,0 +1,63 @@
+"""`tunesmith demo`: trains the embedded model on the embedded sample data, a few minutes on two cores, without a network."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+from tunesmith.config.schema import RunConfig
+
+RECIPE = {
+    "learning_rate": 1e-4,
+    "num_train_epochs": 5.0,
+    "per_device_train_batch_size": 16,
+    "warmup_steps": 0.1,
+    "weight_decay": 0.01,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
+    parser.add_argument("--output_dir", metavar="FOLDER", help="run folder [runs/demo, or the next free runs/demo-2]")
+    parser.add_argument("--max_steps", type=int, default=-1, metavar="N", help="stop after this many steps [all]")
+    parser.add_argument("--disable_tqdm", action="store_true", help="plain lines instead of progress bars")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains, prints the scores, and says what to try next; gives the exit code."""
+    from tunesmith.cli.train import print_diagnosis, print_scores, train_on_console
+
+    config = make_config(args.output_dir, max_steps=args.max_steps, plain=args.disable_tqdm)
+    print("Fine-tuning all-MiniLM-L6-v2 on sentence pairs: do two sentences say the same?", flush=True)
+    result = train_on_console(config)
+    print_scores(result)
+    print_diagnosis(result)
+    folder = shlex.quote(str(result.run.path))
+    test = shlex.quote(str(config.test_file))
+    print(f"\nrun folder: {result.run.path}   (open report.html in a browser)\ntry next:")
+    print(f'  tunesmith predict {folder} --text "The shop opens at nine." "At nine the shop opens its doors."')
+    print(f"  tunesmith predict {folder} --input {test} --output labelled.csv")
+    print(f"  tunesmith inspect {folder}/run.yaml")
+    print(f"  tunesmith report {folder}")
+    print("  tunesmith train --train_file your.csv")
+    return 0
+
+
+def make_config(output_dir: str | None = None, *, max_steps: int = -1, plain: bool = False) -> RunConfig:
+    """The config of the demo. A finished demo keeps its folder; an unfinished one is gone on with."""
+    from tunesmith.config.load import load_config
+    from tunesmith.sample import SPLITS, sample_file
+
+    files = {f"{split}_file": str(sample_file(split)) for split in SPLITS}
+    switches = {"disable_tqdm": True} if plain else {}
+    folder = output_dir or str(free_folder(Path("runs") / "demo"))
+    return load_config(None, {**files, **RECIPE, **switches, "max_steps": max_steps, "output_dir": folder})
+
+
+def free_folder(folder: Path) -> Path:
+    """The folder, or folder-2, folder-3, ...: the first that holds no finished run."""
+    from itertools import count
+
+    names = (folder.with_name(f"{folder.name}-{n}") if n > 1 else folder for n in count(1))
+    return next(name for name in names if not (name / "report.html").exists())
