@@ -64,7 +64,8 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
     """Trains what was prepared, in this folder; goes on with an unfinished run that is there."""
     state = prepared.state
     has_validation = "validation" in prepared.tokenized
-    plan = make_plan(prepared.config, prepared.batches, prepared.suite, has_validation=has_validation)
+    on_gpu = prepared.runtime.device.type == "cuda"
+    plan = make_plan(prepared.config, prepared.batches, prepared.suite, has_validation=has_validation, on_gpu=on_gpu)
     describe = describe_model(state.model, prepared.tokenizer, prepared.facts)
     keeper = RunKeeper(
         run,
