@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from tunesmith.predict.facts import ModelFacts
 from tunesmith.run.sealed import write_sealed
 from tunesmith.train.checkpoint import WEIGHTS
+from tunesmith.train.tensor_file import write_tensors
 
 
 def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[Path], None]:
@@ -31,10 +31,10 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
 def export_model(target: Path, weights: dict[str, torch.Tensor], describe: Callable[[Path], None], card: str) -> None:
     """Publishes the model folder in one rename, with its model card."""
 
-    def fill(folder: Path) -> None:
-        save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    def fill(folder: Path) -> dict[str, str]:
         describe(folder)
         (folder / "README.md").write_text(card, encoding="utf-8")
+        return {WEIGHTS: write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})}
 
     size = sum(t.numel() * t.element_size() for t in weights.values())
     write_sealed(target, fill, {"kind": "model"}, bytes_needed=size)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from torch.optim import Optimizer
 
@@ -19,6 +19,7 @@ from tunesmith.run.sealed import read_manifest, write_sealed
 from tunesmith.train.generators import generator_states, restore_generators
 from tunesmith.train.state import TrainState
 from tunesmith.train.stopping import Progress
+from tunesmith.train.tensor_file import write_tensors
 
 WEIGHTS, OPTIMIZER, GENERATORS, STATE = (
     "model.safetensors",
@@ -66,17 +67,22 @@ def save_checkpoint(
         tensors, plain = pack_optimizer(state.optimizer)
         meta = {"kind": "checkpoint", "step": state.step, **identity.to_json()}
 
-        def fill(tmp: Path) -> None:
-            save_file(weights, tmp / WEIGHTS, metadata={"format": "pt"})
-            save_file(tensors, tmp / OPTIMIZER)
-            save_file(
-                {f"{k}.{r}": v for r, g in enumerate(generators) for k, v in g["tensors"].items()}, tmp / GENERATORS
-            )
-            if state.cut is not None and float(state.cut.kept) != 1.0:
-                save_file(state.cut.state_dict(), tmp / VOCABULARY)
-            (tmp / STATE).write_text(json.dumps(_plain_state(state, plain, generators), allow_nan=False))
+        def fill(tmp: Path) -> dict[str, str]:
             if describe is not None:
-                describe(tmp)
+                describe(
+                    tmp
+                )  # first: it may write weights of its own, and the hashes below are of what is written here
+            known = {
+                WEIGHTS: write_tensors(tmp / WEIGHTS, weights, metadata={"format": "pt"}),
+                OPTIMIZER: write_tensors(tmp / OPTIMIZER, tensors),
+                GENERATORS: write_tensors(
+                    tmp / GENERATORS, {f"{k}.{r}": v for r, g in enumerate(generators) for k, v in g["tensors"].items()}
+                ),
+            }
+            if state.cut is not None and float(state.cut.kept) != 1.0:
+                known[VOCABULARY] = write_tensors(tmp / VOCABULARY, state.cut.state_dict())
+            (tmp / STATE).write_text(json.dumps(_plain_state(state, plain, generators), allow_nan=False))
+            return known
 
         write_sealed(folder, fill, meta, bytes_needed=bytes_of(state)[1])
     state.runtime.barrier()
