@@ -1,10 +1,11 @@
 """How often does `tunesmith compare` see a difference between two runs of one config that differ in their seed alone?
 
-    python bench/compare_false_positives.py [--seeds 12] [--rows 800] [--held_out 400] [--resamples 40] [--folder DIR]
+    python bench/compare_false_positives.py [--seeds 12] [--rows 800] [--held_out 200 400] [--resamples 40] [--folder DIR]
 
 Trains real models with one config and many seeds (a tiny random BERT by default; `--model`, `--train_file`, `--test_file` for
 others), predicts a pool of held-out rows once, then draws many held-out sets from the pool and tests every pair of runs on
-each with the same code as the command. Counted is the share of pairs called different. With `--folder` the runs stay, and a
+each with the same code as the command. Counted is the share of pairs called different: as two models (they are, a little),
+and as two settings (they are not: at most 5% may be). With `--folder` the runs stay, and a
 second call trains only the seeds that are missing: it can be stopped and run on for hours.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from tiny_training import make_hard_table, make_model, train_command
 
 from tunesmith.data.prediction_file import read_prediction_columns
 from tunesmith.metrics.paired import LEVEL, compare_predictions
+from tunesmith.report.compare import with_seeds
 from tunesmith.report.files import read_json
 from tunesmith.report.pairing import Pair, pair_sides, read_side
 from tunesmith.run.layout import RunDir
@@ -56,6 +59,7 @@ def train_seeds(args: argparse.Namespace, folder: Path) -> list[Path]:
             str(args.epochs),
         ]
         command = train_command(Path(model), Path(train), run, *more)
+        command += shlex.split(args.flags)
         if args.learning_rate:
             command[command.index("--learning_rate") + 1] = args.learning_rate
         began = time.monotonic()
@@ -79,22 +83,33 @@ def load_sides(runs: list[Path], split: str) -> list[Any]:
     return sides
 
 
-def count_alarms(pair: Pair, metric: str, sets: list[Any]) -> list[bool]:
-    """Whether each held-out set calls the pair different."""
+def count_alarms(pair: Pair, metric: str, sets: list[Any]) -> list[tuple[bool, bool]]:
+    """Whether each held-out set calls the two models different, and whether it calls their settings different."""
     scale: Any = "probabilities" if pair.given_a.ndim == 2 else "logits"
     found = []
     for rows in sets:
+        part = Pair(pair.task, pair.given_a[rows], pair.given_b[rows], pair.labels[rows])
         result = compare_predictions(
-            pair.given_a[rows],
-            pair.given_b[rows],
-            pair.labels[rows],
-            task=pair.task,
-            metric=metric,
-            scores=scale,
-            resamples=400,
+            part.given_a, part.given_b, part.labels, task=part.task, metric=metric, scores=scale, resamples=400
         )
-        found.append(result.p_value is not None and result.p_value <= LEVEL)
+        settings = with_seeds(result, part.disagreements)
+        found.append(((result.p_value or 0) <= LEVEL, (settings.p_value or 0) <= LEVEL))
     return found
+
+
+def seed_correlation(pairs: list[Pair]) -> tuple[float, float]:
+    """Correlation of changes between seeds, from the whole pool, and the mean share of rows on which two seeds disagree.
+
+    Of D rows decided differently b go one way and c the other; (b - c)^2 is D (1 + r (D - 1)) on average.
+    """
+    squares = rows = products = total = 0.0
+    for pair in pairs:
+        a, b = (given.argmax(axis=1) if given.ndim == 2 else given for given in (pair.given_a, pair.given_b))
+        gap = int((a == pair.labels).sum()) - int((b == pair.labels).sum())
+        swapped = int(((a == pair.labels) != (b == pair.labels)).sum())
+        squares, rows, products = squares + gap**2, rows + swapped, products + swapped * (swapped - 1)
+        total += pair.disagreements / len(pair.labels)
+    return (squares - rows) / products if products else 0.0, total / len(pairs)
 
 
 def report(sides: list[Any], split: str, args: argparse.Namespace) -> None:
@@ -102,25 +117,22 @@ def report(sides: list[Any], split: str, args: argparse.Namespace) -> None:
     right = np.array([(s.given.argmax(axis=1) == s.labels).mean() for s in sides if s.given.ndim == 2])
     pool = len(sides[0].keys)
     print(f"{len(sides)} seeds of one config, pool of {pool:,} {split} rows")
-    if len(right):
-        noise = float(np.sqrt(right.mean() * (1 - right.mean()) / pool))
-        print(
-            f"accuracy {right.mean():.3f}, spread between seeds {right.std(ddof=1):.4f} (row noise alone: {noise:.4f})"
-        )
-    random = np.random.default_rng(0)
-    sets = [random.choice(pool, size=min(args.held_out, pool), replace=False) for _ in range(args.resamples)]
     pairs = [pair_sides(a, b, split=split) for a, b in itertools.combinations(sides, 2)]
-    print(f"\n{len(pairs)} pairs x {len(sets)} held-out sets of {len(sets[0])} rows\n")
-    print(f"{'metric':<22}{'called different':>18}{'worst pair':>12}{'pairs never':>13}")
-    for metric in args.metric:
-        began = time.monotonic()
-        alarms = np.array([count_alarms(pair, metric, sets) for pair in pairs])
-        by_pair = alarms.mean(axis=1)
-        print(
-            f"{metric:<22}{alarms.mean():>17.1%} {by_pair.max():>11.0%} {(by_pair == 0).mean():>12.0%}"
-            f"   ({time.monotonic() - began:.0f} s)",
-            flush=True,
-        )
+    correlation, share = seed_correlation(pairs)
+    if len(right):
+        print(f"accuracy {right.mean():.3f}, standard deviation between seeds {right.std(ddof=1):.4f}")
+    print(f"two seeds disagree on {share:.1%} of the rows; correlation of the changes {correlation:.4f}")
+    random = np.random.default_rng(0)
+    for held_out in args.held_out:
+        size = min(held_out, pool)
+        sets = [random.choice(pool, size=size, replace=False) for _ in range(args.resamples)]
+        print(f"\n{len(pairs)} pairs x {len(sets)} held-out sets of {size} rows: called different")
+        print(f"  {'metric':<14}{'these two models':>18}{'their settings':>16}{'worst pair':>12}")
+        for metric in args.metric:
+            alarms = np.array([count_alarms(pair, metric, sets) for pair in pairs])
+            models, settings = alarms[..., 0].mean(), alarms[..., 1].mean()
+            worst = alarms[..., 1].mean(axis=1).max()
+            print(f"  {metric:<14}{models:>17.1%} {settings:>15.1%} {worst:>11.0%}", flush=True)
 
 
 def main() -> None:
@@ -130,11 +142,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=500, help="training rows of the tiny table")
     parser.add_argument("--pool", type=int, default=3000, help="held-out rows of the tiny table")
     parser.add_argument("--epochs", type=float, default=6)
-    parser.add_argument("--held_out", type=int, default=400)
+    parser.add_argument("--held_out", type=int, nargs="+", default=[200, 400, 1500])
     parser.add_argument("--resamples", type=int, default=40)
     parser.add_argument("--metric", nargs="+", default=["accuracy", "f1_macro"])
     parser.add_argument("--model")
     parser.add_argument("--learning_rate")
+    parser.add_argument("--flags", default="", help="more flags of `tunesmith train`, in quotes")
     parser.add_argument("--train_file")
     parser.add_argument("--test_file")
     parser.add_argument("--folder", help="keep the runs here, and use those that are there")

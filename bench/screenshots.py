@@ -104,7 +104,8 @@ def main() -> None:
         root = Path(temporary) / "runs"
         for run in found:
             shutil.copytree(run, root / run.name, ignore=LEFT_BEHIND)
-        replay(found[0], 0.8, root / "in-training")
+        longest = max(found, key=lambda run: (run / "journal.jsonl").stat().st_size)
+        replay(longest, 0.8, root / "in-training")
         process, address = start_board(root, Path(temporary) / "state")
         try:
             with Browser(Path(temporary) / "profile") as browser:

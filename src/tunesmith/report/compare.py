@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 from tunesmith.curves.build import load_curves
@@ -29,6 +31,9 @@ MAX_RUNS = 8
 BOOKKEEPING = ("output_dir", "run_name", "resume_from_checkpoint", "disable_tqdm", "report_to", "project", "cache_dir")
 """Options that say where results go, not what is computed."""
 SEEDS = ("seed", "data_seed")
+SEED_CORRELATION = 0.02
+"""Two seeds of one config do not change their minds about rows independently: rows go over to the other label together.
+The correlation of such changes, measured by bench/compare_false_positives.py (decision 0303)."""
 NO_EVIDENCE = "no evidence of a difference"
 ABSENT = "(not recorded)"
 
@@ -54,9 +59,18 @@ class PairTest:
     split: str | None
     result: PairedResult | None
     p_value: float | None
-    """Adjusted (Holm) when several runs are tested against the first."""
+    """For the settings: with the luck of the seed, and adjusted (Holm) when several runs are tested against the first."""
     different: bool
     sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """One paired test: about these two models, and about their settings, of which each model is one draw."""
+
+    models: PairedResult
+    settings: PairedResult
+    disagreements: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +154,7 @@ def _test_all(
     shared = [s for s in labelled_splits(tables[0]) if all(s in labelled_splits(t) for t in tables[1:])]
     wanted = split or (shared[0] if shared else None)
     first = read_side(tables[0], summaries[0], wanted) if wanted in shared and wanted else None
-    results: list[PairedResult | DataError] = []
+    results: list[Tested | DataError] = []
     for table, summary in zip(tables[1:], summaries[1:], strict=True):
         try:
             other = read_side(table, summary, wanted) if first is not None and wanted else None
@@ -149,12 +163,13 @@ def _test_all(
             pair = pair_sides(first, other, split=wanted)
             name = metric or main_metric(first.task, config)
             scale: Scale = "probabilities" if pair.given_a.ndim == 2 else "logits"
-            results.append(
-                compare_predictions(pair.given_a, pair.given_b, pair.labels, task=pair.task, metric=name, scores=scale)
+            found = compare_predictions(
+                pair.given_a, pair.given_b, pair.labels, task=pair.task, metric=name, scores=scale
             )
+            results.append(Tested(found, with_seeds(found, pair.disagreements), pair.disagreements))
         except DataError as error:
             results.append(error)
-    adjusted = _holm([r.p_value if isinstance(r, PairedResult) else None for r in results])
+    adjusted = _holm([r.settings.p_value if isinstance(r, Tested) else None for r in results])
     made = zip(runs[1:], results, adjusted, strict=True)
     return tuple(_pair_test(runs[0], run, wanted, result, p, len(results)) for run, result, p in made)
 
@@ -183,24 +198,50 @@ def _holm(values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
+def with_seeds(result: PairedResult, disagreements: int) -> PairedResult:
+    """The same difference, judged for two settings of which one seed each was seen: wider interval, larger p value.
+
+    With correlation r among the rows on which the two disagree, their difference varies sqrt(1 + r (rows - 1)) times as
+    much as independent rows would (the design effect of cluster samples).
+    """
+    if result.p_value is None or result.difference is None or result.low is None or result.high is None:
+        return result
+    factor = math.sqrt(1 + SEED_CORRELATION * max(0, disagreements - 1))
+    normal = NormalDist()
+    z = -normal.inv_cdf(max(result.p_value, 1e-300) / 2) / factor
+    low = result.difference - factor * (result.difference - result.low)
+    high = result.difference + factor * (result.high - result.difference)
+    return dataclasses.replace(result, p_value=min(1.0, 2 * normal.cdf(-z)), low=low, high=high)
+
+
 def _pair_test(
-    a: ComparedRun, b: ComparedRun, split: str | None, result: PairedResult | DataError, p: float | None, tests: int
+    a: ComparedRun, b: ComparedRun, split: str | None, tested: Tested | DataError, p: float | None, tests: int
 ) -> PairTest:
-    if isinstance(result, DataError):
-        return PairTest(a.letter, b.letter, split, None, None, False, f"not tested: {result}")
+    if isinstance(tested, DataError):
+        return PairTest(a.letter, b.letter, split, None, None, False, f"not tested: {tested}")
+    result = tested.settings
     if p is None or result.difference is None or result.low is None or result.high is None:
         return PairTest(a.letter, b.letter, split, result, None, False, f"{result.metric} is not defined on these rows")
     different = p <= LEVEL
     low, high = (result.low, result.high) if different else (min(result.low, 0.0), max(result.high, 0.0))
-    adjusted = f" (Holm, {tests} tests)" if tests > 1 else ""
-    numbers = (
-        f"{result.metric} {result.difference:+.3f} [{low:+.3f}, {high:+.3f}], p = {p:.2g}{adjusted}, "
-        f"{result.n:,} {split} rows, {result.method}"
-    )
+    numbers = f"{result.metric} {result.difference:+.3f} [{low:+.3f}, {high:+.3f}], {_say_p(tested, p, tests)}, "
+    numbers += f"{result.n:,} {split} rows, {result.method}"
     better = (result.difference > 0) == METRICS[result.metric].greater_is_better
-    words = f"{b.letter} is {'better' if better else 'worse'} than {a.letter}" if different else NO_EVIDENCE
+    words = NO_EVIDENCE
+    if different:
+        words = f"{b.letter} is {'better' if better else 'worse'} than {a.letter}"
+    elif tested.models.p_value is not None and tested.models.p_value <= LEVEL:
+        words = f"{NO_EVIDENCE} beyond the luck of a seed"
     result = dataclasses.replace(result, low=low, high=high)
     return PairTest(a.letter, b.letter, split, result, p, different, f"{words}: {numbers}")
+
+
+def _say_p(tested: Tested, p: float, tests: int) -> str:
+    adjusted = f" (Holm, {tests} tests)" if tests > 1 else ""
+    alone = tested.models.p_value
+    if alone is None or not tested.disagreements:
+        return f"p = {p:.2g}{adjusted}"
+    return f"p = {p:.2g}{adjusted} for the settings, {alone:.2g} for these two models"
 
 
 def _notes(
@@ -216,8 +257,8 @@ def _notes(
         notes.append("The runs differ in their seed alone: what differs between them is luck, not a setting.")
     if any(t.different for t in tests) and not names <= set(SEEDS):
         notes.append(
-            "Tested are these trained models. One run a setting does not tell the setting from the luck of its seed: "
-            "train each with two or three seeds before you decide."
+            "One run a setting was seen. How much two seeds of one setting differ is taken from experience with other "
+            "models: two or three seeds of each would show it for yours."
         )
     if any(t.split == "validation" and t.result is not None for t in tests):
         notes.append("Validation rows also chose each run's best step; a test split would be the fairer judge.")

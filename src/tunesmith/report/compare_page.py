@@ -14,6 +14,7 @@ import numpy as np
 from tunesmith.curves.panels import Draw, make_panel
 from tunesmith.curves.plot import draw_loss, draw_metric
 from tunesmith.curves.series import Curves, Series
+from tunesmith.curves.themes import Theme
 from tunesmith.report.charts import Chart
 from tunesmith.report.compare import Comparison
 from tunesmith.report.render import VERDICTS, content_policy, embed_json
@@ -60,10 +61,20 @@ def overlay_charts(runs: Sequence[Curves]) -> list[Chart]:
         charts.append(_chart("loss", "Loss", lambda axes, t: draw_loss(axes, runs, x="step", theme=t), lines))
     metric = next((m for run in runs if (m := run.main_metric())), None)
     if metric:
-        name = metric
-        lines = [(run.name, run.metric("validation", name)) for run in runs]
-        charts.append(_chart("metric", name, lambda a, t: draw_metric(a, runs, name, x="step", theme=t), lines))
+        lines = [(run.name, run.metric("validation", metric)) for run in runs]
+        charts.append(_chart("metric", metric, _draw_metric(runs, metric), lines))
     return charts
+
+
+def _draw_metric(runs: Sequence[Curves], metric: str) -> Draw:
+    last = max(run.last_step for run in runs)
+
+    def draw(axes: Any, theme: Theme) -> None:
+        draw_metric(axes, runs, metric, x="step", theme=theme)
+        if last:  # the same scale as the loss panel beside it
+            axes.set_xlim(-0.045 * last, 1.045 * last)
+
+    return draw
 
 
 def _chart(key: str, title: str, draw: Draw, lines: Sequence[tuple[str, Series]]) -> Chart:

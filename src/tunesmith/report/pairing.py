@@ -37,6 +37,20 @@ class Pair:
     given_b: NDArray[Any]
     labels: NDArray[Any]
 
+    @property
+    def disagreements(self) -> int:
+        """Rows that the two decide differently; 0 for regression, where nothing is decided."""
+        if self.task is Task.REGRESSION:
+            return 0
+        a, b = (_decisions(given, self.task) for given in (self.given_a, self.given_b))
+        return int((a != b).reshape(len(a), -1).any(axis=1).sum())
+
+
+def _decisions(given: NDArray[Any], task: Task) -> NDArray[Any]:
+    if task is Task.MULTILABEL:
+        return given > 0.5
+    return np.asarray(given.argmax(axis=1) if given.ndim == 2 else given)
+
 
 def labelled_splits(columns: Mapping[str, Sequence[Any]]) -> list[str]:
     """Splits with at least one labelled row; test comes first, since validation rows have chosen the checkpoint."""

@@ -169,13 +169,13 @@ def _score(run: RunDir, peek: Peek) -> Score | None:
     """The first score of the test or validation rows with its interval; while training the newest evaluation."""
     try:
         data = json.loads(run.metrics_file.read_text(encoding="utf-8")) if _is_file(run.metrics_file) else {}
-        splits = [data[s] for s in ("test", "validation") if isinstance(data.get(s), dict)]
-        for name, found in (item for split in splits for item in split.items()):
+        splits = [s for s in ("test", "validation") if isinstance(data.get(s), dict)]
+        for split, name, found in ((s, *item) for s in splits for item in data[s].items()):
             if name != "loss" and isinstance(found, dict) and isinstance(found.get("value"), float):
-                return str(name), found["value"], found.get("low"), found.get("high")
+                return f"{split} {name}", found["value"], found.get("low"), found.get("high")
     except (OSError, ValueError, AttributeError):
         pass
-    return (*peek.score, None, None) if peek.score is not None else None
+    return (f"validation {peek.score[0]}", peek.score[1], None, None) if peek.score is not None else None
 
 
 def spark_points(losses: tuple[float, ...]) -> str:

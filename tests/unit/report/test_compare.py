@@ -14,7 +14,8 @@ import pytest
 
 from tunesmith.cli.main import main
 from tunesmith.errors import ConfigError
-from tunesmith.report.compare import NO_EVIDENCE, Comparison, compare_runs
+from tunesmith.metrics.paired import PairedResult
+from tunesmith.report.compare import NO_EVIDENCE, Comparison, compare_runs, with_seeds
 from tunesmith.report.compare_page import comparison_policy, render_comparison
 
 
@@ -44,10 +45,11 @@ def edit(path: Path, change) -> None:
     pq.write_table(pa.table(table), path / "predictions.parquet")
 
 
-def flip(table, count: int) -> None:
+def flip(table, count: int, skip: int = 0) -> None:
     names = [c.removeprefix("prob_") for c in table if c.startswith("prob_")]
     right = [k for k, (a, b) in enumerate(zip(table["label"], table["prediction"], strict=True)) if a == b]
-    for k in random.Random(0).sample(right, count):
+    random.Random(0).shuffle(right)
+    for k in right[skip : skip + count]:
         table["prediction"][k] = next(n for n in names if n != table["label"][k])
         a, b = (f"prob_{n}" for n in names)
         table[a][k], table[b][k] = table[b][k], table[a][k]
@@ -75,8 +77,40 @@ def test_a_clear_loss_is_called_worse_with_its_numbers(make) -> None:
     test = found.tests[0]
     assert test.different
     assert test.sentence.startswith("B is worse than A: accuracy -0.147 [")
-    assert "408 validation rows, McNemar exact" in test.sentence
-    assert any("luck of its seed" in note for note in found.notes)
+    assert "for the settings" in test.sentence
+    assert "for these two models, 408 validation rows, McNemar exact" in test.sentence
+    assert any("two or three seeds" in note for note in found.notes)
+
+
+def test_what_two_seeds_could_do_is_no_evidence_about_settings(make) -> None:
+    a, b = make("a", flips=40), make("b")
+    edit(b, lambda table: flip(table, 66, skip=40))
+    test = compare_runs([a, b]).tests[0]
+    assert not test.different
+    assert test.sentence.startswith(f"{NO_EVIDENCE} beyond the luck of a seed: accuracy -0.064 [")
+    assert "p = 0.16 for the settings, 0.015 for these two models" in test.sentence
+    assert test.result is not None
+    assert test.result.low is not None
+    assert test.result.high is not None
+    assert test.result.low < -0.064 < 0 <= test.result.high
+
+
+def test_the_luck_of_the_seed_only_ever_weakens_a_claim() -> None:
+    plain = PairedResult("accuracy", 0.8, 0.85, 0.05, 0.02, 0.08, 0.001, 400, "McNemar exact", "")
+    before = plain.p_value
+    assert with_seeds(plain, 0).p_value == pytest.approx(0.001)
+    for rows in (1, 10, 100, 1000):
+        judged = with_seeds(plain, rows)
+        assert judged.p_value is not None
+        assert before is not None
+        assert before <= judged.p_value + 1e-12
+        assert judged.low is not None
+        assert judged.high is not None
+        assert judged.low <= 0.02 + 1e-12
+        assert judged.high >= 0.08 - 1e-12
+        before = judged.p_value
+    tiny = PairedResult("accuracy", 0.5, 1.0, 0.5, 0.4, 0.6, 0.0, 4000, "McNemar exact", "")
+    assert with_seeds(tiny, 100).p_value < 1e-6
 
 
 def test_rows_in_another_order_are_matched_and_not_compared_blindly(make) -> None:
@@ -168,9 +202,9 @@ def test_a_test_split_is_preferred_and_a_split_can_be_chosen(make) -> None:
 
 
 def test_several_runs_share_one_error_rate(make) -> None:
-    alone = compare_runs([make("a"), make("b", flips=14)]).tests[0]
+    alone = compare_runs([make("a"), make("b", flips=24)]).tests[0]
     assert alone.p_value is not None
-    several = compare_runs([make("a1"), make("b1", flips=14), make("c1"), make("d1")])
+    several = compare_runs([make("a1"), make("b1", flips=24), make("c1"), make("d1")])
     assert several.tests[0].p_value == pytest.approx(min(1.0, 3 * alone.p_value))
     assert "Holm, 3 tests" in several.tests[0].sentence
 

@@ -117,7 +117,7 @@ def test_a_row_says_what_the_folder_says(runs: Path) -> None:
     )
     row = next(row for row in RunIndex(runs).rows() if row.id == "alpha")
     assert (row.name, row.model, row.status) == ("mrpc-bert-base", "bert-base-uncased", "finished")
-    assert row.score == ("f1", 0.9, 0.8, 0.95)
+    assert row.score == ("validation f1", 0.9, 0.8, 0.95)
     assert (row.peek.step, row.peek.num_steps) == (60, 60)
 
 
