@@ -177,6 +177,34 @@ def write_model(folder: Path) -> None:
     )
 
 
+def load_folder(folder: str, text: str) -> int:
+    """Loads model and tokenizer of a folder as a run does, and reads one text; gives the exit code of the command line."""
+    from tunesmith.labels import LabelMap
+    from tunesmith.model.load import load_model
+    from tunesmith.model.resolve import resolve_model
+    from tunesmith.model.tokenizer import load_tokenizer
+
+    try:
+        path = resolve_model(folder)
+        tokenizer = load_tokenizer(path)
+        model = load_model(path, LabelMap(("a", "b"), Task.BINARY)).model
+        tokenizer(text)
+        print("loaded", digest_of_weights(model))
+    except BaseException as error:
+        code, line = explain(error, debug=True)
+        print(f"tunesmith: {line}", file=sys.stderr)
+        return code
+    return 0
+
+
+def digest_of_weights(model: Any) -> str:
+    """sha256 over the encoder's tensors (a fresh head is random)."""
+    total = hashlib.sha256()
+    for name, tensor in sorted(model.bert.state_dict().items()):
+        total.update(name.encode() + tensor.numpy().tobytes())
+    return total.hexdigest()
+
+
 def describe_with(model: Any) -> Any:
     """Writes the model's config beside its weights."""
 

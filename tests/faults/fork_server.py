@@ -1,7 +1,7 @@
 """Runs trials in forked children: torch and transformers are imported once, a trial costs about a second.
 
 Reads one JSON job a line on stdin, answers one JSON line. Started by `trials.Server`; never by hand.
-A job: kind (engine, cli, peer, model), options, env, log, signals [[seconds, name, rank]], strace (arguments), strace_log,
+A job: kind (engine, cli, peer, model, load), options, env, log, signals [[seconds, name, rank]], strace (arguments), strace_log,
 fsize, uid, ranks, timeout.
 """
 
@@ -60,6 +60,10 @@ def run_kind(kind: str, options: dict[str, Any]) -> int:
 
         engine_trial.write_model(Path(options["folder"]))
         return 0
+    if kind == "load":
+        from faults import engine_trial
+
+        return engine_trial.load_folder(options["folder"], options["text"])
     if kind == "peer":
         from faults import peer_trial
 

@@ -86,12 +86,18 @@ def load_model(
     new_head: bool = False,
 ) -> LoadedModel:
     """The model with a head of the right size and `id2label` set to the real names. `new_head` draws the head anew."""
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     folder = Path(folder)
     stored = read_model_config(folder)
     _refuse_pickle(folder)
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, ImportError) as error:
+        raise ConfigError(
+            f"its config.json cannot be used: {str(error).splitlines()[0][:200]}", where=str(folder)
+        ) from error
     for name in ("_attn_implementation_internal", "_experts_implementation_internal"):
         if hasattr(config, name):
             setattr(config, name, None)
@@ -112,7 +118,7 @@ def load_model(
                 ignore_mismatched_sizes=True,
                 **options,
             )
-    except (ValueError, KeyError, OSError, RuntimeError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigError(f"the model cannot be loaded: {str(error).splitlines()[0]}", where=str(folder)) from error
     notes = _loading_notes(model, info, stored, labels, ignore_mismatched_sizes, str(folder))
     if new_head:

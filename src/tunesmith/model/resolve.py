@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, did_you_mean
+from tunesmith.model.tensor_header import check_tensor_file
 
 EMBEDDED = "all-MiniLM-L6-v2"
 EMBEDDED_NAMES = (EMBEDDED, f"sentence-transformers/{EMBEDDED}")
@@ -105,18 +106,8 @@ def _check_folder(folder: Path, need_weights: bool, *, name: str | None = None) 
     if not weights:
         raise _no_weights(where, sorted(p.name for p in folder.iterdir()))
     for file in weights:
-        _check_safetensors(file)
+        check_tensor_file(file)
     return folder
-
-
-def _check_safetensors(file: Path) -> None:
-    """Refuses what only has the name of a safetensors file: a pickle, a stub of git-lfs, a link to something else."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        first = stream.read(1)
-    if size < 10 or length > min(size - 8, 100_000_000) or first != b"{":
-        raise ConfigError("is not a safetensors file", where=str(file), fix="Download it again.")
 
 
 def _no_weights(where: str, names: list[str]) -> TunesmithError:
