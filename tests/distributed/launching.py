@@ -47,9 +47,9 @@ def torchrun(*words: str, ranks: int = 2) -> list[str]:
 
 
 def accelerate_launch(*words: str, ranks: int = 2) -> list[str]:
-    """The words of an accelerate launch command on CPU."""
+    """The words of an accelerate launch command. Its `--cpu` starts one process only (1.15), whatever was asked for."""
     return [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(ranks), "--cpu"),
+        *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(ranks), "--multi_gpu"),
         *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
         *("--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port()), *words),
     ]

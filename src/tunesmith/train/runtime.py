@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +17,8 @@ from tunesmith.errors import ConfigError
 from tunesmith.model.families import why_not
 
 Precision = Literal["no", "bf16", "fp16"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -122,10 +126,19 @@ def make_runtime(
 
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
+    _refuse_sharding()
     handlers: list[Any] = [DistributedDataParallelKwargs(**ddp)] if ddp else []
     if timeout_seconds is not None:
         handlers.append(InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_seconds)))
-    accelerator = Accelerator(cpu=use_cpu, mixed_precision="no", kwargs_handlers=handlers or None)
+    asked = int(os.environ.get("WORLD_SIZE", "1"))
+    # Without a GPU accelerate joins the ranks only when told that it is on a CPU.
+    on_cpu = use_cpu or (asked > 1 and not torch.accelerator.is_available())
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=handlers or None)
+    if accelerator.num_processes < asked:
+        raise ConfigError(
+            f"this process was launched as one of {asked}, but it stands alone: each would train a whole run",
+            fix="Give use_cpu (--use_cpu) where there is no GPU, and make no Accelerator before.",
+        )
     device = accelerator.device
     if precision == "fp16" and device.type == "cpu":
         raise ConfigError(
@@ -134,3 +147,16 @@ def make_runtime(
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise ConfigError("this GPU has no bf16", fix="Use --fp16.")
     return Runtime(accelerator, device, precision, accelerator.process_index, accelerator.num_processes)
+
+
+def _refuse_sharding() -> None:
+    """What `accelerate launch` was told and this engine does not do is said, never passed over."""
+    for variable, name in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
+        if os.environ.get(variable, "false").lower() == "true":
+            raise ConfigError(
+                f"{name} was asked for by the launcher; every rank here holds a whole copy of the model",
+                fix="Launch with --multi_gpu, or `distributed_type: MULTI_GPU` in the config of accelerate.",
+            )
+    asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if asked not in ("no", ""):
+        log.warning("the launcher's mixed precision (%s) is not used: --bf16 or --fp16 of the run decide", asked)

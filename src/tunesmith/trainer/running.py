@@ -25,6 +25,7 @@ from tunesmith.run.lock import RunLock
 from tunesmith.train.checkpoint import load_checkpoint
 from tunesmith.train.hooks import StepHooks
 from tunesmith.train.loop import train_events
+from tunesmith.train.rank_watch import rank_watch
 from tunesmith.train.signals import StopRequest
 from tunesmith.train.state import TrainState
 from tunesmith.train.strategies import Strategies
@@ -73,9 +74,12 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
                 if self.runtime.is_main:
                     stack.enter_context(RunLock(run.lock_file))
                 self._stop = stack.enter_context(StopRequest()) if self.args.enable_jit_checkpoint else None
+                stack.enter_context(rank_watch(self.runtime))
                 stack.enter_context(prepared_model(self))
                 self._set_up(run, folder, trial)
-                return self._run(run, trial, ignore_keys_for_eval)
+                output = self._run(run, trial, ignore_keys_for_eval)
+                self.runtime.barrier()
+                return output
         finally:
             self.is_in_train = False
             if self._speed_ups is not None:

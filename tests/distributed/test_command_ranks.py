@@ -1,0 +1,265 @@
+"""`tunesmith train` on two ranks, by each launcher: the run of one rank with twice the batch, written and told once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from distributed.launching import Ended, accelerate_launch, alive, environment, finish, ranks_of, start, torchrun
+from tiny_model import save_tiny_bert, sentences, write_csv
+from tunesmith.events import Evaluated, Improved, Note, Resumed, RunEnded, Saved, StepDone
+from tunesmith.run.journal import read_journal
+from tunesmith.run.layout import RunDir
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model without dropout and two data files; 41 rows leave one row for the last step of 8."""
+    root = tmp_path_factory.mktemp("job")
+    save_tiny_bert(root / "model", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(62)]
+    write_csv(root / "train.csv", rows[:41])
+    write_csv(root / "validation.csv", rows[41:])
+    return root
+
+
+def words(place: Path, run: Path, *more: str, batch: int = 4) -> list[str]:
+    """The command, without a launcher."""
+    return [
+        *("train", "--train_file", str(place / "train.csv"), "--validation_file", str(place / "validation.csv")),
+        *("--model_name_or_path", str(place / "model"), "--output_dir", str(run), "--use_cpu"),
+        *("--per_device_train_batch_size", str(batch), "--num_train_epochs", "2", "--learning_rate", "1e-3"),
+        *("--eval_strategy", "steps", "--eval_steps", "3", "--cache_dir", str(place / "cache"), *more),
+    ]
+
+
+def alone(*arguments: str) -> Ended:
+    """The command on one rank."""
+    command = [sys.executable, "-m", "tunesmith", *arguments]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=False)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def numbers(run: Path) -> dict[str, Any]:
+    """What a run measured."""
+    events = read_journal(RunDir(run).journal_file)
+    table = pq.read_table(RunDir(run).predictions_file).to_pydict()
+    return {
+        "losses": [e.loss for e in events if isinstance(e, StepDone)],
+        "examples": [e.examples for e in events if isinstance(e, StepDone)],
+        "evaluated": [(e.step, e.split, e.n) for e in events if isinstance(e, Evaluated)],
+        "metrics": [e.metrics for e in events if isinstance(e, Evaluated)],
+        "improved": [e.step for e in events if isinstance(e, Improved)],
+        "saved": [e.step for e in events if isinstance(e, Saved)],
+        "texts": table["text"],
+        "probabilities": [table["prob_bad"], table["prob_good"]],
+        "scores": json.loads(RunDir(run).metrics_file.read_text()),
+    }
+
+
+def compare(both: dict[str, Any], one: dict[str, Any]) -> None:
+    """Two ranks measured what one rank did."""
+    np.testing.assert_allclose(both["losses"], one["losses"], atol=1e-6, rtol=0)
+    for name in ("examples", "evaluated", "improved", "saved", "texts"):
+        assert both[name] == one[name], name
+    np.testing.assert_allclose(both["probabilities"], one["probabilities"], atol=1e-5)
+    for mine, other in zip(both["metrics"], one["metrics"], strict=True):
+        assert mine == pytest.approx(other, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def one(place: Path) -> dict[str, Any]:
+    """The run on one rank with the whole batch."""
+    ended = alone(*words(place, place / "one", batch=8))
+    assert ended.code == 0, ended.err
+    return numbers(place / "one")
+
+
+@pytest.fixture(scope="module")
+def two(place: Path) -> tuple[Path, Ended]:
+    """The run on two ranks by torchrun, and what it printed."""
+    run = place / "two"
+    command = [word for word in words(place, run) if word != "--use_cpu"]
+    ended = finish(start(torchrun("-m", "tunesmith", *command), CUDA_VISIBLE_DEVICES=""))
+    assert ended.code == 0, ended.err[-3000:]
+    return run, ended
+
+
+def test_torchrun_gives_the_run_of_one_rank_with_the_whole_batch(two: tuple[Path, Ended], one: dict[str, Any]) -> None:
+    assert len(one["losses"]) == 12
+    assert one["examples"][5] == 1, "the last step of an epoch has one row: a rank is idle"
+    compare(numbers(two[0]), one)
+
+
+def test_only_rank_0_writes_and_prints(two: tuple[Path, Ended]) -> None:
+    run, ended = two
+    assert ended.out.count("run folder:") == 1
+    assert ended.err.count("step 1/12") == 1
+    for line in ("tokenizing train:", "training: 41 rows", "Label: column"):
+        assert ended.err.count(line) == 1, line
+    assert [type(e).__name__ for e in read_journal(RunDir(run).journal_file)].count("RunStarted") == 1
+    assert not list(run.rglob(".tmp*"))
+
+
+def test_accelerate_launch_gives_the_same_run(place: Path, two: tuple[Path, Ended]) -> None:
+    run = place / "launched"
+    ended = finish(start(accelerate_launch("-m", "tunesmith", *words(place, run))))
+    assert ended.code == 0, ended.err[-3000:]
+    assert numbers(run)["losses"] == numbers(two[0])["losses"]
+    assert ended.out.count("run folder:") == 1
+
+
+NOTEBOOK = """
+import json, sys
+from accelerate import notebook_launcher
+
+def train(options):
+    from tunesmith.finetune import finetune
+    result = finetune(**options)
+    print("STEPS", result.steps, flush=True)
+
+notebook_launcher(train, (json.loads(sys.argv[1]),), num_processes=2, use_port=sys.argv[2])
+"""
+
+
+def test_notebook_launcher_gives_the_same_run(place: Path, two: tuple[Path, Ended]) -> None:
+    from distributed.launching import free_port
+
+    run = place / "notebook"
+    flags = words(place, run)[1:]
+    options: dict[str, Any] = {"use_cpu": True}
+    flags.remove("--use_cpu")
+    for flag, value in zip(flags[::2], flags[1::2], strict=True):
+        number = re.fullmatch(r"[0-9.e-]+", value)
+        options[flag.removeprefix("--")] = json.loads(value) if number else value
+    script = place / "notebook.py"
+    script.write_text(NOTEBOOK)
+    ended = finish(start([sys.executable, str(script), json.dumps(options), str(free_port())]))
+    assert ended.code == 0, ended.err[-3000:]
+    assert ended.out.count("STEPS 12") == 2
+    assert numbers(run)["losses"] == numbers(two[0])["losses"]
+
+
+RANK = """
+import os, sys
+from pathlib import Path
+from tunesmith.cli.main import main
+code = main(sys.argv[2:])
+Path(sys.argv[1] + "-exit-" + os.environ["RANK"]).write_text(str(code))
+sys.exit(code)
+"""
+
+
+def stopped_run(place: Path, run: Path, victim: int, number: int, *more: str) -> tuple[Ended, list[int], float]:
+    """A run of two ranks of which one gets a signal after the first checkpoint; also the ranks and how long it took."""
+    command = words(place, run, "--num_train_epochs", "400", "--save_strategy", "steps", "--save_steps", "2", *more)
+    script = place / "rank.py"
+    script.write_text(RANK)
+    launcher = start(torchrun(str(script), str(run), *command))
+    wait_for(lambda: bool(RunDir(run).checkpoints()), launcher)
+    ranks = ranks_of(launcher.pid)
+    assert len(ranks) == 2
+    os.kill(ranks[victim], number)
+    began = time.monotonic()
+    ended = finish(launcher, 60)
+    return ended, ranks, time.monotonic() - began
+
+
+def wait_for(true: Callable[[], bool], launcher: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + 200
+    while not true():
+        assert launcher.poll() is None, launcher.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_ends_the_job_with_exit_7_and_its_name(place: Path, tmp_path: Path, victim: int) -> None:
+    ended, ranks, seconds = stopped_run(place, tmp_path / "run", victim, signal.SIGKILL)
+    assert seconds < 15
+    assert ended.code != 0
+    named = rf"tunesmith: error: rank {victim} \(process {ranks[victim]} on .*\) (has died|is gone)"
+    assert re.search(named, ended.err), ended.err[-3000:]
+    assert (tmp_path / f"run-exit-{1 - victim}").read_text() == "7"
+    assert alive(ranks) == []
+
+
+def test_resume_on_two_ranks_is_bit_identical_and_on_one_rank_the_difference_is_said(
+    place: Path, two: tuple[Path, Ended], tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut"
+    command = words(place, cut, "--save_strategy", "steps", "--save_steps", "1", "--save_total_limit", "100")
+    first = finish(start(torchrun("-m", "tunesmith", *command)))
+    assert first.code == 0, first.err[-3000:]
+    whole = numbers(cut)
+    assert whole["losses"] == numbers(two[0])["losses"]
+    weights = (cut / "model" / "model.safetensors").read_bytes()
+    for step in range(6, 13):
+        shutil.rmtree(cut / f"checkpoint-{step}")
+    shutil.rmtree(cut / "model")
+    (cut / "report.html").unlink()
+    less = tmp_path / "less"
+    shutil.copytree(cut, less)
+    again = finish(start(torchrun("-m", "tunesmith", *command)))
+    assert again.code == 0, again.err[-3000:]
+    assert [e.step for e in read_journal(RunDir(cut).journal_file) if isinstance(e, Resumed)] == [5]
+    found = numbers(cut)
+    assert {k: found[k] for k in found if k != "saved"} == {k: whole[k] for k in whole if k != "saved"}
+    assert (cut / "model" / "model.safetensors").read_bytes() == weights
+    # one rank, the same flags: another experiment
+    command = [str(less) if word == str(cut) else word for word in command]
+    refused = alone(*command)
+    assert refused.code == 5
+    assert "processes was 2 and is 1" in refused.err
+    # one rank that takes the same rows a step
+    command += ["--gradient_accumulation_steps", "2", "--allow_changed_data"]
+    ended = alone(*command)
+    assert ended.code == 0, ended.err
+    notes = [e.text for e in read_journal(RunDir(less).journal_file) if isinstance(e, Note)]
+    assert any("processes was 2 and is 1" in text for text in notes)
+    np.testing.assert_allclose(numbers(less)["losses"], whole["losses"], atol=1e-6, rtol=0)
+    assert isinstance(read_journal(RunDir(less).journal_file)[-1], RunEnded)
+
+
+def test_an_error_on_rank_0_alone_ends_rank_1_soon(place: Path, tmp_path: Path) -> None:
+    """The lock is held by another process: rank 0 says so, rank 1 does not wait for it."""
+    from tunesmith.run.lock import RunLock
+
+    run = tmp_path / "run"
+    with RunLock(RunDir(run).lock_file):
+        launcher = start(torchrun("-m", "tunesmith", *words(place, run)))
+        ended = finish(launcher, 60)
+    assert ended.code != 0
+    assert "is in use by process" in ended.err
+
+
+DIFFERENT = """
+import os, sys
+from tunesmith.cli.main import main
+seed = ["--seed", "43"] if os.environ["RANK"] == "1" else []
+sys.exit(main([*sys.argv[1:], *seed]))
+"""
+
+
+def test_a_seed_changed_on_one_rank_is_refused_on_all(place: Path, tmp_path: Path) -> None:
+    script = tmp_path / "different.py"
+    script.write_text(DIFFERENT)
+    ended = finish(start(torchrun(str(script), *words(place, tmp_path / "run"))))
+    assert ended.code != 0
+    assert "seed is 42 on rank 0 and 43 on rank 1" in ended.err
+    assert not (tmp_path / "run" / "journal.jsonl").exists()

@@ -1,0 +1,98 @@
+"""Reads the blocks of a documentation page and runs them in order, in one namespace and one folder.
+
+A block in ```python is executed, one in ```bash goes to bash, one with a title is written to that file. A comment
+`<!-- not run: reason -->` in front of a block leaves it out. `<!-- check` opens a comment with Python that the reader does
+not see: it looks at what the page has made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNNABLE = ("python", "bash")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of a page. `kind` is text, check, or the language of a fence."""
+
+    kind: str
+    text: str
+    line: int
+    title: str | None = None
+    not_run: str | None = None
+
+
+def read_blocks(page: Path) -> list[Block]:
+    """The page in order: text between blocks, fences, hidden checks."""
+    out: list[Block] = []
+    words: list[str] = []
+    lines = page.read_text(encoding="utf-8").splitlines()
+    at = 0
+    reason: str | None = None
+    while at < len(lines):
+        line = lines[at]
+        fence = re.match(r"```(\w*)(?:\s+title=\"([^\"]+)\")?\s*$", line)
+        if fence or line.strip() == "<!-- check":
+            out.append(Block("text", "\n".join(words).strip(), at))
+            words = []
+            end = next(i for i in range(at + 1, len(lines)) if lines[i].strip() == ("```" if fence else "-->"))
+            kind, title = (fence[1] or "text-block", fence[2]) if fence else ("check", None)
+            out.append(Block(kind, "\n".join(lines[at + 1 : end]), at + 2, title, reason))
+            at, reason = end + 1, None
+            continue
+        note = re.match(r"<!-- not run: (.+) -->$", line.strip())
+        if note:
+            reason = note[1]
+        elif line.strip():
+            reason = None
+            words.append(line)
+        else:
+            words.append(line)
+        at += 1
+    out.append(Block("text", "\n".join(words).strip(), at))
+    return [b for b in out if b.kind != "text" or b.text]
+
+
+def run_page(page: Path, folder: Path) -> int:
+    """Runs what the page shows; gives how many blocks were run. An error says page and line."""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    count = 0
+    with contextlib.chdir(folder):
+        for block in read_blocks(page):
+            if block.not_run or block.kind not in (*RUNNABLE, "check"):
+                continue
+            count += block.kind != "check"
+            where = f"{page.relative_to(ROOT)}:{block.line}"
+            if block.title is not None:
+                (folder / block.title).write_text(block.text + "\n", encoding="utf-8")
+            elif block.kind == "bash":
+                run_shell(block.text, folder, where)
+            else:
+                # Empty lines in front, so that a traceback shows the line of the page.
+                exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), space)
+    return count
+
+
+def run_shell(text: str, folder: Path, where: str) -> None:
+    """The block in bash, with the commands of this environment first on the path."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=420,
+        check=False,
+    )
+    assert done.returncode == 0, f"{where} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"

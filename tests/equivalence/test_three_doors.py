@@ -1,0 +1,217 @@
+"""The command, the Trainer and two loops of one's own: the same config gives the same losses and weights, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tiny_model import save_tiny_bert, sentences, write_csv
+from tunesmith import Trainer, TrainingArguments, finetune, load_metric, lr_at, train_events
+from tunesmith.cli.main import main
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.token_rows import TokenRows
+from tunesmith.events import StepDone
+from tunesmith.labels import Task
+from tunesmith.run.journal import read_journal
+from tunesmith.run.layout import RunDir
+from tunesmith.train.losses import TaskLoss
+from tunesmith.train.optim import make_optimizer, set_rate
+from tunesmith.train.plan import Plan, epoch_ends_for
+from tunesmith.train.runtime import make_runtime
+from tunesmith.train.schedule import Schedule
+from tunesmith.train.seed import seed_step
+from tunesmith.train.state import TrainState
+from tunesmith.train.strategies import choose_strategies
+
+LABELS = ("bad", "good")
+OPTIONS: dict[str, Any] = {
+    "learning_rate": 1e-3,
+    "num_train_epochs": 2,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "weight_decay": 0.01,
+    "warmup_steps": 3,
+    "seed": 7,
+    "train_sampling_strategy": "random",
+    "max_grad_norm": 100.0,
+}
+"""Clipping is off in effect: by hand it multiplies the gradients, in the engine the optimizer divides by the same number."""
+PLAIN = {"restrict_vocabulary": "off"}
+"""A cut vocabulary adds up the gradient's norm in another order; one test compares it with a tolerance."""
+SLOW = {"padding_free": "off", "cls_only_last_layer": "off", "restrict_vocabulary": "off"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a door gave."""
+
+    losses: list[float]
+    weights: dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with its head (so that no door draws one), with dropout, and 43 rows: a ragged tail."""
+    root = tmp_path_factory.mktemp("doors")
+    save_tiny_bert(root / "model", labels=LABELS)
+    write_csv(root / "train.csv", [{"text": t, "label": LABELS[good]} for t, good in sentences(43)])
+    return root
+
+
+def encoded(place: Path) -> dict[str, Any]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(place / "model")
+    rows = sentences(43)
+    return {**tokenizer([t for t, _ in rows], truncation=True), "labels": [int(good) for _, good in rows]}
+
+
+def load(place: Path) -> Any:
+    from transformers import AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification.from_pretrained(place / "model")
+
+
+def parts(place: Path) -> tuple[TrainState, Batches, Plan]:
+    data = encoded(place)
+    rows = TokenRows.from_lists({k: data[k] for k in ("input_ids", "token_type_ids", "labels")})
+    batches = Batches(rows, Padding(), 4, seed=OPTIONS["seed"], accumulation=2)
+    steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=0, num_epochs=2)
+    plan = Plan(steps, ends, Schedule("linear", 1e-3, 3, steps), seed=OPTIONS["seed"], max_grad_norm=100.0)
+    model = load(place)
+    strategies = choose_strategies(model, rows, Padding(), device=torch.device("cpu"), restrict_vocabulary="off")
+    batches = replace(batches, collate=strategies.train_collate)
+    optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.01)
+    return TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True)), batches, plan
+
+
+def by_events(place: Path) -> Outcome:
+    state, batches, plan = parts(place)
+    losses = [e.loss for e in train_events(state, batches, plan) if isinstance(e, StepDone)]
+    return Outcome([x for x in losses if x is not None], dict(state.model.state_dict()))
+
+
+def by_hand(place: Path) -> Outcome:
+    """Plain PyTorch: no generator, no state."""
+    state, batches, plan = parts(place)
+    model, optimizer, objective = state.model, state.optimizer, state.objective
+    losses: list[float] = []
+    for epoch in range(2):
+        for window in batches.windows(epoch):
+            model.train()
+            seed_step(plan.seed, len(losses), rank=0)
+            factor = 1 / objective.weight(window.labels, len(window.rows))
+            total = torch.zeros(())
+            for batch in window.micro_batches:
+                loss = objective.sum(model, batch)[0] * factor
+                loss.backward()
+                total += loss.detach()
+            set_rate(optimizer, lr_at(len(losses), plan.schedule))
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(total.item())
+    return Outcome(losses, dict(model.state_dict()))
+
+
+def by_trainer(place: Path, folder: Path) -> Outcome:
+    from datasets import Dataset
+    from transformers import AutoTokenizer, DataCollatorWithPadding
+
+    arguments = TrainingArguments(
+        str(folder), **OPTIONS, use_cpu=True, report_to="none", disable_tqdm=True, logging_steps=1, save_strategy="no"
+    )
+    trainer = Trainer(
+        load(place),
+        arguments,
+        train_dataset=Dataset.from_dict(encoded(place)),
+        data_collator=DataCollatorWithPadding(AutoTokenizer.from_pretrained(place / "model")),
+    )
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return Outcome(losses, dict(trainer.model.state_dict()))
+
+
+def of_run(folder: Path) -> Outcome:
+    events = read_journal(RunDir(folder).journal_file)
+    losses = [e.loss for e in events if isinstance(e, StepDone) and e.loss is not None]
+    return Outcome(losses, load_file(RunDir(folder).model / "model.safetensors"))
+
+
+def by_command(place: Path, folder: Path, **more: str) -> Outcome:
+    flags = {**OPTIONS, **PLAIN, "validation_split_fraction": 0, "train_sample_size": 0, **more}
+    words = ["train", "--train_file", str(place / "train.csv"), "--model_name_or_path", str(place / "model")]
+    words += ["--output_dir", str(folder), "--use_cpu", "--cache_dir", str(place / "cache")]
+    assert main([*words, *(w for name, value in flags.items() for w in (f"--{name}", str(value)))]) == 0
+    return of_run(folder)
+
+
+def by_function(place: Path, folder: Path) -> Outcome:
+    rows = [{"text": t, "label": LABELS[good]} for t, good in sentences(43)]
+    options: dict[str, Any] = {**OPTIONS, **PLAIN, "validation_split_fraction": 0.0, "train_sample_size": 0}
+    finetune(
+        train_data=rows,
+        model_name_or_path=str(place / "model"),
+        output_dir=str(folder),
+        use_cpu=True,
+        cache_dir=str(place / "cache"),
+        **options,
+    )
+    return of_run(folder)
+
+
+def same(a: Outcome, b: Outcome) -> None:
+    assert a.losses == b.losses
+    assert a.weights.keys() == b.weights.keys()
+    for name, tensor in a.weights.items():
+        assert torch.equal(tensor, b.weights[name]), name
+
+
+@pytest.fixture(scope="module")
+def command(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    found = by_command(place, tmp_path_factory.mktemp("command") / "run")
+    assert len(found.losses) == 12
+    assert found.losses[-1] != found.losses[0]
+    return found
+
+
+def test_the_loop_over_events_equals_the_command(place: Path, command: Outcome) -> None:
+    same(by_events(place), command)
+
+
+def test_a_loop_of_plain_pytorch_with_the_parts_equals_the_command(place: Path, command: Outcome) -> None:
+    same(by_hand(place), command)
+
+
+def test_the_function_equals_the_command(place: Path, command: Outcome, tmp_path: Path) -> None:
+    same(by_function(place, tmp_path / "run"), command)
+
+
+def test_the_trainer_equals_the_command(place: Path, command: Outcome, tmp_path: Path) -> None:
+    same(by_trainer(place, tmp_path / "trainer"), command)
+
+
+def test_the_command_with_all_speed_ups_gives_the_same_to_rounding(place: Path, tmp_path: Path) -> None:
+    """Without dropout: packed rows draw their masks in another shape."""
+    root = tmp_path / "still"
+    save_tiny_bert(root / "model", labels=LABELS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    (root / "train.csv").write_bytes((place / "train.csv").read_bytes())
+    plain = by_command(root, tmp_path / "plain", **SLOW)
+    fast = by_command(root, tmp_path / "fast", **dict.fromkeys(SLOW, "on"))
+    assert fast.losses == pytest.approx(plain.losses, abs=1e-5)
+    for name, tensor in plain.weights.items():
+        assert torch.allclose(tensor, fast.weights[name], atol=1e-4), name
+
+
+def test_the_parts_are_public_and_resolve() -> None:
+    import tunesmith
+    from tunesmith.finetune import finetune as function
+
+    for name in dir(tunesmith):
+        assert getattr(tunesmith, name) is not None, name
+    assert tunesmith.finetune is function
+    assert callable(load_metric("glue", "mrpc").add_batch)
