@@ -77,8 +77,8 @@ def take_all(browser: Browser, address: str, runs: list[str], output: Path) -> N
     browser.look(width=1180, height=1060)
     browser.open(f"{own}/compare?run={runs[0]}&run={runs[1]}")
     browser.screenshot(output / "compare.png")
-    browser.look(width=1180, height=1500)
-    browser.open(f"{own}/runs/{runs[0]}/report")
+    browser.look(width=1180, height=1840)
+    browser.open(f"{own}/runs/{runs[-1]}/report")
     time.sleep(0.5)
     browser.screenshot(output / "report.png")
     browser.look(width=390, height=844)
@@ -100,7 +100,7 @@ def main() -> None:
     if len(found) < 2:
         raise SystemExit(f"{args.runs} holds {len(found)} finished runs; two are needed")
     args.output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(prefix="project-") as temporary:
         root = Path(temporary) / "runs"
         for run in found:
             shutil.copytree(run, root / run.name, ignore=LEFT_BEHIND)

@@ -122,7 +122,7 @@ class LiveRun:
             "best": {"metric": best[0], "step": best[1], "value": _short(best[2])} if best else None,
             "ended": curves.ended,
             "resumed_at": list(curves.resumed_at)[-20:],
-            "findings": [f.to_json() | {"numbers": {}} for f in self.findings],
+            "findings": [f.to_json() | {"numbers": {}} for f in live_findings(self.findings, self.status)],
             "notes": self.notes,
             "panels": make_panels(curves, low, high),
         }
@@ -136,6 +136,14 @@ class LiveRun:
             rows = curves.train_rows / curves.steps_per_epoch if curves.steps_per_epoch else float("nan")
         left = (curves.num_steps - done) * rows / rate
         return round(left) if np.isfinite(left) else None
+
+
+def live_findings(findings: list[Finding], status: str) -> list[Finding]:
+    """What can be said already: a run that goes on has not stopped too early, it is still learning."""
+    if status != "running":
+        return findings
+    left = [f for f in findings if f.code != "stopped_too_early"]
+    return left or [replace(f, code="still_learning", severity="info", advice=()) for f in findings]
 
 
 def make_panels(curves: Curves, low: float | None = None, high: float | None = None) -> list[dict[str, Any]]:

@@ -11,9 +11,10 @@ import pytest
 
 from tunesmith.curves.build import load_curves
 from tunesmith.events import Evaluated, NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
+from tunesmith.findings import Finding
 from tunesmith.run.journal import Journal, encode_event, truncate_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.serve.follow import LiveRun, make_panels
+from tunesmith.serve.follow import LiveRun, live_findings, make_panels
 from tunesmith.serve.hub import encode_message
 from tunesmith.serve.peek import peek_journal
 
@@ -114,6 +115,14 @@ def test_the_diagnosis_changes_when_an_evaluation_arrives(tmp_path: Path, synthe
     write(tmp_path, events[evaluations[1] + 1 :])
     live.poll()
     assert live.snapshot()["findings"][0]["code"] == "overfitting"
+
+
+def test_a_run_that_goes_on_is_never_told_that_it_stopped_too_early() -> None:
+    early = Finding("stopped_too_early", "warning", "loss still falls", ("tunesmith resume",), 0.8)
+    other = Finding("erratic", "warning", "it swings", (), 0.8)
+    assert live_findings([early], "interrupted") == [early]
+    assert [(f.code, f.advice) for f in live_findings([early], "running")] == [("still_learning", ())]
+    assert live_findings([other, early], "running") == [other]
 
 
 def test_a_zoom_brings_every_step_of_its_range(tmp_path: Path, synthetic) -> None:

@@ -6,7 +6,7 @@ const at = (id) => document.getElementById(id);
 const VERDICTS = {
   healthy: ["good", "Healthy"], overfitting: ["warn", "Overfitting"], underfitting: ["warn", "Underfitting"],
   erratic: ["warn", "Erratic"], diverged: ["bad", "Diverged"], stopped_too_early: ["warn", "Stopped too early"],
-  data_problem: ["bad", "Label or data problem"], not_enough_evidence: ["info", "Not enough evidence"],
+  data_problem: ["bad", "Label or data problem"], not_enough_evidence: ["info", "Not enough evidence"], still_learning: ["good", "Still learning"],
 };
 const FIRST = ["loss", "metric"];
 const charts = new Map();
