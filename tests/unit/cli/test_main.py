@@ -52,7 +52,7 @@ def raising(error: BaseException) -> Any:
         (PermissionError(errno.EACCES, "Permission denied", "run"), 4),
         (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory"), 4),
         (RuntimeError("boom"), 1),
-        (type("PanicException", (BaseException,), {})("rust"), 1),
+        (type("PanicException", (BaseException,), {})("rust"), 3),
     ],
 )
 def test_an_error_ends_with_its_exit_code_and_one_line(
