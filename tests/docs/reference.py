@@ -1,0 +1,102 @@
+"""Makes the reference pages that come from code: `python tests/docs/reference.py` writes them, a test compares."""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = ROOT / "docs" / "reference" / "config.md"
+DEFAULTS = ROOT / "docs" / "reference" / "defaults.md"
+
+WHY = {
+    "eval_strategy": "epoch when there is an evaluation set, and there is one unless you say otherwise: a run without one is blind",
+    "save_strategy": "at every evaluation and every 500 steps of a long epoch: a crash never costs more",
+    "save_total_limit": "the last checkpoint beside the best: what a resume needs and what you want",
+    "load_best_model_at_end": "yes when there is an evaluation set: the exported model is the best one",
+    "logging_steps": "about 20 times an epoch; every step is in the journal anyway",
+    "train_sampling_strategy": "rows of similar length share a step, shuffled over 50 steps (decision 0004)",
+    "auto_find_batch_size": "a micro-batch that does not fit is halved, the rows of a step stay the same",
+    "project": "",
+}
+"""Option -> why its default is not the one of transformers."""
+
+
+def config_page() -> str:
+    """Every option, from the schema."""
+    from tunesmith.cli.schema import options_as_markdown
+
+    return (
+        "# Every option\n\n"
+        "Flags of `tunesmith train` (`--name value`), keys of a YAML, JSON or TOML file, and keywords of `tunesmith.finetune`. Command "
+        "line over\nfile over default. Made by `python tests/docs/reference.py` from what `tunesmith schema --markdown` prints.\n\n"
+        f"{options_as_markdown()}\n"
+    )
+
+
+def differing_defaults() -> dict[str, tuple[Any, Any]]:
+    """Option -> (default of transformers, default here), for names that both know."""
+    from transformers import TrainingArguments
+
+    from tunesmith.config.schema import list_options
+
+    theirs = {f.name: f.default for f in fields(TrainingArguments) if f.init}
+    out = {}
+    for name, option in list_options().items():
+        if name in theirs and not _same(theirs[name], option.default):
+            out[name] = (_plain(theirs[name]), _plain(option.default))
+    return out
+
+
+def defaults_page() -> str:
+    """The options whose default is another one than in transformers."""
+    lines = [
+        "# Defaults that differ from transformers",
+        "",
+        "`tunesmith train` and `tunesmith.finetune` use the names of `transformers.TrainingArguments` with these other defaults. With",
+        "`tunesmith.Trainer` the defaults are those of `TrainingArguments`: a script keeps its meaning.",
+        "Made by `python tests/docs/reference.py` from both schemas; options not listed have the same default.",
+        "",
+        "| option | transformers | tunesmith | why |",
+        "|---|---|---|---|",
+    ]
+    for name, (theirs, ours) in differing_defaults().items():
+        shown = "by the run" if ours is None else f"`{ours}`"
+        lines.append(f"| `{name}` | `{theirs}` | {shown} | {WHY[name]} |")
+    lines += [
+        "",
+        "Not options, but other behaviour:",
+        "",
+        "| | transformers | tunesmith |",
+        "|---|---|---|",
+        "| padding | as the collator says | each batch to its longest row, or none at all where the model allows it |",
+        "| a loss that is not finite | logged as 0.0, training goes on | the update is not applied, the run stops with exit code 6 |",
+        "| accumulation | losses of micro-batches averaged for models without `num_items_in_batch` | divided once, by the rows of the step |",
+        "| predictions | in the order of the sampler with length grouping | always in input order |",
+        "| validation data | none unless given | a tenth of the training rows, seeded and stratified, unless given |",
+        "| out of memory | fails, or halves the batch and with it the experiment | halves the micro-batch, same rows a step |",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if value.__class__.__module__ == "dataclasses":
+        return None
+    if isinstance(value, tuple) and len(value) == 1:
+        return value[0]
+    if hasattr(value, "value"):
+        return value.value
+    return None if value in ((), [], {}) else value
+
+
+def _same(theirs: Any, ours: Any) -> bool:
+    a, b = _plain(theirs), _plain(ours)
+    return a == b or (not a and not b and type(a) is not float and type(b) is not float and not (a == 0) ^ (b == 0))
+
+
+if __name__ == "__main__":
+    CONFIG.write_text(config_page(), encoding="utf-8")
+    DEFAULTS.write_text(defaults_page(), encoding="utf-8")

@@ -1,0 +1,45 @@
+"""Pages that are made from code are up to date, and the notebook runs top to bottom."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.notebook import NOTEBOOK, as_text
+from docs.reference import CONFIG, DEFAULTS, config_page, defaults_page
+
+
+def test_the_option_reference_is_what_the_schema_says() -> None:
+    assert CONFIG.read_text(encoding="utf-8") == config_page(), "run: PYTHONPATH=tests python tests/docs/reference.py"
+
+
+def test_the_table_of_defaults_is_what_both_schemas_say() -> None:
+    assert DEFAULTS.read_text(encoding="utf-8") == defaults_page(), (
+        "run: PYTHONPATH=tests python tests/docs/reference.py"
+    )
+
+
+def test_the_notebook_is_made_from_the_pages() -> None:
+    assert NOTEBOOK.read_text(encoding="utf-8") == as_text(), "run: PYTHONPATH=tests python tests/docs/notebook.py"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_the_notebook_runs_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="needs nbformat and nbclient (extra dev)")
+    nbclient = pytest.importorskip("nbclient", reason="needs nbclient (extra dev)")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    done = nbclient.NotebookClient(
+        notebook, timeout=420, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    code = [cell for cell in done.cells if cell.cell_type == "code"]
+    assert len(code) > 30
+    assert all(cell.execution_count for cell in code)
