@@ -24,6 +24,7 @@ from tunesmith.serve.tryit import RETRY_SECONDS, Classifier, Overloaded
 
 STREAM_HEADERS = {"x-accel-buffering": "no"}
 CLASSIFY_SECONDS = 120.0
+MAX_DRAWING = 20
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -35,6 +36,8 @@ class Board:
         self.hub = Hub(index)
         self.classifier = classifier or Classifier()
         self.pages = PageCache()
+        self._pen = asyncio.Lock()
+        self._drawing = 0
 
     def routes(self) -> list[Route]:
         """Every route of the board."""
@@ -79,8 +82,7 @@ class Board:
 
     async def _report(self, request: Request) -> Response:
         run = await self._wanted(request)
-        page = await asyncio.to_thread(self.pages.report, run, request.path_params["run"])
-        return _page(page)
+        return await self._draw(lambda: self.pages.report(run, request.path_params["run"]))
 
     async def _compare(self, request: Request) -> Response:
         wanted = list(dict.fromkeys(request.query_params.getlist("run")))
@@ -90,7 +92,18 @@ class Board:
         runs = [run for run in found if run is not None]
         if len(runs) < len(wanted):
             raise BadRequest(404, "there is no such run")
-        return _page(await asyncio.to_thread(self.pages.comparison, runs))
+        return await self._draw(lambda: self.pages.comparison(runs))
+
+    async def _draw(self, make: Callable[[], str]) -> Response:
+        """A page that takes a second or more, one at a time: the threads that look up runs stay free for others."""
+        if self._drawing >= MAX_DRAWING:
+            return _busy("too many reports are being drawn")
+        self._drawing += 1
+        try:
+            async with self._pen:
+                return _page(await asyncio.to_thread(make))
+        finally:
+            self._drawing -= 1
 
     async def _list_events(self, request: Request) -> Response:
         return self._stream(request, self.hub.stream_list())

@@ -206,3 +206,25 @@ def test_a_run_without_a_model_says_so(served) -> None:
     status, answer = served.post("/runs/beta/classify", {"texts": ["a"]})
     assert status == 409
     assert "no finished model" in answer["error"]
+
+
+def test_drawing_many_reports_leaves_the_list_quick_and_is_bounded(served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(run: object, run_id: str) -> str:
+        time.sleep(0.5)
+        return '<meta http-equiv="Content-Security-Policy" content="default-src &#39;none&#39;">'
+
+    monkeypatch.setattr(served.board.pages, "report", slow)
+    statuses: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: statuses.append(served.ask("GET", "/runs/alpha/report")[0])) for _ in range(26)
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    began = time.monotonic()
+    assert served.ask("GET", "/")[0] == 200
+    assert time.monotonic() - began < 3, "the list waited for the reports"
+    for thread in threads:
+        thread.join(30)
+    assert sorted(set(statuses)) == [200, 503]
+    assert statuses.count(503) >= 5
