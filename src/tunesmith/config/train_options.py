@@ -110,7 +110,7 @@ class EvaluationOptions:
     """Metrics to report. Default: by task (GLUE tasks: the official ones)."""
 
     metric_for_best_model: str | None = None
-    """Metric that says which checkpoint is best. Default: loss."""
+    """Metric that says which checkpoint is best. Default: the first metric of the task."""
 
     greater_is_better: bool | None = None
     """Direction of `metric_for_best_model`. Default: known for each metric."""

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from tunesmith.config.check import DATA_SOURCES
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError
@@ -62,10 +63,13 @@ def finetune(
 
 def _resolve(config: RunConfig | None, options: dict[str, Any], *, has_data: bool) -> RunConfig:
     """The config with the options over it, checked like a command line."""
-    if has_data and config is not None and config.train_file is not None:
-        raise ConfigError("train_data is given beside train_file", fix="Give one source of training rows.")
     given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    return load_config(None, given, need_data=not has_data, start=config) if given or config is None else config
+    if given or config is None:
+        config = load_config(None, given, need_data=not has_data, start=config)
+    named = next((name for name in DATA_SOURCES if getattr(config, name) is not None), None)
+    if has_data and named not in (None, "task_name"):
+        raise ConfigError(f"train_data is given beside {named}", fix="Give one source of training rows.")
+    return config
 
 
 def is_complete(path: str | Path) -> bool:

@@ -1,0 +1,107 @@
+"""As someone does on the first day: two commands that work, and ten that cannot, each answered in one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_model import save_tiny_bert, sentences, write_csv
+
+from tunesmith.predict.tables import read_predictions
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table, a model, and files that are wrong in one way each."""
+    folder = tmp_path_factory.mktemp("home")
+    rows = [{"comment": text, "verdict": "good" if good else "bad"} for text, good in sentences(80)]
+    save_tiny_bert(folder / "tiny")
+    write_csv(folder / "comments.csv", rows)
+    write_csv(folder / "one_label.csv", [row for row in rows if row["verdict"] == "good"])
+    write_csv(folder / "validation.csv", [*rows[:6], {"comment": "so so", "verdict": "middling"}])
+    (folder / "semicolons.csv").write_text("comment;verdict\nfine;good\npoor;bad\n" * 3, encoding="utf-8")
+    (folder / "empty.csv").write_text("", encoding="utf-8")
+    (folder / "not_a_model").mkdir()
+    return folder
+
+
+def tunesmith(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(home / "hf"),
+        "OMP_NUM_THREADS": "1",
+        "NO_COLOR": "1",
+    }
+    command = [sys.executable, "-m", "tunesmith", *words]
+    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_table_with_string_labels_trains_and_predicts_with_two_commands(home: Path) -> None:
+    done = tunesmith(home, "train", "--train_file", "comments.csv", "--model_name_or_path", "tiny")
+    assert done.returncode == 0, done.stderr
+    assert "Text: column 'comment'" in done.stderr
+    assert "No validation data given: 8 of 80 train rows were set aside" in done.stderr
+    assert re.search(r"accuracy +\d\.\d{4} \[\d\.\d+, \d\.\d+\] n=8", done.stdout)
+    assert "tunesmith predict runs/comments-tiny --input new.csv" in done.stdout
+    assert "Warning" not in done.stderr
+    write_csv(home / "new.csv", [{"comment": "the film was good"}, {"comment": "it was a dull day"}])
+    done = tunesmith(home, "predict", "runs/comments-tiny", "--input", "new.csv", "--output", "labelled.csv")
+    assert done.returncode == 0, done.stderr
+    found = read_predictions(home / "labelled.csv")
+    assert found["comment"] == ["the film was good", "it was a dull day"]
+    assert set(found["prediction"]) <= {"good", "bad"}
+
+
+TRAIN = ("train", "--model_name_or_path", "tiny", "--output_dir", "never", "--train_file")
+WRONG = {
+    "missing column": ((*TRAIN, "comments.csv", "--text_column_names", "coment"), 3, "Did you mean 'comment'?"),
+    "typo in a flag": ((*TRAIN, "comments.csv", "--lerning_rate", "1"), 2, "Did you mean --learning_rate?"),
+    "unknown metric": ((*TRAIN, "comments.csv", "--metric_name", "acuracy"), 2, "Did you mean 'accuracy'?"),
+    "empty file": ((*TRAIN, "empty.csv"), 3, "empty.csv: the file is empty"),
+    "one label": ((*TRAIN, "one_label.csv"), 3, "one_label.csv:2:verdict: all 40 rows have the one label 'good'"),
+    "label only in validation": (
+        (*TRAIN, "comments.csv", "--validation_file", "validation.csv"),
+        3,
+        "validation.csv:8:verdict: 'middling' is not one of bad, good",
+    ),
+    "wrong separator": ((*TRAIN, "semicolons.csv"), 3, "Give --delimiter semicolon"),
+    "no such model": (
+        ("train", "--output_dir", "never", "--train_file", "comments.csv", "--model_name_or_path", "some/modle"),
+        4,
+        "the model 'some/modle' is not (completely) on this machine",
+    ),
+    "unreadable model folder": (
+        ("train", "--output_dir", "never", "--train_file", "comments.csv", "--model_name_or_path", "./not_a_model"),
+        2,
+        "has no model.safetensors",
+    ),
+    "unreadable run folder": (("predict", "not_a_model", "--input", "comments.csv"), 2, "not_a_model"),
+    "no such file": ((*TRAIN, "coments.csv"), 3, "coments.csv: no such file"),
+    "negative batch": (
+        (*TRAIN, "comments.csv", "--per_device_train_batch_size", "-8"),
+        2,
+        "--per_device_train_batch_size: -8 is too small",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_call_gets_one_clear_line_and_the_right_code(case: str, home: Path) -> None:
+    words, code, text = WRONG[case]
+    done = tunesmith(home, *words)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("tunesmith: error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert text in done.stderr
+    assert not (home / "never").exists(), "a run that cannot start leaves nothing behind"
+
+
+def test_the_delimiter_that_the_error_names_works(home: Path) -> None:
+    done = tunesmith(home, "inspect", "--train_file", "semicolons.csv", "--delimiter", "semicolon", "--model_name_or_path", "tiny")
+    assert done.returncode in (0, 3), done.stderr
+    assert "delimiter" not in done.stderr

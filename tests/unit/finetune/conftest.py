@@ -1,0 +1,48 @@
+"""A tiny model folder for all tests here, and one way to train on it that leaves nothing outside tmp_path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_model import save_tiny_bert
+
+from tunesmith.finetune import RunResult, Watch, finetune
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder without a head and without dropout, so that ways to compute the same can be compared."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return save_tiny_bert(folder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of tables and tokens for the whole session."""
+    return tmp_path_factory.mktemp("cache")
+
+
+Train = Callable[..., tuple[RunResult, list[str]]]
+
+
+@pytest.fixture
+def train(tiny: Path, cache: Path, tmp_path: Path) -> Train:
+    """`finetune` with a tiny model and few steps; gives the result and what was said."""
+
+    def run(**options: Any) -> tuple[RunResult, list[str]]:
+        said: list[str] = []
+        defaults: dict[str, Any] = {
+            "model_name_or_path": tiny,
+            "output_dir": tmp_path / "run",
+            "cache_dir": cache,
+            "use_cpu": True,
+            "max_steps": 4,
+            "learning_rate": 1e-3,
+            "train_sample_size": 16,
+        }
+        return finetune(watch=Watch(say=said.append), **{**defaults, **options}), said
+
+    return run
