@@ -299,9 +299,9 @@ def write_page(
         + ", ".join(f"{n} {version(n)}" for n in names)
         + ".",
         "",
-        "Each trial breaks a run, starts it again the documented way, and compares. *same*: model, optimizer and log are, bit for "
-        "bit, those of the unbroken run. *silently different*: exit code 0 and another result. *cannot go on*: the start after "
-        "the fault fails, also a second time. Rows are numbered as in the fault catalogue.",
+        "Each trial breaks a run, starts it again the documented way, and compares. *same*: model, optimizer and log are, bit "
+        "for bit, those of the unbroken run. *silently different*: exit code 0 and another result. *cannot go on*: the start "
+        "after the fault fails. Rows are numbered as in the fault catalogue.",
         "",
         "## The same faults on both",
         "",
@@ -316,9 +316,9 @@ def write_page(
             "",
             f"{sum(t[2] for t in tests)} passed, {sum(t[3] for t in tests)} failed or skipped, "
             f"{sum(t[4] for t in tests) / 60:.0f} minutes. Sizes of a full run: 200 kills at random moments, 30 aimed at saves, "
-            "every syscall by which a run changes its folder, 100 double crashes, 80 signals at random times beside those at named "
-            "points, every file of a checkpoint in 7 ways, every fsync, write, rename, link and mkdir failing once, 50 ranks "
-            "killed, 200 racing saves, a resume from every step in 8 settings.",
+            "every syscall by which a run changes its folder, 100 double crashes, 80 signals at random times beside those at "
+            "named points, every file of a checkpoint in 7 ways, every fsync, write, rename, link and mkdir failing once, 50 "
+            "ranks killed, 200 racing saves, a resume from every step in 8 settings.",
             "",
             "| row | what holds | passed | not passed | seconds |",
             "|---|---|---|---|---|",

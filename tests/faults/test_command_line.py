@@ -233,6 +233,25 @@ def test_row_14_a_changed_run_is_refused_and_goes_on_unharmed(lab: Lab, run: Pat
     lab.same(run)
 
 
+def test_row_09_a_new_run_can_start_from_the_weights_of_a_checkpoint_that_lost_a_piece(lab: Lab, run: Path) -> None:
+    from faults.test_damage import rewrite_manifest
+
+    assert lab.train(run, env={"TUNESMITH_FAULT": "step.end:kill:6"}).code == -9
+    folder = RunDir(run).checkpoint(6)
+    (folder / "optimizer.safetensors").unlink()
+    rewrite_manifest(folder)
+    ended = lab.train(run)
+    assert ended.code == 5
+    assert f"--model_name_or_path {folder}" in ended.last_line
+    new = lab.root / "from-weights"
+    ended = lab.train(new, "--model_name_or_path", str(folder))
+    assert ended.code == 0, ended.log[-1500:]
+    losses = [e["loss"] for e in fingerprint(new, outcome=False)["journal"] if e["event"] == "StepDone"]
+    fresh = [e["loss"] for e in lab.whole["journal"] if e["event"] == "StepDone"]
+    assert len(losses) == 24
+    assert losses[0] != fresh[0], "the new run must start from the weights of the old one"
+
+
 def test_row_16_base_weights_that_are_not_finite_are_refused(lab: Lab, run: Path, tmp_path: Path) -> None:
     import numpy as np
     from safetensors.numpy import load_file, save_file

@@ -164,7 +164,7 @@ def load_checkpoint(folder: Path, state: TrainState) -> None:
             raise CheckpointError(
                 f"has no {piece}, so the run cannot go on exactly from it",
                 where=str(folder),
-                fix="Give --weights_only to start a new run from its weights.",
+                fix=f"To start a new run from its weights: --model_name_or_path {folder} and another --output_dir.",
             )
     try:
         _load_pieces(folder, state, plain)
