@@ -1,11 +1,12 @@
-"""A Hub-shaped HTTP server on loopback: what huggingface_hub 2.4 and datasets 5.2 really ask for when they read a repository.
+"""A Hub-shaped HTTP server on loopback: what huggingface_hub 2.4 and datasets 5.2 really ask for, to read and to upload.
 
-A route is one line in `ROUTES`; a request is answered by the method it names. Uploads would be three more routes
-(preupload, lfs batch, commit) that write into `Repo.files`.
+A route is one line in `ROUTES`; a request is answered by the method it names. Uploads go the way of git LFS, so clients need
+HF_HUB_DISABLE_XET=1; they write into `Repo.files`, and are refused without a token.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -26,6 +27,8 @@ class Repo:
     """One repository at one commit."""
 
     files: dict[str, bytes]
+    commits: list[str] = field(default_factory=list)
+    """Messages of the commits made here, in order."""
 
     @property
     def sha(self) -> str:
@@ -67,6 +70,8 @@ class Hub:
     renamed: dict[tuple[str, str], str] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
     """Paths whose next download is cut after so many bytes; the entry stays until it is removed."""
+    uploaded: dict[str, bytes] = field(default_factory=dict)
+    """Large files by digest, waiting for the commit that names them."""
     seen: list[str] = field(default_factory=list)
     url: str = ""
     storage: str = ""
@@ -90,6 +95,12 @@ ROUTES = [
     ("GET", rf"/api/(?P<kind>models|datasets)/{_NAME}/revision/(?P<revision>[^/]+)", "info"),
     ("GET", rf"/api/(?P<kind>models|datasets)/{_NAME}/tree/(?P<revision>[^/]+)(?:/(?P<path>.+))?", "tree"),
     ("POST", rf"/api/(?P<kind>models|datasets)/{_NAME}/paths-info/(?P<revision>[^/]+)", "paths"),
+    ("POST", r"/api/repos/create", "create"),
+    ("POST", r"/api/validate-yaml", "validate"),
+    ("POST", rf"/api/(?P<kind>models|datasets)/{_NAME}/preupload/(?P<revision>[^/]+)", "preupload"),
+    ("POST", rf"/api/(?P<kind>models|datasets)/{_NAME}/commit/(?P<revision>[^/]+)", "commit"),
+    ("POST", rf"/(?:(?P<kind>datasets)/)?{_NAME}\.git/info/lfs/objects/batch", "batch"),
+    ("PUT", r"/lfs/(?P<digest>[0-9a-f]{64})", "receive"),
     ("HEAD GET", r"/storage/(?P<digest>[0-9a-f]{64})", "storage"),
     ("HEAD GET", rf"/(?:(?P<kind>datasets)/)?{_NAME}/resolve/(?P<revision>[^/]+)/(?P<path>.+)", "resolve"),
     ("GET", rf"/api/(?P<kind>models|datasets)/{_NAME}", "info"),
@@ -117,7 +128,7 @@ class Handler(BaseHTTPRequestHandler):
                 return
         self.reply(404, b"{}")
 
-    do_GET = do_HEAD = do_POST = answer
+    do_GET = do_HEAD = do_POST = do_PUT = answer
 
     def in_repo(self, verb: str, parts: dict[str, Any], path: str) -> None:
         kind, name = parts.pop("kind") or "models", parts.pop("name")
@@ -125,7 +136,9 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(307, b"", {"Location": path.replace(f"/{name}", f"/{moved}", 1)})
             return
         repo = self.hub.repos.get((kind, name))
-        if repo is None:
+        if verb in ("preupload", "commit", "batch") and "Authorization" not in self.headers:
+            self.reply(401, b'{"error": "Invalid username or password."}')
+        elif repo is None:
             self.refuse("RepoNotFound", "Repository not found")
         elif parts.get("revision") not in (None, "main", repo.sha):
             self.refuse("RevisionNotFound", "Invalid rev id")
@@ -184,6 +197,50 @@ class Handler(BaseHTTPRequestHandler):
                     self.send_file(path, data, {"ETag": f'"{digest}"', "Accept-Ranges": "bytes"})
                     return
         self.reply(404, b"")
+
+    def create(self) -> None:
+        asked = json.loads(self.body)
+        name = f"{asked.get('organization') or 'me'}/{asked['name']}"
+        kind = f"{asked.get('type') or 'model'}s"
+        known = (kind, name) in self.hub.repos
+        self.hub.add(kind, name, {".gitattributes": b"*.safetensors filter=lfs\n"})
+        answer = {"name": name, "id": name, "url": f"{self.hub.url}/{name}"}
+        self.reply(409 if known else 200, json.dumps(answer).encode(), {"Content-Type": "application/json"})
+
+    def validate(self) -> None:
+        self.json({"warnings": [], "errors": []})
+
+    def preupload(self, *, repo: Repo, name: str) -> None:
+        paths = [f["path"] for f in json.loads(self.body)["files"]]
+        modes = {p: "lfs" if p.endswith(LARGE) else "regular" for p in paths}
+        known = {p: repo.etag(p) for p in paths if p in repo.files}
+        self.json(
+            {"files": [{"path": p, "uploadMode": modes[p], "shouldIgnore": False, "oid": known.get(p)} for p in paths]}
+        )
+
+    def batch(self, *, repo: Repo, name: str) -> None:
+        objects = json.loads(self.body)["objects"]
+        places = [{**o, "actions": {"upload": {"href": f"{self.hub.url}/lfs/{o['oid']}"}}} for o in objects]
+        self.json({"transfer": "basic", "objects": places})
+
+    def receive(self, *, digest: str) -> None:
+        right = hashlib.sha256(self.body).hexdigest() == digest
+        if right:
+            self.hub.uploaded[digest] = self.body
+        self.reply(200 if right else 422, b"")
+
+    def commit(self, *, repo: Repo, name: str) -> None:
+        for item in (json.loads(line) for line in self.body.splitlines()):
+            value = item["value"]
+            if item["key"] == "header":
+                repo.commits.append(value["summary"])
+            elif item["key"] == "file":
+                repo.files[value["path"]] = base64.b64decode(value["content"])
+            elif item["key"] == "lfsFile":
+                repo.files[value["path"]] = self.hub.uploaded[value["oid"]]
+            else:
+                repo.files.pop(value["path"], None)
+        self.json({"commitUrl": f"{self.hub.url}/{name}/commit/{repo.sha}", "commitOid": repo.sha})
 
     def send_file(self, path: str, data: bytes, headers: dict[str, str]) -> None:
         status = 200

@@ -254,6 +254,9 @@ def _same_columns(dataset: Any, signature: list[str] | None, rows: TokenRows) ->
         return False
     if not set(rows.columns) <= set(shown):
         return False
+    label = dataset.data.table.column("labels" if "labels" in dataset.column_names else "label")
+    if "string" in str(label.type):
+        return False  # "1" is not 1: the collator refuses it, and so must this way
     masks = dataset.data.table.column("attention_mask")
     ones = all(bool(np.all(chunk.values.to_numpy(zero_copy_only=False) == 1)) for chunk in masks.chunks)
     return ones and int(sum(len(c.values) for c in masks.chunks)) == int(rows.lengths.sum())
