@@ -30,6 +30,7 @@ VERBS: dict[str, dict[str, str]] = {
         "report": "write one HTML page about a run",
         "compare": "compare two runs, with the uncertainty of the difference",
         "board": "watch runs in the browser",
+        "serve": "answer requests with a trained model",
     },
     "Set up": {
         "init": "write a commented config for a data file",
