@@ -30,10 +30,9 @@ def _positive(text: str) -> int:
 
 def reading_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for the reader."""
-    delimiter = "\t" if args.delimiter in ("\\t", "tab") else args.delimiter
     return {
         "encoding": args.encoding,
-        "delimiter": delimiter,
+        "delimiter": args.delimiter,
         "quoting": args.quoting,
         "allow_empty_text": args.allow_empty_text,
     }

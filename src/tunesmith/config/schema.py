@@ -31,6 +31,9 @@ GROUPS: tuple[type, ...] = (
 )
 """The sections of the config, in the order a person reads them."""
 
+DELIMITER_WORDS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}
+"""Separators that are hard to type in a shell."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(
@@ -47,8 +50,8 @@ class RunConfig(
 
     def __post_init__(self) -> None:
         """One spelling inside: a tab is a tab, `eval_mcc` is `matthews_correlation`."""
-        if self.delimiter in ("\\t", "tab"):
-            object.__setattr__(self, "delimiter", "\t")
+        if self.delimiter is not None:
+            object.__setattr__(self, "delimiter", DELIMITER_WORDS.get(self.delimiter.lower(), self.delimiter))
         if self.metric_for_best_model is not None:
             object.__setattr__(self, "metric_for_best_model", spell_metric(self.metric_for_best_model))
         if self.metric_name is not None:

@@ -85,6 +85,8 @@ def infer_columns(
     train = sources.get("train") or next(iter(sources.values()))
     glue = find_glue_task(task_name)
     asked = split_names(text_column_names)
+    for name in asked:
+        require_text(train, name)
     label, why_label = _choose_label(train, label_column_name)
     text, why_text = _choose_text(train, asked, glue, exclude=label)
     if label is None:

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_model import save_tiny_bert, sentences, write_csv
 
+from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.predict.tables import read_predictions
 
 
@@ -102,6 +102,8 @@ def test_a_wrong_call_gets_one_clear_line_and_the_right_code(case: str, home: Pa
 
 
 def test_the_delimiter_that_the_error_names_works(home: Path) -> None:
-    done = tunesmith(home, "inspect", "--train_file", "semicolons.csv", "--delimiter", "semicolon", "--model_name_or_path", "tiny")
+    done = tunesmith(
+        home, "inspect", "--train_file", "semicolons.csv", "--delimiter", "semicolon", "--model_name_or_path", "tiny"
+    )
     assert done.returncode in (0, 3), done.stderr
     assert "delimiter" not in done.stderr

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_model import save_tiny_bert
 
+from tiny_model import save_tiny_bert
 from tunesmith.finetune import RunResult, Watch, finetune
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file
-from tiny_model import sentences
 
+from tiny_model import sentences
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Evaluated, RunEnded, StepDone
 from tunesmith.run.journal import read_journal
@@ -150,7 +150,7 @@ def test_a_finished_run_is_not_written_over(train: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"torch_compile": True}, {"report_to": "wandb"}, {"eval_on_start": True}, {"config_name": "x"}],
+    [{"torch_compile": True}, {"save_only_model": True}, {"eval_on_start": True}, {"config_name": "x"}],
     ids=lambda o: next(iter(o)),
 )
 def test_an_option_that_is_not_built_in_is_refused(options: dict[str, Any], train: Any, tmp_path: Path) -> None:

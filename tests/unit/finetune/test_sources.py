@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_model import save_tiny_bert, sentences
 
+from tiny_model import save_tiny_bert, sentences
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.predict.predictor import Predictor
 
@@ -40,16 +40,16 @@ def test_a_dataset_dict_brings_its_own_splits_and_class_names(train: Any, tmp_pa
     from datasets import ClassLabel, DatasetDict
 
     names = ClassLabel(names=["good", "bad"])
-    splits = DatasetDict({"train": as_dataset(mood(40)), "dev": as_dataset(mood(48)[40:]), "extra": as_dataset(mood(2))})
+    splits = DatasetDict(
+        {"train": as_dataset(mood(40)), "dev": as_dataset(mood(48)[40:]), "extra": as_dataset(mood(2))}
+    )
     splits = splits.cast_column("label", names)
     result, said = train(train_data=splits)
     assert result.scores["validation"]["accuracy"].n == 8
     assert "Split 'extra' is not used." in said
     assert Predictor.load(result.run.path, use_cpu=True).facts.labels.names == ("good", "bad")
     splits.save_to_disk(str(tmp_path / "saved"))
-    result, said = train(
-        dataset_name=tmp_path / "saved", validation_split_name="extra", output_dir=tmp_path / "again"
-    )
+    result, said = train(dataset_name=tmp_path / "saved", validation_split_name="extra", output_dir=tmp_path / "again")
     assert result.scores["validation"]["accuracy"].n == 2
     assert "Split 'dev' is not used." in said
 
@@ -94,9 +94,7 @@ def test_labels_that_mean_something_else_to_the_head_are_refused(train: Any, tmp
 
 def test_a_head_for_other_labels_starts_afresh_when_asked(train: Any, tmp_path: Path) -> None:
     model = save_tiny_bert(tmp_path / "trained", labels=("NEGATIVE", "POSITIVE"))
-    result, said = train(
-        train_data=mood(), model_name_or_path=model, ignore_mismatched_sizes=True, learning_rate=1e-12
-    )
+    result, said = train(train_data=mood(), model_name_or_path=model, ignore_mismatched_sizes=True, learning_rate=1e-12)
     assert "The model's head was trained for NEGATIVE, POSITIVE: it starts afresh." in said
     from safetensors.torch import load_file
 

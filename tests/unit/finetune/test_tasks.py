@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_model import sentences, write_csv
 
+from tiny_model import sentences, write_csv
 from tunesmith.config.load import load_config
 from tunesmith.finetune import is_complete
 from tunesmith.predict.predictor import Predictor
-
 
 
 def mood(count: int = 60) -> list[dict[str, Any]]:
