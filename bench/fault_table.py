@@ -270,10 +270,15 @@ def run_rows(say: Callable[[str], None]) -> list[tuple[str, str, str, str]]:
     return table
 
 
-def summarise_tests(junit: Path) -> list[tuple[str, str, int, int, float]]:
-    """(row, test, passed, not passed, seconds) from pytest's file, cases of one test together."""
+def summarise_tests(files: list[Path]) -> list[tuple[str, str, int, int, float]]:
+    """(row, test, passed, not passed, seconds) from pytest's files, cases of one test together; a later file wins."""
     found: dict[tuple[str, str], list[float]] = {}
-    for case in ElementTree.parse(junit).getroot().iter("testcase"):
+    cases = {
+        (case.get("classname"), case.get("name")): case
+        for file in files
+        for case in ElementTree.parse(file).getroot().iter("testcase")
+    }
+    for case in cases.values():
         name = (case.get("name") or "").partition("[")[0]
         words = name.removeprefix("test_").split("_")
         row = str(int(words[1])) if words[0] == "row" else "-"
@@ -331,7 +336,9 @@ def write_page(
 def main() -> None:
     """Runs the rows, prints them, writes the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--junit", type=Path, help="results of the full test run")
+    parser.add_argument(
+        "--junit", type=Path, nargs="*", default=[], help="results of the full test run; a later file wins"
+    )
     parser.add_argument("--write", type=Path, help="page to write")
     parser.add_argument("--table", type=Path, help="JSON file of the table: read when it is there, else written")
     args = parser.parse_args()
@@ -344,8 +351,7 @@ def main() -> None:
     if args.table:
         args.table.write_text(json.dumps(table, indent=1))
     if args.write:
-        tests = summarise_tests(args.junit) if args.junit and args.junit.is_file() else []
-        write_page(args.write, table, tests)
+        write_page(args.write, table, summarise_tests([file for file in args.junit if file.is_file()]))
 
 
 if __name__ == "__main__":

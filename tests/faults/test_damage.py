@@ -228,8 +228,8 @@ def test_row_12_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path: 
         "from tunesmith.run.lock import RunLock\n"
         "lock = RunLock(pathlib.Path(sys.argv[1])); lock.__enter__()\n"
         "pid = os.fork()\n"
-        "if pid == 0: time.sleep(30); os._exit(0)\n"
-        "print(pid, flush=True); time.sleep(30)\n"
+        "if pid == 0: print(os.getpid(), flush=True); time.sleep(30); os._exit(0)\n"
+        "time.sleep(30)\n"
     )
     holder = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path / ".lock")], stdout=subprocess.PIPE, text=True
