@@ -41,6 +41,7 @@ _HOMES: dict[str, str] = {
     "load_checkpoint": "tunesmith.train.checkpoint",
     "load_config": "tunesmith.config.load",
     "load_curves": "tunesmith.curves.build",
+    "load_dataset": "tunesmith.data.hub:load_from_hub",
     "load_metric": "tunesmith.metrics.suite:load",
     "lr_at": "tunesmith.train.schedule",
     "make_optimizer": "tunesmith.train.optim",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shlex
 from typing import TYPE_CHECKING
@@ -25,9 +26,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def train(config: RunConfig) -> int:
-    """Trains a config and prints what came out."""
+    """Trains a config and prints what came out, on rank 0."""
+    from tunesmith.train.runtime import leave_ranks
+
+    first = int(os.environ.get("RANK", "0")) == 0
+    if not first:
+        logging.getLogger("tunesmith").setLevel(logging.ERROR)
     result = train_on_console(config)
-    if int(os.environ.get("RANK", "0")) == 0:
+    leave_ranks()
+    if first:
         print_scores(result)
         print_diagnosis(result)
         print_next(result)

@@ -149,6 +149,12 @@ def make_runtime(
     return Runtime(accelerator, device, precision, accelerator.process_index, accelerator.num_processes)
 
 
+def leave_ranks() -> None:
+    """Takes this process out of the group in good order, when the command is done. NCCL complains otherwise."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def _refuse_sharding() -> None:
     """What `accelerate launch` was told and this engine does not do is said, never passed over."""
     for variable, name in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
