@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from tunesmith.config.load import raise_problems
 from tunesmith.config.schema import RunConfig
 
@@ -17,12 +19,12 @@ _FIXES = {
 def refuse_what_is_not_built(config: RunConfig) -> None:
     """A ConfigError with every option asked for that has no effect in `tunesmith train`."""
     problems = [f"--{name} is not built in. {fix}" for name, fix in _FIXES.items() if getattr(config, name)]
-    trackers = [name for name in config.report_to if name != "none"]
-    if trackers:
-        problems.append(
-            f"--report_to {','.join(trackers)} is not built in. Leave it out: journal.jsonl has every number, "
-            "`tunesmith board` shows it; tunesmith.Trainer takes trackers."
-        )
+    problems += [
+        f"--report_to {name} needs the package {name}. pip install 'tunesmith[trackers]', or leave it out: "
+        "journal.jsonl has every number."
+        for name in config.report_to
+        if name not in ("none", "all") and not is_installed(name)
+    ]
     if isinstance(config.resume_from_checkpoint, str):
         problems.append(
             "--resume_from_checkpoint FOLDER is not built in. Leave FOLDER out: the newest sound checkpoint is taken."
@@ -30,3 +32,9 @@ def refuse_what_is_not_built(config: RunConfig) -> None:
     if config.cuda_graphs == "on":
         problems.append("--cuda_graphs on is not built in. Leave it out.")
     raise_problems(problems)
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; a mere folder of that name (W&B makes ./wandb) is none."""
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None

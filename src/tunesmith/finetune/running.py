@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from tunesmith.config.schema import to_dict
 from tunesmith.config.write import dump_config
 from tunesmith.errors import CheckpointError, TunesmithError
-from tunesmith.events import RunEnded, RunStarted
+from tunesmith.events import Event, RunEnded, RunStarted
 from tunesmith.finetune.card import write_card
 from tunesmith.finetune.finish import (
     draw_and_explain,
@@ -21,6 +22,7 @@ from tunesmith.finetune.finish import (
 )
 from tunesmith.finetune.planning import make_plan
 from tunesmith.finetune.prepare import Prepared
+from tunesmith.finetune.refused import is_installed
 from tunesmith.finetune.watch import RunResult, Watch
 from tunesmith.predict.export import describe_model
 from tunesmith.run.environment import describe_environment
@@ -30,6 +32,7 @@ from tunesmith.run.sealed import write_file_atomically
 from tunesmith.train.evaluate import predict_rows
 from tunesmith.train.keeper import RunKeeper
 from tunesmith.train.loop import Evaluate, train_events
+from tunesmith.train.plan import Plan
 from tunesmith.train.ranks import RankRoster
 from tunesmith.train.state import TrainState
 
@@ -76,7 +79,7 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
         keep_checkpoints=prepared.config.save_total_limit or 10**9,
         keep_best=plan.metric is not None and prepared.config.load_best_model_at_end is not False,
         allow_changed=prepared.config.allow_changed_data,
-        listeners=list(watch.listeners) if prepared.runtime.is_main else [],
+        listeners=[*watch.listeners, *_make_trackers(run, prepared, plan)] if prepared.runtime.is_main else [],
     )
     rows = len(prepared.rows("train"))
     per_epoch = plan.epoch_ends[0]
@@ -105,6 +108,24 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
             raise lost from error
         finally:
             keeper.close()
+
+
+def _make_trackers(run: RunDir, prepared: Prepared, plan: Plan) -> list[Callable[[Event], None]]:
+    """The trackers that report_to asks for, as one listener."""
+    config = prepared.config
+    names = [name for name in config.report_to if name != "none"]
+    if not names:
+        return []
+    from tunesmith.trainer.trackers import TrackerArguments, Trackers, lines_every
+
+    known = ("tensorboard", "wandb", "trackio", "mlflow")
+    names = [n for n in known if is_installed(n)] if "all" in names else names
+    arguments = TrackerArguments(to_dict(config), str(run.path), config.project, config.name)
+    per_epoch = float(plan.epoch_ends[0])
+    every = lines_every(
+        config.logging_strategy, config.logging_steps, num_steps=plan.num_steps, steps_per_epoch=per_epoch
+    )
+    return [Trackers(names, arguments, prepared.state.model, every, plan.num_steps)]
 
 
 def _begin(run: RunDir, prepared: Prepared, keeper: RunKeeper, started: RunStarted) -> None:

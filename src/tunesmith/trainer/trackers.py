@@ -1,0 +1,141 @@
+"""Trackers beside the journal for `tunesmith train`: a run's events, handed to transformers' own integration callbacks."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tunesmith.events import EpochStarted, Evaluated, Event, Resumed, RunEnded, RunStarted, Saved, StepDone
+from tunesmith.trainer.callbacks import new_control
+from tunesmith.trainer.upstream import TrainerState, get_reporting_integration_callbacks
+
+log = logging.getLogger(__name__)
+
+LINES_AN_EPOCH = 20
+
+
+@dataclass(frozen=True)
+class TrackerArguments:
+    """What the callbacks read of `TrainingArguments`: where the run is, what it is called, and its options."""
+
+    options: Mapping[str, Any]
+    output_dir: str
+    project: str
+    run_name: str | None = None
+    load_best_model_at_end: bool = False
+    metric_for_best_model: str | None = None
+    hub_private_repo: bool | None = None
+    trackio_space_id: str | None = None
+    trackio_bucket_id: str | None = None
+    trackio_static_space_id: str | bool | None = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run's options as plain values."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items()}
+
+    def to_json_string(self) -> str:
+        """The run's options as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+
+@dataclass
+class Trackers:
+    """A listener of events. A tracker that fails while the run goes on is left out with a warning: it has no say."""
+
+    names: list[str]
+    arguments: TrackerArguments
+    model: Any
+    every: int
+    """Steps between two lines; 0: none but those of evaluations."""
+    num_steps: int
+    _state: Any = field(init=False)
+    _control: Any = field(init=False)
+    _callbacks: list[Any] = field(init=False)
+    _losses: list[float] = field(init=False, default_factory=list)
+    _last: StepDone | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        os.environ.setdefault("WANDB_PROJECT", self.arguments.project)
+        os.environ.setdefault("MLFLOW_EXPERIMENT_NAME", self.arguments.project)
+        self._state = TrainerState(max_steps=self.num_steps, is_world_process_zero=True)
+        self._control = new_control()
+        self._callbacks = [kind() for kind in get_reporting_integration_callbacks(self.names)]
+
+    def __call__(self, event: Event) -> None:
+        """Tells the trackers about an event that they know a word for."""
+        if isinstance(event, (RunStarted, Resumed)):
+            self._state.global_step = event.step
+            self._tell("on_train_begin", model=self.model)
+        elif isinstance(event, StepDone):
+            self._take(event)
+        elif isinstance(event, Evaluated):
+            prefix = "eval" if event.split == "validation" else event.split
+            scores = {f"{prefix}_{k}": v for k, v in event.metrics.items() if v is not None}
+            self._line(event.step, event.epoch, scores)
+        elif isinstance(event, Saved):
+            self._tell("on_save")
+        elif isinstance(event, (EpochStarted, RunEnded)):
+            self._flush()
+            if isinstance(event, RunEnded):
+                self._close()
+
+    def _take(self, event: StepDone) -> None:
+        self._last = event
+        if event.loss is not None:
+            self._losses.append(event.loss)
+        if self.every and event.step % self.every == 0:
+            self._flush()
+
+    def _flush(self) -> None:
+        """One line with the mean loss since the last one."""
+        last, losses = self._last, self._losses
+        self._last, self._losses = None, []
+        if last is None or not self.every:
+            return
+        line: dict[str, float] = {"learning_rate": last.learning_rate}
+        line |= {} if last.grad_norm is None else {"grad_norm": last.grad_norm}
+        line |= {"loss": sum(losses) / len(losses)} if losses else {}
+        self._line(last.step, last.epoch, line)
+
+    def _line(self, step: int, epoch: float, numbers: dict[str, float]) -> None:
+        self._state.global_step, self._state.epoch = step, epoch
+        self._tell("on_log", logs={**numbers, "epoch": epoch}, model=self.model)
+
+    def _close(self) -> None:
+        self._tell("on_train_end", model=self.model)
+        for callback in self._callbacks:
+            # transformers leaves its W&B run open for a later evaluate(); the next run of this process would go into it
+            finish = getattr(getattr(callback, "_wandb", None), "finish", None)
+            if finish is not None:
+                self._try(callback, finish)
+
+    def _tell(self, event: str, **extra: Any) -> None:
+        for callback in list(self._callbacks):
+            call = getattr(callback, event, None)
+            if call is not None:
+                self._try(callback, call, self.arguments, self._state, self._control, **extra)
+
+    def _try(self, callback: Any, call: Callable[..., Any], *given: Any, **extra: Any) -> None:
+        try:
+            call(*given, **extra)
+        except Exception as error:  # somebody else's code, somebody else's server
+            name = type(callback).__name__.removesuffix("Callback")
+            first = next(iter(str(error).splitlines()), "")
+            log.warning("%s stopped working and is left out: %s: %s", name, type(error).__name__, first)
+            self._callbacks.remove(callback)
+
+
+def lines_every(strategy: str, steps: float | None, *, num_steps: int, steps_per_epoch: float) -> int:
+    """Steps between two lines, from logging_strategy and logging_steps; 0 for none."""
+    if strategy == "no":
+        return 0
+    if strategy == "epoch":
+        return num_steps + 1  # the beginning of an epoch flushes
+    if steps is None:
+        return max(1, round(steps_per_epoch / LINES_AN_EPOCH))
+    return max(1, math.ceil(steps * num_steps) if steps < 1 else int(steps))
