@@ -50,18 +50,7 @@ def train_step(
             break
         except torch.OutOfMemoryError as error:
             _halve(state, window, error)
-    parameters = trained_parameters(state.optimizer)
-    norm = gradient_norm(parameters)
-    divisor = torch.ones_like(norm) if state.loss_scale is None else state.loss_scale.scale.clone()
-    norm = norm / divisor
-    bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(norm.dtype)
-    assert state.poisoned is not None
-    if state.loss_scale is None and hold:
-        state.poisoned.copy_(torch.maximum(state.poisoned, bad))
-    skip = torch.maximum(state.poisoned, bad)
-    if max_grad_norm > 0:
-        # clip_grad_norm_'s coefficient, handed to the optimizer as a divisor: no extra pass over the gradients
-        divisor = divisor * torch.clamp((norm + 1e-6) / max_grad_norm, min=1.0)
+    norm, bad, skip, divisor = _judge(state, loss, max_grad_norm, hold)
     if not state.hooks.sets_rate:
         set_rate(state.optimizer, learning_rate)
     _update(state, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip)
@@ -85,6 +74,24 @@ def train_step(
         split_from=max(len(b) for b in window.micro_batches) if split else None,
         split_to=state.rows_limit if split else None,
     )
+
+
+def _judge(
+    state: TrainState, loss: torch.Tensor, max_grad_norm: float, hold: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(gradient norm, 1.0 if this step is not finite, 1.0 if the update is to be skipped, what gradients are divided by)."""
+    norm = gradient_norm(trained_parameters(state.optimizer))
+    divisor = torch.ones_like(norm) if state.loss_scale is None else state.loss_scale.scale.clone()
+    norm = norm / divisor
+    bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(norm.dtype)
+    assert state.poisoned is not None
+    if state.loss_scale is None and hold:
+        state.poisoned.copy_(torch.maximum(state.poisoned, bad))
+    skip = torch.maximum(state.poisoned, bad)
+    if max_grad_norm > 0:
+        # clip_grad_norm_'s coefficient, handed to the optimizer as a divisor: no extra pass over the gradients
+        divisor = divisor * torch.clamp((norm + 1e-6) / max_grad_norm, min=1.0)
+    return norm, bad, skip, divisor
 
 
 def _accumulate(state: TrainState, window: Window, seed: int) -> torch.Tensor:
