@@ -63,7 +63,7 @@ def train_theirs(rows: Any, model: Any, steps: int, batch: int, accumulation: in
     """Losses of transformers.Trainer."""
     import torch
     from torch.nn import functional
-    from transformers import Trainer, TrainingArguments
+    from transformers import PrinterCallback, Trainer, TrainingArguments
 
     def pad(features: list[dict[str, Any]]) -> dict[str, Any]:
         width = max(len(f["input_ids"]) for f in features)
@@ -98,6 +98,7 @@ def train_theirs(rows: Any, model: Any, steps: int, batch: int, accumulation: in
         )
         loss = None if accumulation == 1 else over_window
         trainer = Trainer(model, arguments, train_dataset=data, data_collator=pad, compute_loss_func=loss)
+        trainer.remove_callback(PrinterCallback)
         trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 

@@ -12,28 +12,6 @@ from tunesmith.cli.arguments import add_config_arguments, config_from_args
 from tunesmith.errors import ConfigError
 
 HELP = "show what the model sees: tokens, ids, types, mask, lengths, truncation and padding"
-DATA_OPTIONS = (
-    "train_file",
-    "validation_file",
-    "test_file",
-    "task_name",
-    "dataset_name",
-    "dataset_config_name",
-    "text_column_names",
-    "label_column_name",
-    "label_names",
-    "do_regression",
-    "validation_split_fraction",
-    "seed",
-    "encoding",
-    "delimiter",
-    "quoting",
-    "max_train_samples",
-    "max_eval_samples",
-    "max_predict_samples",
-    "allow_empty_text",
-    "cache_dir",
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,15 +49,22 @@ def run(args: argparse.Namespace) -> int:
 
 def prepare(config: Any) -> tuple[Any, Any, int, dict[str, Any]]:
     """The data, the tokenizer, the longest row allowed, and every split tokenized."""
-    from tunesmith.data.load import load_data
+    from dataclasses import replace
+    from functools import partial
+
+    from tunesmith.cli.console import Console, quiet_libraries
     from tunesmith.data.tokenize import longest_allowed, tokenize
-    from tunesmith.model.resolve import resolve_model
+    from tunesmith.finetune.reading import read_run_data
     from tunesmith.model.tokenizer import load_tokenizer, position_limit, read_config
 
-    hub = {"allow_download": config.allow_download}
-    bundle = load_data(**{n: getattr(config, n) for n in DATA_OPTIONS}, allow_single_label=True, hub_options=hub)
+    quiet_libraries()
+    console = Console()
+    # Whatever is in the file can be looked at; labels that do not fit the model are a matter of training.
+    data = read_run_data(
+        replace(config, allow_single_label=True, ignore_mismatched_sizes=True), {}, console.progress, need_weights=False
+    )
+    bundle, folder = data.bundle, data.folder
     source = {"revision": config.model_revision, "allow_download": config.allow_download}
-    folder = resolve_model(config.model_name_or_path, need_weights=False, **source)
     tokenizer = load_tokenizer(config.tokenizer_name, **source) if config.tokenizer_name else load_tokenizer(folder)
     stored = read_config(folder)
     max_length = longest_allowed(tokenizer, model_max=position_limit(stored), asked=config.max_seq_length)
@@ -93,9 +78,11 @@ def prepare(config: Any) -> tuple[Any, Any, int, dict[str, Any]]:
             cache_dir=config.cache_dir,
             overwrite_cache=config.overwrite_cache,
             vocab_size=stored.get("vocab_size"),
+            on_progress=partial(console.progress, f"tokenizing {split}"),
         )
         for split, rows in bundle.splits.items()
     }
+    console.close()
     return bundle, tokenizer, max_length, tokenized
 
 

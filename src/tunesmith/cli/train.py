@@ -6,6 +6,9 @@ import argparse
 import logging
 import os
 import shlex
+import shutil
+import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 from tunesmith.cli.arguments import add_config_arguments, config_from_args
@@ -79,7 +82,12 @@ def print_diagnosis(result: RunResult) -> None:
     if result.diagnosis:
         print("\ndiagnosis:")
         for line in result.diagnosis:
-            print(f"  {line}")
+            indent = " " * (len(line) - len(line.lstrip()) + 2)
+            print(textwrap.fill(line.strip(), _width(), initial_indent=indent, subsequent_indent=f"{indent}  "))
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
 
 
 def print_next(result: RunResult) -> None:

@@ -146,9 +146,10 @@ def _say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int) -> None
 
 
 def _say_model(say: Say, config: RunConfig, loaded: LoadedModel, strategies: Strategies, runtime: Runtime) -> None:
-    millions = sum(p.numel() for p in loaded.model.parameters()) / 1e6
+    count = sum(p.numel() for p in loaded.model.parameters())
+    size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
     name = config.model_name_or_path or EMBEDDED
-    say(f"Model: {name}, {millions:.1f} million parameters, on {runtime.device}.")
+    say(f"Model: {name}, {size} parameters, on {runtime.device}.")
     for note in (*loaded.notes, *strategies.notes):
         say(f"{note[0].upper()}{note[1:]}.")
     if strategies.on:

@@ -50,13 +50,16 @@ class RunData:
     notes: tuple[str, ...]
 
 
-def read_run_data(config: RunConfig, data: Mapping[str, Any], progress: Progress) -> RunData:
+def read_run_data(
+    config: RunConfig, data: Mapping[str, Any], progress: Progress, *, need_weights: bool = True
+) -> RunData:
     """Finds the model, then reads the data with its labels in the order of the model's head, if it has one."""
     folder = resolve_model(
         config.model_name_or_path,
         revision=config.model_revision,
         cache_dir=config.cache_dir,
         allow_download=config.allow_download,
+        need_weights=need_weights,
     )
     head = read_head_names(read_config(folder))
     given: dict[str, Any] = {name: getattr(config, name) for name in PLAIN_OPTIONS}
