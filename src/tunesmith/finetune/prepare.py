@@ -146,7 +146,7 @@ def _say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int) -> None
 
 
 def _say_model(say: Say, config: RunConfig, loaded: LoadedModel, strategies: Strategies, runtime: Runtime) -> None:
-    count = sum(p.numel() for p in loaded.model.parameters())
+    count = loaded.parameters
     size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
     name = config.model_name_or_path or EMBEDDED
     say(f"Model: {name}, {size} parameters, on {runtime.device}.")

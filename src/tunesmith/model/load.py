@@ -34,6 +34,7 @@ class LoadedModel:
 
     model: Any
     notes: tuple[str, ...]
+    parameters: int
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def load_model(
         notes = (f"new, to be trained: {', '.join(start_head_afresh(model))}",)
     _refuse_non_finite(model, str(folder))
     model.train()
-    return LoadedModel(model, notes)
+    return LoadedModel(model, notes, sum(p.numel() for p in model.parameters()))
 
 
 @contextmanager

@@ -1,0 +1,132 @@
+"""What is shown while a run goes on: plain lines in a pipe, bars on a terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from tunesmith.cli import console as module
+from tunesmith.cli.bars import format_bytes, format_duration
+from tunesmith.cli.console import Console, uses_color
+from tunesmith.events import Evaluated, Improved, NonFinite, Note, Resumed, RunStarted, SafePoint, StepDone
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def step(number: int, loss: float | None = 0.5) -> StepDone:
+    return StepDone(number, number / 10, loss, 1.0, 1e-4, 8, 80, 96)
+
+
+def evaluated(split: str = "validation") -> Evaluated:
+    return Evaluated(10, 1.0, split, {"loss": 0.41, "accuracy": 0.9, "f1": None, "auroc": 0.7}, 30)
+
+
+def lines_of(stream: io.StringIO) -> list[str]:
+    return stream.getvalue().splitlines()
+
+
+def test_a_pipe_gets_plain_lines_without_colour_or_carriage_returns() -> None:
+    stream = io.StringIO()
+    console = Console(stream=stream, logging_steps=5)
+    console.on(RunStarted("id", 0, 10, 10.0, 1.0, 80))
+    for number in range(1, 11):
+        console.on(step(number))
+        if number == 10:
+            console.on(evaluated())
+            console.on(evaluated("train_sample"))
+            console.on(Improved(10, "accuracy", 0.9))
+        console.on(SafePoint(number))
+    console.close()
+    shown = lines_of(stream)
+    assert shown[0] == "Training: 80 rows, 1 epochs of 10 steps, 10 steps in all."
+    assert shown[1].startswith("step 5/10  epoch 0.50  loss 0.5000  lr 1.00e-04")
+    assert shown[3] == "epoch 1.00  validation    loss 0.4100  accuracy 0.9000  f1 -  (n=30)  best"
+    assert shown[4] == "            train sample  loss 0.4100  accuracy 0.9000  f1 -  (n=30)"
+    assert len(shown) == 5
+    assert "\x1b" not in stream.getvalue()
+    assert "\r" not in stream.getvalue()
+
+
+def test_a_terminal_gets_one_bar_with_loss_speed_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    console = Console(stream=stream)
+    console.plan(4, 4.0)
+    for number in range(1, 5):
+        console.on(step(number))
+        console.on(SafePoint(number))
+    console.close()
+    last = stream.getvalue().split("\r")[-1]
+    assert last.startswith("training   100% |")
+    assert "4/4" in last
+    assert "step/s" in last
+    assert "left, loss 0.5000" in last
+    assert max(len(part) for part in stream.getvalue().replace("\r", "\n").splitlines()) < 80
+    assert "\x1b[2m" not in stream.getvalue()
+
+
+def test_colour_needs_a_terminal_that_did_not_refuse_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert uses_color(Terminal())
+    assert not uses_color(io.StringIO())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not uses_color(Terminal())
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not uses_color(Terminal())
+    assert not Console(stream=Terminal()).bars
+
+
+def test_what_is_quick_leaves_no_line_in_a_pipe_and_what_is_slow_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    console = Console(stream=stream)
+    console.progress("tokenizing train", 500, 1000)
+    console.progress("tokenizing train", 1000, 1000)
+    assert lines_of(stream) == []
+    for seconds, done in ((0, 0), (11, 1_000_000), (12, 1_100_000), (25, 2_000_000)):
+        now[0] = 200.0 + seconds
+        console.progress("reading", done, 2_000_000)
+    assert lines_of(stream) == ["reading: 1.0 MB of 2.0 MB in 11s, 11s left", "reading: 2.0 MB of 2.0 MB in 25s"]
+
+
+def test_bad_news_is_told_at_once() -> None:
+    stream = io.StringIO()
+    console = Console(stream=stream)
+    console.on(Resumed(5, "checkpoint-5", ("checkpoint-9: a byte differs",)))
+    console.on(Note(5, "goes on although the seed changed"))
+    console.on(NonFinite(6, "gradient", "classifier.weight", (1, 2)))
+    assert lines_of(stream) == [
+        "Resumed after step 5 from checkpoint-5.",
+        "Skipped: checkpoint-9: a byte differs",
+        "goes on although the seed changed",
+        "step 6: gradient classifier.weight is not finite; the update was not applied",
+    ]
+
+
+@pytest.mark.parametrize(("strategy", "shown"), [("no", 0), ("epoch", 2), ("steps", 8)])
+def test_losses_are_shown_as_often_as_asked(strategy: str, shown: int) -> None:
+    stream = io.StringIO()
+    console = Console(stream=stream, logging_strategy=strategy)
+    console.plan(8, 4.0)
+    for number in range(1, 9):
+        console.on(step(number))
+    assert len(lines_of(stream)) == shown
+
+
+def test_sizes_and_times_read_well() -> None:
+    assert [format_duration(s) for s in (3.9, 65, 7500)] == ["3s", "1m05s", "2h05m"]
+    assert [format_bytes(n) for n in (812, 3_400_000, 2e12)] == ["812 B", "3.4 MB", "2000.0 GB"]
+
+
+def test_the_stream_is_stderr_unless_told_otherwise() -> None:
+    assert Console().stream is sys.stderr
