@@ -78,6 +78,7 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
                 stack.enter_context(prepared_model(self))
                 self._set_up(run, folder, trial)
                 output = self._run(run, trial, ignore_keys_for_eval)
+                self._keep_trial(trial)  # type: ignore[attr-defined]
                 self.runtime.barrier()
                 return output
         finally:

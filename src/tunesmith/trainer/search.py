@@ -5,9 +5,14 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from tunesmith.errors import ConfigError
+from tunesmith.run.layout import RunDir
+from tunesmith.run.sealed import retire
 from tunesmith.trainer.arguments import make_trainer_runtime
 from tunesmith.trainer.attributes import TrainerAttributes
 from tunesmith.trainer.upstream import search, utils
@@ -21,6 +26,9 @@ class SearchPart(TrainerAttributes):
     hp_space: Callable[..., dict[str, Any]]
     compute_objective: Callable[[dict[str, float]], Any]
     objective: Any = None
+    _trial_folders: dict[int, Path]
+    _trial_weights: dict[int, dict[str, torch.Tensor]]
+    """Of the best trial so far and of the one that ended last, on the CPU: two copies at most."""
 
     def hyperparameter_search(
         self,
@@ -45,10 +53,14 @@ class SearchPart(TrainerAttributes):
         self.hp_search_backend, self.hp_name = backend, hp_name
         self.hp_space = searcher.default_hp_space if hp_space is None else hp_space
         self.compute_objective = utils.default_compute_objective if compute_objective is None else compute_objective
+        self._trial_folders, self._trial_weights = {}, {}
         try:
-            return searcher.run(self, n_trials, direction, **options)
+            found = searcher.run(self, n_trials, direction, **options)
+            self._take_best(found)
+            return found
         finally:
             self.hp_search_backend = None
+            self._trial_folders, self._trial_weights = {}, {}
 
     def call_model_init(self, trial: Any = None) -> Any:
         """A fresh model from `model_init`, which may take the trial."""
@@ -70,7 +82,14 @@ class SearchPart(TrainerAttributes):
         self._trial = trial
         if self.hp_search_backend is None or trial is None:
             return
-        for name, value in self.hp_space(trial).items():
+        self._settle_trials(best_of(trial))
+        self._trial_folders[trial.number] = Path(self._get_output_dir(trial))  # type: ignore[attr-defined]
+        self._set_options(self.hp_space(trial))
+        self._train_batch_size = self.args.train_batch_size
+        self.runtime = make_trainer_runtime(self.args)
+
+    def _set_options(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
             if not hasattr(self.args, name):
                 log.warning(
                     "the search sets %s, which is no field of TrainingArguments; only model_init can use it", name
@@ -78,8 +97,43 @@ class SearchPart(TrainerAttributes):
                 continue
             old = getattr(self.args, name)
             setattr(self.args, name, value if old is None else type(old)(value))
+
+    def _keep_trial(self, trial: Any) -> None:
+        """Keeps the weights a trial ended with until it is known whether they are the best."""
+        if self.hp_search_backend is not None and trial is not None:
+            weights = {k: v.detach().to("cpu", copy=True) for k, v in self.model.state_dict().items()}
+            self._trial_weights[trial.number] = weights
+
+    def _settle_trials(self, best: int | None) -> None:
+        """Lets go of weights and checkpoints of every trial but the best so far, so that a long search fills no disk."""
+        best = self.runtime.gather_objects(best)[0]
+        if best is None:
+            return
+        for number in [n for n in self._trial_folders if n != best]:
+            self._trial_weights.pop(number, None)
+            folder = self._trial_folders.pop(number)
+            if self.runtime.is_main:
+                for checkpoint in RunDir(folder).checkpoints():
+                    retire(checkpoint)
+
+    def _take_best(self, found: Any) -> None:
+        """After a search with one objective: the best trial's weights in the model and its values in the arguments."""
+        mine = None if found is None or isinstance(found, list) else (int(found.run_id), dict(found.hyperparameters))
+        chosen = self.runtime.gather_objects(mine)[0]
+        if chosen is None:
+            return
+        number, values = chosen
+        self._settle_trials(number)
+        if number not in self._trial_weights:
+            return
+        import optuna
+
+        known = {n: v for n, v in values.items() if hasattr(self.args, n)}
+        self._set_options(known)
         self._train_batch_size = self.args.train_batch_size
-        self.runtime = make_trainer_runtime(self.args)
+        self.model = self.call_model_init(optuna.trial.FixedTrial(values, number)).to(self.runtime.device)
+        self.model_wrapped = self.model
+        self.model.load_state_dict(self._trial_weights[number])
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
         """Tells a trial how it stands; one without prospects ends here."""
@@ -93,3 +147,14 @@ class SearchPart(TrainerAttributes):
             if trial.should_prune():
                 self.callback_handler.on_train_end(self.args, self.state, self.control)
                 raise optuna.TrialPruned()
+
+
+def best_of(trial: Any) -> int | None:
+    """The number of the best trial that a study has finished; None without one, or with several objectives."""
+    study = getattr(trial, "study", None)
+    if study is None or study._is_multi_objective():
+        return None
+    try:
+        return int(study.best_trial.number)
+    except ValueError:
+        return None
