@@ -2,12 +2,98 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # for editors and type checkers: the same names, with their types
+    from transformers import (
+        DataCollatorWithPadding,
+        EarlyStoppingCallback,
+        EvalPrediction,
+        TrainerCallback,
+        get_scheduler,
+        set_seed,
+    )
+
+    from tunesmith.cli.console import Console
+    from tunesmith.config.load import load_config
+    from tunesmith.config.schema import RunConfig
+    from tunesmith.curves.build import curves_from_events, load_curves
+    from tunesmith.curves.plot import draw_curves
+    from tunesmith.curves.series import Curves
+    from tunesmith.curves.sketch import sketch_curves
+    from tunesmith.data.batches import Batches, Padding
+    from tunesmith.data.hub import load_from_hub as load_dataset
+    from tunesmith.data.token_rows import TokenRows
+    from tunesmith.diagnose.advise import diagnose as diagnose_curves
+    from tunesmith.finetune import finetune
+    from tunesmith.labels import Task
+    from tunesmith.metrics.suite import load as load_metric
+    from tunesmith.metrics.suite import make_suite
+    from tunesmith.model.resolve import find_embedded
+    from tunesmith.predict.predictor import Predictor, padding_of
+    from tunesmith.sample import sample_file
+    from tunesmith.train.checkpoint import Identity, load_checkpoint, save_checkpoint
+    from tunesmith.train.evaluate import predict_rows
+    from tunesmith.train.loop import train_events
+    from tunesmith.train.losses import TaskLoss
+    from tunesmith.train.optim import make_optimizer
+    from tunesmith.train.plan import Calendar, Plan, epoch_ends_for
+    from tunesmith.train.runtime import make_runtime
+    from tunesmith.train.schedule import Schedule, lr_at
+    from tunesmith.train.state import TrainState
+    from tunesmith.train.strategies import choose_strategies
+    from tunesmith.trainer import Trainer, TrainingArguments
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Batches",
+    "Calendar",
+    "Console",
+    "Curves",
+    "DataCollatorWithPadding",
+    "EarlyStoppingCallback",
+    "EvalPrediction",
+    "Identity",
+    "Padding",
+    "Plan",
+    "Predictor",
+    "RunConfig",
+    "Schedule",
+    "Task",
+    "TaskLoss",
+    "TokenRows",
+    "TrainState",
+    "Trainer",
+    "TrainerCallback",
+    "TrainingArguments",
+    "__version__",
+    "choose_strategies",
+    "curves_from_events",
+    "diagnose_curves",
+    "draw_curves",
+    "epoch_ends_for",
+    "find_embedded",
+    "finetune",
+    "get_scheduler",
+    "load_checkpoint",
+    "load_config",
+    "load_curves",
+    "load_dataset",
+    "load_metric",
+    "lr_at",
+    "make_optimizer",
+    "make_runtime",
+    "make_suite",
+    "padding_of",
+    "predict_rows",
+    "sample_file",
+    "save_checkpoint",
+    "set_seed",
+    "sketch_curves",
+    "train_events",
+]
 
 _HOMES: dict[str, str] = {
     "Batches": "tunesmith.data.batches",
@@ -69,19 +155,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, "__version__"])
-
-
-class _Package(ModuleType):
-    """`tunesmith.finetune` is the function, also after the import system has put the folder of that name here."""
-
-    @property
-    def finetune(self) -> Any:
-        return import_module("tunesmith.finetune").finetune
-
-    @finetune.setter
-    def finetune(self, folder: ModuleType) -> None:
-        """Called once by the import system."""
-
-
-sys.modules[__name__].__class__ = _Package
+    return sorted(__all__)

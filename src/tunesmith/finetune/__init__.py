@@ -7,8 +7,10 @@ two, before the heavy libraries load and before a run folder is made.
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tunesmith.config.check import DATA_SOURCES
@@ -79,3 +81,13 @@ def is_complete(path: str | Path) -> bool:
         return False
     verify(run.model)
     return any(isinstance(e, RunEnded) for e in read_journal(run.journal_file))
+
+
+class _Callable(ModuleType):
+    """`from tunesmith import finetune` may find this folder: it is called like the function."""
+
+    def __call__(self, *args: Any, **options: Any) -> RunResult:
+        return finetune(*args, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

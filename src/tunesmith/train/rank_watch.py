@@ -37,17 +37,22 @@ def rank_watch(runtime: Runtime) -> Iterator[RankRoster]:
     threading.Thread(target=_look, args=(roster, done), name="tunesmith-rank-watch", daemon=True).start()
     on_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, _when_terminated(roster)) if on_main else None
+    after: Any = before
     try:
         yield roster
     except RuntimeError as error:
         lost = roster.explain(error)
         if lost is None:
             raise
+        after = signal.SIG_IGN  # the launcher's SIGTERM is on its way: it must not come before the message and exit 7
         raise lost from error
+    except WorkerError:
+        after = signal.SIG_IGN
+        raise
     finally:
         done.set()
         if on_main:
-            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGTERM, after)
 
 
 def _look(roster: RankRoster, done: threading.Event) -> None:
@@ -69,6 +74,7 @@ def _when_terminated(roster: RankRoster) -> Any:
     def arrived(number: int, frame: FrameType | None) -> None:
         gone = roster.dead()
         if gone:
+            signal.signal(number, signal.SIG_IGN)
             raise WorkerError(
                 f"{gone[0]} no longer answers; rank {roster.rank} ends",
                 fix="Its own output says why. The same command goes on from the last checkpoint.",
