@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test check lint format contracts clean
+.PHONY: setup demo test check lint format faults clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,10 @@ format: setup
 
 check: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 tests/contracts tests/unit
+
+# Half an hour: the fault tests at their published sizes, then docs/reliability.md.
+faults: setup
+	sh tests/faults/full.sh
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
