@@ -70,7 +70,7 @@ def test_a_lock_file_that_names_another_process_stops_nobody(tmp_path: Path, hol
         victim.wait()
 
 
-@pytest.mark.parametrize("pid", [0, 1, -1, os.getpid()])
+@pytest.mark.parametrize("pid", [0, 1, -1, os.getpid()], ids=["everything", "init", "all", "own"])
 def test_no_lock_file_can_aim_at_everything_at_init_or_at_the_board(tmp_path: Path, holder, pid: int) -> None:
     (tmp_path / ".lock").write_text(json.dumps({"pid": pid, "host": socket.gethostname()}))
     with pytest.raises(ResourceError, match="not one to stop"):
