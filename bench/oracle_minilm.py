@@ -161,7 +161,7 @@ def main() -> int:
             assert len(ours) == len(theirs) == args.steps, json.dumps([len(ours), len(theirs)])
             loss = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
             pairs = zip(model.parameters(), reference.parameters(), strict=True)
-            weight = max(float((a - b).abs().max()) for a, b in pairs)
+            weight = max(float((a - b).detach().abs().max()) for a, b in pairs)
             good &= loss < LOSS_LIMIT and weight < WEIGHT_LIMIT
             print(f"{accumulation:<12}  {name:<10}  {loss:<15.1e}  {weight:.1e}", flush=True)
     return int(not good)

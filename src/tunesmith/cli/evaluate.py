@@ -7,7 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tunesmith.cli.reading import add_reading_arguments, load_predictor, reading_options, tokenize_rows
+from tunesmith.cli.reading import (
+    add_reading_arguments,
+    load_predictor,
+    read_model_facts,
+    reading_options,
+    tokenize_rows,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,14 +40,14 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.metrics.suite import make_suite
 
     console = Console()
-    predictor = load_predictor(args)
-    facts = predictor.facts
+    facts = read_model_facts(args)
     text, label = _columns(args, facts)
     columns = Columns(text, label, facts.labels.task)
     dataset = read_labelled(Path(args.test_file), columns=columns, labels=facts.labels, **reading_options(args))
-    rows = tokenize_rows(dataset, predictor, text, console)
     names = args.metric_name.split(",") if args.metric_name else facts.metrics
     suite = make_suite(facts.labels.task, names=names, glue_task=None if names else facts.glue_task)
+    predictor = load_predictor(args)
+    rows = tokenize_rows(dataset, predictor, text, console)
     logits = predictor.predict(rows, max_rows=args.batch_size, on_batch=console.counter("evaluating", len(rows)))
     console.close()
     assert rows.labels is not None

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tunesmith.cli.reading import add_reading_arguments, load_predictor, reading_options, text_columns, tokenize_rows
+from tunesmith.cli.reading import (
+    add_reading_arguments,
+    load_predictor,
+    read_model_facts,
+    reading_options,
+    text_columns,
+    tokenize_rows,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,19 +45,20 @@ def run(args: argparse.Namespace) -> int:
         check_format(Path(args.output))
         if args.input is not None and Path(args.output).resolve() == Path(args.input).resolve():
             raise ConfigError("is the input file", where=args.output, fix="Give another --output.")
-    predictor = load_predictor(args)
-    if args.text is not None:
-        return _predict_text(predictor, args.text)
-    return _predict_file(predictor, args)
+    facts = read_model_facts(args)
+    return _predict_file(facts, args) if args.text is None else _predict_text(facts, args)
 
 
-def _predict_text(predictor: Any, texts: list[str]) -> int:
+def _predict_text(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.errors import ConfigError
-    from tunesmith.predict.predictor import predicted_names
 
-    wanted = len(predictor.facts.text_columns or texts)
+    texts = args.text
+    wanted = len(facts.text_columns or texts[:2])
     if len(texts) != wanted:
         raise ConfigError(f"this model reads {wanted} text(s), {len(texts)} given", fix="Put each text in quotes.")
+    predictor = load_predictor(args)
+    from tunesmith.predict.predictor import predicted_names
+
     probabilities = predictor.probabilities(texts[:1], texts[1:2] or None)
     print(predicted_names(probabilities, predictor.facts.labels)[0])
     for name, value in zip(predictor.facts.labels.names, probabilities[0], strict=True):
@@ -57,16 +66,19 @@ def _predict_text(predictor: Any, texts: list[str]) -> int:
     return 0
 
 
-def _predict_file(predictor: Any, args: argparse.Namespace) -> int:
+def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.cli.console import Console
     from tunesmith.data.load import read_unlabelled
     from tunesmith.labels import Task
-    from tunesmith.predict.predictor import predicted_names, probabilities_of
     from tunesmith.predict.tables import write_delimited, write_table
 
     console = Console()
-    text = text_columns(args, predictor.facts, args.input)
-    source = read_unlabelled(Path(args.input), text=text, **reading_options(args))
+    text = text_columns(args, facts, args.input)
+    reading = partial(console.progress, "reading")
+    source = read_unlabelled(Path(args.input), text=text, on_progress=reading, **reading_options(args))
+    predictor = load_predictor(args)
+    from tunesmith.predict.predictor import predicted_names, probabilities_of
+
     rows = tokenize_rows(source.dataset, predictor, text, console)
     logits = predictor.predict(rows, max_rows=args.batch_size, on_batch=console.counter("predicting", len(rows)))
     console.close()

@@ -38,12 +38,21 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def load_predictor(args: argparse.Namespace) -> Any:
-    """The trained model of `args.run`."""
+def read_model_facts(args: argparse.Namespace) -> Any:
+    """What the model of `args.run` says about itself. Needs no torch: a wrong file is told before the model loads."""
     from tunesmith.cli.console import quiet_libraries
-    from tunesmith.predict.predictor import Predictor
+    from tunesmith.model.tokenizer import read_config
+    from tunesmith.predict.facts import model_folder_of, read_facts
 
     quiet_libraries()
+    folder = model_folder_of(args.run)
+    return read_facts(folder, read_config(folder))
+
+
+def load_predictor(args: argparse.Namespace) -> Any:
+    """The trained model of `args.run`."""
+    from tunesmith.predict.predictor import Predictor
+
     return Predictor.load(args.run, use_cpu=args.use_cpu, precision="bf16" if args.bf16 else "no")
 
 

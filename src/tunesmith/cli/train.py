@@ -30,12 +30,12 @@ def run(args: argparse.Namespace) -> int:
 
 def train(config: RunConfig) -> int:
     """Trains a config and prints what came out, on rank 0."""
-    from tunesmith.train.runtime import leave_ranks
-
     first = int(os.environ.get("RANK", "0")) == 0
     if not first:
         logging.getLogger("tunesmith").setLevel(logging.ERROR)
     result = train_on_console(config)
+    from tunesmith.train.runtime import leave_ranks  # with torch, so only when there is something to leave
+
     leave_ranks()
     if first:
         print_scores(result)

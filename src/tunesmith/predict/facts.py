@@ -9,6 +9,8 @@ from typing import Any
 
 from tunesmith.errors import ConfigError
 from tunesmith.labels import LabelMap, Task
+from tunesmith.model.resolve import resolve_model
+from tunesmith.run.layout import RunDir
 
 FACTS_FILE = "tunesmith.json"
 
@@ -64,3 +66,18 @@ def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
     if kind == "multi_label_classification":
         return ModelFacts(LabelMap(tuple(ordered), Task.MULTILABEL), None, None, None)
     return ModelFacts(LabelMap.for_classes(ordered), None, None, None)
+
+
+def model_folder_of(path: str | Path) -> Path:
+    """`model/` of a run folder, or the folder itself when it is a model."""
+    folder = Path(path)
+    run = RunDir(folder)
+    if run.model.is_dir():
+        return run.model
+    if run.journal_file.exists():
+        raise ConfigError(
+            "the run has no model/ yet: it was not finished",
+            where=str(folder),
+            fix=f"Go on with `tunesmith resume {folder}`.",
+        )
+    return resolve_model(folder, allow_download=False)

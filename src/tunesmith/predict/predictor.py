@@ -15,10 +15,8 @@ from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.labels import LabelMap, Task
 from tunesmith.model.load import load_model, read_model_config
-from tunesmith.model.resolve import resolve_model
 from tunesmith.model.tokenizer import load_tokenizer, position_limit
-from tunesmith.predict.facts import ModelFacts, read_facts
-from tunesmith.run.layout import RunDir
+from tunesmith.predict.facts import ModelFacts, model_folder_of, read_facts
 from tunesmith.train.evaluate import predict_rows
 from tunesmith.train.runtime import Precision, Runtime, make_runtime
 from tunesmith.train.strategies import choose_strategies
@@ -42,21 +40,6 @@ def predicted_names(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[A
     if labels.task is Task.MULTILABEL:
         return [[labels.names[i] for i in np.flatnonzero(row >= 0.5)] for row in probabilities]
     return [labels.names[i] for i in probabilities.argmax(axis=-1)]
-
-
-def model_folder_of(path: str | Path) -> Path:
-    """`model/` of a run folder, or the folder itself when it is a model."""
-    folder = Path(path)
-    run = RunDir(folder)
-    if run.model.is_dir():
-        return run.model
-    if run.journal_file.exists():
-        raise ConfigError(
-            "the run has no model/ yet: it was not finished",
-            where=str(folder),
-            fix=f"Go on with `tunesmith resume {folder}`.",
-        )
-    return resolve_model(folder, allow_download=False)
 
 
 @dataclass

@@ -107,3 +107,16 @@ def test_the_delimiter_that_the_error_names_works(home: Path) -> None:
     )
     assert done.returncode in (0, 3), done.stderr
     assert "delimiter" not in done.stderr
+
+
+@pytest.mark.parametrize("case", ["missing column", "one label", "wrong separator", "unreadable run folder"])
+def test_a_wrong_call_is_answered_before_torch_loads(case: str, home: Path) -> None:
+    code = f"""
+import sys
+from tunesmith.cli.main import main
+main({list(WRONG[case][0])!r})
+sys.exit(" ".join(name for name in ("torch", "transformers", "accelerate") if name in sys.modules) or 0)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
