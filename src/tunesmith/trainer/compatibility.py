@@ -18,6 +18,10 @@ HEAD = """# Trainer compatibility
 This page is made from code (`python -m tunesmith.trainer.compatibility docs/reference/trainer_compatibility.md`) and a
 test walks every line of it.
 
+Hugging Face's example scripts `run_glue.py` and `run_classification.py` (for transformers 5) were run this way on csv and
+json files beside transformers' Trainer: the same files, metric keys, log lines and model card. Without a network they need
+the metric as a folder beside the script (`accuracy/accuracy.py`), because `evaluate.load` fetches it from the Hub.
+
 What is different on purpose:
 
 | here | transformers |
@@ -29,6 +33,9 @@ What is different on purpose:
 | `dataloader_drop_last` drops training rows only. | Rows are left out of evaluations and predictions, too. |
 | Going on with other data, another order or seed is refused; another batch size is a warning. | It goes on. |
 | The order of an epoch depends on `seed` (or `data_seed`) and the epoch alone. | It depends on the generator's history. |
+| A checkpoint of `save_only_model` cannot be resumed: refused. | It goes on with a fresh optimizer, without a word. |
+| `training_args.json`, `optimizer.safetensors`, `state.json`. | `training_args.bin`, `optimizer.pt`, `scheduler.pt`. |
+| `hyperparameter_search` leaves the best trial's model, values, checkpoints. | No model; every trial's checkpoints. |
 | Early-stopping counters survive a resume. | Only with `restore_callback_states_from_checkpoint`. |
 | Rows of an Arrow dataset with `DataCollatorWithPadding` train without padding. Off: `Trainer.use_speed_ups = False`. | Padded. |
 | `journal.jsonl` in the output folder holds every step: `tunesmith curves` and `tunesmith diagnose` read it. | - |

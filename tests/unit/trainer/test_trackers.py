@@ -85,7 +85,19 @@ def read_trackio():
     return found
 
 
-print("FOUND " + json.dumps({"wandb": read_wandb, "mlflow": read_mlflow, "trackio": read_trackio}[name]()))
+def read_tensorboard():
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = {}
+    for file in out.rglob("events.out*"):
+        board = EventAccumulator(str(file.parent)).Reload()
+        name = file.relative_to(out).parts[0]
+        found[name] = [t for t in board.Tags()["scalars"] if t in ("train/loss", "eval/loss")]
+    return found
+
+
+readers = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow, "trackio": read_trackio}
+print("FOUND " + json.dumps(readers[name]()))
 """
 
 
@@ -108,7 +120,7 @@ def run_with(name: str, folder: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow", "trackio"])
 def test_a_tracker_gets_the_curves_of_a_script_and_of_a_command(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"needs {name}: pip install 'tunesmith[trackers]'")
@@ -118,7 +130,7 @@ def test_a_tracker_gets_the_curves_of_a_script_and_of_a_command(name: str, tmp_p
     else:
         assert len(found) == 2
         assert [sorted(v) for v in found.values()] == [["eval/loss", "train/loss"]] * 2
-    if name == "trackio":
+    if name in ("trackio", "tensorboard"):
         assert set(found) == {"script", "command"}
 
 
