@@ -55,7 +55,7 @@ def measure(steps: int, rows_per_step: int) -> dict[str, Any]:
     folder = find_embedded()
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     with open(sample_file("train"), encoding="utf-8") as file:
-        table = list(csv.DictReader(file))[: rows_per_step * (steps + 3)]
+        table = list(csv.DictReader(file))[: max(rows_per_step * (steps + 3), 256)]
     encoded = tokenizer([r["sentence1"] for r in table], [r["sentence2"] for r in table], truncation=True)
     labels = [int(r["label"] == "equivalent") for r in table]
     data = TokenRows.from_lists(
@@ -130,7 +130,7 @@ def launch(ranks: int, threads: int, steps: int, rows: int, out: Path) -> dict[s
     here = [str(Path(__file__).resolve()), "--worker", str(out), "--steps", str(steps), "--rows", str(rows)]
     start = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks > 1 else []
     env = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-    subprocess.run([sys.executable, *start, *here], env=env, check=True, capture_output=True)
+    subprocess.run([sys.executable, *start, *here], env=env, check=True, stdout=subprocess.DEVNULL)
     found: dict[str, float] = json.loads(out.read_text())
     return found
 
