@@ -133,7 +133,7 @@ class Console:
                 f"{event.num_steps:,} steps in all."
             )
         elif isinstance(event, Resumed):
-            self.say(f"Resumed after step {event.step} from {event.checkpoint}.")
+            self.say(f"The run is resumed after step {event.step} from {event.checkpoint}.")
             for reason in event.skipped:
                 self.say(f"Skipped: {reason}")
         elif isinstance(event, StepDone):
