@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny_bert, token_lists
 from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
+from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.events import StepDone

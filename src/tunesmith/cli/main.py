@@ -166,7 +166,8 @@ def explain(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
     if isinstance(error, MemoryError) or kind == "OutOfMemoryError":
         return 4, f"error: out of memory: use a smaller batch or --max_seq_length{again}"
     reason = " ".join(str(error).split()) or "no message"
-    if kind == "PanicException":  # the Rust core of a tokenizer: its tokenizer.json, or a text that its patterns choke on
+    if kind == "PanicException":
+        # the Rust core of a tokenizer: its tokenizer.json, or a text that its patterns choke on
         return 3, f"error: the tokenizer gave up: {reason[:300]}{again}"
     if isinstance(error, OSError) and error.errno in _ENVIRONMENT_ERRORS:
         where = f" ({error.filename})" if error.filename else ""

@@ -159,7 +159,9 @@ def _check_columns(config: RunConfig) -> Iterator[Problem]:
         twice = Counter(labels).most_common(1)[0][0]
         yield Problem("label_names", f"{twice!r} is named twice", "Name each label once")
     if config.delimiter is not None and len(config.delimiter) != 1:
-        yield Problem("delimiter", f"{config.delimiter!r} is not one character", "Use one, or comma, tab, semicolon, pipe")
+        yield Problem(
+            "delimiter", f"{config.delimiter!r} is not one character", "Use one, or comma, tab, semicolon, pipe"
+        )
     yield from _check_encoding(config)
     yield from _check_class_weights(config)
 
