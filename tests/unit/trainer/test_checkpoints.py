@@ -193,7 +193,7 @@ def test_other_data_or_another_seed_is_refused(tmp_path: Path) -> None:
 def test_another_batch_size_goes_on_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make(tmp_path, max_steps=2).train()
     logging.getLogger("transformers").propagate = True
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, logger="transformers"):
         again = make(tmp_path, per_device_train_batch_size=4, max_steps=4)
         again.train(resume_from_checkpoint=True)
     logging.getLogger("transformers").propagate = False
