@@ -105,11 +105,14 @@ def disk_error(error: OSError, path: Path, bytes_needed: int = 0) -> ResourceErr
         free = "free space unknown"
     needed = f", about {bytes_needed / 1e6:.1f} MB needed" if bytes_needed else ""
     kind = os.strerror(error.errno) if error.errno is not None else str(error)
-    return ResourceError(
-        f"cannot be written: {kind} ({free}{needed})",
-        where=str(path),
-        fix="Earlier checkpoints are intact: make room or mend the disk, then give the same command again.",
-    )
+    try:
+        saved = any(path.parent.glob("checkpoint-*"))
+    except OSError:
+        saved = False
+    fix = "Make room, mend the disk or choose another folder, then give the same command again."
+    if saved:
+        fix = "Earlier checkpoints are intact: make room or mend the disk, then give the same command again."
+    return ResourceError(f"cannot be written: {kind} ({free}{needed})", where=str(path), fix=fix)
 
 
 def verify(folder: Path) -> dict[str, Any]:

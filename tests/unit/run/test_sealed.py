@@ -14,6 +14,7 @@ from tunesmith.errors import CheckpointError, ResourceError
 from tunesmith.run.lock import RunLock
 from tunesmith.run.sealed import (
     MANIFEST,
+    disk_error,
     read_manifest,
     require_space,
     retire,
@@ -75,6 +76,13 @@ def test_a_failed_save_leaves_what_was_there_and_nothing_beside_it(tmp_path: Pat
     assert "5.0 MB needed" in str(caught.value)
     assert verify(tmp_path / "x")["step"] == 1
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_checkpoints_are_called_intact_only_where_there_are_some(tmp_path: Path) -> None:
+    error = OSError(28, "No space left on device")
+    assert "intact" not in disk_error(error, tmp_path / "new").line()
+    (tmp_path / "checkpoint-4").mkdir()
+    assert "Earlier checkpoints are intact" in disk_error(error, tmp_path / "checkpoint-6").line()
 
 
 def test_a_folder_is_replaced_by_a_newer_one(tmp_path: Path) -> None:
