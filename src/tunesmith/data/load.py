@@ -16,6 +16,7 @@ from tunesmith.data.encode import encode_labels
 from tunesmith.data.fingerprint import fingerprint_parts
 from tunesmith.data.gather import gather_sources
 from tunesmith.data.glue_tasks import find_glue_task
+from tunesmith.data.mapped_pages import release_pages
 from tunesmith.data.part import Part
 from tunesmith.data.read import read_source
 from tunesmith.data.sentences import check_texts
@@ -191,11 +192,8 @@ def _bundle(parts: Mapping[str, Part], columns: Columns, labels: LabelMap, notes
             missing = int((np.asarray(part.labels()) < 0).sum())
             if missing:
                 notes.append(f"{missing:,} of {len(part):,} {split} rows are unlabelled (-1).")
-    return DataBundle(
-        splits,
-        columns,
-        labels,
-        (*columns.why, *notes),
-        tuple(audit_parts(parts, columns.text, labels)),
-        fingerprint_parts(parts, columns.text, labels),
-    )
+    findings = tuple(audit_parts(parts, columns.text, labels))
+    fingerprint = fingerprint_parts(parts, columns.text, labels)
+    for dataset in splits.values():
+        release_pages(dataset)
+    return DataBundle(splits, columns, labels, (*columns.why, *notes), findings, fingerprint)

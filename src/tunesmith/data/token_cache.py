@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunesmith.data.mapped_pages import release_pages
 from tunesmith.errors import ResourceError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MANIFEST = "entry.json"
 _HASH_ROWS = 10_000
+_RELEASE_EVERY = 20
+"""Batches: often enough that a large file never stands in memory, seldom enough to cost nothing."""
 
 
 def default_cache_dir() -> Path:
@@ -35,12 +38,14 @@ def content_hash(dataset: Dataset, columns: tuple[str, ...]) -> str:
 
     digest = hashlib.sha256()
     view = dataset.select_columns(list(columns)).with_format("arrow")
-    for table in view.iter(batch_size=_HASH_ROWS):
+    for number, table in enumerate(view.iter(batch_size=_HASH_ROWS), start=1):
         whole = table.replace_schema_metadata(None).combine_chunks()
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, whole.schema) as writer:
             writer.write_table(whole)
         digest.update(sink.getvalue())
+        if number % _RELEASE_EVERY == 0:
+            release_pages(dataset)
     digest.update(f"{len(dataset)} {columns}".encode())
     return digest.hexdigest()
 

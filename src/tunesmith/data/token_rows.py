@@ -61,11 +61,15 @@ class Ragged:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """The rows of one split: token columns, their lengths, and labels where there are any."""
+    """The rows of one split: token columns, their lengths, labels where there are any.
+
+    `known_ids`: the token ids that occur, where somebody counted them already; counting them here reads every page.
+    """
 
     columns: dict[str, Ragged]
     lengths: npt.NDArray[np.int32]
     labels: npt.NDArray[Any] | None
+    known_ids: IntArray | None = None
 
     @classmethod
     def from_lists(cls, data: Mapping[str, Sequence[Any]]) -> TokenRows:
@@ -75,7 +79,7 @@ class TokenRows:
         return cls(columns, columns["input_ids"].lengths(), _label_array(labels))
 
     @classmethod
-    def from_arrow(cls, table: Any) -> TokenRows:
+    def from_arrow(cls, table: Any, *, known_ids: IntArray | None = None) -> TokenRows:
         """From a pyarrow table (memory-mapped or not); token columns are not copied."""
         columns = {name: Ragged.from_arrow(table.column(name)) for name in TOKEN_COLUMNS if name in table.column_names}
         labels = None
@@ -83,7 +87,7 @@ class TokenRows:
             column = table.column("labels")
             nested = str(column.type).startswith(("list", "large_list", "fixed_size_list"))
             labels = _label_array(column.to_pylist() if nested else column.to_numpy())
-        return cls(columns, columns["input_ids"].lengths(), labels)
+        return cls(columns, columns["input_ids"].lengths(), labels, known_ids)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -100,6 +104,8 @@ class TokenRows:
 
     def used_ids(self, vocabulary_size: int) -> IntArray:
         """The token ids that occur, sorted."""
+        if self.known_ids is not None:
+            return self.known_ids
         seen = np.zeros(vocabulary_size, dtype=bool)
         for values, offsets in self.columns["input_ids"].chunks:
             seen[values[offsets[0] : offsets[-1]]] = True

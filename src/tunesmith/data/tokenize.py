@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from tunesmith.data.mapped_pages import release_pages
 from tunesmith.data.token_cache import TokenCache, content_hash, default_cache_dir
 from tunesmith.data.token_encoder import UNKNOWN, Encoder, make_encoder
 from tunesmith.data.token_rows import TokenRows
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
     from tunesmith.data.columns import Columns
 
-VERSION = 1
+VERSION = 2
 """Part of every cache key: raise it when the stored columns or their meaning change."""
 BATCH_ROWS = 1000
 
@@ -106,6 +109,7 @@ def tokenize(
         cache.remove(key)
     found = cache.open(key)
     stored, facts = found or cache.build(key, partial(_write, dataset, job, num_proc, on_progress), _facts)
+    release_pages(dataset)
     if on_progress is not None:
         on_progress(len(dataset), len(dataset))
     if vocab_size is not None and facts["max_id"] >= vocab_size:
@@ -121,7 +125,9 @@ def tokenize(
         by_side=sides and sides[: len(text)],
         max_length=max_length,
     )
-    return Tokenized(TokenRows.from_arrow(stored.data.table), truncated, stored, reused=found is not None)
+    rows = TokenRows.from_arrow(stored.data.table, known_ids=_unpack_ids(facts["used_ids"]))
+    release_pages(stored)  # lengths and labels were copied out: their pages, and those read along with them
+    return Tokenized(rows, truncated, stored, reused=found is not None)
 
 
 def longest_allowed(tokenizer: Any, *, model_max: int | None = None, asked: int | None = None) -> int:
@@ -217,23 +223,32 @@ def _facts(files: Sequence[Path]) -> dict[str, Any]:
 
     Read as a stream: through the memory map, all pages of the file would count as memory of this process.
     """
-    max_id, rows_cut, tokens_cut, second_cut, unknown = 0, 0, 0, 0, False
+    rows_cut, tokens_cut, second_cut, unknown = 0, 0, 0, False
+    used = np.zeros(1, dtype=bool)
     for file in files:
         with pa.OSFile(str(file)) as source, pa.ipc.open_stream(source) as reader:
             for batch in reader:
                 ids = batch.column("input_ids").flatten().to_numpy()
                 cut, second = batch.column("cut").to_numpy(), batch.column("cut_second").to_numpy()
-                max_id = max(max_id, int(ids.max(initial=0)))
+                used = np.pad(used, (0, max(0, int(ids.max(initial=0)) + 1 - len(used))))
+                used[ids] = True
                 rows_cut += int((cut > 0).sum())
                 tokens_cut += int(cut.sum(dtype=np.int64))
                 second_cut += int(second.sum(dtype=np.int64))
                 unknown = unknown or bool((second == UNKNOWN).any())
     return {
-        "max_id": max_id,
+        "max_id": len(used) - 1,
+        "used_ids": base64.b64encode(np.packbits(used).tobytes()).decode(),
         "rows_cut": rows_cut,
         "tokens_cut": tokens_cut,
         "second_cut": UNKNOWN if unknown else second_cut,
     }
+
+
+def _unpack_ids(packed: str) -> npt.NDArray[np.int64]:
+    """The sorted ids of a bit map, one bit an id, as `_facts` writes it."""
+    bits = np.frombuffer(base64.b64decode(packed), dtype=np.uint8)
+    return np.flatnonzero(np.unpackbits(bits))
 
 
 @contextmanager

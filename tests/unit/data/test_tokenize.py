@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -209,6 +210,18 @@ def test_processes_give_the_same_rows_and_leave_the_environment_alone(
     assert split.rows.labels is not None
     assert split.rows.labels.tolist() == list(range(2500))
     assert "TOKENIZERS_PARALLELISM" not in os.environ
+
+
+@pytest.mark.parametrize("processes", [None, 2])
+def test_the_ids_that_occur_are_counted_once_and_stored(pairs: Dataset, tmp_path: Path, processes: int | None) -> None:
+    for reused in (False, True):
+        got = tokenize(
+            pairs, make_tokenizer(), ("first", "second"), max_length=9, num_proc=processes, cache_dir=tmp_path
+        )
+        assert got.reused is reused
+        assert got.rows.known_ids is not None
+        plain = replace(got.rows, known_ids=None)
+        assert got.rows.used_ids(99).tolist() == plain.used_ids(99).tolist()
 
 
 def test_progress_ends_at_all_rows(tmp_path: Path) -> None:
