@@ -35,6 +35,7 @@ CODES = (
     "erratic",
     "diverged",
     "stopped_too_early",
+    "still_learning",
     "data_problem",
     "not_enough_evidence",
 )
@@ -46,12 +47,14 @@ def diagnose(
     *,
     label_counts: Mapping[str, int] | None = None,
     num_labels: int | None = None,
+    running: bool = False,
 ) -> list[Finding]:
     """Findings, the verdict first; never empty. `label_counts` are those of the training rows.
 
     The same curves up to an earlier step give what would have been said then: the live board calls this, too.
+    `running`: the run goes on, so that it may be `still_learning` and has not stopped too early.
     """
-    reading = read_curves(curves, config, label_counts=label_counts, num_labels=num_labels)
+    reading = read_curves(curves, config, label_counts=label_counts, num_labels=num_labels, running=running)
     lost = check_diverged(reading)
     if lost is not None:
         return [lost]
@@ -59,4 +62,6 @@ def diagnose(
     if thin is not None:
         return [thin]
     found = [finding for rule in RULES if (finding := rule(reading)) is not None]
+    # That learning goes on is no remark beside a problem.
+    found = [finding for finding in found if finding.code != "still_learning"] or found
     return found or [check_healthy(reading) or nothing_shown(reading)]

@@ -16,6 +16,8 @@ def check_evidence(reading: Reading) -> Finding | None:
         advice = [f"--eval_strategy steps --eval_steps {steps}"]
         if not len(reading):
             advice.append("--validation_split_fraction 0.1 (or --validation_file): there are no validation curves")
+        if reading.running:
+            advice.insert(0, f"wait: {MIN_EVALUATIONS - len(reading)} more evaluations make a verdict")
         plural = "s" * (len(reading) != 1)
         evidence = f"{len(reading)} evaluation{plural} with a validation loss; a verdict needs {MIN_EVALUATIONS}"
         return _found(reading, evidence, advice)

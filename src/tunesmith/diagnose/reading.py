@@ -32,6 +32,8 @@ class Reading:
     """Loss of knowing only the class shares."""
     chance_accuracy: float | None
     """Accuracy of always giving the most frequent class; None when unknown or when the score is another one."""
+    running: bool = False
+    """Whether the run goes on."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -93,6 +95,7 @@ def read_curves(
     *,
     label_counts: Mapping[str, int] | None = None,
     num_labels: int | None = None,
+    running: bool = False,
 ) -> Reading:
     """A pure function of its arguments; nothing is read from disk."""
     loss = curves.metric("validation", "loss").finite()
@@ -111,6 +114,7 @@ def read_curves(
         rows=curves.rows.get("validation", 0),
         chance_loss=_chance_loss(curves, shares, num_labels),
         chance_accuracy=float(shares.max()) if shares is not None and metric == "accuracy" else None,
+        running=running,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tunesmith.diagnose.reading import Reading
 from tunesmith.diagnose.thresholds import DONE, NEAR_CHANCE, SMALL_GAP, STILL_FALLING, USUAL_RATE
 from tunesmith.diagnose.verdict import epochs_flag, make_finding, planned_epochs, rate_flag, surety
@@ -10,7 +12,12 @@ from tunesmith.findings import Finding
 
 def check_stopped_early(reading: Reading) -> Finding | None:
     """A finding when validation still falls beyond noise, or when learning has only begun and goes on."""
-    return _still_falling(reading) or _only_begun(reading)
+    found = _still_falling(reading) or _only_begun(reading)
+    if found is None or not reading.running:
+        return found
+    run = reading.curves
+    left = f"let it go on: step {run.last_step}" + (f" of {run.num_steps}" if run.num_steps else "")
+    return replace(found, code="still_learning", severity="info", advice=(left,))
 
 
 def _still_falling(reading: Reading) -> Finding | None:

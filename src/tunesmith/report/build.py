@@ -14,7 +14,7 @@ from tunesmith.curves.series import Curves
 from tunesmith.data.prediction_file import read_prediction_columns
 from tunesmith.findings import Finding
 from tunesmith.metrics.calibration import ReliabilityBin, expected_calibration_error, reliability_bins
-from tunesmith.report.diagnosis import diagnose_with
+from tunesmith.report.diagnosis import diagnose_with, goes_on
 from tunesmith.report.files import read_config, read_json
 from tunesmith.report.mistakes import Confusion, Mistake, count_confusions, find_mistakes
 from tunesmith.report.predictions import Predictions, make_predictions
@@ -80,7 +80,7 @@ def build_report(run: str | Path | RunDir) -> Report:
         name=str(config.get("run_name") or folder.name),
         curves=curves,
         scores=headline_scores(read_json(folder.metrics_file), predictions, curves),
-        findings=diagnose_with(curves, config, summary),
+        findings=diagnose_with(curves, config, summary, running=goes_on(folder, curves)),
         facts=_facts(curves, config, summary),
         splits=_splits(summary),
         columns=_columns(summary),

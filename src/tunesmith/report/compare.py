@@ -19,7 +19,7 @@ from tunesmith.labels import Task
 from tunesmith.metrics.names import DEFAULTS, METRICS, canonical_name
 from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
 from tunesmith.metrics.rows import Scale
-from tunesmith.report.diagnosis import diagnose_with
+from tunesmith.report.diagnosis import diagnose_with, goes_on
 from tunesmith.report.files import read_config, read_json
 from tunesmith.report.pairing import labelled_splits, pair_sides, read_side
 from tunesmith.report.predictions import make_predictions
@@ -123,7 +123,7 @@ def _compared(
         path=folder.path,
         curves=dataclasses.replace(curves, name=letter),
         scores=headline_scores(read_json(folder.metrics_file), predictions, curves),
-        findings=diagnose_with(curves, config, summary),
+        findings=diagnose_with(curves, config, summary, running=goes_on(folder, curves)),
     )
 
 

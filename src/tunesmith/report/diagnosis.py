@@ -13,16 +13,25 @@ from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.report.files import read_config, read_json
 from tunesmith.run.layout import RunDir, open_run
+from tunesmith.run.lock import read_holder
 
 
 def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
     """Findings about a run folder, the verdict first."""
     folder = run if isinstance(run, RunDir) else open_run(run)
     curves = load_curves(folder.path)
-    return diagnose_with(curves, read_config(folder.config_file), read_json(folder.data_summary_file))
+    config, summary = read_config(folder.config_file), read_json(folder.data_summary_file)
+    return diagnose_with(curves, config, summary, running=goes_on(folder, curves))
 
 
-def diagnose_with(curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[Finding]:
+def goes_on(run: RunDir, curves: Curves) -> bool:
+    """Whether a process is still at this run: its journal has no end, and its lock is held."""
+    return curves.ended is None and read_holder(run.lock_file) is not None
+
+
+def diagnose_with(
+    curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any], *, running: bool = False
+) -> list[Finding]:
     """Findings from what was read already. Only one label a row makes class shares a chance loss."""
     single = summary.get("task") in (None, Task.BINARY, Task.MULTICLASS)
     names = summary.get("labels") if single else None
@@ -31,6 +40,7 @@ def diagnose_with(curves: Curves, config: Mapping[str, Any], summary: Mapping[st
         config,
         label_counts=train_label_counts(summary) if single else None,
         num_labels=len(names) if isinstance(names, (list, tuple)) and len(names) >= 2 else None,
+        running=running,
     )
 
 

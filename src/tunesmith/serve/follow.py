@@ -56,12 +56,13 @@ class LiveRun:
             self.problem = str(error)
         if changed and self._columns is not None:
             self.curves = build_curves(self._columns, name=self.run.name)
-            self._diagnose()
         try:
             updated = os.lstat(self.run.journal_file).st_mtime
         except OSError:
             updated = 0.0
         self.status = status_of(self.run, self.curves.ended if self.curves is not None else None, updated)
+        if self.curves is not None and (changed or before[0] != self.status):
+            self._diagnose()
         return changed or before != (self.status, self.problem)
 
     def _read(self) -> bool:
@@ -92,7 +93,8 @@ class LiveRun:
         others = [event for _, event in self._columns.others]
         self.notes = list(dict.fromkeys(e.text for e in others if isinstance(e, Note)))[-8:]
         seen = tuple(e for e in others if isinstance(e, (Evaluated, NonFinite, RunEnded)))
-        mark = (len(seen), seen[-1:] and seen[-1].step)
+        running = self.status == "running"
+        mark = (len(seen), seen[-1:] and seen[-1].step, running)
         if mark != self._diagnosed or not self.findings:
             self._diagnosed = mark
             try:
@@ -100,7 +102,7 @@ class LiveRun:
                 summary = read_json(self.run.data_summary_file)
             except (TunesmithError, OSError, ValueError):
                 config, summary = {}, {}
-            self.findings = diagnose_with(self.curves, config, summary)
+            self.findings = diagnose_with(self.curves, config, summary, running=running)
 
     def snapshot(self, low: float | None = None, high: float | None = None) -> dict[str, Any]:
         """Everything the page draws; with `low` and `high` the steps between them in full detail."""
@@ -122,7 +124,7 @@ class LiveRun:
             "best": {"metric": best[0], "step": best[1], "value": _short(best[2])} if best else None,
             "ended": curves.ended,
             "resumed_at": list(curves.resumed_at)[-20:],
-            "findings": [f.to_json() | {"numbers": {}} for f in live_findings(self.findings, self.status)],
+            "findings": [f.to_json() | {"numbers": {}} for f in self.findings],
             "notes": self.notes,
             "panels": make_panels(curves, low, high),
         }
@@ -136,14 +138,6 @@ class LiveRun:
             rows = curves.train_rows / curves.steps_per_epoch if curves.steps_per_epoch else float("nan")
         left = (curves.num_steps - done) * rows / rate
         return round(left) if np.isfinite(left) else None
-
-
-def live_findings(findings: list[Finding], status: str) -> list[Finding]:
-    """What can be said already: a run that goes on has not stopped too early, it is still learning."""
-    if status != "running":
-        return findings
-    left = [f for f in findings if f.code != "stopped_too_early"]
-    return left or [replace(f, code="still_learning", severity="info", advice=()) for f in findings]
 
 
 def make_panels(curves: Curves, low: float | None = None, high: float | None = None) -> list[dict[str, Any]]:

@@ -261,3 +261,17 @@ def test_early_stopping_that_would_not_have_paid_is_not_mentioned(synthetic: Sim
 )
 def test_a_rate_is_written_as_a_person_would(rate: float, text: str) -> None:
     assert rate_flag(rate) == f"--learning_rate {text}"
+
+
+def test_a_run_that_goes_on_is_still_learning_and_has_not_stopped_too_early(synthetic: SimpleNamespace) -> None:
+    run = CASES["both losses still falling"][1] | {"planned_epochs": 9, "ended": None}
+    curves = curves_from_events(synthetic.make_run(**run))
+    (found,) = diagnose(curves, synthetic.CONFIG, label_counts=MRPC, running=True)
+    assert (found.code, found.severity, found.advice) == ("still_learning", "info", ("let it go on: step 300 of 900",))
+    assert diagnose(curves, synthetic.CONFIG, label_counts=MRPC)[0].code == "stopped_too_early"
+
+
+def test_a_run_that_has_just_begun_is_told_to_wait(synthetic: SimpleNamespace) -> None:
+    curves = curves_from_events(synthetic.make_run([0.5], [0.5], planned_epochs=9, ended=None))
+    (found,) = diagnose(curves, synthetic.CONFIG, label_counts=MRPC, running=True)
+    assert found.advice[0] == "wait: 2 more evaluations make a verdict"

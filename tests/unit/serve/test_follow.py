@@ -11,10 +11,10 @@ import pytest
 
 from tunesmith.curves.build import load_curves
 from tunesmith.events import Evaluated, NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
-from tunesmith.findings import Finding
 from tunesmith.run.journal import Journal, encode_event, truncate_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.serve.follow import LiveRun, live_findings, make_panels
+from tunesmith.run.lock import RunLock
+from tunesmith.serve.follow import LiveRun, make_panels
 from tunesmith.serve.hub import encode_message
 from tunesmith.serve.peek import peek_journal
 
@@ -117,12 +117,16 @@ def test_the_diagnosis_changes_when_an_evaluation_arrives(tmp_path: Path, synthe
     assert live.snapshot()["findings"][0]["code"] == "overfitting"
 
 
-def test_a_run_that_goes_on_is_never_told_that_it_stopped_too_early() -> None:
-    early = Finding("stopped_too_early", "warning", "loss still falls", ("tunesmith resume",), 0.8)
-    other = Finding("erratic", "warning", "it swings", (), 0.8)
-    assert live_findings([early], "interrupted") == [early]
-    assert [(f.code, f.advice) for f in live_findings([early], "running")] == [("still_learning", ())]
-    assert live_findings([other, early], "running") == [other]
+def test_a_run_that_goes_on_is_never_told_that_it_stopped_too_early(tmp_path: Path, synthetic) -> None:
+    falling = {"train": [0.60, 0.52, 0.42], "validation": [0.59, 0.52, 0.44], "accuracy": [0.69, 0.74, 0.80]}
+    write(tmp_path, synthetic.make_run(**falling, planned_epochs=9, ended=None))
+    live = LiveRun(RunDir(tmp_path))
+    with RunLock(RunDir(tmp_path).lock_file):
+        live.poll()
+        assert live.snapshot()["status"] == "running"
+        assert live.snapshot()["findings"][0]["code"] == "still_learning"
+    assert live.poll(), "the end of the process changes what is shown"
+    assert live.snapshot()["findings"][0]["code"] == "stopped_too_early"
 
 
 def test_a_zoom_brings_every_step_of_its_range(tmp_path: Path, synthetic) -> None:
