@@ -14,6 +14,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -59,7 +60,7 @@ def main() -> None:
             fsync_file(file)
 
     def sealed(folder: Path) -> None:
-        def fill(tmp: Path) -> dict[str, str]:
+        def fill(tmp: Path) -> dict[str, Future[str]]:
             return {
                 "model.safetensors": write_tensors(tmp / "model.safetensors", weights),
                 "optimizer.safetensors": write_tensors(tmp / "optimizer.safetensors", moments),

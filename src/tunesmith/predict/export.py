@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
 
     def describe(folder: Path) -> None:
         config = type(model.config).from_dict(model.config.to_dict())
-        config.architectures = [type(model).__name__]
+        config.architectures = [type(model).__name__.removeprefix("FSDP")]  # what `fully_shard` calls the class
         config.dtype = "float32"
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -31,7 +32,7 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
 def export_model(target: Path, weights: dict[str, torch.Tensor], describe: Callable[[Path], None], card: str) -> None:
     """Publishes the model folder in one rename, with its model card."""
 
-    def fill(folder: Path) -> dict[str, str]:
+    def fill(folder: Path) -> dict[str, Future[str]]:
         describe(folder)
         (folder / "README.md").write_text(card, encoding="utf-8")
         return {WEIGHTS: write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})}

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ _LEFTOVER = re.compile(r"\.tmp-(?:(old|gone)-)?(checkpoint-\d+|best|model|\w+\.(
 def write_sealed(target: Path, fill: Callable[[Path], Any], meta: dict[str, Any], *, bytes_needed: int = 0) -> None:
     """Publishes a folder that `fill` writes. On any failure `target` is as it was and nothing is left beside it.
 
-    `fill` may give the sha256 of files it knows ({name: hex}): those are not read again.
+    `fill` may give the sha256 of files it knows, or will know ({name: hex or a future of it}): those are not read again.
     """
     tmp = _aside(target)
     try:
@@ -230,19 +230,19 @@ def write_file_atomically(file: Path, data: bytes) -> None:
         raise disk_error(error, file, len(data)) from error
 
 
-def _seal(folder: Path, meta: dict[str, Any], known: dict[str, str]) -> None:
+def _seal(folder: Path, meta: dict[str, Any], known: dict[str, str | Future[str]]) -> None:
     """Hashes and fsyncs every file, then writes the manifest last.
 
     Threads hash while this one waits for the disk: all that changes the folder happens in one thread, in one order.
     """
     files = {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if p.is_file()}
     with ThreadPoolExecutor(max_workers=2) as pool:
-        hashes = {name: pool.submit(hash_file, file) for name, file in files.items() if name not in known}
+        hashes = {n: known[n] if n in known else pool.submit(hash_file, file) for n, file in files.items()}
         for file in files.values():
             fsync_file(file)
         entries = {
-            name: {"size": file.stat().st_size, "sha256": known[name] if name in known else hashes[name].result()}
-            for name, file in files.items()
+            name: {"size": files[name].stat().st_size, "sha256": value if isinstance(value, str) else value.result()}
+            for name, value in hashes.items()
         }
     manifest = {"format": FORMAT, **meta, "files": entries}
     manifest["self"] = _own_hash(manifest)

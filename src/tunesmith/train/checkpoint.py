@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 from tunesmith.errors import CheckpointError, NumericsError
 from tunesmith.run.sealed import read_manifest, write_sealed
 from tunesmith.train.generators import generator_states, restore_generators
+from tunesmith.train.sharding import dealt, whole
 from tunesmith.train.state import TrainState
 from tunesmith.train.stopping import Progress
 from tunesmith.train.tensor_file import write_tensors
@@ -61,13 +63,15 @@ def save_checkpoint(
     All ranks call it; rank 0 alone writes, between two barriers.
     """
     generators = state.runtime.gather_objects(generator_states(state.runtime.device))
-    if state.runtime.is_main:
+    if state.runtime.is_main or state.runtime.sharding is not None:
+        # sharded tensors are gathered here, so that all ranks take part
         weights = full_weights(state)
-        require_finite(weights, state.step)
         tensors, plain = pack_optimizer(state.optimizer)
+    if state.runtime.is_main:
+        require_finite(weights, state.step)
         meta = {"kind": "checkpoint", "step": state.step, **identity.to_json()}
 
-        def fill(tmp: Path) -> dict[str, str]:
+        def fill(tmp: Path) -> dict[str, Future[str]]:
             if describe is not None:
                 describe(
                     tmp
@@ -126,7 +130,7 @@ def contiguous(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     seen: set[int] = set()
     out = {}
     for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
+        tensor = whole(tensor.detach()).cpu().contiguous()
         out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
     return out
@@ -175,6 +179,10 @@ def load_checkpoint(folder: Path, state: TrainState) -> None:
 
 
 def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any]) -> None:
+    if (plain["vocabulary"] is None) != (state.cut is None):
+        raise CheckpointError(
+            "has a cut vocabulary on one side only (restrict_vocabulary, which fsdp switches off)", where=str(folder)
+        )
     _load_weights_into(state, folder)
     unpack_optimizer(state.optimizer, load_file(folder / OPTIMIZER), plain["optimizer"], str(folder))
     state.step = int(plain["step"])
@@ -220,7 +228,7 @@ def _copy_weights(model: nn.Module, stored: dict[str, torch.Tensor], where: str)
         raise CheckpointError(f"does not fit the model: {', '.join(wrong[:5])}", where=where)
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(stored[name])
+            tensor.copy_(dealt(stored[name], tensor))
 
 
 def pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -233,7 +241,7 @@ def pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[
         for name, parameter in zip(names, group["params"], strict=True):
             for key, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
-                    tensors[f"{key}:{name}"] = value.detach().cpu().contiguous()
+                    tensors[f"{key}:{name}"] = whole(value.detach()).cpu().contiguous()
                 else:
                     plain["values"].setdefault(name, {})[key] = value
     plain["tensors"] = sorted(tensors)
@@ -259,7 +267,7 @@ def unpack_optimizer(optimizer: Optimizer, tensors: dict[str, torch.Tensor], pla
                 moved = isinstance(value, torch.Tensor) and (
                     key != "step" or group.get("fused") or group.get("capturable")
                 )
-                state[key] = value.to(parameter.device) if moved else value
+                state[key] = dealt(value.to(parameter.device) if moved else value, parameter)
 
 
 def differences(folder: Path, identity: Identity) -> list[str]:

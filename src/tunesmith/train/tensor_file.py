@@ -1,4 +1,4 @@
-"""Writes safetensors files and hashes the bytes on their way: what was meant is what is hashed, and nothing is read back.
+"""Writes safetensors files and hashes the bytes meanwhile: what was meant is what is hashed, and nothing is read back.
 
 The format: 8 bytes of header length, the header in JSON padded to 8 bytes, then the tensors without gaps.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import queue
 import threading
+from concurrent.futures import Future
+from io import RawIOBase
 from pathlib import Path
 
 import torch
@@ -31,14 +32,21 @@ DTYPES = {
 }
 """In the order in which the library puts them into a file."""
 BLOCK = 1 << 22
-"""Bytes written and hashed at a time: one thread writes a block while another hashes the one before."""
+"""Bytes written and hashed at a time."""
 
 
-def write_tensors(file: Path, tensors: dict[str, torch.Tensor], *, metadata: dict[str, str] | None = None) -> str:
-    """Writes contiguous CPU tensors, byte for byte as the library would; gives the sha256 in hex."""
+def write_tensors(
+    file: Path, tensors: dict[str, torch.Tensor], *, metadata: dict[str, str] | None = None
+) -> Future[str]:
+    """Writes contiguous CPU tensors, byte for byte as the library would; gives the sha256 in hex, when it is ready.
+
+    The tensors must stay as they are until then: their memory is hashed by a thread that the writing does not wait for.
+    """
     if any(tensor.dtype not in DTYPES for tensor in tensors.values()):
         save_file(tensors, file, metadata=metadata)
-        return hash_file(file)
+        ready: Future[str] = Future()
+        ready.set_result(hash_file(file))
+        return ready
     place = list(DTYPES).index
     ordered = sorted(tensors.items(), key=lambda item: (place(item[1].dtype), item[0]))
     header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
@@ -51,11 +59,16 @@ def write_tensors(file: Path, tensors: dict[str, torch.Tensor], *, metadata: dic
         start = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    with HashingWriter(file) as out:
-        out.write(memoryview(len(text).to_bytes(8, "little") + text))
-        for _, tensor in ordered:
-            out.write(_bytes_of(tensor))
-    return out.digest
+    parts = [memoryview(len(text).to_bytes(8, "little") + text), *(_bytes_of(tensor) for _, tensor in ordered)]
+    digest = _hash_aside(parts, tensors)
+    try:
+        with file.open("wb", buffering=0) as out:
+            for part in parts:
+                _write_all(out, part)
+    except BaseException:
+        digest.cancel()
+        raise
+    return digest
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -66,35 +79,30 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
 
 
-class HashingWriter:
-    """A file whose bytes are hashed by a second thread while they are written. `digest` is set at the end."""
+def _write_all(out: RawIOBase, data: memoryview) -> None:
+    for start in range(0, len(data), BLOCK):
+        block = data[start : start + BLOCK]
+        done = 0
+        while done < len(block):
+            done += out.write(block[done:]) or 0
 
-    def __init__(self, file: Path) -> None:
-        self.digest = ""
-        self._file = file.open("wb", buffering=0)
-        self._todo: queue.Queue[memoryview | None] = queue.Queue(maxsize=8)
-        self._thread = threading.Thread(target=self._hash, name="tunesmith-hash", daemon=True)
-        self._thread.start()
 
-    def write(self, data: memoryview) -> None:
-        """Writes all of the bytes. They must stay as they are until the end of the file."""
-        for start in range(0, len(data), BLOCK):
-            block = data[start : start + BLOCK]
-            self._todo.put(block)
-            done = 0
-            while done < len(block):
-                done += self._file.write(block[done:])
+def _hash_aside(parts: list[memoryview], owners: dict[str, torch.Tensor]) -> Future[str]:
+    """sha256 of the parts, made by a thread of its own: hashing one file goes on while the next is written and synced.
 
-    def _hash(self) -> None:
+    `owners` are the tensors whose memory the parts look at: the thread keeps them alive.
+    """
+    digest: Future[str] = Future()
+
+    def run(_owners: object) -> None:
         total = hashlib.sha256()
-        while (block := self._todo.get()) is not None:
-            total.update(block)
-        self.digest = total.hexdigest()
+        for part in parts:
+            for start in range(0, len(part), BLOCK):
+                if digest.cancelled():
+                    return
+                total.update(part[start : start + BLOCK])
+        if digest.set_running_or_notify_cancel():
+            digest.set_result(total.hexdigest())
 
-    def __enter__(self) -> HashingWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._todo.put(None)
-        self._thread.join()
-        self._file.close()
+    threading.Thread(target=run, args=(owners,), name="tunesmith-hash", daemon=True).start()
+    return digest
