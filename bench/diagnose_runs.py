@@ -1,198 +1,144 @@
 """Runs made to fail on purpose, and what the diagnosis says of them: confusion matrix, false alarms, and whether advice helps.
 
-    python bench/diagnose_runs.py --output /tmp/diagnose --seeds 3 --models paraphrase-MiniLM-L3-v2 --data trec
-    python bench/diagnose_runs.py --output /tmp/diagnose --table        # only the table, from runs already made
+    python bench/diagnose_runs.py --output /tmp/diagnose --make      # trains what is missing; start two to use two cores
+    python bench/diagnose_runs.py --output /tmp/diagnose --follow    # trains unhealthy runs again with their first advice
+    python bench/diagnose_runs.py --output /tmp/diagnose --export curves.json
+    python bench/diagnose_runs.py --output /tmp/diagnose --table [--peers verdicts.json]
 
-Data and models come from ../shared. A run that is in --output already is not made again:
-the bench can be stopped and gone on with.
-Odd seeds are held out: thresholds may be chosen on even seeds only.
+Making and judging are apart: --table asks the present code about the kept run folders. A run that is in --output is not
+made again, so the bench can be stopped and gone on with. Data and models come from ../shared and from the embedded sample.
+Odd seeds are held out: thresholds may be chosen on even seeds only. See docs/how_to/measure_the_diagnosis.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import random
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import os
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-SHARED = Path(__file__).parents[2] / "shared"
-RATE = 5e-5
+from diagnose_causes import CAUSES, Key, count_rows, list_runs, make_options, name_run, train_once
+from diagnose_judge import Run, export_curves, find_truth, load_run, load_runs
+from diagnose_table import print_runs, print_table
 
 
-@dataclass(frozen=True)
-class Cause:
-    """One way to run. `right` are the verdicts that name the cause; the first is the one a person would give."""
-
-    right: tuple[str, ...]
-    options: dict[str, Any] = field(default_factory=dict)
-    rows: float = 1.0
-    shuffled: bool = False
-
-
-CAUSES = {
-    "healthy": Cause(("healthy",)),
-    "healthy_2e-5": Cause(("healthy", "stopped_too_early"), {"learning_rate": 2e-5, "num_train_epochs": 5}),
-    "rate_x30": Cause(("diverged", "erratic"), {"learning_rate": 30 * RATE}),
-    "rate_x0.01": Cause(("underfitting",), {"learning_rate": 0.01 * RATE}),
-    "frozen": Cause(("underfitting",), {"freeze": ("encoder",)}),
-    "few_rows": Cause(("stopped_too_early", "underfitting", "overfitting"), rows=0.02),
-    "shuffled": Cause(("data_problem",), shuffled=True),
-    "shuffled_long": Cause(("data_problem",), {"num_train_epochs": 12}, shuffled=True),
-    "12_epochs": Cause(("overfitting",), {"num_train_epochs": 12}),
-    "batch_1": Cause(("erratic",), {"per_device_train_batch_size": 1}, rows=0.5),
-}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one run. `score` is the accuracy on the test rows, which neither training nor diagnosis has seen."""
-
-    model: str
-    data: str
-    cause: str
-    seed: int
-    verdict: str
-    evidence: str
-    advice: tuple[str, ...]
-    score: float
-    followed: float | None = None
-
-
-def read_rows(name: str, split: str) -> list[dict[str, Any]]:
-    """Rows of a split in ../shared, as dicts."""
-    import pyarrow.parquet as pq
-
-    rows: list[dict[str, Any]] = (
-        pq.read_table(SHARED / "data" / name / f"{split}.parquet").drop_columns(["idx"]).to_pylist()
-    )
-    return rows
-
-
-def make_data(name: str, cause: Cause, *, seed: int, most: int) -> dict[str, list[dict[str, Any]]]:
-    """Train, validation and test rows. TREC has no validation split: 500 training rows are held out."""
-    pick = random.Random(seed)
-    train = read_rows(name, "train")
-    pick.shuffle(train)
-    validation = (
-        read_rows(name, "validation") if (SHARED / "data" / name / "validation.parquet").exists() else train[:500]
-    )
-    train = train if name == "mrpc" else train[500:]
-    train = train[: max(60, int(min(most, len(train)) * cause.rows))]
-    if cause.shuffled:
-        validation = validation + train[: len(train) // 10]
-        train = train[len(train) // 10 :]
-        for rows in (train, validation):
-            labels = [row["label"] for row in rows]
-            pick.shuffle(labels)
-            rows[:] = [{**row, "label": label} for row, label in zip(rows, labels, strict=True)]
-    return {"train": train, "validation": validation, "test": read_rows(name, "test")}
-
-
-def train_once(folder: Path, model: str, data: dict[str, Any], options: dict[str, Any]) -> float:
-    """Trains into `folder`; gives the accuracy on the test rows, NaN when the run was lost."""
-    from tunesmith.errors import NumericsError
-    from tunesmith.finetune import finetune
-
-    usual = {"learning_rate": RATE, "num_train_epochs": 3.0, "per_device_train_batch_size": 16}
+def claim(folder: Path) -> bool:
+    """Whether this process may make the run: nobody has made it, and no live process is at it."""
+    if (folder / "made.json").exists():
+        return False
+    mark = folder.with_name(folder.name + ".claim")
     try:
-        result = finetune(
-            train_data=data["train"],
-            validation_data=data["validation"],
-            test_data=data["test"],
-            model_name_or_path=str(SHARED / "models" / model),
-            output_dir=str(folder),
-            **(usual | options),
-        )
-    except NumericsError:
-        return float("nan")
-    return float(result.scores["test"]["accuracy"].value or 0.0)
+        with open(mark, "x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        owner = mark.read_text()
+        if not owner or Path(f"/proc/{owner}").exists():
+            return False
+        mark.write_text(str(os.getpid()))
+    return True
 
 
-def make_outcome(output: Path, model: str, data: str, cause: str, seed: int, *, most: int, follow: bool) -> Outcome:
-    """One run, its verdict and, when asked, the same run with the first advice followed."""
+def make_one(folder: Path, key: Key, options: dict[str, Any]) -> None:
+    """Trains one run, unless it is there or another process is at it."""
+    if not claim(folder):
+        return
+    began = time.time()
+    try:
+        train_once(folder, key, options)
+    except Exception as error:  # one run less; the others are made
+        print(f"{folder.name}: {error}", flush=True)
+        return
+    folder.with_name(folder.name + ".claim").unlink()
+    print(f"{time.strftime('%H:%M:%S')} {folder.name} {time.time() - began:.0f} s", flush=True)
+
+
+def plan_advice(run: Run) -> tuple[str, dict[str, Any]] | None:
+    """(folder name, options) of the run with its first advice followed; None when the advice is for people."""
     from tunesmith.config.convert import convert
     from tunesmith.config.schema import list_options
     from tunesmith.diagnose.verdict import advised_options
-    from tunesmith.report.diagnosis import diagnose_run
 
-    spec = CAUSES[cause]
-    name = f"{model}-{data}-{cause}-{seed}"
-    rows = make_data(data, spec, seed=seed, most=most)
-    score = train_once(output / name, model, rows, {**spec.options, "seed": seed})
-    found = diagnose_run(output / name)[0]
-    followed = None
-    changes = advised_options(found.advice[0]) if found.advice else {}
-    if follow and found.code != "healthy" and changes:
-        options = {**spec.options, "seed": seed} | {
-            k: convert(v, list_options()[k].hint) for k, v in changes.items() if v is not None
-        }
-        options = {k: v for k, v in options.items() if changes.get(k, "") is not None}
-        followed = train_once(output / f"{name}-followed", model, rows, options)
-    return Outcome(model, data, cause, seed, found.code, found.evidence, found.advice, score, followed)
+    advice = run.findings[0].advice
+    changes = advised_options(advice[0]) if advice else {}
+    if not changes:
+        return None
+    options = {k: v for k, v in run.options.items() if changes.get(k, "") is not None}
+    options |= {k: convert(v, list_options()[k].hint) for k, v in changes.items() if v is not None}
+    slug = ",".join(f"{k}={v}" for k, v in sorted(changes.items()))
+    return f"{name_run(run.key)}+{slug}", options
 
 
-def print_table(outcomes: list[Outcome], title: str) -> None:
-    """Confusion matrix of cause and verdict, and the three figures that count."""
-    if not outcomes:
-        return
-    verdicts = sorted({o.verdict for o in outcomes})
-    print(f"\n{title}: {len(outcomes)} runs\n{'cause':16}" + "".join(f"{v[:14]:>16}" for v in verdicts))
-    for cause in CAUSES:
-        row = Counter(o.verdict for o in outcomes if o.cause == cause)
-        if row:
-            print(f"{cause:16}" + "".join(f"{row[v] or '.':>16}" for v in verdicts))
-    right = [o.verdict in CAUSES[o.cause].right for o in outcomes]
-    well = [o for o in outcomes if o.cause.startswith("healthy")]
-    alarms = [o for o in well if o.verdict not in CAUSES[o.cause].right]
-    helped = [o.followed > o.score for o in outcomes if o.followed is not None and o.cause not in ("healthy",)]
-    print(f"right {sum(right)}/{len(right)}; false alarms on healthy {len(alarms)}/{len(well)}", end="")
-    print(f"; first advice improved the test score in {sum(helped)}/{len(helped)}" if helped else "")
+def describe(key: Key, options: dict[str, Any]) -> str:
+    """What a run is made from: two runs with one description are one run."""
+    return json.dumps([key[:2], count_rows(key), CAUSES[key[2]].shuffled, options], sort_keys=True)
 
 
-def load_outcomes(file: Path) -> list[Outcome]:
-    """The outcomes written so far."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [Outcome(**{**data, "advice": tuple(data["advice"])}) for data in map(json.loads, lines)]
+def find_followed(output: Path, run: Run, runs: Mapping[Key, Run], planned: tuple[str, dict[str, Any]]) -> Path:
+    """The folder of the run that follows the advice; another run's where that has the same rows, options and seed."""
+    wanted = describe(run.key, planned[1])
+    same = (other.folder for other in runs.values() if describe(other.key, other.options) == wanted)
+    return next(same, output / planned[0])
 
 
-def plan(args: argparse.Namespace, done: set[tuple[str, str, str, int]]) -> Iterator[tuple[str, str, str, int]]:
-    """The runs still to be made, seeds outermost, so that a stopped bench is balanced."""
-    for seed in range(args.seeds):
-        for model in args.models:
-            for data in args.data:
-                for cause in args.causes:
-                    if (model, data, cause, seed) not in done:
-                        yield model, data, cause, seed
+def follow_advice(output: Path, seeds: Sequence[int] | None) -> None:
+    """Makes each unhealthy run again with its first advice."""
+    runs = load_runs(output)
+    for key in list_runs(seeds):
+        run = runs.get(key)
+        truth = find_truth(run, runs) if run is not None else None
+        planned = plan_advice(run) if run is not None else None
+        if run is None or truth is None or planned is None or truth.healthy or run.verdict == "healthy":
+            continue
+        make_one(find_followed(output, run, runs, planned), key, planned[1])
+
+
+def collect_followed(output: Path, runs: Mapping[Key, Run]) -> dict[Key, Run | None]:
+    """Run -> the run that followed its first advice, None where the advice is for people; without those not made yet."""
+    found: dict[Key, Run | None] = {}
+    for key, run in runs.items():
+        planned = plan_advice(run)
+        if planned is None:
+            found[key] = None
+            continue
+        folder = find_followed(output, run, runs, planned)
+        if (folder / "made.json").exists():
+            found[key] = load_run(folder)
+    return found
 
 
 def main() -> None:
     """Makes what is missing, prints what there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--models", nargs="+", default=["paraphrase-MiniLM-L3-v2", "granite-embedding-30m-english"])
-    parser.add_argument("--data", nargs="+", default=["mrpc", "trec"])
-    parser.add_argument("--causes", nargs="+", default=list(CAUSES), choices=list(CAUSES))
-    parser.add_argument("--most", type=int, default=3000, help="training rows at most")
-    parser.add_argument("--follow", action="store_true", help="make each unhealthy run again with its first advice")
-    parser.add_argument("--table", action="store_true", help="make no run")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", help="only these; more than the plan has are made for every cell"
+    )
+    parser.add_argument("--make", action="store_true", help="train what is missing")
+    parser.add_argument("--follow", action="store_true", help="train each unhealthy run again with its first advice")
+    parser.add_argument("--export", type=Path, help="write the curves for bench/diagnose_peers.py")
+    parser.add_argument("--table", action="store_true", help="print the tables")
+    parser.add_argument("--list", action="store_true", help="print one line a run")
+    parser.add_argument("--peers", type=Path, help="what bench/diagnose_peers.py wrote")
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
-    file = args.output / "outcomes.jsonl"
-    outcomes = load_outcomes(file)
-    if not args.table:
-        for model, data, cause, seed in plan(args, {(o.model, o.data, o.cause, o.seed) for o in outcomes}):
-            made = make_outcome(args.output, model, data, cause, seed, most=args.most, follow=args.follow)
-            outcomes.append(made)
-            with open(file, "a") as out:
-                out.write(json.dumps({k: getattr(made, k) for k in made.__dataclass_fields__}) + "\n")
-            print(f"{model} {data} {cause} {seed}: {made.verdict} ({made.evidence}) test {made.score:.3f}", flush=True)
-    print_table([o for o in outcomes if o.seed % 2 == 0], "even seeds (thresholds may be chosen on these)")
-    print_table([o for o in outcomes if o.seed % 2 == 1], "odd seeds (held out)")
+    if args.make:
+        for key in list_runs(args.seeds):
+            make_one(args.output / name_run(key), key, make_options(key))
+    if args.follow:
+        follow_advice(args.output, args.seeds)
+    runs = {k: r for k, r in load_runs(args.output).items() if args.seeds is None or k[3] in args.seeds}
+    if args.export:
+        args.export.write_text(json.dumps(export_curves(runs)))
+    if args.list:
+        print_runs(runs)
+    if args.table:
+        followed = collect_followed(args.output, runs)
+        peers = json.loads(args.peers.read_text()) if args.peers else None
+        for half, title in ((0, "even seeds (thresholds chosen on these)"), (1, "odd seeds (held out)")):
+            print_table(title, {k: r for k, r in runs.items() if k[3] % 2 == half}, runs, followed, peers)
 
 
 if __name__ == "__main__":
