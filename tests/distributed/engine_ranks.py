@@ -26,6 +26,7 @@ from tunesmith.train.optim import make_optimizer
 from tunesmith.train.plan import Calendar, Plan, epoch_ends_for
 from tunesmith.train.runtime import Runtime, make_runtime
 from tunesmith.train.schedule import Schedule
+from tunesmith.train.sharding import whole
 from tunesmith.train.state import TrainState
 from tunesmith.train.strategies import choose_strategies
 
@@ -79,7 +80,7 @@ def run_case(
         metric="loss", greater_is_better=False, patience=patience,
     )  # fmt: skip
     events = list(train_events(state, batches, plan, evaluate=evaluate))
-    whole = state.model.state_dict()
+    weights_now = {name: whole(tensor) for name, tensor in state.model.state_dict().items()}
     return {
         "losses": [e.loss for e in events if isinstance(e, StepDone)],
         "norms": [e.grad_norm for e in events if isinstance(e, StepDone)],
@@ -87,8 +88,8 @@ def run_case(
         "step": state.step,
         "planned": steps,
         "progress": state.progress.to_json(),
-        "weights": {name: tensor.double().sum().item() for name, tensor in whole.items()},
-        "exact": {name: tensor.float().numpy().tobytes().hex()[:4096] for name, tensor in whole.items()},
+        "weights": {name: tensor.double().sum().item() for name, tensor in weights_now.items()},
+        "exact": {n: tensor.float().numpy().tobytes().hex()[:4096] for n, tensor in weights_now.items()},
     }
 
 

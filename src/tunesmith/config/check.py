@@ -21,6 +21,7 @@ _AT_LEAST: dict[str, float] = {
     "shuffle_window": 1,
     "token_budget": 1,
     "dataloader_num_workers": 0,
+    "ddp_timeout": 1,
     "max_train_samples": 1,
     "max_eval_samples": 1,
     "max_predict_samples": 1,

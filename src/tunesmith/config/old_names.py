@@ -41,9 +41,7 @@ REFUSED: dict[str, str] = {
     "token": "a token does not belong in a config; set the environment variable HF_TOKEN",
     "push_to_hub": "this version does not upload; use `hf upload` on the model folder",
     "hub_model_id": "this version does not upload; use `hf upload` on the model folder",
-    "fsdp": "this version trains with one copy of the model on each device",
-    "fsdp_config": "this version trains with one copy of the model on each device",
-    "deepspeed": "this version trains with one copy of the model on each device",
+    "deepspeed": "it is not used here; fsdp deals the model out over the devices",
 }
 """Name -> why it cannot be given. A value that means off is accepted in silence."""
 

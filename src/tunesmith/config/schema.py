@@ -17,6 +17,7 @@ from tunesmith.config.data_options import DataOptions, ReadingOptions, TokenOpti
 from tunesmith.config.metric_names import spell_metric
 from tunesmith.config.model_options import ModelOptions, SpeedOptions
 from tunesmith.config.output_options import OutputOptions
+from tunesmith.config.rank_options import RankOptions
 from tunesmith.config.train_options import EvaluationOptions, TrainOptions
 
 GROUPS: tuple[type, ...] = (
@@ -27,6 +28,7 @@ GROUPS: tuple[type, ...] = (
     TrainOptions,
     EvaluationOptions,
     SpeedOptions,
+    RankOptions,
     OutputOptions,
 )
 """The sections of the config, in the order a person reads them."""
@@ -38,6 +40,7 @@ DELIMITER_WORDS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pi
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(
     OutputOptions,
+    RankOptions,
     SpeedOptions,
     EvaluationOptions,
     TrainOptions,

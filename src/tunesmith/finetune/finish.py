@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from tunesmith.finetune.prepare import Prepared
 from tunesmith.labels import Task
@@ -42,6 +43,7 @@ def predict_splits(
         None,
         prepared.padding,
         device=prepared.runtime.device,
+        sharded=prepared.runtime.sharding is not None,
         pack_rows=prepared.config.padding_free,
         first_token_only=prepared.config.cls_only_last_layer,
     )
@@ -159,10 +161,10 @@ def _gold(labels: npt.NDArray[Any] | None, n: int, prepared: Prepared) -> list[A
     return [names[i] if i >= 0 else None for i in labels[:n]]
 
 
-def export_run(run: RunDir, prepared: Prepared, card: str) -> None:
+def export_run(run: RunDir, prepared: Prepared, weights: dict[str, torch.Tensor], card: str) -> None:
     """model/ of the run folder, and the same card at its top."""
     describe = describe_model(prepared.state.model, prepared.tokenizer, prepared.facts)
-    weights = contiguous(prepared.state.model.state_dict())
+    weights = contiguous(weights)
     require_finite(weights, prepared.state.step)
     export_model(run.model, weights, describe, card)
     write_file_atomically(run.card_file, card.encode())

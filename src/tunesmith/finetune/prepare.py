@@ -33,6 +33,7 @@ from tunesmith.train.losses import TaskLoss, resolve_class_weights
 from tunesmith.train.optim import make_optimizer
 from tunesmith.train.runtime import Precision, Runtime, make_runtime
 from tunesmith.train.seed import make_deterministic, seed_everything
+from tunesmith.train.sharding_options import Sharding, read_sharding
 from tunesmith.train.state import TrainState
 from tunesmith.train.strategies import Strategies, choose_strategies
 
@@ -41,7 +42,8 @@ INERT_NAMES = """
     logging_strategy logging_steps logging_first_step disable_tqdm report_to project preprocessing_num_workers
     overwrite_cache cache_dir allow_changed_data allow_download dataloader_num_workers dataloader_pin_memory
     train_file validation_file test_file test_split_name max_predict_samples model_name_or_path tokenizer_name
-    config_name model_revision use_cpu auto_find_batch_size
+    config_name model_revision use_cpu auto_find_batch_size ddp_timeout
+    fsdp fsdp_config
 """
 INERT = frozenset(INERT_NAMES.split())
 """Options that may differ when a run goes on: they change neither data order nor maths (data is compared by content)."""
@@ -80,7 +82,10 @@ class Prepared:
 def start_runtime(config: RunConfig) -> Runtime:
     """Joins the other ranks, if this process was launched as one of several."""
     precision: Precision = "bf16" if config.bf16 else "fp16" if config.fp16 else "no"
-    return make_runtime(precision=precision, use_cpu=config.use_cpu)
+    sharding = read_sharding(config.fsdp, config.fsdp_config)
+    return make_runtime(
+        precision=precision, use_cpu=config.use_cpu, sharding=sharding, timeout_seconds=config.ddp_timeout
+    )
 
 
 def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], watch: Watch) -> Prepared:
@@ -97,7 +102,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
         tokenizer = _load_tokenizer(config, folder)
         length = longest_allowed(tokenizer, model_max=position_limit(stored), asked=config.max_seq_length)
         tokenized = _tokenize(config, bundle, tokenizer, length, stored, watch.progress)
-    identity = make_identity(config, bundle, folder, world=runtime.world)
+    identity = make_identity(config, bundle, folder, world=runtime.world, sharding=runtime.sharding)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     _say_lengths(say, tokenized, length)
     suite = make_suite(bundle.labels.task, names=config.metric_name, glue_task=config.task_name)
@@ -150,6 +155,8 @@ def _say_model(say: Say, config: RunConfig, loaded: LoadedModel, strategies: Str
     size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
     name = config.model_name_or_path or EMBEDDED
     say(f"Model: {name}, {size} parameters, on {runtime.device}.")
+    if runtime.sharding is not None:
+        say(f"FSDP: weights, gradients and optimizer state are dealt out over {runtime.world} ranks.")
     for note in (*loaded.notes, *strategies.notes):
         say(f"{note[0].upper()}{note[1:]}.")
     if strategies.on:
@@ -205,6 +212,7 @@ def _make_state(
         rows,
         padding,
         device=runtime.device,
+        sharded=runtime.sharding is not None,
         pack_rows=config.padding_free,
         first_token_only=config.cls_only_last_layer,
         restrict_vocabulary=config.restrict_vocabulary,
@@ -243,11 +251,15 @@ def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, ru
     )
 
 
-def make_identity(config: RunConfig, bundle: DataBundle, folder: Path, *, world: int = 1) -> Identity:
+def make_identity(
+    config: RunConfig, bundle: DataBundle, folder: Path, *, world: int = 1, sharding: Sharding | None = None
+) -> Identity:
     """What a checkpoint of this run is compared with on resume: options that matter, data by content, model by config."""
     options = {k: _plain(v) for k, v in to_dict(config).items() if k not in INERT}
     options["model"] = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16]
     options["processes"] = world  # each has a batch of its own: another number is another experiment
+    if sharding is not None:  # by a flag or by the launcher: sums are taken in another order
+        options["fsdp"] = "full_shard" if sharding.reshard_after_forward else "shard_grad_op"
     text = json.dumps([options, bundle.fingerprint], sort_keys=True)
     run_id = hashlib.sha256(text.encode()).hexdigest()[:16]
     return Identity(run_id, bundle.fingerprint, options, bundle.labels.to_json(), package_versions())

@@ -6,6 +6,8 @@ import importlib.util
 
 from tunesmith.config.load import raise_problems
 from tunesmith.config.schema import RunConfig
+from tunesmith.errors import ConfigError
+from tunesmith.train.sharding_options import read_sharding
 
 _FIXES = {
     "config_name": "Leave it out: the config of the model is used.",
@@ -31,6 +33,10 @@ def refuse_what_is_not_built(config: RunConfig) -> None:
         )
     if config.cuda_graphs == "on":
         problems.append("--cuda_graphs on is not built in. Leave it out.")
+    try:
+        read_sharding(config.fsdp, config.fsdp_config)
+    except ConfigError as error:
+        problems += error.problems or (error.line(),)
     raise_problems(problems)
 
 

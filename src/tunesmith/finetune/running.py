@@ -34,6 +34,7 @@ from tunesmith.train.keeper import RunKeeper
 from tunesmith.train.loop import Evaluate, train_events
 from tunesmith.train.plan import Plan
 from tunesmith.train.ranks import RankRoster
+from tunesmith.train.sharding import whole_state
 from tunesmith.train.state import TrainState
 
 
@@ -177,10 +178,11 @@ def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch) ->
     scores = score_splits(prepared, predictions)
     best_step = state.progress.step if keeper.keep_best else None
     diagnosis: Sequence[str] = ()
+    weights = whole_state(state.model, keep=prepared.runtime.is_main)
     if prepared.runtime.is_main:
         write_results(run, prepared, predictions, scores)
         card = write_card(prepared, scores, name=prepared.config.name, steps=state.step, best_step=best_step)
-        export_run(run, prepared, card)
+        export_run(run, prepared, weights, card)
         keeper.end("early_stopping" if early else "completed")
         diagnosis = draw_and_explain(run)
     prepared.runtime.barrier()

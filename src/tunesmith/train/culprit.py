@@ -8,12 +8,18 @@ from typing import Any
 import torch
 
 from tunesmith.train.seed import seed_step
+from tunesmith.train.sharding import whole_weights
 from tunesmith.train.state import TrainState
 from tunesmith.train.step import StepResult
 
 
 def find_culprit(state: TrainState, result: StepResult, seed: int) -> tuple[str, str]:
     """(what, name) of the first bad tensor: a weight, an output of a module, the loss, or a gradient."""
+    with whole_weights(state.model):
+        return _look(state, result, seed)
+
+
+def _look(state: TrainState, result: StepResult, seed: int) -> tuple[str, str]:
     for name, parameter in state.model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             return "weight", name

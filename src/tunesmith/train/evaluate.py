@@ -16,6 +16,7 @@ from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ResourceError
 from tunesmith.train.losses import Objective
 from tunesmith.train.runtime import Runtime
+from tunesmith.train.sharding import whole_weights
 from tunesmith.train.step import split_batch
 
 
@@ -49,7 +50,7 @@ def predict_rows(
     outputs: list[torch.Tensor] = []
     loss_sum = torch.zeros((), dtype=torch.float64, device=runtime.device)
     try:
-        with torch.inference_mode():
+        with whole_weights(model), torch.inference_mode():
             for batch, logits, loss in _forward_all(model, source, runtime, objective):
                 places.append(batch.rows)
                 outputs.append(logits)

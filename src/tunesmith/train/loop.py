@@ -71,7 +71,7 @@ def train_events(
                 or evaluates
                 or last
                 or plan.save.due(step)
-                or wants_read_back(step)
+                or _agreed(state, wants_read_back(step))
             ):
                 yield from _read_back(state, plan, pending)
                 pending.clear()
@@ -81,6 +81,11 @@ def train_events(
             if last or is_exhausted(state.progress, plan.patience):
                 break
         epoch, skip = epoch + 1, 0
+
+
+def _agreed(state: TrainState, asked: bool) -> bool:
+    """Sharded ranks read back at the same step: the search for a value that is not finite gathers the weights."""
+    return asked if state.runtime.sharding is None else bool(state.runtime.largest(int(asked)))
 
 
 def _read_back(state: TrainState, plan: Plan, pending: list[StepResult]) -> Iterator[Event]:

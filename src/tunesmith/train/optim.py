@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from tunesmith.model.params import param_groups
+from tunesmith.train.sharding import local, whole
 
 
 def make_optimizer(
@@ -57,9 +58,14 @@ def trained_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def gradient_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
-    """The 2-norm over all gradients, on the device, in fp32."""
+    """The 2-norm over all gradients (of all ranks, where they are sharded), on the device, in fp32."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    return torch.nn.utils.get_total_norm(grads)
+    return whole(torch.nn.utils.get_total_norm(grads))
+
+
+def divide_gradients(parameters: list[torch.Tensor], divisor: torch.Tensor) -> None:
+    """Divides all gradients in place, each rank its own part of them."""
+    torch._foreach_div_([local(p.grad) for p in parameters if p.grad is not None], divisor)
 
 
 def is_fused(optimizer: Optimizer) -> bool:
@@ -80,5 +86,5 @@ def apply_update(optimizer: Optimizer, divisor: torch.Tensor, skip: torch.Tensor
     if float(skip) != 0.0:
         return
     if float(divisor) != 1.0:
-        torch._foreach_div_([p.grad for p in trained_parameters(optimizer) if p.grad is not None], divisor)
+        divide_gradients(trained_parameters(optimizer), divisor)
     optimizer.step()

@@ -11,10 +11,13 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from tunesmith.data.batches import Batch
 from tunesmith.errors import ConfigError
 from tunesmith.model.families import why_not
+from tunesmith.train.sharding import is_sharded, shard_model
+from tunesmith.train.sharding_options import Sharding, sharding_of_launcher
 
 Precision = Literal["no", "bf16", "fp16"]
 
@@ -30,16 +33,21 @@ class Runtime:
     precision: Precision
     rank: int
     world: int
+    sharding: Sharding | None = None
+    """How the model is dealt out over the ranks (FSDP); None: every rank holds a whole copy (DDP)."""
 
     @property
     def is_main(self) -> bool:
         """Whether this rank writes files and talks to the user."""
         return self.rank == 0
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """The model on its device, inside DDP where there are several ranks."""
+    def wrap(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
+        """The model on its device; on several ranks inside DDP, or sharded, with the optimizer pointed at the parts."""
         if self.world == 1:
             return model.to(self.device)
+        if self.sharding is not None:
+            shard_model(model, optimizer, self.sharding, self.device)
+            return model
         given = self.accelerator.ddp_handler
         if given is None:
             from accelerate import DistributedDataParallelKwargs
@@ -59,8 +67,11 @@ class Runtime:
         return torch.autocast(self.device.type, dtype=dtype)
 
     def sync_when(self, last: bool, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-        """Ranks exchange gradients only in the last backward pass of a step."""
-        if last or self.world == 1:
+        """Ranks exchange gradients only in the last backward pass of a step; in each where they are sharded.
+
+        A rank that kept whole gradients until the last pass would need the memory that sharding saves.
+        """
+        if last or self.world == 1 or is_sharded(model):
             return contextlib.nullcontext()
         context: contextlib.AbstractContextManager[Any] = self.accelerator.no_sync(model)
         return context
@@ -116,6 +127,7 @@ def make_runtime(
     precision: Precision = "no",
     use_cpu: bool = False,
     ddp: Mapping[str, Any] | None = None,
+    sharding: Sharding | None = None,
     timeout_seconds: float | None = None,
 ) -> Runtime:
     """The runtime this process was launched for (alone, torchrun, accelerate launch, notebook_launcher).
@@ -126,14 +138,16 @@ def make_runtime(
 
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
-    _refuse_sharding()
+    _refuse_what_a_launcher_wants()
+    sharding = sharding or sharding_of_launcher(os.environ)
     handlers: list[Any] = [DistributedDataParallelKwargs(**ddp)] if ddp else []
     if timeout_seconds is not None:
         handlers.append(InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_seconds)))
     asked = int(os.environ.get("WORLD_SIZE", "1"))
     # Without a GPU accelerate joins the ranks only when told that it is on a CPU.
     on_cpu = use_cpu or (asked > 1 and not torch.accelerator.is_available())
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=handlers or None)
+    with _without_fsdp():
+        accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=handlers or None)
     if accelerator.num_processes < asked:
         raise ConfigError(
             f"this process was launched as one of {asked}, but it stands alone: each would train a whole run",
@@ -146,7 +160,11 @@ def make_runtime(
         )
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise ConfigError("this GPU has no bf16", fix="Use --fp16.")
-    return Runtime(accelerator, device, precision, accelerator.process_index, accelerator.num_processes)
+    world = accelerator.num_processes
+    if sharding is not None and world == 1:
+        log.warning("fsdp has no effect on one rank: there is nobody to share the weights with")
+        sharding = None
+    return Runtime(accelerator, device, precision, accelerator.process_index, world, sharding)
 
 
 def leave_ranks() -> None:
@@ -155,14 +173,24 @@ def leave_ranks() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _refuse_sharding() -> None:
+@contextlib.contextmanager
+def _without_fsdp() -> Iterator[None]:
+    """Keeps accelerate's own FSDP out of it: it passes it over without a GPU, and wraps the model another way with one."""
+    asked = os.environ.pop("ACCELERATE_USE_FSDP", None)
+    try:
+        yield
+    finally:
+        if asked is not None:
+            os.environ["ACCELERATE_USE_FSDP"] = asked
+
+
+def _refuse_what_a_launcher_wants() -> None:
     """What `accelerate launch` was told and this engine does not do is said, never passed over."""
-    for variable, name in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
-        if os.environ.get(variable, "false").lower() == "true":
-            raise ConfigError(
-                f"{name} was asked for by the launcher; every rank here holds a whole copy of the model",
-                fix="Launch with --multi_gpu, or `distributed_type: MULTI_GPU` in the config of accelerate.",
-            )
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        raise ConfigError(
+            "DeepSpeed was asked for by the launcher; this engine does not use it",
+            fix="Launch with --use_fsdp to share the model out, or with --multi_gpu for a copy on each device.",
+        )
     asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if asked not in ("no", ""):
         log.warning("the launcher's mixed precision (%s) is not used: --bf16 or --fp16 of the run decide", asked)

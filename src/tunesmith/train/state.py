@@ -35,7 +35,7 @@ class LossScale:
 
 @dataclass
 class TrainState:
-    """`model` is the plain module, `wrapped` the one that is called (DDP around it on several ranks)."""
+    """`model` is the plain module, `wrapped` the one that is called (DDP around it on several ranks, itself when sharded)."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -67,7 +67,7 @@ class TrainState:
         return 0.0
 
     def __post_init__(self) -> None:
-        self.wrapped = self.runtime.wrap(self.model)
+        self.wrapped = self.runtime.wrap(self.model, self.optimizer)
         self.poisoned = torch.zeros((), device=self.runtime.device)
         if self.runtime.precision == "fp16":
             self.loss_scale = LossScale.start(self.runtime.device)

@@ -11,7 +11,7 @@ import torch
 
 from tunesmith.data.batches import Batch, Window
 from tunesmith.errors import ResourceError
-from tunesmith.train.optim import apply_update, gradient_norm, set_rate, trained_parameters
+from tunesmith.train.optim import apply_update, divide_gradients, gradient_norm, set_rate, trained_parameters
 from tunesmith.train.seed import seed_step
 from tunesmith.train.state import TrainState
 
@@ -104,11 +104,15 @@ def _accumulate(state: TrainState, window: Window, seed: int) -> torch.Tensor:
     seed_step(seed, state.step, runtime.rank)
     total = torch.zeros((), device=runtime.device)
     batches = _within_limit(window.micro_batches, state.rows_limit)
-    for index, batch in enumerate(batches):
+    shares = [0.0 if window.idle else factor] * len(batches)
+    if runtime.sharding is not None:
+        # Each pass is an exchange between ranks: one with fewer micro-batches keeps the others company, weighted 0.
+        fewer = runtime.largest(len(batches)) - len(batches)
+        batches, shares = batches + batches[:1] * fewer, shares + [0.0] * fewer
+    for index, (batch, share) in enumerate(zip(batches, shares, strict=True)):
         batch = runtime.move(batch)
         last = index == len(batches) - 1
         with runtime.sync_when(last, state.wrapped):
-            share = 0.0 if window.idle else factor
             total += state.hooks.micro_step(batch, share) if state.hooks.micro_step else micro_step(state, batch, share)
         if state.hooks.substep_end is not None and not last:
             state.hooks.substep_end()
@@ -128,7 +132,7 @@ def _update(state: TrainState, divisor: torch.Tensor, skip: torch.Tensor) -> Non
     """The optimizer's step, with the caller's hooks around it."""
     hooks = state.hooks
     if hooks.before_update is not None:
-        torch._foreach_div_([p.grad for p in trained_parameters(state.optimizer) if p.grad is not None], divisor)
+        divide_gradients(trained_parameters(state.optimizer), divisor)
         divisor = torch.ones_like(divisor)
         hooks.before_update()
     apply_update(state.optimizer, divisor, skip)

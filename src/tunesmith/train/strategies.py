@@ -101,11 +101,15 @@ def choose_strategies(
     padding: Padding,
     *,
     device: torch.device,
+    sharded: bool = False,
     pack_rows: Wish = "auto",
     first_token_only: Wish = "auto",
     restrict_vocabulary: Wish = "auto",
 ) -> Strategies:
-    """Applies to the model what it supports and was not refused. Call it before the optimizer is made."""
+    """Applies to the model what it supports and was not refused. Call it before the optimizer is made.
+
+    `sharded`: the weights are, or will be, dealt out over the ranks. These speed-ups reach into whole ones.
+    """
     notes: list[str] = []
     on: list[str] = []
     undo: list[Any] = []
@@ -114,17 +118,18 @@ def choose_strategies(
     checkpointing = (
         "gradient checkpointing repeats layers" if getattr(model, "is_gradient_checkpointing", False) else None
     )
-    if _wanted("padding_free", pack_rows, fixed or checkpointing or padding_free.supports(model), notes):
+    parts = "the weights are sharded (fsdp)" if sharded else None
+    if _wanted("padding_free", pack_rows, parts or fixed or checkpointing or padding_free.supports(model), notes):
         strategy = padding_free.enable_padding_free(model)
         collate = Packing(strategy.first_position, strategy.keys)
         undo.append(strategy)
         on.append("padding-free")
-    if _wanted("cls_only_last_layer", first_token_only, checkpointing or cls_only.supports(model), notes):
+    if _wanted("cls_only_last_layer", first_token_only, parts or checkpointing or cls_only.supports(model), notes):
         undo.append(cls_only.enable_first_token_only(model))
         on.append("last layer for the first token only")
     cut, train_collate = None, collate
     if rows is not None and _wanted(
-        "restrict_vocabulary", restrict_vocabulary, _no_cut(model, rows, restrict_vocabulary), notes
+        "restrict_vocabulary", restrict_vocabulary, parts or _no_cut(model, rows, restrict_vocabulary), notes
     ):
         size = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
         cut = VocabularyCut.apply(model, rows.used_ids(size))
@@ -134,7 +139,7 @@ def choose_strategies(
         else:
             train_collate = Remapped(collate, cut)
         on.append(f"vocabulary of {len(cut.ids)} of {size} tokens")
-    if device.type == "cpu":
+    if device.type == "cpu" and not sharded:
         undo.append(enable_cpu_speed(model))
     return Strategies(train_collate, collate, cut, tuple(on), tuple(notes), tuple(undo))
 

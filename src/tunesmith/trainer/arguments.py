@@ -12,6 +12,7 @@ from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.train.plan import Plan
 from tunesmith.train.runtime import Precision, Runtime, make_runtime
 from tunesmith.train.schedule import Schedule
+from tunesmith.train.sharding_options import read_sharding
 from tunesmith.trainer.fields import refused
 from tunesmith.trainer.upstream import library
 
@@ -91,7 +92,10 @@ def make_trainer_runtime(args: Any) -> Runtime:
         "ddp_static_graph": "static_graph",
     }
     ddp = {new: getattr(args, old) for old, new in names.items() if getattr(args, old, None) is not None}
-    return make_runtime(precision=precision, use_cpu=args.use_cpu, ddp=ddp)
+    sharding = read_sharding(args.fsdp, args.fsdp_config)
+    return make_runtime(
+        precision=precision, use_cpu=args.use_cpu, ddp=ddp, sharding=sharding, timeout_seconds=args.ddp_timeout
+    )
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tunesmith.run.journal import decode_line
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import MANIFEST, read_manifest, retire, verify, write_sealed
 from tunesmith.train.checkpoint import WEIGHTS, Identity, contiguous, load_weights, save_checkpoint
+from tunesmith.train.sharding import is_sharded, whole_state
 from tunesmith.trainer.attributes import TrainerAttributes
 from tunesmith.trainer.upstream import ExportableState, PreTrainedModel, TrainerState, parts, trainer_log
 
@@ -28,6 +31,7 @@ class CheckpointPart(TrainerAttributes):
     """The methods of a Trainer that write to disk and read it back."""
 
     _identity: Identity
+    _gathered: dict[str, torch.Tensor] | None = None
 
     log_metrics = parts.log_metrics
     metrics_format = staticmethod(parts.metrics_format)
@@ -38,19 +42,36 @@ class CheckpointPart(TrainerAttributes):
     get_optimizer_group = parts.get_optimizer_group
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the model so that `from_pretrained` loads it; the main process alone."""
-        if self.args.should_save:
-            self._save(self.args.output_dir if output_dir is None else output_dir)
+        """Writes the model so that `from_pretrained` loads it; the main process alone. With fsdp all processes call it."""
+        with self._gathering():
+            if self.args.should_save:
+                self._save(self.args.output_dir if output_dir is None else output_dir)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)  # type: ignore[attr-defined]
 
+    @contextlib.contextmanager
+    def _gathering(self) -> Iterator[None]:
+        """Inside, `_weights` is the whole model on the main process, also where each process holds a part of it."""
+        if not is_sharded(self.model) or self._gathered is not None:
+            yield
+            return
+        self._gathered = whole_state(self.model, keep=self.runtime.is_main)
+        try:
+            yield
+        finally:
+            self._gathered = None
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        return contiguous(self.model.state_dict() if self._gathered is None else self._gathered)
+
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        state_dict = self._gathered if state_dict is None else state_dict
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         if hasattr(self.model, "save_pretrained"):
             self.model.save_pretrained(folder, state_dict=state_dict)
         else:
-            weights = contiguous(self.model.state_dict() if state_dict is None else state_dict)
+            weights = self._weights() if state_dict is None else contiguous(state_dict)
             save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
         self._save_companions(folder)
 
@@ -82,10 +103,12 @@ class CheckpointPart(TrainerAttributes):
             self.state.best_model_checkpoint = str(best)
         self._export_callbacks()
         self._engine.extra["trainer"] = self._resume_notes()
-        if self.args.save_only_model:
-            self._save_weights_only(folder)
-        else:
-            save_checkpoint(folder, self._engine, self._identity, describe=self._describe)
+        own = self.overrides("save_model") or self.overrides("_save")
+        with self._gathering() if own or self.args.save_only_model else contextlib.nullcontext():
+            if self.args.save_only_model:
+                self._save_weights_only(folder)
+            else:
+                save_checkpoint(folder, self._engine, self._identity, describe=self._describe)
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(folder))  # type: ignore[attr-defined]
         if self.args.should_save:
@@ -94,7 +117,7 @@ class CheckpointPart(TrainerAttributes):
 
     def _save_weights_only(self, folder: Path) -> None:
         if self.runtime.is_main:
-            weights = contiguous(self.model.state_dict())
+            weights = self._weights()
 
             def fill(tmp: Path) -> None:
                 save_file(weights, tmp / WEIGHTS, metadata={"format": "pt"})
@@ -107,7 +130,7 @@ class CheckpointPart(TrainerAttributes):
         if self.overrides("save_model") or self.overrides("_save"):
             self.save_model(str(tmp), _internal_call=True)
             # a resume needs the weights as the engine names them
-            save_file(contiguous(self.model.state_dict()), tmp / WEIGHTS, metadata={"format": "pt"})
+            save_file(self._weights(), tmp / WEIGHTS, metadata={"format": "pt"})
         if isinstance(self.model, PreTrainedModel):
             self.model.config.save_pretrained(tmp)
         self._save_companions(tmp)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from tunesmith.events import Evaluated
+from tunesmith.train.sharding import is_sharded, whole_weights
 from tunesmith.trainer.gathering import Gathered
 from tunesmith.trainer.loaders import RecordedBatches, RowBatches, count_rows
 from tunesmith.trainer.objective import COUNT, LossPart, accepts, count_items
@@ -79,15 +81,11 @@ class EvaluationPart(LossPart):
         args = self.args
         loss_only = args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         model = self._evaluation_model()
-        was_training = bool(getattr(model, "training", False))
         self.callback_handler.eval_dataloader = dataloader
         source, recorder = with_recorded_rows(dataloader)
         kept = Gathered(concatenate=args.eval_do_concat_batches)
         metrics: dict[str, Any] = {}
-        for module in (model, self.optimizer):
-            if callable(getattr(module, "eval", None)):
-                module.eval()
-        try:
+        with self._evaluating(model):
             for step, (inputs, last) in enumerate(_with_last(source)):
                 part = self._predict_batch(model, inputs, loss_only, ignore_keys)
                 self.control = self.callback_handler.on_prediction_step(args, self.state, self.control)
@@ -99,9 +97,6 @@ class EvaluationPart(LossPart):
                     kept.add({**part, "predictions": None, "labels": None, "inputs": None})
                 if args.eval_accumulation_steps and (step + 1) % args.eval_accumulation_steps == 0:
                     kept.to_cpu()
-        finally:
-            if was_training:
-                model.train()
         arrays = kept.over_ranks(self.runtime, recorder())
         rows = len(dataloader.dataset) if has_length(getattr(dataloader, "dataset", None)) else arrays["rows"]
         if self.compute_metrics is not None and not args.batch_eval_metrics:
@@ -115,6 +110,20 @@ class EvaluationPart(LossPart):
         return utils.EvalLoopOutput(
             predictions=arrays["predictions"], label_ids=arrays["labels"], metrics=metrics, num_samples=rows
         )
+
+    @contextlib.contextmanager
+    def _evaluating(self, model: Any) -> Iterator[None]:
+        """Inside, model and optimizer are in evaluation mode, and no rank holds a part of the weights only."""
+        was_training = bool(getattr(model, "training", False))
+        for module in (model, self.optimizer):
+            if callable(getattr(module, "eval", None)):
+                module.eval()
+        try:
+            with whole_weights(model):
+                yield
+        finally:
+            if was_training:
+                model.train()
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -186,6 +195,8 @@ class EvaluationPart(LossPart):
 
     def _evaluation_model(self) -> Any:
         """The model on its device, in half precision where a full-eval option asks for it outside of training."""
+        if is_sharded(self.model):
+            return self.model
         self.model.to(self.args.device)
         if not self.is_in_train and (self.args.fp16_full_eval or self.args.bf16_full_eval):
             self.model.to(torch.float16 if self.args.fp16_full_eval else torch.bfloat16)

@@ -74,6 +74,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
         self._memory_tracker.start()
         transformers_logging.set_verbosity(self.args.get_process_log_level())
         self.runtime = make_trainer_runtime(self.args)
+        self.is_fsdp_enabled = self.runtime.sharding is not None
         self.accelerator = AcceleratorView(self)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class, self.model_init = processing_class, model_init

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tunesmith.errors import ConfigError
+from tunesmith.train.sharding_options import read_sharding
+
 Allowed = Callable[[Any], bool]
 
 
@@ -30,9 +33,6 @@ _NO_BIG_MODELS = (
     "It shards models larger than one device; encoders with a classification head fit on one. Leave it out."
 )
 _TRANSFORMERS = "as in transformers"
-
-_EMPTY_FSDP = {"min_num_params", "xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt"}
-"""What `TrainingArguments` itself writes into an fsdp_config that nobody gave."""
 
 FIELDS: dict[str, Field] = {
     **dict.fromkeys(
@@ -182,14 +182,26 @@ FIELDS: dict[str, Field] = {
         "refused when set", _unset, f"{_NO_BIG_MODELS} For several devices use torchrun or accelerate launch."
     ),
     "fsdp": Field(
-        "refused when set", _unset, f"{_NO_BIG_MODELS} For several devices use torchrun or accelerate launch."
+        "True, full_shard or shard_grad_op: torch's fully_shard (FSDP2) over all ranks",
+        lambda value: not sharding_problems(value, None),
+        "The other strategies and offloading are not built in.",
     ),
     "fsdp_config": Field(
-        "refused when set",
-        lambda value: not value or set(value) <= _EMPTY_FSDP,
-        f"{_NO_BIG_MODELS} For several devices use torchrun or accelerate launch.",
+        "reshard_after_forward, transformer_layer_cls_to_wrap, auto_wrap_policy (TRANSFORMER_BASED_WRAP, NO_WRAP); "
+        "prefetching and loading are torch's own",
+        lambda value: not sharding_problems(True, value),
+        "Offloading, activation checkpointing (use gradient_checkpointing), sharded checkpoints, FSDP1 and XLA are refused.",
     ),
 }
+
+
+def sharding_problems(asked: Any, config: Any) -> list[str]:
+    """What `fsdp` and `fsdp_config` ask for and is not done, a sentence each."""
+    try:
+        read_sharding(asked, config)
+    except ConfigError as error:
+        return list(error.problems or (error.line(),))
+    return []
 
 
 def _default_accelerator_config(value: Any) -> bool:
@@ -205,5 +217,7 @@ def refused(args: Any) -> list[str]:
     for name, entry in FIELDS.items():
         value = getattr(args, name, None)
         if entry.allowed is not None and not entry.allowed(value):
-            problems.append(f"{name}={value!r} is not supported. {entry.instead}")
+            asked = {"fsdp": (value, None), "fsdp_config": (True, value)}.get(name)
+            why = " ".join(sharding_problems(*asked)) if asked else f"{name}={value!r} is not supported."
+            problems.append(f"{why} {entry.instead}")
     return problems

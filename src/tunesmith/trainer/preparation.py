@@ -63,6 +63,9 @@ def choose_speed_ups(trainer: Any, rows: TokenRows | None, padding: Padding | No
     plain = plain and args.neftune_noise_alpha is None  # its noise depends on the width of the batch
     if rows is None or padding is None or own or not plain or not trainer.use_speed_ups:
         return None
+    if trainer.is_fsdp_enabled:
+        trainer_log.warning("the speed-ups (batches without padding and the like) are off: the weights are sharded")
+        return None
     chosen = choose_strategies(trainer.model, None, padding, device=trainer.runtime.device, restrict_vocabulary="off")
     if chosen.on:
         trainer_log.info("  speed-ups: %s", ", ".join(chosen.on))

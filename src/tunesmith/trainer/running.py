@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tunesmith.errors import NumericsError, StoppedBySignal
+from tunesmith.errors import ConfigError, NumericsError, StoppedBySignal
 from tunesmith.events import (
     EpochStarted,
     Event,
@@ -26,6 +26,7 @@ from tunesmith.train.checkpoint import load_checkpoint
 from tunesmith.train.hooks import StepHooks
 from tunesmith.train.loop import train_events
 from tunesmith.train.rank_watch import rank_watch
+from tunesmith.train.sharding import is_sharded
 from tunesmith.train.signals import StopRequest
 from tunesmith.train.state import TrainState
 from tunesmith.train.strategies import Strategies
@@ -116,7 +117,8 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
         self._identity = make_identity(args, self.train_dataset, self.model, self._run_id, self.runtime.world)
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
-        self.model.to(self.runtime.device)
+        if not is_sharded(self.model):  # by an earlier call of train
+            self.model.to(self.runtime.device)
         self.create_optimizer_and_scheduler(self._horizon.num_steps)
         self._engine = TrainState(self.model, self.optimizer, FeatureLoss(self._share_of_loss), self.runtime)
         self.model_wrapped = self._compiled(self._engine.wrapped)
@@ -260,6 +262,8 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
     def _compiled(self, model: Any) -> Any:
         if not self.args.torch_compile:
             return model
+        if self.runtime.sharding is not None:
+            raise ConfigError("torch_compile together with fsdp is not supported", fix="Leave one of them out.")
         return torch.compile(model, backend=self.args.torch_compile_backend, mode=self.args.torch_compile_mode)
 
     def _finish(self, run: RunDir) -> Any:

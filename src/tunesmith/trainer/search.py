@@ -44,6 +44,8 @@ class SearchPart(TrainerAttributes):
         backend = utils.HPSearchBackend(search.default_hp_search_backend() if backend is None else backend)
         if backend is not utils.HPSearchBackend.OPTUNA:
             raise ConfigError(f"backend {backend.value!r} is not supported", fix="Use backend='optuna'.")
+        if self.runtime.sharding is not None:
+            raise ConfigError("a search with fsdp is not supported", fix="Search without fsdp, then train with it.")
         searcher = search.ALL_HYPERPARAMETER_SEARCH_BACKENDS[backend]()
         searcher.ensure_available()
         if self.model_init is None:

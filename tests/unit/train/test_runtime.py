@@ -10,10 +10,21 @@ from tunesmith.errors import ConfigError
 from tunesmith.train.runtime import make_runtime
 
 
-@pytest.mark.parametrize("name", ["FSDP", "DeepSpeed"])
-def test_sharding_asked_for_by_the_launcher_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(f"ACCELERATE_USE_{name.upper()}", "true")
-    with pytest.raises(ConfigError, match=f"{name} was asked for by the launcher"):
+def test_deepspeed_asked_for_by_the_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ConfigError, match="DeepSpeed was asked for by the launcher"):
+        make_runtime(use_cpu=True)
+
+
+def test_fsdp_of_the_launcher_is_taken_and_on_one_rank_it_is_said_to_do_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with caplog.at_level(logging.WARNING):
+        assert make_runtime(use_cpu=True).sharding is None
+    assert "fsdp has no effect on one rank" in caplog.text
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", "true")
+    with pytest.raises(ConfigError, match=r"the launcher asks for .* offload_params is not supported"):
         make_runtime(use_cpu=True)
 
 

@@ -22,8 +22,8 @@ NAMES = [f.name for f in dataclasses.fields(transformers.TrainingArguments)]
 
 REFUSED: dict[str, Any] = {
     "deepspeed": "ds.json",
-    "fsdp": "full_shard",
-    "fsdp_config": {"transformer_layer_cls_to_wrap": ["BertLayer"]},
+    "fsdp": "offload",
+    "fsdp_config": {"cpu_offload": True},
     "parallelism_config": object(),
     "use_liger_kernel": True,
     "liger_kernel_config": {"rope": True},
