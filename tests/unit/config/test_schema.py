@@ -26,7 +26,7 @@ def test_the_string_under_a_field_is_its_help() -> None:
 
 def test_every_field_belongs_to_one_section() -> None:
     assert set(list_options()) == {field.name for field in dataclasses.fields(RunConfig)}
-    assert len({option.group for option in list_options().values()}) == 8
+    assert len({option.group for option in list_options().values()}) == 9
 
 
 def test_a_config_cannot_be_changed() -> None:

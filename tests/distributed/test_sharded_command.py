@@ -1,0 +1,95 @@
+"""`tunesmith train --fsdp` and `accelerate launch --use_fsdp` on two ranks: the run of one rank, and its resume."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distributed.launching import accelerate_launch, finish, start, torchrun
+from distributed.test_command_ranks import alone, compare, numbers, one, place, words
+from tunesmith.events import Note, Resumed
+from tunesmith.run.journal import read_journal
+from tunesmith.run.layout import RunDir
+
+__all__ = ["one", "place"]  # fixtures
+pytestmark = pytest.mark.slow
+KEPT = ("--save_strategy", "steps", "--save_steps", "1", "--save_total_limit", "100")
+
+
+@pytest.fixture(scope="module")
+def launched(place: Path) -> Path:
+    """A run that accelerate launched with FSDP, its checkpoints kept."""
+    run = place / "launched-sharded"
+    command = accelerate_launch("-m", "tunesmith", *words(place, run, *KEPT))
+    command[command.index("--multi_gpu")] = "--use_fsdp"
+    ended = finish(start(command))
+    assert ended.code == 0, ended.err[-3000:]
+    assert "FSDP: weights, gradients and optimizer state are dealt out over 2 ranks." in ended.err
+    for name in ("Padding_free", "Cls_only_last_layer", "Restrict_vocabulary"):
+        assert f"{name} is off: the weights are sharded (fsdp)." in ended.err
+    return run
+
+
+def test_accelerate_launch_with_fsdp_gives_the_run_of_one_rank(launched: Path, one: dict[str, Any]) -> None:
+    found = numbers(launched)
+    compare({**found, "saved": one["saved"]}, one)
+
+
+def test_the_model_folder_loads_without_fsdp(launched: Path, one: dict[str, Any]) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(launched / "model")
+    assert model.config.architectures == ["BertForSequenceClassification"]
+    assert sum(p.numel() for p in model.parameters()) == 22018
+
+
+def test_a_resume_by_flag_is_bit_identical_and_one_rank_says_what_differs(
+    place: Path,
+    launched: Path,
+    tmp_path: Path,
+) -> None:
+    whole = numbers(launched)
+    weights = (launched / "model" / "model.safetensors").read_bytes()
+    cut, less = tmp_path / "cut", tmp_path / "less"
+    shutil.copytree(launched, cut)
+    for step in range(6, 13):
+        shutil.rmtree(cut / f"checkpoint-{step}")
+    shutil.rmtree(cut / "model")
+    (cut / "report.html").unlink()
+    shutil.copytree(cut, less)
+    again = finish(start(torchrun("-m", "tunesmith", *words(place, cut, *KEPT, "--fsdp", "full_shard"))))
+    assert again.code == 0, again.err[-3000:]
+    assert [e.step for e in read_journal(RunDir(cut).journal_file) if isinstance(e, Resumed)] == [5]
+    found = numbers(cut)
+    assert {k: found[k] for k in found if k != "saved"} == {k: whole[k] for k in whole if k != "saved"}
+    assert (cut / "model" / "model.safetensors").read_bytes() == weights
+    refused = alone(*words(place, less, *KEPT))
+    assert refused.code == 5
+    assert "fsdp was 'full_shard' and is None; processes was 2 and is 1" in refused.err
+    same_rows = ("--gradient_accumulation_steps", "2", "--restrict_vocabulary", "off", "--allow_changed_data")
+    ended = alone(*words(place, less, *KEPT, *same_rows))
+    assert ended.code == 0, ended.err
+    notes = [e.text for e in read_journal(RunDir(less).journal_file) if isinstance(e, Note)]
+    assert any("fsdp was 'full_shard' and is None" in text for text in notes)
+    np.testing.assert_allclose(numbers(less)["losses"], whole["losses"], atol=1e-6, rtol=0)
+
+
+def test_a_cut_vocabulary_on_one_side_is_refused_by_name(place: Path, launched: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(launched, run)
+    shutil.rmtree(run / "model")
+    refused = alone(*words(place, run, *KEPT, "--restrict_vocabulary", "on", "--allow_changed_data"))
+    assert refused.code == 5
+    assert "has a cut vocabulary on one side only (restrict_vocabulary, which fsdp switches off)" in refused.err
+
+
+def test_what_fsdp_does_not_do_is_refused_before_anything_is_read(place: Path, tmp_path: Path) -> None:
+    ended = alone(*words(place, tmp_path / "run", "--fsdp", "hybrid_shard", "--fsdp_config", '{"cpu_offload": true}'))
+    assert ended.code == 2
+    assert "fsdp hybrid_shard is not supported. Use full_shard" in ended.err
+    assert "fsdp_config cpu_offload is not supported" in ended.err
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,104 @@
+"""One rank of the tests of the Trainer: trains with and without FSDP and writes what it saw. Also called in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from conftest import tiny_bert, token_lists
+
+ROWS, EVALUATED = 45, 21
+
+
+def dataset(rows: int, seed: int = 0) -> Any:
+    """An Arrow dataset as a tokenizer leaves it."""
+    from datasets import Dataset
+
+    lists = token_lists(rows, seed=seed)
+    return Dataset.from_dict({**lists, "attention_mask": [[1] * len(ids) for ids in lists["input_ids"]]})
+
+
+def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Pads to the longest row; a collator of the user's own, so that nothing is packed on one rank either."""
+    width = max(len(row["input_ids"]) for row in rows)
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    out = {n: torch.tensor([row[n] + [0] * (width - len(row[n])) for row in rows]) for n in names}
+    return out | {"labels": torch.tensor([row["labels"] for row in rows])}
+
+
+def accuracy(found: Any) -> dict[str, float]:
+    """The share of rows whose label was found."""
+    return {"accuracy": float((found.predictions.argmax(-1) == found.label_ids).mean())}
+
+
+def make_trainer(folder: Path, **options: Any) -> Any:
+    """A small Trainer: 8 rows a micro-step over all ranks, two micro-steps a step, evaluated every 2 steps."""
+    from tunesmith import Trainer
+    from tunesmith.trainer.arguments import TrainingArguments
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    given = {
+        "per_device_train_batch_size": 8 // world, "gradient_accumulation_steps": 2, "num_train_epochs": 3,
+        "per_device_eval_batch_size": 4, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "logging_steps": 1,
+        "learning_rate": 1e-2, "use_cpu": True, "report_to": [], "disable_tqdm": True, "seed": 3, "ddp_timeout": 60,
+        "max_grad_norm": 0.1, "load_best_model_at_end": True, "metric_for_best_model": "loss", "save_total_limit": 50,
+    }  # fmt: skip
+    args = TrainingArguments(str(folder), **(given | options))
+    return Trainer(
+        tiny_bert(), args, data_collator=collate, train_dataset=dataset(ROWS),
+        eval_dataset=dataset(EVALUATED, seed=9), compute_metrics=accuracy,
+    )  # fmt: skip
+
+
+def run(folder: Path, **options: Any) -> dict[str, Any]:
+    """Everything a run of the Trainer says, and what predict and save_model make of the best weights."""
+    trainer = make_trainer(folder, **options)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    predicted = trainer.predict(dataset(EVALUATED, seed=9))
+    trainer.save_model(str(folder / "exported"))
+    history = trainer.state.log_history
+    return {
+        "before": before,
+        "losses": [line["loss"] for line in history if "loss" in line],
+        "norms": [line["grad_norm"] for line in history if "grad_norm" in line],
+        "eval_losses": [line["eval_loss"] for line in history if "eval_loss" in line],
+        "best": [trainer.state.best_global_step, Path(trainer.state.best_model_checkpoint or "").name],
+        "steps": trainer.state.global_step,
+        "predictions": predicted.predictions.tolist(),
+        "labels": predicted.label_ids.tolist(),
+        "fsdp": [trainer.is_fsdp_enabled, type(trainer.model).__name__],
+    }
+
+
+def resume(folder: Path, **options: Any) -> list[float]:
+    """The losses after a resume from step 4 of a run that is there."""
+    trainer = make_trainer(folder, **options)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+    assert np.isfinite(trainer.evaluate()["eval_loss"])
+    return [line["loss"] for line in trainer.state.log_history if "loss" in line and line["step"] > 4]
+
+
+def main() -> None:
+    """All cases, then `<out>-<rank>.json`."""
+    torch.set_num_threads(1)
+    out = Path(sys.argv[1])
+    config = {"transformer_layer_cls_to_wrap": ["BertLayer"], "reshard_after_forward": False}
+    found: dict[str, Any] = {
+        "ddp": run(out.parent / "ddp"),
+        "fsdp": run(out.parent / "fsdp", fsdp=True),
+        "shard_grad_op": run(out.parent / "grad", fsdp=True, fsdp_config=config, save_only_model=True),
+    }
+    found["resumed"] = resume(out.parent / "fsdp", fsdp=True)
+    found["from ddp"] = resume(out.parent / "ddp", fsdp=True)
+    Path(f"{out}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
