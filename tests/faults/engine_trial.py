@@ -61,6 +61,7 @@ DEFAULTS: dict[str, Any] = {
     "dropout": 0.1,
     "watch_bytes": False,
     "rank_timeout": None,
+    "aside": False,
 }
 
 
@@ -163,6 +164,8 @@ def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunKeeper, Any]:
     keeper = RunKeeper(
         run, state, plan, identity, describe, keep_checkpoints=options["keep"], allow_changed=options["allow_changed"]
     )
+    if options["aside"]:
+        keeper.aside_from = 0  # these checkpoints are far below the size from which on it pays
     return keeper, batches
 
 

@@ -11,7 +11,7 @@ import torch
 
 from tunesmith.predict.facts import ModelFacts
 from tunesmith.run.sealed import write_sealed
-from tunesmith.train.checkpoint import WEIGHTS
+from tunesmith.train.snapshot import WEIGHTS
 from tunesmith.train.tensor_file import write_tensors
 
 

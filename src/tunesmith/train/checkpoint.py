@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tunesmith.errors import CheckpointError, NumericsError
-from tunesmith.run.sealed import read_manifest, write_sealed
+from tunesmith.run.sealed import read_manifest
 from tunesmith.train.generators import generator_states, restore_generators
 from tunesmith.train.sharding import dealt, whole
+from tunesmith.train.snapshot import STATE, WEIGHTS, Snapshot
 from tunesmith.train.state import TrainState
 from tunesmith.train.stopping import Progress
-from tunesmith.train.tensor_file import write_tensors
 
-WEIGHTS, OPTIMIZER, GENERATORS, STATE = (
-    "model.safetensors",
-    "optimizer.safetensors",
-    "generators.safetensors",
-    "state.json",
-)
+OPTIMIZER, GENERATORS = "optimizer.safetensors", "generators.safetensors"
 PIECES = (WEIGHTS, OPTIMIZER, GENERATORS, STATE)
 VOCABULARY = "vocabulary.safetensors"
 """Only where weight decay shrinks embedding rows that do not occur in the data: their values before any decay."""
@@ -62,34 +56,34 @@ def save_checkpoint(
 
     All ranks call it; rank 0 alone writes, between two barriers.
     """
-    generators = state.runtime.gather_objects(generator_states(state.runtime.device))
-    if state.runtime.is_main or state.runtime.sharding is not None:
-        # sharded tensors are gathered here, so that all ranks take part
-        weights = full_weights(state)
-        tensors, plain = pack_optimizer(state.optimizer)
-    if state.runtime.is_main:
-        require_finite(weights, state.step)
-        meta = {"kind": "checkpoint", "step": state.step, **identity.to_json()}
-
-        def fill(tmp: Path) -> dict[str, Future[str]]:
-            if describe is not None:
-                describe(
-                    tmp
-                )  # first: it may write weights of its own, and the hashes below are of what is written here
-            known = {
-                WEIGHTS: write_tensors(tmp / WEIGHTS, weights, metadata={"format": "pt"}),
-                OPTIMIZER: write_tensors(tmp / OPTIMIZER, tensors),
-                GENERATORS: write_tensors(
-                    tmp / GENERATORS, {f"{k}.{r}": v for r, g in enumerate(generators) for k, v in g["tensors"].items()}
-                ),
-            }
-            if state.cut is not None and float(state.cut.kept) != 1.0:
-                known[VOCABULARY] = write_tensors(tmp / VOCABULARY, state.cut.state_dict())
-            (tmp / STATE).write_text(json.dumps(_plain_state(state, plain, generators), allow_nan=False))
-            return known
-
-        write_sealed(folder, fill, meta, bytes_needed=bytes_of(state)[1])
+    snapshot = capture(state, identity)
+    if snapshot is not None:
+        snapshot.write(folder, describe)
     state.runtime.barrier()
+
+
+def capture(state: TrainState, identity: Identity) -> Snapshot | None:
+    """What a checkpoint of this moment holds, on rank 0; None on the others. All ranks call it.
+
+    Tensors that are on the CPU already are the run's own: whoever goes on training copies them first.
+    """
+    generators = state.runtime.gather_objects(generator_states(state.runtime.device))
+    if not state.runtime.is_main and state.runtime.sharding is None:
+        return None
+    weights = full_weights(state)  # sharded tensors are gathered here and below: all ranks take part
+    tensors, plain = pack_optimizer(state.optimizer)
+    if not state.runtime.is_main:
+        return None
+    require_finite(weights, state.step)
+    files = {
+        WEIGHTS: weights,
+        OPTIMIZER: tensors,
+        GENERATORS: {f"{k}.{r}": v for r, g in enumerate(generators) for k, v in g["tensors"].items()},
+    }
+    if state.cut is not None and float(state.cut.kept) != 1.0:
+        files[VOCABULARY] = state.cut.state_dict()
+    text = json.dumps(_plain_state(state, plain, generators), allow_nan=False)
+    return Snapshot(files, text, {"kind": "checkpoint", "step": state.step, **identity.to_json()})
 
 
 def full_weights(state: TrainState) -> dict[str, torch.Tensor]:

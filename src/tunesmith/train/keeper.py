@@ -17,23 +17,24 @@ from tunesmith.run.journal import Journal, truncate_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import disk_error, read_manifest, require_space, sweep, verify, write_sealed
 from tunesmith.train.checkpoint import (
-    WEIGHTS,
     Identity,
     bytes_of,
+    capture,
     differences,
     load_checkpoint,
-    save_checkpoint,
     version_changes,
 )
 from tunesmith.train.history import newest_intact, rotate
 from tunesmith.train.plan import Plan
 from tunesmith.train.signals import StopRequest
+from tunesmith.train.snapshot import ASIDE_FROM, WEIGHTS, Aside, Snapshot, has_room
 from tunesmith.train.state import TrainState
 from tunesmith.train.stopping import is_exhausted
 
 Listener = Callable[[Event], None]
 
 log = logging.getLogger(__name__)
+_GOOD_ENDS = ("completed", "early_stopping")
 
 
 @dataclass
@@ -50,6 +51,10 @@ class RunKeeper:
     allow_changed: bool = False
     stop: StopRequest = field(default_factory=StopRequest)
     listeners: list[Listener] = field(default_factory=list)
+    aside_from: int = ASIDE_FROM
+    """Bytes of a checkpoint from which on the run copies it and goes on while a thread writes it."""
+    _aside: Aside = field(init=False, default_factory=Aside)
+    _aside_step: int = field(init=False, default=0)
     _journal: Journal | None = field(init=False, default=None)
     _improved: bool = field(init=False, default=False)
 
@@ -153,12 +158,16 @@ class RunKeeper:
         return self._improved or self.stop.signal is not None
 
     def _at_safe_point(self, step: int) -> None:
+        self._take_save(wait=False)
         runtime = self.state.runtime
         number = runtime.largest(self.stop.signal or 0) or None
         over = is_exhausted(self.state.progress, self.plan.patience)
         due = self.plan.save.due(step) or (self._improved and self.keep_best) or number is not None or over
+        wait = number is not None or over or step >= self.plan.num_steps
         if due and step > 0:
-            self.save(step)
+            self.save(step, wait=wait)
+        elif wait:
+            self._take_save(wait=True)
         fault_point("step.end")
         if number is not None:
             self.end(f"signal {number}")
@@ -167,26 +176,56 @@ class RunKeeper:
                 f"stopped by signal {number} after step {step}; everything is saved: the same command goes on from here",
             )
 
-    def save(self, step: int) -> None:
-        """Publishes checkpoint, then best weights, then removes older checkpoints: in this order."""
+    def save(self, step: int, *, wait: bool = True) -> None:
+        """Publishes checkpoint, then best weights, then removes older checkpoints: in this order.
+
+        Without `wait` a large checkpoint may be written after this returns; the next save, a signal and the end wait.
+        """
+        self._take_save(wait=True)
         started = time.perf_counter()
         if self._journal is not None:
             try:
                 self._journal.fsync()
             except OSError as error:
                 raise disk_error(error, self.run.journal_file) from error
-        folder = self.run.checkpoint(step)
-        save_checkpoint(folder, self.state, self.identity, describe=self.describe)
-        if self.state.runtime.is_main:
-            if self._improved and self.keep_best:
-                self._link_best(folder)
-            try:
-                rotate(self.run, self.identity.run_id, keep=self.keep_checkpoints, last=step)
-            except OSError as error:
-                raise disk_error(error, self.run.path) from error
-            self.on(Saved(step, folder.name, time.perf_counter() - started))
-        self._improved = False
+        snapshot = capture(self.state, self.identity)
+        improved, self._improved = self._improved and self.keep_best, False
+        if snapshot is not None:
+            alone = self.state.runtime.world == 1
+            if wait or not alone or snapshot.size < self.aside_from or not has_room(snapshot.size):
+                self._publish(step, snapshot, improved)
+                self._say_saved(step, time.perf_counter() - started)
+            else:
+                copy = snapshot.copied(self._aside.buffers)
+                self._aside_step = step
+                self._aside.start(lambda: self._publish(step, copy, improved))
         self.state.runtime.barrier()
+
+    def _publish(self, step: int, snapshot: Snapshot, improved: bool) -> None:
+        folder = self.run.checkpoint(step)
+        snapshot.write(folder, self.describe)
+        if improved:
+            self._link_best(folder)
+        try:
+            rotate(self.run, self.identity.run_id, keep=self.keep_checkpoints, last=step)
+        except OSError as error:
+            raise disk_error(error, self.run.path) from error
+
+    def _take_save(self, *, wait: bool) -> None:
+        """Says that the checkpoint written aside is there, once it is; raises what went wrong with it."""
+        seconds = self._aside.take(wait=wait)
+        if seconds is not None:
+            self._say_saved(self._aside_step, seconds)
+
+    def _settle_save(self) -> None:
+        """Waits for the checkpoint written aside while another error is on its way out: its own is only logged."""
+        try:
+            self._take_save(wait=True)
+        except TunesmithError as error:
+            log.warning("%s", error.line())
+
+    def _say_saved(self, step: int, seconds: float) -> None:
+        self.on(Saved(step, self.run.checkpoint(step).name, seconds))
 
     def _link_best(self, folder: Path) -> None:
         """The weights of a checkpoint as `best/`: hard links where the disk can, so they cost nothing."""
@@ -208,6 +247,7 @@ class RunKeeper:
     def _refuse(self, event: NonFinite) -> None:
         if self.plan.nan_action == "skip":
             return
+        self._settle_save()
         last = max((p.name for p in self.run.checkpoints()), default=None, key=lambda n: int(n.rsplit("-", 1)[1]))
         rows = ", ".join(str(r) for r in event.rows[:8]) + (", ..." if len(event.rows) > 8 else "")
         self.end("NumericsError")
@@ -234,11 +274,14 @@ class RunKeeper:
         """Writes the last event and closes the journal. A run that ended well is not over before that is on disk."""
         journal = self._journal
         try:
+            if reason in _GOOD_ENDS:
+                self._take_save(wait=True)
+            self._settle_save()
             if journal is not None:
                 self.on(RunEnded(self.state.step, reason, time.time()))
                 journal.close()
         except (TunesmithError, OSError) as error:
-            if reason in ("completed", "early_stopping"):
+            if reason in _GOOD_ENDS:
                 if isinstance(error, OSError):
                     raise disk_error(error, self.run.journal_file) from error
                 raise
@@ -246,7 +289,8 @@ class RunKeeper:
             self.close()
 
     def close(self) -> None:
-        """Lets go of the journal; says nothing, as it runs while another error is on its way out."""
+        """Lets go of the journal; raises nothing, as it runs while another error is on its way out."""
+        self._settle_save()
         journal, self._journal = self._journal, None
         if journal is not None:
             try:

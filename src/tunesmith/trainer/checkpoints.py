@@ -17,8 +17,9 @@ from tunesmith.events import RunStarted
 from tunesmith.run.journal import decode_line
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import MANIFEST, read_manifest, retire, verify, write_sealed
-from tunesmith.train.checkpoint import WEIGHTS, Identity, contiguous, load_weights, save_checkpoint
+from tunesmith.train.checkpoint import Identity, contiguous, load_weights, save_checkpoint
 from tunesmith.train.sharding import is_sharded, whole_state
+from tunesmith.train.snapshot import WEIGHTS
 from tunesmith.trainer.attributes import TrainerAttributes
 from tunesmith.trainer.upstream import ExportableState, PreTrainedModel, TrainerState, parts, trainer_log
 
