@@ -224,7 +224,13 @@ def follow(keeper: RunKeeper, batches: Any, options: dict[str, Any]) -> None:
     def evaluate(state: TrainState) -> dict[str, tuple[dict[str, float | None], int]]:
         with state.cut.whole() if state.cut is not None else nullcontext():
             result = predict_rows(
-                state.model, validation, Padding(), state.runtime, max_rows=8, objective=state.objective
+                state.model,
+                validation,
+                Padding(),
+                state.runtime,
+                max_rows=8,
+                objective=state.objective,
+                on_batch=keeper.stop.interrupt if state.runtime.world == 1 else None,
             )
         return {"validation": ({"loss": result.loss}, 20)}
 

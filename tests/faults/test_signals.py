@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from faults.trials import clean, damaged_checkpoints, fingerprint, intact_checkpoints, seed_of, size
+from tunesmith.events import Evaluated
 from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
 
@@ -25,6 +26,18 @@ def test_row_05_a_signal_in_a_step_saves_and_stops(bench: Any, folder: Path, poi
     assert "everything is saved: the same command goes on" in ended.last_line
     step = read_journal(RunDir(folder).journal_file)[-1].step
     assert intact_checkpoints(folder)[-1] == step == (4 if point == "evaluate" else 7)
+    bench.same_as_whole(folder)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_row_05_a_signal_does_not_wait_for_the_rest_of_an_evaluation(bench: Any, folder: Path, n: int) -> None:
+    """3 batches an evaluation; the run goes on with the evaluation that was given up, and it counts once."""
+    ended = bench.server.engine(folder, fault=f"signal:evaluate:{n}:TERM")
+    assert ended.code == 143, ended.log
+    assert intact_checkpoints(folder) == [4]
+    events = read_journal(RunDir(folder).journal_file)
+    assert not [e for e in events if isinstance(e, Evaluated)]
+    assert events[-1].step == 4
     bench.same_as_whole(folder)
 
 

@@ -35,6 +35,7 @@ from tunesmith.train.loop import Evaluate, train_events
 from tunesmith.train.plan import Plan
 from tunesmith.train.ranks import RankRoster
 from tunesmith.train.sharding import whole_state
+from tunesmith.train.signals import StopRequest
 from tunesmith.train.state import TrainState
 
 
@@ -87,7 +88,7 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
     epochs = plan.fraction(plan.num_steps)
     started = RunStarted(prepared.identity.run_id, 0, plan.num_steps, float(per_epoch), epochs, rows, time.time())
     watch.plan(plan.num_steps, float(per_epoch))
-    evaluate = _make_evaluate(prepared, watch) if has_validation else None
+    evaluate = _make_evaluate(prepared, watch, keeper.stop) if has_validation else None
     roster = RankRoster.gather(prepared.runtime)
     with keeper.stop:
         try:
@@ -141,8 +142,9 @@ def _begin(run: RunDir, prepared: Prepared, keeper: RunKeeper, started: RunStart
         _write_start(run, prepared)
 
 
-def _make_evaluate(prepared: Prepared, watch: Watch) -> Evaluate:
-    """Metrics of the validation split and of the training sample."""
+def _make_evaluate(prepared: Prepared, watch: Watch, stop: StopRequest) -> Evaluate:
+    """Metrics of the validation split and of the training sample. Alone, a process gives it up when a signal comes."""
+    alone = prepared.runtime.world == 1  # several ranks would have to agree on it after each batch
     parts = {"validation": prepared.rows("validation")}
     sample = prepared.train_sample()
     if sample is not None:
@@ -153,6 +155,12 @@ def _make_evaluate(prepared: Prepared, watch: Watch) -> Evaluate:
     def evaluate(state: TrainState) -> dict[str, tuple[dict[str, float | None], int]]:
         found = {}
         count = make_counter(watch.progress, "evaluating", total)
+
+        def after(rows: int) -> None:
+            if alone:
+                stop.interrupt()
+            count(rows)
+
         with prepared.strategies.whole():
             for name, rows in parts.items():
                 result = predict_rows(
@@ -162,7 +170,7 @@ def _make_evaluate(prepared: Prepared, watch: Watch) -> Evaluate:
                     state.runtime,
                     max_rows=max(prepared.config.per_device_eval_batch_size, 64),
                     objective=state.objective,
-                    on_batch=count,
+                    on_batch=after,
                 )
                 metrics = prepared.suite.compute(result.logits, result.labels)
                 found[name] = ({"loss": result.loss, **metrics}, len(rows))

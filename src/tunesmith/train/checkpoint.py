@@ -136,6 +136,7 @@ def _plain_state(state: TrainState, optimizer: dict[str, Any], generators: list[
         "step": state.step,
         "progress": state.progress.to_json(),
         "rows_limit": state.rows_limit,
+        "evaluation_due": state.evaluation_due,
         "vocabulary": None if state.cut is None else "decayed" if float(state.cut.kept) != 1.0 else "plain",
         "loss_scale": None if scale is None else [float(scale.scale), int(scale.good_steps)],
         "optimizer": optimizer,
@@ -182,6 +183,7 @@ def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any]) -> None
     state.step = int(plain["step"])
     state.progress = Progress(**plain["progress"])
     state.rows_limit = plain["rows_limit"]
+    state.evaluation_due = bool(plain.get("evaluation_due", False))
     state.extra = plain["extra"]
     if state.loss_scale is not None and plain["loss_scale"] is not None:
         state.loss_scale.scale.fill_(plain["loss_scale"][0])

@@ -23,6 +23,7 @@ from tunesmith.train.culprit import find_culprit
 from tunesmith.train.optim import current_rate
 from tunesmith.train.plan import Plan
 from tunesmith.train.schedule import lr_at
+from tunesmith.train.signals import Interrupted
 from tunesmith.train.state import TrainState
 from tunesmith.train.step import StepResult, train_step
 from tunesmith.train.stopping import is_exhausted, metric_value, update_progress
@@ -51,6 +52,9 @@ def train_events(
     """Trains from `state.step` to the end of the plan. After a `break` the state is complete as of the last event."""
     require_one_plan(state, batches, plan)
     pending: list[StepResult] = []
+    if state.evaluation_due and evaluate is not None:  # the run was stopped in the middle of it
+        yield from _evaluate(state, plan, evaluate)
+        yield SafePoint(state.step)
     epoch, skip = plan.epoch_of(state.step)
     while state.step < plan.num_steps and not is_exhausted(state.progress, plan.patience):
         if skip == 0:
@@ -113,9 +117,18 @@ def _read_back(state: TrainState, plan: Plan, pending: list[StepResult]) -> Iter
 
 
 def _evaluate(state: TrainState, plan: Plan, evaluate: Evaluate) -> Iterator[Event]:
-    """Evaluates every split, then updates the best metric and the patience counter from the first."""
+    """Evaluates every split, then updates the best metric and the patience counter from the first.
+
+    An evaluation that is interrupted gives whoever asked for it a safe point to stop at; else it begins again.
+    """
     started = time.perf_counter()
-    results = evaluate(state)
+    state.evaluation_due = True
+    while state.evaluation_due:
+        try:
+            results = evaluate(state)
+            state.evaluation_due = False
+        except Interrupted:
+            yield SafePoint(state.step)
     for name, (metrics, rows) in results.items():
         seconds = time.perf_counter() - started
         yield Evaluated(state.step, plan.fraction(state.step), name, metrics, rows, seconds)

@@ -16,6 +16,10 @@ from tunesmith.errors import StoppedBySignal
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
+class Interrupted(Exception):
+    """An evaluation that is given up because the run was asked to stop; it begins again when the run goes on."""
+
+
 class StopRequest:
     """A context manager around a run. `signal` is the signal that arrived, or None."""
 
@@ -29,6 +33,11 @@ class StopRequest:
         self._at_once = True
         if self.signal is not None:
             self._leave(self.signal)
+
+    def interrupt(self, *_: object) -> None:
+        """Raises `Interrupted` once a signal came: to be called between the batches of an evaluation."""
+        if self.signal is not None:
+            raise Interrupted
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():

@@ -49,6 +49,8 @@ class TrainState:
     progress: Progress = field(default_factory=Progress)
     rows_limit: int | None = None
     """Rows a micro-batch may have since an out-of-memory; None before the first."""
+    evaluation_due: bool = False
+    """The evaluation of this step was begun and not finished."""
     poisoned: torch.Tensor | None = None
     """1.0 once a step was not finite: later updates are held back until the host has read it."""
     extra: dict[str, Any] = field(default_factory=dict)
