@@ -199,6 +199,27 @@ def test_a_rank_that_dies_ends_the_job_with_exit_7_and_its_name(place: Path, tmp
     assert alive(ranks) == []
 
 
+def test_a_rank_that_hangs_is_given_up_after_ddp_timeout_and_named(place: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = words(place, run, "--num_train_epochs", "4000", "--save_steps", "2", "--ddp_timeout", "25")
+    script = place / "rank.py"
+    script.write_text(RANK)
+    launcher = start(torchrun(str(script), str(run), *command, "--save_strategy", "steps"))
+    wait_for(lambda: bool(RunDir(run).checkpoints()), launcher)
+    ranks = ranks_of(launcher.pid)
+    os.kill(ranks[1], signal.SIGSTOP)
+    began = time.monotonic()
+    exit_file = tmp_path / "run-exit-0"
+    wait_for(exit_file.exists, launcher)
+    seconds = time.monotonic() - began
+    os.kill(ranks[1], signal.SIGKILL)
+    ended = finish(launcher, 60)
+    assert 20 < seconds < 25 + 15
+    assert exit_file.read_text() == "7"
+    assert re.search(rf"rank 1 \(process {ranks[1]} on .*\) is stopped", ended.err), ended.err[-3000:]
+    assert alive(ranks) == []
+
+
 def test_resume_on_two_ranks_is_bit_identical_and_on_one_rank_the_difference_is_said(
     place: Path, two: tuple[Path, Ended], tmp_path: Path
 ) -> None:
