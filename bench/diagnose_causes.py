@@ -34,17 +34,19 @@ class Cell:
     seeds: int
     bad_rows: int = 0
     without: tuple[str, ...] = ()
+    later_without: tuple[str, ...] = ()
+    """Causes left out from seed 2 on."""
 
 
 EXTRA = ("healthy_low_rate", "healthy_batch_32", "healthy_more_rows")
 COSTLY = (*EXTRA, "12_epochs", "batch_1", "reference_third", "shuffled_long")
 CELLS = (
-    Cell("L3", "trec", 900, 4, 4),
-    Cell("G", "trec", 700, 5, 4, 0, ("healthy_more_rows",)),
-    Cell("L3", "sample", 3192, 3, 4, 640, EXTRA),
-    Cell("L3", "mrpc", 2400, 3, 2, 640, COSTLY),
-    Cell("G", "sample", 2000, 3, 2, 640, COSTLY),
-    Cell("G", "mrpc", 1500, 3, 2, 480, (*COSTLY, "healthy")),
+    Cell("L3", "trec", 900, 4, 4, later_without=("12_epochs",)),
+    Cell("G", "trec", 480, 4, 4, 0, ("healthy_more_rows",), ("12_epochs",)),
+    Cell("L3", "sample", 3192, 3, 4, 640, EXTRA, ("healthy", "batch_1", "shuffled_long")),
+    Cell("L3", "mrpc", 2000, 3, 2, 640, COSTLY),
+    Cell("G", "sample", 2000, 3, 2, 480, COSTLY),
+    Cell("G", "mrpc", 1500, 3, 2, 320, (*COSTLY, "healthy", "shuffled", "rate_x0.01")),
 )
 """A pair of sentences costs 2 to 5 times a question of TREC, granite 2.5 times MiniLM-L3: fewer rows and seeds there."""
 
@@ -101,7 +103,8 @@ def list_runs(seeds: Sequence[int] | None = None) -> Iterator[Key]:
                 continue
             for cause in CAUSES:
                 # On the cheap set the healthy run has the rows of all others and is their reference.
-                if cause in cell.without or (cause == "reference" and not cell.bad_rows):
+                left_out = cell.without if seed < 2 else (*cell.without, *cell.later_without)
+                if cause in left_out or (cause == "reference" and not cell.bad_rows):
                     continue
                 yield cell.model, cell.data, cause, seed
 
@@ -116,10 +119,9 @@ def name_reference(key: Key) -> str | None:
     model, data, cause, _ = key
     if cause.startswith(("healthy", "reference")):
         return None
-    if cause == "batch_1":
-        return "reference_third"
-    cell = find_cell(model, data)
-    return "reference" if cell.bad_rows and (cause != "few_rows" or "healthy" in cell.without) else "healthy"
+    if find_cell(model, data).bad_rows:
+        return "reference_third" if cause in ("batch_1", "12_epochs") else "reference"
+    return "reference_third" if cause == "batch_1" else "healthy"
 
 
 @cache
@@ -139,7 +141,10 @@ def count_rows(key: Key) -> int:
     cell, cause = find_cell(model, data), CAUSES[name]
     if cause.part:
         return round(len(read_rows(data, "train")) * cause.part)
-    return round((cell.bad_rows if cause.cheap and cell.bad_rows else cell.rows) * cause.rows)
+    share = (
+        1 / 3 if name == "12_epochs" and cell.bad_rows else cause.rows
+    )  # pairs cost more, and are learnt by heart sooner
+    return round((cell.bad_rows if cause.cheap and cell.bad_rows else cell.rows) * share)
 
 
 def make_data(key: Key) -> dict[str, list[dict[str, Any]]]:
@@ -174,7 +179,8 @@ def make_options(key: Key) -> dict[str, Any]:
         "per_device_train_batch_size": 16,
         "per_device_eval_batch_size": 64,
         "max_seq_length": 64,
-        "train_sample_size": 200,
+        "train_sample_size": 128,
+        "bf16": True,  # 1.4 times as fast as float32 on the processor this was made on, with the same losses
         "load_best_model_at_end": False,
         "seed": seed,
         **cause.options,

@@ -13,6 +13,7 @@ Odd seeds are held out: thresholds may be chosen on even seeds only. See docs/ho
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import time
@@ -55,8 +56,8 @@ def make_one(folder: Path, key: Key, options: dict[str, Any]) -> None:
     print(f"{time.strftime('%H:%M:%S')} {folder.name} {time.time() - began:.0f} s", flush=True)
 
 
-def plan_advice(run: Run) -> tuple[str, dict[str, Any]] | None:
-    """(folder name, options) of the run with its first advice followed; None when the advice is for people."""
+def plan_advice(run: Run) -> dict[str, Any] | None:
+    """The options of the run with its first advice followed; None when the advice is for people."""
     from tunesmith.config.convert import convert
     from tunesmith.config.schema import list_options
     from tunesmith.diagnose.verdict import advised_options
@@ -67,8 +68,7 @@ def plan_advice(run: Run) -> tuple[str, dict[str, Any]] | None:
         return None
     options = {k: v for k, v in run.options.items() if changes.get(k, "") is not None}
     options |= {k: convert(v, list_options()[k].hint) for k, v in changes.items() if v is not None}
-    slug = ",".join(f"{k}={v}" for k, v in sorted(changes.items()))
-    return f"{name_run(run.key)}+{slug}", options
+    return options
 
 
 def describe(key: Key, options: dict[str, Any]) -> str:
@@ -76,11 +76,12 @@ def describe(key: Key, options: dict[str, Any]) -> str:
     return json.dumps([key[:2], count_rows(key), CAUSES[key[2]].shuffled, options], sort_keys=True)
 
 
-def find_followed(output: Path, run: Run, runs: Mapping[Key, Run], planned: tuple[str, dict[str, Any]]) -> Path:
+def find_followed(output: Path, run: Run, runs: Mapping[Key, Run], options: dict[str, Any]) -> Path:
     """The folder of the run that follows the advice; another run's where that has the same rows, options and seed."""
-    wanted = describe(run.key, planned[1])
+    wanted = describe(run.key, options)
     same = (other.folder for other in runs.values() if describe(other.key, other.options) == wanted)
-    return next(same, output / planned[0])
+    model, data, _, seed = run.key
+    return next(same, output / f"{model}-{data}-{seed}+{hashlib.sha256(wanted.encode()).hexdigest()[:12]}")
 
 
 def follow_advice(output: Path, seeds: Sequence[int] | None) -> None:
@@ -92,7 +93,7 @@ def follow_advice(output: Path, seeds: Sequence[int] | None) -> None:
         planned = plan_advice(run) if run is not None else None
         if run is None or truth is None or planned is None or truth.healthy or run.verdict == "healthy":
             continue
-        make_one(find_followed(output, run, runs, planned), key, planned[1])
+        make_one(find_followed(output, run, runs, planned), key, planned)
 
 
 def collect_followed(output: Path, runs: Mapping[Key, Run]) -> dict[Key, Run | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tunesmith.diagnose.reading import Reading
-from tunesmith.diagnose.thresholds import ENOUGH_STEPS, FEW_ROWS, MEMORISED, NEAR_CHANCE
+from tunesmith.diagnose.thresholds import BEGUN_TO_MEMORISE, ENOUGH_STEPS, FEW_ROWS, MEMORISED, NEAR_CHANCE
 from tunesmith.diagnose.verdict import make_finding
 from tunesmith.findings import Finding
 
@@ -36,7 +36,9 @@ def _below_chance(reading: Reading) -> Finding | None:
 def _memorised_without_use(reading: Reading) -> Finding | None:
     train, loss, chance = float(reading.train_loss[-1]), float(reading.val_loss.min()), reading.chance_loss
     enough = reading.curves.train_rows >= FEW_ROWS
-    if not enough or train > 2 * MEMORISED * chance or loss < 0.97 * chance or reading.at_chance() is False:
+    # While validation loss does not come down, less of a fall in training says the same.
+    limit = 2 * MEMORISED if reading.best == len(reading) - 1 else BEGUN_TO_MEMORISE
+    if not enough or train > limit * chance or loss < 0.97 * chance or reading.at_chance() is False:
         return None
     evidence = (
         f"train loss fell to {train:.2f} but validation loss was never below {loss:.2f} (chance: {chance:.2f}): "

@@ -5,14 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tunesmith.diagnose.reading import Reading
-from tunesmith.diagnose.thresholds import DONE, NEAR_CHANCE, SMALL_GAP, STILL_FALLING, USUAL_RATE
-from tunesmith.diagnose.verdict import epochs_flag, make_finding, planned_epochs, rate_flag, surety
+from tunesmith.diagnose.thresholds import (
+    DONE,
+    ENOUGH_STEPS,
+    GOES_ON,
+    NEAR_CHANCE,
+    PARTLY_LEARNT,
+    SMALL_GAP,
+    STILL_FALLING,
+    USUAL_RATE,
+)
+from tunesmith.diagnose.verdict import longer_flag, make_finding, rate_flag, surety
 from tunesmith.findings import Finding
 
 
 def check_stopped_early(reading: Reading) -> Finding | None:
     """A finding when validation still falls beyond noise, or when learning has only begun and goes on."""
-    found = _still_falling(reading) or _only_begun(reading)
+    found = _still_falling(reading) or _only_begun(reading) or _few_steps(reading)
     if found is None or not reading.running:
         return found
     run = reading.curves
@@ -43,7 +52,7 @@ def _only_begun(reading: Reading) -> Finding | None:
     low, end = float(reading.val_loss.min()), float(reading.val_loss[-1])
     begun = NEAR_CHANCE * chance < low + reading.loss_noise(low) and low <= 0.98 * chance
     held = end - low <= reading.loss_noise(low)
-    if not (begun and held and train[-1] >= 0.5 * chance and train[-1] <= (1 - STILL_FALLING) * train[-3]):
+    if not (begun and held and train[-1] >= 0.5 * chance and train[-1] <= (1 - GOES_ON) * train[-3]):
         return None
     evidence = (
         f"validation loss {end:.2f} is hardly below chance ({chance:.2f}) after {reading.step[-1]} steps, "
@@ -52,12 +61,25 @@ def _only_begun(reading: Reading) -> Finding | None:
     return make_finding(reading, "stopped_too_early", evidence, _advice(reading), confidence=0.55)
 
 
+def _few_steps(reading: Reading) -> Finding | None:
+    """A small training set makes few steps an epoch: both losses still fall, and most is left to learn."""
+    train, loss, chance = reading.train_loss, reading.val_loss, reading.chance_loss
+    few = int(reading.step[-1]) < ENOUGH_STEPS and reading.best == len(reading) - 1
+    if not (few and train[-1] < train[0] and train[-1] >= PARTLY_LEARNT * chance):
+        return None
+    evidence = (
+        f"{reading.step[-1]} steps are few: train loss fell {train[0]:.2f} to {train[-1]:.2f} and validation loss "
+        f"{loss[0]:.2f} to {loss[-1]:.2f}, and both go on falling (chance: {chance:.2f})"
+    )
+    return make_finding(reading, "stopped_too_early", evidence, _advice(reading), confidence=0.6)
+
+
 def _advice(reading: Reading) -> list[str]:
     run = reading.curves
     advice = []
     if run.num_steps and run.last_step < 0.9 * run.num_steps and run.ended not in ("completed", "early_stopping"):
         advice.append(f"tunesmith resume: the run ended at step {run.last_step} of {run.num_steps}")
-    advice.append(epochs_flag(2 * planned_epochs(reading)))
+    advice.append(longer_flag(reading))
     if reading.rate < 2e-5 and not reading.frozen:
         advice.append(rate_flag(USUAL_RATE))
     return advice

@@ -5,13 +5,12 @@ from __future__ import annotations
 from tunesmith.diagnose.reading import Reading
 from tunesmith.diagnose.thresholds import (
     BARELY_BELOW_CHANCE,
-    ENOUGH_STEPS,
     PARTLY_LEARNT,
     SMALL_GAP,
     USUAL_HEAD_RATE,
     USUAL_RATE,
 )
-from tunesmith.diagnose.verdict import epochs_flag, make_finding, planned_epochs, rate_flag
+from tunesmith.diagnose.verdict import longer_flag, make_finding, rate_flag
 from tunesmith.findings import Finding
 
 
@@ -52,6 +51,5 @@ def _advice(reading: Reading) -> list[str]:
         advice.append(rate_flag(USUAL_RATE))
     if float(reading.option("weight_decay", 0.0)) >= 1.0:
         advice.append("--weight_decay 0.01")
-    longer = 3 if reading.step[-1] < ENOUGH_STEPS else 2
-    advice.append(epochs_flag(longer * planned_epochs(reading)))
+    advice.append(longer_flag(reading))
     return advice

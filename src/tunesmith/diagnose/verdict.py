@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunesmith.diagnose.reading import Reading
+from tunesmith.diagnose.thresholds import ENOUGH_STEPS, MOST_TIMES
 from tunesmith.findings import Finding, Severity
 
 
@@ -55,6 +56,12 @@ def planned_epochs(reading: Reading) -> float:
     if per_epoch > 0 and reading.curves.num_steps:
         return reading.curves.num_steps / per_epoch
     return float(reading.option("num_train_epochs", 3.0))
+
+
+def longer_flag(reading: Reading) -> str:
+    """More epochs: twice as many, or as many as make a usual number of steps where a small set gave only a few."""
+    times = math.ceil(ENOUGH_STEPS / max(1, int(reading.step[-1])))
+    return epochs_flag(min(max(2, times), MOST_TIMES) * planned_epochs(reading))
 
 
 def early_stop_step(reading: Reading, *, patience: int = 2) -> int | None:

@@ -97,6 +97,17 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "2% of the rows: few steps, both losses falling": (
+        "stopped_too_early",
+        {
+            "train": [0.61, 0.57, 0.54, 0.52],
+            "validation": [0.66, 0.645, 0.635, 0.63],
+            "accuracy": [0.675, 0.68, 0.70, 0.71],
+            "steps_per_epoch": 7,
+            "train_rows": 109,
+        },
+        {},
+    ),
     "both losses still falling": (
         "stopped_too_early",
         {"train": [0.60, 0.52, 0.42], "validation": [0.59, 0.52, 0.44], "accuracy": [0.69, 0.74, 0.80]},
@@ -135,6 +146,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "shuffled labels, three epochs": (
         "data_problem",
         {"train": [0.64, 0.63, 0.62], "validation": [0.64, 0.64, 0.64], "accuracy": [0.675, 0.675, 0.67]},
+        {},
+    ),
+    "shuffled labels, learning by heart has begun": (
+        "data_problem",
+        {
+            "train": [0.63, 0.60, 0.56, 0.52],
+            "validation": [0.645, 0.65, 0.652, 0.66],
+            "accuracy": [0.675, 0.67, 0.68, 0.67],
+            "train_accuracy": [0.68, 0.72, 0.76, 0.80],
+        },
         {},
     ),
     "shuffled labels learnt by heart": (
@@ -218,6 +239,12 @@ def test_a_frozen_encoder_is_named_as_the_reason(synthetic: SimpleNamespace) -> 
     found = verdict(synthetic, {"freeze": ["encoder"]}, **CASES["frozen encoder"][1])
     assert "frozen" in found.evidence
     assert "--freeze" in found.advice[0]
+
+
+def test_few_steps_are_made_a_usual_number_by_more_epochs(synthetic: SimpleNamespace) -> None:
+    found = verdict(synthetic, **CASES["2% of the rows: few steps, both losses falling"][1])
+    assert found.advice[0] == "--num_train_epochs 24", "28 steps in 4 epochs: 168 in 24"
+    assert "28 steps are few" in found.evidence
 
 
 def test_an_interrupted_run_is_told_to_resume(synthetic: SimpleNamespace) -> None:
