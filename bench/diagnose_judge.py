@@ -106,8 +106,6 @@ class Truth:
 def find_truth(run: Run, runs: Mapping[Key, Run]) -> Truth | None:
     """What the run is; None when it is not judged, or when what it is compared with is not made yet."""
     model, data, cause, seed = run.key
-    if cause.startswith("reference"):
-        return None
     if cause.startswith("healthy"):
         return Truth(("healthy",), True, "") if not run.at_chance() else None
     reference = runs.get((model, data, name_reference(run.key) or "", seed))

@@ -42,13 +42,13 @@ def claim(folder: Path) -> bool:
     return True
 
 
-def make_one(folder: Path, key: Key, options: dict[str, Any]) -> None:
+def make_one(folder: Path, key: Key, options: dict[str, Any], *, evaluated: bool = True) -> None:
     """Trains one run, unless it is there or another process is at it."""
     if not claim(folder):
         return
     began = time.time()
     try:
-        train_once(folder, key, options)
+        train_once(folder, key, options, evaluated=evaluated)
     except Exception as error:  # one run less; the others are made
         print(f"{folder.name}: {error}", flush=True)
         return
@@ -93,7 +93,7 @@ def follow_advice(output: Path, seeds: Sequence[int] | None) -> None:
         planned = plan_advice(run) if run is not None else None
         if run is None or truth is None or planned is None or truth.healthy or run.verdict == "healthy":
             continue
-        make_one(find_followed(output, run, runs, planned), key, planned)
+        make_one(find_followed(output, run, runs, planned), key, planned, evaluated=False)
 
 
 def collect_followed(output: Path, runs: Mapping[Key, Run]) -> dict[Key, Run | None]:
