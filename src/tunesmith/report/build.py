@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tunesmith.config.schema import list_options
 from tunesmith.curves.build import load_curves
 from tunesmith.curves.series import Curves
 from tunesmith.data.prediction_file import read_prediction_columns
 from tunesmith.findings import Finding
+from tunesmith.labels import Task
 from tunesmith.metrics.calibration import ReliabilityBin, expected_calibration_error, reliability_bins
 from tunesmith.report.diagnosis import diagnose_with, goes_on
 from tunesmith.report.files import read_config, read_json
-from tunesmith.report.mistakes import Confusion, Mistake, count_confusions, find_mistakes
+from tunesmith.report.mistakes import Confusion, LabelCount, Mistake, count_confusions, count_labels, find_mistakes
 from tunesmith.report.predictions import Predictions, make_predictions
 from tunesmith.report.scores import Headline, headline_scores
 from tunesmith.report.slices import Slice, find_slices
@@ -46,6 +49,8 @@ class Report:
     confusion: Confusion | None
     bins: tuple[ReliabilityBin, ...]
     calibration_error: float | None
+    label_counts: list[LabelCount]
+    """Each label by itself where a row may have several."""
     mistakes: list[Mistake]
     wrong: int
     slices: list[Slice]
@@ -67,8 +72,7 @@ def build_report(run: str | Path | RunDir) -> Report:
     environment = read_json(folder.environment_file)
     curves = load_curves(folder.path)
     predictions = make_predictions(read_prediction_columns(folder.predictions_file), summary)
-    table = predictions.probabilities if predictions is not None else None
-    labels = predictions.labels if predictions is not None else None
+    table, labels = _decisions(predictions)
     files = (
         folder.config_file,
         folder.environment_file,
@@ -90,6 +94,7 @@ def build_report(run: str | Path | RunDir) -> Report:
         confusion=count_confusions(predictions) if predictions is not None else None,
         bins=reliability_bins(table, labels, num_bins=10) if table is not None else (),
         calibration_error=expected_calibration_error(table, labels) if table is not None else None,
+        label_counts=count_labels(predictions) if predictions is not None else [],
         mistakes=find_mistakes(predictions) if predictions is not None else [],
         wrong=_count_wrong(predictions),
         slices=find_slices(predictions) if predictions is not None and predictions.names else [],
@@ -99,6 +104,16 @@ def build_report(run: str | Path | RunDir) -> Report:
         command=_command(environment, folder),
         absent=tuple(file.name for file in files if not file.is_file()),
     )
+
+
+def _decisions(predictions: Predictions | None) -> tuple[Any, Any]:
+    """(probabilities, right answers) of every decision: one a row, or one for each label of a row that may have several."""
+    if predictions is None or predictions.probabilities is None:
+        return None, None
+    if predictions.task is not Task.MULTILABEL:
+        return predictions.probabilities, predictions.labels
+    yes = predictions.probabilities.ravel()
+    return np.stack([1 - yes, yes], axis=1), predictions.labels.ravel()
 
 
 def _count_wrong(predictions: Predictions | None) -> int:

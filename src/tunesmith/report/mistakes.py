@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +35,39 @@ class Confusion:
     pairs: tuple[tuple[str, str, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class LabelCount:
+    """One label of a multilabel task: rows that have it, of these found, and rows that were given it wrongly."""
+
+    name: str
+    rows: int
+    found: int
+    extra: int
+
+    @property
+    def precision(self) -> float | None:
+        """The share of right ones among those given; None when it was never given."""
+        return self.found / (self.found + self.extra) if self.found + self.extra else None
+
+    @property
+    def recall(self) -> float | None:
+        """The share found among those that have it; None when no row has it."""
+        return self.found / self.rows if self.rows else None
+
+
+def count_labels(predictions: Predictions) -> list[LabelCount]:
+    """Each label by itself, those most often missed or given wrongly first; [] where a row has one label."""
+    if predictions.task is not Task.MULTILABEL:
+        return []
+    true, given = predictions.labels == 1, predictions.predicted == 1
+    columns = zip(predictions.names, true.T, given.T, strict=True)
+    counts = [LabelCount(n, int(t.sum()), int((t & g).sum()), int((g & ~t).sum())) for n, t, g in columns]
+    return sorted(counts, key=lambda one: -(one.rows - one.found + one.extra))
+
+
 def count_confusions(predictions: Predictions) -> Confusion | None:
-    """The matrix over the label names; None in regression."""
-    if predictions.task is Task.REGRESSION or not len(predictions):
+    """The matrix over the label names; None in regression and where a row may have several labels."""
+    if predictions.task in (Task.REGRESSION, Task.MULTILABEL) or not len(predictions):
         return None
     inside = predictions.predicted >= 0
     table = confusion_matrix(
@@ -61,7 +92,13 @@ def find_mistakes(predictions: Predictions, *, most: int = 20) -> list[Mistake]:
     table = predictions.probabilities
     if table is None:
         return [_mistake(predictions, int(k), None) for k in wrong[:most]]
-    sure = table[wrong, predictions.predicted[wrong]]
+    if (
+        predictions.task is Task.MULTILABEL
+    ):  # how sure it was of the one label of the row that it was most wrongly sure of
+        against = np.where(predictions.labels[wrong] == 1, 1 - table[wrong], table[wrong])
+        sure = np.where(predictions.labels[wrong] == predictions.predicted[wrong], 0.0, against).max(axis=1, initial=0)
+    else:
+        sure = table[wrong, predictions.predicted[wrong]]
     order = np.argsort(-sure, kind="stable")[:most]
     return [_mistake(predictions, int(wrong[k]), float(sure[k])) for k in order]
 
@@ -72,7 +109,9 @@ def _mistake(predictions: Predictions, at: int, confidence: float | None) -> Mis
     return Mistake(int(predictions.row[at]), texts, label, predicted, confidence)
 
 
-def _name(predictions: Predictions, value: float | int) -> str:
+def _name(predictions: Predictions, value: Any) -> str:
     if predictions.task is Task.REGRESSION:
         return f"{value:.4g}"
+    if predictions.task is Task.MULTILABEL:
+        return ", ".join(predictions.names[k] for k in np.flatnonzero(value)) or "none"
     return predictions.names[int(value)] if 0 <= int(value) < len(predictions.names) else "?"

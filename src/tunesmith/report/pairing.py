@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
-from tunesmith.report.predictions import PROBABILITY, make_predictions
+from tunesmith.report.predictions import make_predictions
 
 Key = tuple[int, tuple[str, ...]]
 
@@ -65,8 +65,6 @@ def read_side(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any], 
     every = columns.get("split", [split] * len(columns.get("label", [])))
     inside = [k for k, s in enumerate(every) if str(s) == split]
     part = {name: [values[k] for k in inside] for name, values in columns.items()}
-    if summary.get("task") == Task.MULTILABEL:
-        return _multilabel_side(part, summary)
     found = make_predictions(part, summary)
     if found is None:
         return None
@@ -74,26 +72,6 @@ def read_side(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any], 
     texts = list(zip(*found.texts.values(), strict=True)) if found.texts else [()] * len(found)
     keys = [(int(row), tuple(text)) for row, text in zip(found.row, texts, strict=True)]
     return Side(found.task, found.names, keys, found.labels, given)
-
-
-def _multilabel_side(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> Side | None:
-    names = tuple(str(n) for n in summary.get("labels", ()))
-    kept = [k for k, label in enumerate(columns.get("label", ())) if label is not None]
-    if not names or not kept:
-        return None
-    told = summary.get("columns")
-    text = [c for c in (told.get("text") or () if isinstance(told, dict) else ()) if c in columns]
-
-    def table(values: Sequence[Any]) -> NDArray[Any]:
-        return np.array([[int(name in {str(v) for v in values[k]}) for name in names] for k in kept])
-
-    row = columns.get("row", range(len(columns["label"])))
-    keys = [(int(row[k]), tuple(str(columns[c][k]) for c in text)) for k in kept]
-    scored = all(PROBABILITY + name in columns for name in names)
-    given = np.array([[columns[PROBABILITY + n][k] for n in names] for k in kept]) if scored else None
-    return Side(
-        Task.MULTILABEL, names, keys, table(columns["label"]), table(columns["prediction"]) if given is None else given
-    )
 
 
 def pair_sides(a: Side, b: Side, *, split: str) -> Pair:

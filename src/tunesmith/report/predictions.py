@@ -19,7 +19,11 @@ PROBABILITY = "prob_"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictions:
-    """Labelled rows of one split, in row order. `labels` and `predicted` are ids into `names`, or values in regression."""
+    """Labelled rows of one split, in row order.
+
+    `labels` and `predicted` are ids into `names`; values in regression; tables of 0 and 1, a column for each name, in
+    multilabel tasks.
+    """
 
     split: str
     names: tuple[str, ...]
@@ -36,8 +40,9 @@ class Predictions:
 
     @property
     def right(self) -> NDArray[np.bool_]:
-        """Whether each row's prediction is its label (classification)."""
-        return np.asarray(self.labels == self.predicted, dtype=bool)
+        """Whether each row's prediction is its label (classification), or the set of its labels."""
+        same = np.asarray(self.labels == self.predicted, dtype=bool)
+        return np.asarray(same.all(axis=1), dtype=bool) if same.ndim == 2 else same
 
 
 def make_predictions(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> Predictions | None:
@@ -45,11 +50,12 @@ def make_predictions(columns: Mapping[str, Sequence[Any]], summary: Mapping[str,
     if "label" not in columns or "prediction" not in columns or not len(columns["label"]):
         return None
     task = _task(columns, summary)
-    if task is Task.MULTILABEL:
-        return None
     names = _names(columns, summary) if task is not Task.REGRESSION else ()
     labels, predicted = (_values(columns[c], names, task) for c in ("label", "prediction"))
-    known = np.isfinite(labels) if task is Task.REGRESSION else labels >= 0
+    if task is Task.MULTILABEL:
+        known = np.array([value is not None for value in columns["label"]])
+    else:
+        known = np.isfinite(labels) if task is Task.REGRESSION else labels >= 0
     splits = [str(s) for s in columns.get("split", ["predictions"] * len(labels))]
     present = [s for s in dict.fromkeys(splits) if any(k and s == t for k, t in zip(known, splits, strict=True))]
     if not present:
@@ -88,13 +94,17 @@ def _names(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> 
     if isinstance(told, (list, tuple)) and told:
         return tuple(str(name) for name in told)
     found = [name.removeprefix(PROBABILITY) for name in columns if name.startswith(PROBABILITY)]
-    seen = sorted({str(v) for c in ("label", "prediction") for v in columns[c] if v is not None})
+    cells = [v if isinstance(v, (list, tuple)) else [v] for c in ("label", "prediction") for v in columns[c]]
+    seen = sorted({str(v) for cell in cells for v in cell if v is not None})
     return tuple(found or seen)
 
 
 def _values(values: Sequence[Any], names: tuple[str, ...], task: Task) -> NDArray[Any]:
     if task is Task.REGRESSION:
         return np.array([math.nan if v is None else float(v) for v in values], dtype=np.float64)
+    if task is Task.MULTILABEL:
+        sets = [{str(name) for name in value or ()} for value in values]
+        return np.array([[int(name in found) for name in names] for found in sets], dtype=np.int64)
     ids = {name: i for i, name in enumerate(names)}
     inside = range(len(names))
 

@@ -96,7 +96,8 @@ def _from_predictions(predictions: Predictions) -> list[Headline]:
     else:
         rows, share = len(predictions), float(predictions.right.mean())
         low, high = wilson_limits(share, rows)
-        return [Headline(predictions.split, "accuracy", share, float(low), float(high), rows)]
+        name = "subset_accuracy" if predictions.task is Task.MULTILABEL else "accuracy"
+        return [Headline(predictions.split, name, share, float(low), float(high), rows)]
     scores = suite.compute_with_intervals(given, predictions.labels)
     made = [_headline(predictions.split, name, score.to_json()) for name, score in scores.items()]
     return [score for score in made if score is not None]

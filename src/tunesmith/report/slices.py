@@ -69,7 +69,12 @@ Group = tuple[str, str, NDArray[np.bool_]]
 
 
 def _by_label(predictions: Predictions) -> list[Group]:
-    return [("true label", name, predictions.labels == k) for k, name in enumerate(predictions.names[:50])]
+    labels = predictions.labels
+    several = labels.ndim == 2
+    return [
+        ("true label", name, (labels[:, k] == 1) if several else (labels == k))
+        for k, name in enumerate(predictions.names[:50])
+    ]
 
 
 def _by_length(predictions: Predictions) -> list[Group]:

@@ -14,7 +14,7 @@ from tunesmith.errors import DataError
 from tunesmith.labels import Task
 from tunesmith.report.build import build_report
 from tunesmith.report.diagnosis import diagnose_run
-from tunesmith.report.mistakes import count_confusions, find_mistakes
+from tunesmith.report.mistakes import count_confusions, count_labels, find_mistakes
 from tunesmith.report.predictions import Predictions, make_predictions
 from tunesmith.report.scores import headline_scores
 from tunesmith.report.slices import find_slices, word_overlap
@@ -77,6 +77,38 @@ def test_in_regression_the_farthest_off_come_first() -> None:
     assert found is not None
     assert [m.row for m in find_mistakes(found)] == [1, 0]
     assert count_confusions(found) is None
+
+
+SEVERAL: dict[str, list[Any]] = {
+    "text": ["a", "b", "c", "d", "e"],
+    "label": [["red"], ["red", "blue"], [], ["blue"], None],
+    "prediction": [["red"], ["red"], ["blue"], ["red"], ["red"]],
+    "prob_red": [0.9, 0.8, 0.1, 0.7, 0.9],
+    "prob_blue": [0.2, 0.1, 0.6, 0.3, 0.9],
+}
+
+
+def test_several_labels_a_row_are_counted_each_by_itself() -> None:
+    found = make_predictions(SEVERAL, {"task": "multilabel"})
+    assert found is not None
+    assert found.names == ("red", "blue")
+    assert found.right.tolist() == [True, False, False, False]
+    assert count_confusions(found) is None
+    counts = {c.name: (c.rows, c.found, c.extra, c.recall, c.precision) for c in count_labels(found)}
+    assert counts == {"blue": (2, 0, 1, 0.0, 0.0), "red": (2, 2, 1, 1.0, 2 / 3)}
+    mistakes = [(m.label, m.predicted, m.confidence) for m in find_mistakes(found)]
+    # row 1 misses blue (sure by 0.9); row 3 misses blue and has red too much (0.7 both); row 2 has blue too much (0.6)
+    assert mistakes == [("red, blue", "red", 0.9), ("blue", "red", pytest.approx(0.7)), ("none", "blue", 0.6)]
+    slices = {(s.group, s.name): s.rows for s in find_slices(several_rows(40))}
+    assert slices[("true label", "red")] == 20
+
+
+def several_rows(rows: int) -> Predictions:
+    labels = [["red"] if k % 2 else ["blue"] for k in range(rows)]
+    columns = {"text": ["some words"] * rows, "label": labels, "prediction": labels}
+    found = make_predictions(columns, {"task": "multilabel", "labels": ["red", "blue"]})
+    assert found is not None
+    return found
 
 
 def many(accuracy_of_long: float, *, rows: int = 400, seed: int = 0) -> Predictions:
