@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tunesmith.data.map_workers import naming_map_workers, note_rows
 from tunesmith.data.mapped_pages import release_pages
 from tunesmith.data.token_cache import TokenCache, content_hash, default_cache_dir
 from tunesmith.data.token_encoder import UNKNOWN, Encoder, make_encoder
@@ -170,9 +171,15 @@ def _write(dataset: Dataset, job: _Job, num_proc: int | None, on_progress: Progr
     if labels:
         features["labels"] = dataset.features["labels"]
     processes = None if num_proc is None or num_proc < 2 else min(num_proc, len(dataset))
-    with _quiet_bars(), _unchanged_environment("TOKENIZERS_PARALLELISM"):
+    with _quiet_bars(), _unchanged_environment("TOKENIZERS_PARALLELISM"), naming_map_workers(folder):
         dataset.select_columns([*job.text, *labels]).with_format("arrow").map(
-            partial(_tokenize_table, job=job, total=len(dataset), on_progress=None if processes else on_progress),
+            partial(
+                _tokenize_table,
+                job=job,
+                total=len(dataset),
+                on_progress=None if processes else on_progress,
+                notes=folder if processes else None,
+            ),
             batched=True,
             with_indices=True,
             batch_size=BATCH_ROWS,
@@ -186,8 +193,10 @@ def _write(dataset: Dataset, job: _Job, num_proc: int | None, on_progress: Progr
 
 
 def _tokenize_table(
-    table: pa.Table, indices: list[int], *, job: _Job, total: int, on_progress: Progress | None
+    table: pa.Table, indices: list[int], *, job: _Job, total: int, on_progress: Progress | None, notes: Path | None
 ) -> pa.Table:
+    if notes is not None:
+        note_rows(notes, indices)
     texts = [table.column(name).to_pylist() for name in job.text]
     for name, cells in zip(job.text, texts, strict=True):
         bad = next((i for i, cell in enumerate(cells) if not isinstance(cell, str)), None)

@@ -35,13 +35,14 @@ What is different on purpose:
 | `predict` returns rows in the order of the dataset. | With length grouping they come back in another order. |
 | A checkpoint is a sealed folder of safetensors and JSON; verified, it goes on bit for bit. | Pickles; damage is not noticed. |
 | `dataloader_drop_last` drops training rows only. | Rows are left out of evaluations and predictions, too. |
-| Going on with other data, another order or seed is refused; another batch size is a warning. | It goes on. |
+| Going on with other data, batch size, order or seed is refused, unless `Trainer.allow_changed_data = True`. | It goes on. |
 | The order of an epoch depends on `seed` (or `data_seed`) and the epoch alone. | It depends on the generator's history. |
 | A checkpoint of `save_only_model` cannot be resumed: refused. | It goes on with a fresh optimizer, without a word. |
 | `training_args.json`, `optimizer.safetensors`, `state.json`. | `training_args.bin`, `optimizer.pt`, `scheduler.pt`. |
 | `hyperparameter_search` leaves the best trial's model, values, checkpoints. | No model; every trial's checkpoints. |
 | Early-stopping counters survive a resume. | Only with `restore_callback_states_from_checkpoint`. |
 | Rows of an Arrow dataset with `DataCollatorWithPadding` train without padding. Off: `Trainer.use_speed_ups = False`. | Padded. |
+| A data-loader worker that dies, fails or hangs (`Trainer.worker_timeout`) is a `WorkerError` with its rows. | It may hang. |
 | `journal.jsonl` in the output folder holds every step: `tunesmith curves` and `tunesmith diagnose` read it. | - |
 """
 

@@ -18,6 +18,7 @@ from tunesmith.errors import ConfigError, DataError
 from tunesmith.trainer.attributes import TrainerAttributes
 from tunesmith.trainer.loaders import EpochBatches, RowBatches, SizedLoader
 from tunesmith.trainer.upstream import DataCollatorWithPadding, has_length, parts, utils
+from tunesmith.trainer.workers import SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 class DataPart(TrainerAttributes):
     """The methods of a Trainer that make DataLoaders."""
 
+    worker_timeout: float = SECONDS
+    """Seconds after which a data-loader worker that gives no batch ends the run."""
     _eval_dataloaders: dict[str, Any]
 
     def get_train_dataloader(self) -> Any:
@@ -146,6 +149,7 @@ class DataPart(TrainerAttributes):
             "multiprocessing_context": args.dataloader_multiprocessing_context,
             "prefetch_factor": args.dataloader_prefetch_factor,
             "in_order": args.dataloader_in_order,
+            "timeout": self.worker_timeout if args.dataloader_num_workers else 0,
         }
         if isinstance(dataset, IterableDataset):
             if self.runtime.world > 1:

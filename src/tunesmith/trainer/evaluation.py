@@ -19,6 +19,7 @@ from tunesmith.trainer.gathering import Gathered
 from tunesmith.trainer.loaders import RecordedBatches, RowBatches, count_rows
 from tunesmith.trainer.objective import COUNT, LossPart, accepts, count_items
 from tunesmith.trainer.upstream import has_length, parts, speed_metrics, utils
+from tunesmith.trainer.workers import naming_workers, read_batches
 
 
 class EvaluationPart(LossPart):
@@ -86,7 +87,7 @@ class EvaluationPart(LossPart):
         kept = Gathered(concatenate=args.eval_do_concat_batches)
         metrics: dict[str, Any] = {}
         with self._evaluating(model):
-            for step, (inputs, last) in enumerate(_with_last(source)):
+            for step, (inputs, last) in enumerate(_with_last(read_batches(source))):
                 part = self._predict_batch(model, inputs, loss_only, ignore_keys)
                 self.control = self.callback_handler.on_prediction_step(args, self.state, self.control)
                 if args.batch_eval_metrics and part["predictions"] is not None and part["labels"] is not None:
@@ -119,7 +120,7 @@ class EvaluationPart(LossPart):
             if callable(getattr(module, "eval", None)):
                 module.eval()
         try:
-            with whole_weights(model):
+            with whole_weights(model), naming_workers():
                 yield
         finally:
             if was_training:

@@ -9,7 +9,7 @@ from typing import Any
 from tunesmith.errors import CheckpointError
 from tunesmith.run.environment import package_versions
 from tunesmith.run.sealed import read_manifest
-from tunesmith.train.checkpoint import Identity, differences
+from tunesmith.train.checkpoint import Identity, differences, version_changes
 from tunesmith.trainer.data import is_arrow_dataset
 from tunesmith.trainer.upstream import has_length, trainer_log
 
@@ -42,19 +42,21 @@ def fingerprint(dataset: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def require_same_run(folder: Any, identity: Identity) -> None:
-    """Refuses to go on from a checkpoint whose place in the data means something else now."""
+def require_same_run(folder: Any, identity: Identity, *, allow: bool) -> list[str]:
+    """What differs between a checkpoint's run and this one; refused unless allowed, as its place in the data means
+    something else now. Another version of a library is a warning."""
     found = differences(folder, identity)
-    for text in [f for f in found if f.startswith("rows_per_step")]:
-        # transformers goes on here too; the step then stands for another place in the data
-        trainer_log.warning("not an exact resume: %s", text)
-        found.remove(text)
-    if found:
+    if found and not allow:
         raise CheckpointError(
             f"this run was started with something else: {'; '.join(found)}",
             where=str(folder),
-            fix="Put it back, or load the weights with from_pretrained and start a new run.",
+            fix="Put it back, set Trainer.allow_changed_data = True to go on all the same, or load the weights with "
+            "from_pretrained and start a new run.",
         )
+    changed = [f"goes on although {text}" for text in found] + version_changes(folder, identity)
+    for text in changed:
+        trainer_log.warning("not an exact resume: %s", text)
+    return changed
 
 
 def run_id_of(folder: Any) -> str:

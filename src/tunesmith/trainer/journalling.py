@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from tunesmith.events import Evaluated, Resumed, RunStarted, Saved
+from tunesmith.events import Evaluated, Note, Resumed, RunStarted, Saved
 from tunesmith.run.journal import Journal, read_journal, truncate_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import sweep
@@ -16,7 +17,7 @@ from tunesmith.trainer.upstream import has_length
 class JournalPart(TrainerAttributes):
     """The methods of a Trainer that open the journal and write what callbacks decided."""
 
-    def _open_journal(self, run: RunDir, folder: Path | None) -> None:
+    def _open_journal(self, run: RunDir, folder: Path | None, changed: Sequence[str] = ()) -> None:
         self._journalled = set()
         run.path.mkdir(parents=True, exist_ok=True)
         sweep(run.path)
@@ -30,6 +31,8 @@ class JournalPart(TrainerAttributes):
         self._journal = Journal(run.journal_file)
         if folder is not None:
             self._journal.append(Resumed(self.state.global_step, folder.name, (), time.time()))
+            for text in changed:
+                self._journal.append(Note(self.state.global_step, text))
             return
         h = self._horizon
         rows = len(self.train_dataset) if has_length(self.train_dataset) else 0

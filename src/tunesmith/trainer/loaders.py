@@ -16,6 +16,7 @@ from tunesmith.data.order import Sampling, epoch_order
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.train.runtime import Runtime
 from tunesmith.train.seed import step_seed
+from tunesmith.trainer.workers import read_batches
 
 FEATURES = "features"
 """Key of `Batch.extra` under which a collated batch travels to `compute_loss` as the user's collator made it."""
@@ -170,7 +171,7 @@ class TrainWindows:
             return
         specification = list(sampler.windows())
         sampler.set_epoch(epoch, skip)
-        features = iter(self.loader)
+        features = read_batches(self.loader, [piece for pieces, _, _ in specification for piece in pieces])
         for pieces, rows, idle in specification:
             yield Window(tuple(as_batch(next(features), piece) for piece in pieces), rows, None, idle)
 
@@ -183,7 +184,7 @@ class TrainWindows:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
         start, pending = 0, []
-        for number, features in enumerate(self.loader):
+        for number, features in enumerate(read_batches(self.loader)):
             if number < skip * self.accumulation:
                 start += count_rows(features)
                 continue

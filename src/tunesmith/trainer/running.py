@@ -44,6 +44,7 @@ from tunesmith.trainer.preparation import choose_speed_ups, prepared_model, seed
 from tunesmith.trainer.progress import Progress
 from tunesmith.trainer.reactions import ReactionPart
 from tunesmith.trainer.upstream import has_length, speed_metrics, trainer_log, utils
+from tunesmith.trainer.workers import naming_workers
 
 
 class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPart, CheckpointPart, CallbackPart):
@@ -51,6 +52,8 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
 
     use_speed_ups: bool = True
     """Padding-free batches and the like, where they compute the same; set it to False to go without."""
+    allow_changed_data: bool = False
+    """True: a resume goes on although data, batch size, order or seed changed, and the journal says so."""
     _speed_ups: Strategies | None = None
     _stop: StopRequest | None = None
 
@@ -76,6 +79,7 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
                     stack.enter_context(RunLock(run.lock_file))
                 self._stop = stack.enter_context(StopRequest()) if self.args.enable_jit_checkpoint else None
                 stack.enter_context(rank_watch(self.runtime))
+                stack.enter_context(naming_workers())
                 stack.enter_context(prepared_model(self))
                 self._set_up(run, folder, trial)
                 output = self._run(run, trial, ignore_keys_for_eval)
@@ -133,8 +137,9 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
         """A fresh TrainerState and journal, or those of the checkpoint."""
         assert self._engine is not None
         self.state = self._fresh_state()
+        changed: list[str] = []
         if folder is not None:
-            require_same_run(folder, self._identity)
+            changed = require_same_run(folder, self._identity, allow=self.allow_changed_data)
             load_checkpoint(folder, self._engine)
             self.state = load_trainer_state(folder)
             utils.compare_trainer_and_checkpoint_args(self.args, self.state)
@@ -149,7 +154,7 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
         self.state.init_training_references(self, self._horizon.num_steps, self._horizon.num_epochs, trial)
         self._initial_num_input_tokens_seen = self.state.num_input_tokens_seen
         if self.runtime.is_main:
-            self._open_journal(run, folder)
+            self._open_journal(run, folder, changed)
 
     def _restore_progress(self, notes: dict[str, Any]) -> None:
         progress = self._progress

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +22,7 @@ from tunesmith.data import token_encoder
 from tunesmith.data.token_cache import TokenCache, content_hash
 from tunesmith.data.token_encoder import RustEncoder, call_within
 from tunesmith.data.tokenize import longest_allowed, tokenize
-from tunesmith.errors import ConfigError, DataError, ResourceError
+from tunesmith.errors import ConfigError, DataError, ResourceError, WorkerError
 
 SHARED = Path(__file__).parents[4] / "shared"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared models and data are not beside the checkout")
@@ -450,3 +451,29 @@ def test_roberta_and_trec(tmp_path: Path) -> None:
     assert got.dataset["input_ids"][:] == tokenizer(data["text"][:], truncation=True, max_length=16)["input_ids"]
     assert got.truncated.rows_cut > 0
     assert json.dumps(got.truncated.by_side) == f"[{got.truncated.tokens_cut}]"
+
+
+@pytest.mark.parametrize("when", ["at once", "in the middle"])
+def test_a_worker_that_is_killed_ends_with_an_error_that_names_it_and_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    from tunesmith.data import tokenize as module
+
+    parent, plain = os.getpid(), module.note_rows
+
+    def note_and_die(folder: Path, indices: Sequence[int]) -> None:
+        if when == "in the middle":
+            plain(folder, indices)
+        if os.getpid() != parent and indices[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(module, "note_rows", note_and_die)
+    data = Dataset.from_dict({"a": ["one two"] * 40})
+    with pytest.raises(WorkerError, match="a preprocessing worker died while it tokenized") as caught:
+        tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir=tmp_path, num_proc=2)
+    assert ("rows 1-20" in str(caught.value)) == (when == "in the middle")
+    assert caught.value.exit_code == 7
+    monkeypatch.setattr(module, "note_rows", plain)
+    again = tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir=tmp_path, num_proc=2)
+    assert len(again.rows) == 40
+    assert not list(tmp_path.rglob("rows-of-worker-*"))

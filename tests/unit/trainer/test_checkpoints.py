@@ -25,7 +25,7 @@ from trainer_toys import (
 )
 from tunesmith import Trainer
 from tunesmith.errors import CheckpointError
-from tunesmith.events import Evaluated, StepDone
+from tunesmith.events import Evaluated, Note, StepDone
 from tunesmith.run.journal import read_journal
 
 
@@ -190,15 +190,42 @@ def test_other_data_or_another_seed_is_refused(tmp_path: Path) -> None:
         make(tmp_path, seed=1).train(resume_from_checkpoint=True)
 
 
-def test_another_batch_size_goes_on_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("option", [{"per_device_train_batch_size": 4}, {"gradient_accumulation_steps": 2}])
+def test_another_batch_size_is_refused_and_when_allowed_it_is_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, option: dict[str, Any]
+) -> None:
     make(tmp_path, max_steps=2).train()
-    logging.getLogger("transformers").propagate = True
+    said = f"rows_per_step was 8 and is {4 if 'per_device_train_batch_size' in option else 16}"
+    with pytest.raises(CheckpointError, match=said) as caught:
+        make(tmp_path, max_steps=4, **option).train(resume_from_checkpoint=True)
+    assert caught.value.exit_code == 5
+    assert "allow_changed_data = True" in str(caught.value)
+    again = make(tmp_path, max_steps=4, **option)
+    again.allow_changed_data = True
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     with caplog.at_level(logging.WARNING, logger="transformers"):
-        again = make(tmp_path, per_device_train_batch_size=4, max_steps=4)
         again.train(resume_from_checkpoint=True)
-    logging.getLogger("transformers").propagate = False
     assert again.state.global_step == 4
-    assert "rows_per_step was 8 and is 4" in caplog.text
+    assert said in caplog.text
+    notes = [e.text for e in read_journal(tmp_path / "journal.jsonl") if isinstance(e, Note)]
+    assert notes == [f"goes on although {said}"]
+
+
+def test_another_version_of_a_library_is_a_warning_and_recorded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tunesmith.trainer import identity
+
+    versions = identity.package_versions()
+    monkeypatch.setattr(identity, "package_versions", lambda: {**versions, "torch": "1.0"})
+    make(tmp_path, max_steps=2).train()
+    monkeypatch.setattr(identity, "package_versions", lambda: versions)
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    with caplog.at_level(logging.WARNING, logger="transformers"):
+        make(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
+    said = f"torch was 1.0 and is {versions['torch']}"
+    assert said in caplog.text
+    assert [e.text for e in read_journal(tmp_path / "journal.jsonl") if isinstance(e, Note)] == [said]
 
 
 class Growing(torch.nn.Module):

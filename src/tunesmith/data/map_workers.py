@@ -1,0 +1,36 @@
+"""Processes of `Dataset.map` that die: an error that says which rows they had."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tunesmith.errors import WorkerError
+
+_NOTE = "rows-of-worker-"
+
+
+def note_rows(folder: Path, indices: Sequence[int]) -> None:
+    """Leaves a note of the rows that this process works on now; one that is killed can say nothing later."""
+    (folder / f"{_NOTE}{os.getpid()}").write_text(f"{indices[0] + 1}-{indices[-1] + 1}")
+
+
+@contextmanager
+def naming_map_workers(folder: Path) -> Iterator[None]:
+    """Inside, the death of a process of `map` becomes a WorkerError with the rows that were under way."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "abruptly died" not in str(error):  # datasets' words; it has no class for it
+            raise
+        notes = {note.name.removeprefix(_NOTE): note.read_text() for note in sorted(folder.glob(f"{_NOTE}*"))}
+        had = ", ".join(f"process {pid} rows {rows}" for pid, rows in notes.items())
+        raise WorkerError(
+            f"a preprocessing worker died while it tokenized ({had or 'before its first rows'})",
+            fix="Memory may have run out, or a text ended it. Give a smaller --preprocessing_num_workers or leave it out.",
+        ) from error
+    finally:
+        for note in folder.glob(f"{_NOTE}*"):
+            note.unlink()
