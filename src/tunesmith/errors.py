@@ -89,3 +89,9 @@ def did_you_mean(name: str, known: list[str] | tuple[str, ...]) -> str | None:
     """The sentence "Did you mean 'x'?", or None when nothing is near."""
     hit = nearest(name, known)
     return f"Did you mean {hit!r}?" if hit else None
+
+
+def short_text(error: BaseException) -> str:
+    """What an error of a library says, on one line of at most 160 characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else f"{text[:157]}..."

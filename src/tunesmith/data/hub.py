@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import re
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunesmith.errors import ConfigError, DataError, ResourceError, TunesmithError, did_you_mean
+from tunesmith.errors import ConfigError, DataError, ResourceError, TunesmithError, did_you_mean, short_text
+from tunesmith.run.deadline import answer_within
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -65,7 +65,7 @@ def _name_on_hub(name: str, revision: str | None, token: str | None) -> str:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
-        info = _within(
+        info = answer_within(
             ASK_SECONDS, lambda: HfApi(token=token).dataset_info(name, revision=revision, timeout=ASK_SECONDS)
         )
     except GatedRepoError:
@@ -80,29 +80,8 @@ def _name_on_hub(name: str, revision: str | None, token: str | None) -> str:
     except RevisionNotFoundError:
         raise ConfigError(f"the dataset {name} has no revision {revision!r}") from None
     except Exception as error:  # of httpx, httpx2 or the socket: the class differs by version
-        raise ConnectionError(f"the Hub cannot be reached: {_short(error)}") from error
+        raise ConnectionError(f"the Hub cannot be reached: {short_text(error)}") from error
     return str(info.id)
-
-
-def _within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What `work` gives or raises; TimeoutError after so many seconds, whatever phase of whatever request it hangs in."""
-    box: list[Any] = []
-    failure: list[Exception] = []
-
-    def run() -> None:
-        try:
-            box.append(work())
-        except Exception as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failure:
-        raise failure[0]
-    if not box:
-        raise TimeoutError(f"no answer within {seconds:.0f} s")
-    return box[0]
 
 
 def _download(name: str, config_name: str | None, **options: Any) -> DatasetDict:
@@ -129,19 +108,19 @@ def _explain(error: Exception, name: str, config_name: str | None) -> TunesmithE
         listed = f"--dataset_config_name takes one of: {', '.join(known)}"
         return ConfigError(f"the dataset {name} {problem}", fix=f"{hint} {listed}" if hint else listed)
     if isinstance(error, DatasetNotFoundError):
-        return ConfigError(f"the dataset {name} cannot be had: {_short(error)}")
+        return ConfigError(f"the dataset {name} cannot be had: {short_text(error)}")
     empty = isinstance(error, ValueError) and "data file" in text  # a card that names files which are not there
     if empty or isinstance(error, FileNotFoundDatasetsError):
         title = f"{name} ({config_name})" if config_name else name
-        return DataError(f"the dataset {title} has no data files that can be read ({_short(error)})")
+        return DataError(f"the dataset {title} has no data files that can be read ({short_text(error)})")
     if isinstance(error, DatasetBuildError) or type(error).__name__.startswith("Arrow"):
-        return DataError(f"the files of the dataset {name} cannot be read ({_short(error.__cause__ or error)})")
+        return DataError(f"the files of the dataset {name} cannot be read ({short_text(error.__cause__ or error)})")
     if isinstance(error, OSError) or type(error).__module__.startswith(("httpx", "httpcore", "huggingface_hub")):
         return ResourceError(
-            f"the download of the dataset {name} broke off ({_short(error)})",
+            f"the download of the dataset {name} broke off ({short_text(error)})",
             fix="Run the same command again: what has arrived is kept.",
         )
-    return DataError(f"the dataset {name} cannot be loaded ({type(error).__name__}: {_short(error)})")
+    return DataError(f"the dataset {name} cannot be loaded ({type(error).__name__}: {short_text(error)})")
 
 
 def _from_disk(
@@ -173,11 +152,6 @@ def _from_disk(
     builder.download_and_prepare()
     found: DatasetDict = builder.as_dataset()
     return found
-
-
-def _short(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else f"{text[:157]}..."
 
 
 @contextmanager

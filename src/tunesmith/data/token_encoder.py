@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from tunesmith.errors import DataError
+from tunesmith.errors import DataError, short_text
+from tunesmith.run.deadline import answer_within
 
 T = TypeVar("T")
 _BATCH_CHARS = 2_000_000  # an Encoding takes about 100 bytes a token: a batch of long documents stays near 50 MB
@@ -130,35 +130,21 @@ class PythonEncoder:
 
 
 def call_within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` returns; a DataError when it takes longer, or when the Rust side panics.
-
-    The call runs in a daemon thread: Ctrl-C is heard while Rust works, and an endless call cannot hold the process.
-    """
-    box: list[T] = []
-    failure: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            box.append(work())
-        except BaseException as error:  # pyo3's PanicException is no Exception
-            failure.append(error)
-
-    thread = threading.Thread(target=run, daemon=True, name="tokenize")
-    thread.start()
-    thread.join(seconds)
-    if box:
-        return box[0]
-    if not failure:
+    """What `work` returns; a DataError when it takes longer, or when the Rust side panics."""
+    try:
+        return answer_within(seconds, work)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except TimeoutError:
         raise DataError(
             f"the tokenizer did not finish a batch within {seconds:.0f} s",
             fix="Look for a runaway regular expression in its tokenizer.json.",
-        )
-    if isinstance(failure[0], (KeyboardInterrupt, SystemExit, MemoryError)):
-        raise failure[0]
-    text = " ".join(str(failure[0]).split())[:200]
-    raise DataError(
-        f"the tokenizer failed ({text})", fix="Its tokenizer.json may be damaged or hostile; use another copy."
-    ) from failure[0]
+        ) from None
+    except BaseException as error:  # pyo3's PanicException is no Exception
+        raise DataError(
+            f"the tokenizer failed ({short_text(error)})",
+            fix="Its tokenizer.json may be damaged or hostile; use another copy.",
+        ) from error
 
 
 def cut_row(whole: Any, max_length: int, side: str) -> EncodedRow:

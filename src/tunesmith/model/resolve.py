@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tunesmith.errors import ConfigError, ResourceError, TunesmithError, did_you_mean
+from tunesmith.errors import ConfigError, ResourceError, TunesmithError, did_you_mean, short_text
 from tunesmith.model.tensor_header import check_tensor_file
+from tunesmith.run.deadline import answer_within
 
 EMBEDDED = "all-MiniLM-L6-v2"
 EMBEDDED_NAMES = (EMBEDDED, f"sentence-transformers/{EMBEDDED}")
@@ -167,7 +167,9 @@ def _ask_for_files(name: str, revision: str | None, token: str | None) -> list[s
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
-        info = _within(ASK_SECONDS, lambda: HfApi(token=token).model_info(name, revision=revision, timeout=ASK_SECONDS))
+        info = answer_within(
+            ASK_SECONDS, lambda: HfApi(token=token).model_info(name, revision=revision, timeout=ASK_SECONDS)
+        )
     except GatedRepoError:
         raise ConfigError(
             f"the model {name} asks for permission", fix="Get access on its page and log in with `hf auth login`."
@@ -181,29 +183,8 @@ def _ask_for_files(name: str, revision: str | None, token: str | None) -> list[s
     except RevisionNotFoundError:
         raise ConfigError(f"the model {name} has no revision {revision!r}") from None
     except Exception as error:  # of httpx, httpx2 or the socket: the class differs by version
-        raise ConnectionError(f"the Hub cannot be reached: {_short(error)}") from error
+        raise ConnectionError(f"the Hub cannot be reached: {short_text(error)}") from error
     return [s.rfilename for s in info.siblings or []]
-
-
-def _within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What `work` gives or raises; TimeoutError after so many seconds, whatever phase of whatever request it hangs in."""
-    box: list[Any] = []
-    failure: list[Exception] = []
-
-    def run() -> None:
-        try:
-            box.append(work())
-        except Exception as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if failure:
-        raise failure[0]
-    if not box:
-        raise TimeoutError(f"no answer within {seconds:.0f} s")
-    return box[0]
 
 
 def _explain(error: Exception, name: str, offline: bool, reason: str) -> TunesmithError:
@@ -214,7 +195,7 @@ def _explain(error: Exception, name: str, offline: bool, reason: str) -> Tunesmi
             fix=nearest or "Give a local folder, or connect and try again.",
         )
     return ResourceError(
-        f"the download of the model {name} broke off ({_short(error)})",
+        f"the download of the model {name} broke off ({short_text(error)})",
         fix="Run the same command again: what has arrived is kept.",
     )
 
@@ -227,11 +208,6 @@ def _cached_models() -> list[str]:
     except OSError:
         return []
     return [f.removeprefix("models--").replace("--", "/") for f in sorted(folders) if f.startswith("models--")]
-
-
-def _short(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else f"{text[:157]}..."
 
 
 @contextmanager
