@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tunesmith.config.convert import WORDS
-from tunesmith.config.load import raise_problems
+from tunesmith.config.load import load_config, raise_problems
 from tunesmith.config.old_names import suggest
 from tunesmith.errors import ConfigError
 
@@ -17,7 +17,7 @@ class Switch(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ConfigError instead of leaving the process, and tells all unknown flags at once."""
+    """Raises ConfigError instead of leaving the process; tells all unknown flags at once, and what is wrong with the others."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", HelpFormatter)
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         args, extra = self.parse_known_intermixed_args(self.spell(argv))
         unknown = [word for word in extra if word.startswith("-") and word != "-"]
         if unknown:
-            raise_problems(self._unknown_flag(word) for word in unknown)
+            raise_problems([*map(self._unknown_flag, unknown), *_other_problems(args)])
         if extra:
             raise ConfigError(f"unexpected argument {extra[0]!r}", fix=f"See `{self.prog} --help`")
         return args
@@ -85,6 +85,19 @@ class HelpFormatter(argparse.HelpFormatter):
             if isinstance(action, Switch)
             else super()._format_action_invocation(action)
         )
+
+
+def _other_problems(args: argparse.Namespace) -> tuple[str, ...]:
+    """What is wrong with the flags that are known, and with the config file."""
+    given = getattr(args, "given", None)
+    if given is None:
+        return ()
+    try:
+        # A bare word may be the value of the misspelt flag: it is not read as a config file.
+        load_config(args.config, given, need_data=False)
+    except ConfigError as error:
+        return error.problems or (error.line(),)
+    return ()
 
 
 def _plain(flag: str) -> str:

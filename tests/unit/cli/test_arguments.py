@@ -127,6 +127,15 @@ def test_unknown_flags_are_all_told_with_the_nearest_name() -> None:
     ]
 
 
+def test_unknown_flags_do_not_hide_what_is_wrong_with_the_others() -> None:
+    assert problem_of("--trian_file x.csv --learning_rate abc --metric_for_best_model accuracyy").splitlines() == [
+        "3 problems in the configuration:",
+        "  unknown flag --trian_file. Did you mean --train_file?",
+        "  --learning_rate: expected a number, got 'abc'",
+        "  --metric_for_best_model: 'accuracyy' is not a metric. Did you mean 'accuracy'?",
+    ]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
