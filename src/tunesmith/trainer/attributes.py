@@ -28,6 +28,7 @@ class TrainerAttributes:
     compute_metrics: Callable[..., Any] | None
     preprocess_logits_for_metrics: Callable[..., Any] | None
     optimizer: Any
+    _given_optimizer: Any
     lr_scheduler: Any
     optimizer_cls_and_kwargs: tuple[Any, dict[str, Any]] | None
     callback_handler: Any

@@ -81,6 +81,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
+        self._given_optimizer = self.optimizer
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         pads = isinstance(processing_class, PreTrainedTokenizerBase)
         default = DataCollatorWithPadding(processing_class) if pads else default_data_collator

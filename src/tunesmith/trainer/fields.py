@@ -134,7 +134,8 @@ FIELDS: dict[str, Field] = {
         "micro-batches for encoders, so its loss grows with the number of steps)"
     ),
     "auto_find_batch_size": Field(
-        "always on: out of memory splits the micro-batch and repeats the step, so the maths does not change"
+        "out of memory splits the micro-batch and repeats the step, always: the maths does not change. When True, memory that "
+        "runs out elsewhere (a callback) begins the run again with 0.9 of the batch, as in transformers"
     ),
     "logging_nan_inf_filter": Field(
         "nothing is left to filter: a loss or gradient that is not finite stops the run (NumericsError)"

@@ -16,10 +16,10 @@ from tunesmith.trainer.upstream import has_length, trainer_log
 SAMPLED_ROWS = 16
 
 
-def make_identity(args: Any, dataset: Any, model: Any, run_id: str, world: int) -> Identity:
+def make_identity(args: Any, dataset: Any, model: Any, run_id: str, rows_per_step: int) -> Identity:
     """The identity of a run. Options that may change between two calls of a script (epochs, rate, logging) are not in it."""
     config = {
-        "rows_per_step": args.train_batch_size * args.gradient_accumulation_steps * world,
+        "rows_per_step": rows_per_step,
         "train_sampling_strategy": str(args.train_sampling_strategy),
         "seed": args.seed,
         "data_seed": args.data_seed,

@@ -11,6 +11,7 @@ import torch
 
 from tunesmith.data.batches import Padding
 from tunesmith.data.token_rows import TokenRows
+from tunesmith.errors import ConfigError
 from tunesmith.train.strategies import Strategies, choose_strategies
 from tunesmith.trainer.upstream import (
     PreTrainedTokenizerBase,
@@ -70,6 +71,16 @@ def choose_speed_ups(trainer: Any, rows: TokenRows | None, padding: Padding | No
     if chosen.on:
         trainer_log.info("  speed-ups: %s", ", ".join(chosen.on))
     return chosen
+
+
+def compiled(trainer: Any, model: Any) -> Any:
+    """The model as `torch_compile` asks for it."""
+    args = trainer.args
+    if not args.torch_compile:
+        return model
+    if trainer.is_fsdp_enabled:
+        raise ConfigError("torch_compile together with fsdp is not supported", fix="Leave one of them out.")
+    return torch.compile(model, backend=args.torch_compile_backend, mode=args.torch_compile_mode)
 
 
 class AcceleratorView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,26 @@ class ReactionPart(TrainerAttributes):
         self.state.global_step = step
         self.state.epoch = progress.epoch + batches / horizon.batches_per_epoch
         self._tell("on_step_end")  # type: ignore[attr-defined]
+
+    def _take_batch_size_of(self, folder: Path | None) -> None:
+        """With auto_find_batch_size a resume goes on with the batch size that was found."""
+        if folder is not None and self.args.auto_find_batch_size:
+            found = json.loads((folder / "trainer_state.json").read_text()).get("train_batch_size")
+            self._train_batch_size = found or self._train_batch_size
+
+    def _takes_smaller_batches(self, error: Exception) -> bool:
+        """Whether the run begins again with smaller batches: memory ran out where no step can be repeated, in a callback
+        or in the optimizer. Where it runs out in a step, the engine splits the micro-batch and nothing begins again."""
+        size = self._train_batch_size
+        if not self.args.auto_find_batch_size or self.runtime.world > 1 or size <= 1:
+            return False
+        if not (isinstance(error, MemoryError) or "out of memory" in str(error).lower()):
+            return False
+        self._train_batch_size = max(int(size * 0.9), 1)  # transformers' step
+        if self._created_lr_scheduler:
+            self.optimizer, self.lr_scheduler, self._created_lr_scheduler = self._given_optimizer, None, False
+        trainer_log.warning("out of memory: the run begins again with batches of %d rows", self._train_batch_size)
+        return True
 
     def _next_epoch(self, epoch: int) -> bool:
         """Closes the epoch before and opens this one; False when there is none left, or somebody said stop."""

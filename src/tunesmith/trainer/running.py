@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tunesmith.errors import ConfigError, NumericsError, StoppedBySignal
+from tunesmith.errors import NumericsError, StoppedBySignal
 from tunesmith.events import (
     EpochStarted,
     Event,
@@ -40,7 +40,7 @@ from tunesmith.trainer.journalling import JournalPart
 from tunesmith.trainer.loaders import TrainWindows
 from tunesmith.trainer.objective import FeatureLoss
 from tunesmith.trainer.optimization import OptimizerPart
-from tunesmith.trainer.preparation import choose_speed_ups, prepared_model, seed_for
+from tunesmith.trainer.preparation import choose_speed_ups, compiled, prepared_model, seed_for
 from tunesmith.trainer.progress import Progress
 from tunesmith.trainer.reactions import ReactionPart
 from tunesmith.trainer.upstream import has_length, speed_metrics, trainer_log, utils
@@ -72,6 +72,16 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
         run = RunDir(self._get_output_dir(trial))
         wanted = resume_from_checkpoint or None
         folder = None if wanted is None else find_checkpoint(wanted, str(run.path))
+        self._take_batch_size_of(folder)
+        while True:
+            try:
+                return self._train_in(run, folder, trial, ignore_keys_for_eval)
+            except (RuntimeError, MemoryError) as error:
+                if not self._takes_smaller_batches(error):
+                    raise
+
+    def _train_in(self, run: RunDir, folder: Path | None, trial: Any, ignore_keys_for_eval: Any) -> Any:
+        """One attempt at a run, with everything around it that is undone at its end."""
         self.is_in_train = True
         try:
             with contextlib.ExitStack() as stack:
@@ -118,14 +128,14 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
             args.ignore_data_skip,
         )
         self._run_id = uuid.uuid4().hex if folder is None else run_id_of(folder)
-        self._identity = make_identity(args, self.train_dataset, self.model, self._run_id, self.runtime.world)
+        self._identity = make_identity(args, self.train_dataset, self.model, self._run_id, per_step)
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
         if not is_sharded(self.model):  # by an earlier call of train
             self.model.to(self.runtime.device)
         self.create_optimizer_and_scheduler(self._horizon.num_steps)
         self._engine = TrainState(self.model, self.optimizer, FeatureLoss(self._share_of_loss), self.runtime)
-        self.model_wrapped = self._compiled(self._engine.wrapped)
+        self.model_wrapped = compiled(self, self._engine.wrapped)
         self._engine.wrapped = self.model_wrapped
         self._engine.hooks = self._hooks()
         self._begin_state(run, folder, trial)
@@ -263,13 +273,6 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
             where=str(self.args.output_dir),
             fix="Lower learning_rate, use bf16 instead of fp16, or look at these rows.",
         )
-
-    def _compiled(self, model: Any) -> Any:
-        if not self.args.torch_compile:
-            return model
-        if self.runtime.sharding is not None:
-            raise ConfigError("torch_compile together with fsdp is not supported", fix="Leave one of them out.")
-        return torch.compile(model, backend=self.args.torch_compile_backend, mode=self.args.torch_compile_mode)
 
     def _finish(self, run: RunDir) -> Any:
         """Final metrics, best weights, `on_train_end`."""

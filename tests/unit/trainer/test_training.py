@@ -439,3 +439,27 @@ def test_a_signal_saves_and_ends_the_run_when_asked_for(tmp_path: Path) -> None:
 def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"BertModel.*cannot be used as is.*AutoModelForSequenceClassification"):
         Trainer(tiny_bert().bert, arguments(tmp_path))
+
+
+class OutOfMemory(TrainerCallback):
+    """Runs out of memory after a step, while batches are large."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.train_batch_size >= 8:
+            raise RuntimeError("CUDA out of memory.")
+
+
+def test_memory_that_runs_out_in_a_callback_begins_the_run_again_with_smaller_batches(tmp_path: Path) -> None:
+    options = {"auto_find_batch_size": True, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    trainer = make(tmp_path, callbacks=[OutOfMemory()], **options)
+    trainer.train()
+    assert trainer._train_batch_size == trainer.state.train_batch_size == 7
+    assert trainer.state.global_step == 2
+    again = make(tmp_path, **{**options, "max_steps": 4})
+    again.train(resume_from_checkpoint=True)
+    assert (again._train_batch_size, again.state.global_step) == (7, 4)
+
+
+def test_without_auto_find_batch_size_it_is_the_error_that_it_is(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="CUDA out of memory"):
+        make(tmp_path, callbacks=[OutOfMemory()], max_steps=2).train()
