@@ -119,7 +119,7 @@ class TokenOptions:
     """Fill a training batch up to this many tokens instead of a fixed number of rows."""
 
     dataloader_num_workers: int = 0
-    """Threads or processes that prepare batches beside the training process."""
+    """Batches that a thread prepares ahead of the training step; 0: none, and 2 on a GPU."""
 
     dataloader_drop_last: bool = False
     """Leave out the last batch of an epoch when it is not full."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -92,6 +92,12 @@ def make_batch(rows: TokenRows, indices: npt.NDArray[np.int64], collate: Collate
     return Batch(inputs, labels, indices, int(rows.lengths[indices].sum()), int(inputs["input_ids"].numel()), extra)
 
 
+def pin_batch(batch: Batch) -> Batch:
+    """The same batch in pinned memory."""
+    inputs = {name: tensor.pin_memory() for name, tensor in batch.inputs.items()}
+    return replace(batch, inputs=inputs, labels=None if batch.labels is None else batch.labels.pin_memory())
+
+
 @dataclass(frozen=True)
 class Batches:
     """The training batches of one rank. `windows(epoch, skip)` starts anywhere, at no cost for what is skipped."""
@@ -107,6 +113,10 @@ class Batches:
     drop_last: bool = False
     rank: int = 0
     world: int = 1
+    ahead: int = 0
+    """Windows that a thread prepares before they are asked for; which ones and in what order does not change."""
+    pinned: bool = False
+    """Put them into pinned memory: a copy to a GPU from there does not hold up the host."""
 
     @property
     def rows_per_step(self) -> int:
@@ -137,8 +147,8 @@ class Batches:
     def windows(self, epoch: int, skip: int = 0) -> Iterator[Window]:
         """The windows of an epoch from number `skip` on."""
         order = self.order(epoch)
-        for index in range(skip, len(order)):
-            yield self.window(order.window(index))
+        wanted = (order.window(index) for index in range(skip, len(order)))
+        yield from prefetched(wanted, self.window, self.ahead) if self.ahead else map(self.window, wanted)
 
     def window(self, all_rows: npt.NDArray[np.int64]) -> Window:
         """This rank's share of a window."""
@@ -149,6 +159,8 @@ class Batches:
         size = self.batch_size if self.token_budget is None else max(len(mine), 1)
         pieces = [mine[i : i + size] for i in range(0, len(mine), size)]
         micro = [make_batch(self.rows, piece, self.collate) for piece in pieces]
+        if self.pinned:
+            micro = [pin_batch(batch) for batch in micro]
         labels = None if self.rows.labels is None else self.rows.labels[all_rows]
         return Window(tuple(micro), all_rows, labels, idle)
 

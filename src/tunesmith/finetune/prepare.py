@@ -232,10 +232,12 @@ def _make_state(
         fused=config.optim == "adamw_torch_fused",
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
-    return strategies, TrainState(model, optimizer, objective, runtime, cut=strategies.cut)
+    split = config.auto_find_batch_size
+    return strategies, TrainState(model, optimizer, objective, runtime, cut=strategies.cut, may_split=split)
 
 
 def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, runtime: Runtime) -> Batches:
+    on_gpu = runtime.device.type == "cuda"
     return Batches(
         rows,
         strategies.train_collate,
@@ -248,6 +250,8 @@ def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, ru
         drop_last=config.dataloader_drop_last,
         rank=runtime.rank,
         world=runtime.world,
+        ahead=config.dataloader_num_workers or (2 if on_gpu else 0),
+        pinned=on_gpu and config.dataloader_pin_memory,
     )
 
 

@@ -49,6 +49,8 @@ class TrainState:
     progress: Progress = field(default_factory=Progress)
     rows_limit: int | None = None
     """Rows a micro-batch may have since an out-of-memory; None before the first."""
+    may_split: bool = True
+    """Whether an out-of-memory splits the micro-batch; else it ends the run."""
     evaluation_due: bool = False
     """The evaluation of this step was begun and not finished."""
     poisoned: torch.Tensor | None = None

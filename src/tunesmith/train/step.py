@@ -170,7 +170,7 @@ def _halve(state: TrainState, window: Window, error: BaseException) -> None:
     state.optimizer.zero_grad(set_to_none=True)
     largest = max(len(b) for b in window.micro_batches)
     current = largest if state.rows_limit is None else min(state.rows_limit, largest)
-    if current <= 1 or state.runtime.world > 1:
+    if current <= 1 or state.runtime.world > 1 or not state.may_split:
         raise ResourceError(
             f"out of memory at step {state.step + 1} with {current} row(s) in the micro-batch",
             fix="Lower --max_seq_length or --per_device_train_batch_size, give --gradient_checkpointing, or use a smaller model.",

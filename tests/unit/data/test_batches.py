@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,18 @@ def test_skipped_windows_are_those_that_would_have_come_first() -> None:
     whole = [w.rows.tolist() for w in batches.windows(2)]
     assert [w.rows.tolist() for w in batches.windows(2, skip=5)] == whole[5:]
     assert len(whole) == batches.steps_in_epoch(2)
+
+
+@pytest.mark.parametrize("sampling", ["random", "group_by_length"])
+def test_windows_prepared_ahead_are_the_same_windows(sampling: Any) -> None:
+    plain = Batches(TokenRows.from_lists(token_lists(50)), Padding(), 4, seed=1, accumulation=2, sampling=sampling)
+    for skip in (0, 3):
+        pairs = zip(plain.windows(1, skip), replace(plain, ahead=3).windows(1, skip), strict=True)
+        for one, other in pairs:
+            assert one.rows.tolist() == other.rows.tolist()
+            for a, b in zip(one.micro_batches, other.micro_batches, strict=True):
+                assert all(torch.equal(a.inputs[name], b.inputs[name]) for name in a.inputs)
+                assert torch.equal(a.labels, b.labels)  # type: ignore[arg-type]
 
 
 def test_evaluation_batches_hold_every_row_once_and_respect_both_limits() -> None:

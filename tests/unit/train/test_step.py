@@ -186,6 +186,21 @@ def test_out_of_memory_with_one_row_says_what_to_do() -> None:
         )
 
 
+def test_out_of_memory_ends_the_run_where_splitting_is_not_wanted() -> None:
+    class Greedy(TaskLoss):
+        def sum(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+            if len(batch) > 3:
+                raise torch.OutOfMemoryError("too many rows")
+            return super().sum(model, batch)
+
+    state = make_state(Greedy(Task.BINARY, 2))
+    state.may_split = False
+    with pytest.raises(ResourceError, match=r"with 4 row\(s\)"):
+        train_step(state, next(batches(4, 1).windows(0)), learning_rate=1e-2, max_grad_norm=1, seed=0)
+    assert state.step == 0
+    assert state.rows_limit is None
+
+
 def test_dropout_of_a_step_depends_on_its_number_and_not_on_what_was_drawn_before() -> None:
     window = next(batches(8, 1).windows(0))
     one, two = make_state(dropout=0.3), make_state(dropout=0.3)
