@@ -38,17 +38,16 @@ class Cell:
     """Causes left out from seed 2 on."""
 
 
-CHEAP = ("healthy", "frozen", "few_rows")
-"""The causes of seeds 4 and 5."""
 EXTRA = ("healthy_low_rate", "healthy_batch_32", "healthy_more_rows")
-COSTLY = (*EXTRA, "12_epochs", "batch_1", "reference_third", "shuffled_long")
+LONG = ("12_epochs", "batch_1", "shuffled_long", "healthy_low_rate")
+PAIRS = (*EXTRA, *LONG, "healthy", "reference_third", "rate_x0.01")
 CELLS = (
-    Cell("L3", "trec", 900, 4, 6, later_without=("12_epochs", "shuffled_long")),
-    Cell("G", "trec", 480, 4, 4, 0, ("healthy_more_rows",), ("12_epochs", "shuffled_long")),
-    Cell("L3", "sample", 3192, 3, 4, 640, EXTRA, ("healthy", "batch_1", "shuffled_long")),
-    Cell("L3", "mrpc", 2000, 3, 2, 640, (*COSTLY, "healthy", "rate_x0.01")),
-    Cell("G", "sample", 2000, 3, 2, 480, (*COSTLY, "healthy", "rate_x0.01")),
-    Cell("G", "mrpc", 1500, 3, 2, 320, (*COSTLY, "healthy", "shuffled", "rate_x0.01")),
+    Cell("L3", "trec", 900, 4, 4, later_without=(*LONG, "healthy_more_rows")),
+    Cell("G", "trec", 480, 4, 4, 0, ("healthy_more_rows",), LONG),
+    Cell("L3", "sample", 3192, 3, 4, 640, (*EXTRA, "shuffled_long"), ("healthy", "batch_1", "rate_x0.01")),
+    Cell("L3", "mrpc", 2000, 3, 2, 640, PAIRS),
+    Cell("G", "sample", 2000, 3, 2, 480, PAIRS),
+    Cell("G", "mrpc", 1500, 3, 2, 320, (*PAIRS, "shuffled")),
 )
 """A pair of sentences costs 2 to 5 times a question of TREC, granite 2.5 times MiniLM-L3: fewer rows and seeds there."""
 
@@ -110,14 +109,10 @@ def list_runs(seeds: Sequence[int] | None = None) -> list[Key]:
             found += [
                 (cell.model, cell.data, cause, seed)
                 for cause in CAUSES
-                if cause not in left_out
-                and (cause != "reference" or cell.bad_rows)
-                and (seed < 4 or seeds is not None or cause in CHEAP)
+                if cause not in left_out and (cause != "reference" or cell.bad_rows)
             ]
-    turns = [("L3", "trec"), ("G", "trec"), ("L3", "sample")]
-    later = {key: (key[2] == "healthy" and key[1] != "trec") + (key[:2] not in turns) for key in found}
     # What takes longest comes last: a healthy run on pairs takes as long as five others.
-    return sorted(found, key=lambda key: (later[key], key[3] // 2))
+    return sorted(found, key=lambda key: (key[2] == "healthy" and key[1] != "trec", key[3] // 2))
 
 
 def find_cell(model: str, data: str) -> Cell:

@@ -102,6 +102,10 @@ class Truth:
     healthy: bool
     why: str
 
+    def is_cured(self, run: Run, after: Run) -> bool:
+        """Whether the score that shows the harm is better in the second run: log loss where only that is worse."""
+        return after.loss < run.loss if self.why.startswith("log loss") else after.accuracy > run.accuracy
+
 
 def find_truth(run: Run, runs: Mapping[Key, Run]) -> Truth | None:
     """What the run is; None when it is not judged, or when what it is compared with is not made yet."""

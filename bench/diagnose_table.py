@@ -71,23 +71,19 @@ def _print_rates(name: str, judged: Judged, verdicts: Callable[[Run], tuple[str,
 
 
 def _print_advice(judged: Judged, followed: Mapping[Key, Run | None]) -> None:
-    """Whether the first advice raised the test score: accuracy, and log loss beside it."""
-    ill = {key: run for key, (run, truth) in judged.items() if not truth.healthy}
-    tried = {key: other for key in ill if (other := followed.get(key)) is not None and ill[key].verdict != "healthy"}
+    """Whether the first advice raised the test score."""
+    ill = {key: pair for key, pair in judged.items() if not pair[1].healthy}
+    missed = [key for key, (run, _) in ill.items() if run.verdict == "healthy"]
     people = [key for key in ill if key in followed and followed[key] is None]
-    missed = [key for key in ill if ill[key].verdict == "healthy"]
-    better = [k for k, other in tried.items() if other.accuracy > ill[k].accuracy]
-    lower = [k for k, other in tried.items() if other.loss < ill[k].loss]
-    print(
-        f"first advice followed in {len(tried)} of {len(ill)} unhealthy runs: accuracy rose in {_share(len(better), len(tried))}",
-        end="",
-    )
-    print(
-        f", log loss fell in {_share(len(lower), len(tried))}; for people only: {len(people)}; called healthy: {len(missed)}"
-    )
-    rows = Counter(k[2] for k in tried)
-    good, fell = Counter(k[2] for k in better), Counter(k[2] for k in lower)
-    print("  " + "; ".join(f"{c} {good[c]}/{n} (loss {fell[c]}/{n})" for c, n in rows.items()))
+    tried = {key: other for key in ill if (other := followed.get(key)) is not None and key not in missed}
+    helped = [key for key, other in tried.items() if ill[key][1].is_cured(ill[key][0], other)]
+    rose = [key for key, other in tried.items() if other.accuracy > ill[key][0].accuracy]
+    print(f"first advice followed in {len(tried)} of {len(ill)} unhealthy runs: the test score improved in ", end="")
+    print(f"{_share(len(helped), len(tried))} (accuracy rose in {_share(len(rose), len(tried))}); ", end="")
+    print(f"advice only a person can follow: {len(people)}; called healthy, nothing to follow: {len(missed)}")
+    print(f"counting these two as not improved: {_share(len(helped), len(tried) + len(people) + len(missed))}")
+    counts, good = Counter(k[2] for k in tried), Counter(k[2] for k in helped)
+    print("by cause: " + ", ".join(f"{cause} {good[cause]}/{n}" for cause, n in counts.items()))
 
 
 def _print_peer(name: str, judged: Judged, peers: dict[str, Any]) -> None:
