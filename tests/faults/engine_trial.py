@@ -62,6 +62,7 @@ DEFAULTS: dict[str, Any] = {
     "watch_bytes": False,
     "rank_timeout": None,
     "aside": False,
+    "ahead": 0,
 }
 
 
@@ -135,6 +136,7 @@ def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunKeeper, Any]:
         token_budget=options["token_budget"],
         rank=runtime.rank,
         world=runtime.world,
+        ahead=options["ahead"],
     )
     in_epochs = [batches.steps_in_epoch(e) for e in range(options["epochs"])]
     steps, ends = epoch_ends_for(in_epochs, max_steps=0, num_epochs=options["epochs"])

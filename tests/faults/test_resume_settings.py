@@ -20,6 +20,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "padding-free and cut vocabulary": {"fast": True},
     "token budget": {"token_budget": 60},
     "two ranks": {"ranks": 2},
+    "batches made ahead by a thread": {"ahead": 2},
+    "checkpoints written by a thread": {"aside": True},
 }
 
 
