@@ -33,8 +33,11 @@ CODES = {
 """Their problems in our words, read kindly: a problem stands for every verdict that could mean it."""
 
 
-def ask_training_doctor(run: dict[str, Any]) -> str:
-    """Fed step by step like its README says; the problem with the highest confidence, "" when it found none."""
+def ask_training_doctor(run: dict[str, Any]) -> tuple[str, str]:
+    """Fed step by step like its README says: the problem with the highest confidence, "" when it found none.
+
+    The second answer leaves out what it is less than 0.6 sure of: above that its README speaks of a strong signal.
+    """
     from training_doctor import Doctor
 
     doctor = Doctor()
@@ -46,7 +49,8 @@ def ask_training_doctor(run: dict[str, Any]) -> str:
             metrics["eval_loss"] = evaluated[step]
         doctor.log(step=step, **metrics)
     found = sorted(doctor.diagnoses, key=lambda d: -d.confidence)
-    return found[0].problem if found else ""
+    problem = found[0].problem if found else ""
+    return problem, problem if found and found[0].confidence >= 0.6 else ""
 
 
 def ask_sk_autod(run: dict[str, Any]) -> str:
@@ -64,9 +68,14 @@ def main() -> None:
     """Asks both about every run."""
     source, target = map(Path, sys.argv[1:])
     runs = json.loads(source.read_text())
-    said = {
-        name: {"training-doctor": ask_training_doctor(run), "sk-autod": ask_sk_autod(run)} for name, run in runs.items()
-    }
+    said = {}
+    for name, run in runs.items():
+        problem, strong = ask_training_doctor(run)
+        said[name] = {
+            "training-doctor": problem,
+            "training-doctor, strong signals only": strong,
+            "sk-autod": ask_sk_autod(run),
+        }
     target.write_text(json.dumps({"codes": CODES, "said": said}, indent=1))
 
 

@@ -50,7 +50,7 @@ def print_table(
                 print(f"| {cause} | {'healthy' if healthy else 'harmed'} | {told} | {good}/{len(row)} |")
     _print_rates("tunesmith", judged, lambda run: (run.verdict,))
     _print_advice(judged, followed)
-    for name in ("training-doctor", "sk-autod") if peers else ():
+    for name in next(iter(peers["said"].values())) if peers else ():
         _print_peer(name, judged, peers or {})
 
 
