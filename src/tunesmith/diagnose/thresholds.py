@@ -2,7 +2,8 @@
 
 "Chance" below is the loss of always answering with the class shares (their entropy; ln k when the shares are unknown).
 Losses are compared relative to chance or to each other, so that the numbers hold for 2 classes and for 50.
-Values without a measurement beside them are starting points, to be calibrated with bench/diagnose_runs.py (even seeds only).
+They were checked and partly chosen on the even seeds of bench/diagnose_runs.py (docs/how_to/measure_the_diagnosis.md); a value
+without a measurement beside it was right there as it stood.
 """
 
 from __future__ import annotations

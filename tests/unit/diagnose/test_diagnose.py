@@ -87,6 +87,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"train": [0.62, 0.60, 0.59], "validation": [0.62, 0.61, 0.60], "accuracy": [0.68, 0.69, 0.69]},
         {"freeze": ["encoder", "embeddings"]},
     ),
+    "frozen encoder, few rows of a hard task": (
+        "underfitting",
+        {
+            "train": [0.62, 0.58, 0.565],
+            "validation": [0.635, 0.636, 0.637],
+            "accuracy": [0.68, 0.68, 0.68],
+            "train_rows": 320,
+        },
+        {"freeze": ["encoder"]},
+    ),
     "learning has only begun": (
         "stopped_too_early",
         {
