@@ -32,7 +32,8 @@ LEVELS = {
     "trainer": 5,
     "finetune": 5,
     "serve": 5,
-    "cli": 6,
+    "measure": 6,
+    "cli": 7,
 }
 SAME_ROOM = ({"errors", "events", "findings", "labels"}, {"trainer", "finetune"})
 """Files that stand at the top of the package and share a level: they are one room."""
@@ -40,7 +41,7 @@ SAME_ROOM = ({"errors", "events", "findings", "labels"}, {"trainer", "finetune"}
 HOMES = {
     "datasets": ("data/",),
     "tokenizers": ("data/",),
-    "transformers": ("model/", "trainer/"),
+    "transformers": ("model/", "trainer/", "measure/peers.py", "measure/agreement.py"),
     "accelerate": ("train/runtime.py",),
     "matplotlib": ("curves/",),
     "sklearn": ("metrics/",),

@@ -1,0 +1,93 @@
+"""`tunesmith bench`: speed and memory on your model, data and machine, beside transformers.Trainer and a plain loop.
+
+Each contestant is a process of its own; they take turns of some steps. Data, model and batch size are given as for train.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from tunesmith.cli.arguments import add_config_arguments, config_from_args
+from tunesmith.config.schema import RunConfig, to_dict
+from tunesmith.errors import ConfigError, TunesmithError
+from tunesmith.run.environment import package_versions
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command beside all options of a run."""
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant [3]")
+    parser.add_argument("--steps", type=int, default=8, help="steps of a turn [8]")
+    parser.add_argument("--against", nargs="+", metavar="NAME", help="trainer, trainer_grouped, loop [all of them]")
+    parser.add_argument("--json", metavar="FILE", help="also write the numbers to a file")
+    add_config_arguments(parser, positional=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the table; gives the exit code."""
+    from tunesmith.cli.console import quiet_libraries
+    from tunesmith.measure.contest import CONTESTANTS
+
+    if args.rounds < 1 or args.steps < 1:
+        raise ConfigError("--rounds and --steps must be 1 or more")
+    against = tuple(args.against or (kind for kind in CONTESTANTS if kind != "tunesmith"))
+    unknown = [name for name in against if name not in CONTESTANTS or name == "tunesmith"]
+    if unknown:
+        raise ConfigError(f"--against {unknown[0]} is not known", fix="Use trainer, trainer_grouped or loop.")
+    quiet_libraries()
+    _measure(config_from_args(args), ("tunesmith", *against), args)
+    return 0
+
+
+def _measure(config: RunConfig, kinds: tuple[str, ...], args: argparse.Namespace) -> None:
+    from tunesmith.finetune.refused import refuse_what_is_not_built
+    from tunesmith.measure.agreement import compare_losses
+    from tunesmith.measure.contest import run_contest
+    from tunesmith.measure.hardware import measure_limits, operations_per_token
+    from tunesmith.measure.table import format_lines, make_lines, to_json
+    from tunesmith.measure.worker import make_prepared
+
+    refuse_what_is_not_built(config)
+    prepared = make_prepared(config)  # tokens are in the cache from here on: start-up is compared without tokenizing
+    import torch
+
+    device, dtype = prepared.runtime.device, torch.bfloat16 if config.bf16 else torch.float32
+    title = (
+        f"{config.model_name_or_path or 'the default model'}, {len(prepared.rows('train')):,} rows, batch "
+        f"{config.per_device_train_batch_size}, {'bf16' if config.bf16 else 'fp16' if config.fp16 else 'fp32'}, "
+        f"{device} (threads: {torch.get_num_threads()}); {args.rounds} rounds of {args.steps} steps, taking turns"
+    )
+    print(title, flush=True)
+    options = {k: v for k, v in to_dict(config).items() if v is not None}
+    with tempfile.TemporaryDirectory(prefix="tunesmith-bench-") as name:
+        folder = Path(name)
+        results = run_contest(options, kinds=kinds, rounds=args.rounds, steps=args.steps, folder=folder, say=_say)
+        limits = measure_limits(device, dtype)
+        operations = operations_per_token(prepared.state.model)
+        lines = make_lines(results, steps=args.steps, operations=operations, matrix_rate=limits.matrix_rate)
+        pairs = compare_losses(prepared, name, steps=20)
+    print(f"\n{format_lines(lines)}\n")
+    print(
+        f"limit: {limits.matrix_rate / 1e9:,.0f} GFLOP/s in matrix products, {limits.copy_rate / 1e9:.1f} GB/s copied; "
+        "of the limit: 6 operations a weight and real token"
+    )
+    worst = max(abs(a - b) for a, b in pairs)
+    print(f"losses on the same {len(pairs)} batches, dropout off: at most {worst:.1e} apart from the Trainer's")
+    if args.json:
+        facts = {"what": title, "versions": package_versions(), "largest_loss_difference": worst}
+        _write(Path(args.json), to_json(lines, **facts, losses=pairs))
+
+
+def _say(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def _write(file: Path, data: dict[str, object]) -> None:
+    try:
+        file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise TunesmithError(f"cannot be written: {error.strerror}", where=str(file)) from error
+    print(f"written: {file}")

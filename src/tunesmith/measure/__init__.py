@@ -1,0 +1,1 @@
+"""Speed on the user's own model, data and machine, beside transformers.Trainer and a plain loop."""

@@ -1,0 +1,72 @@
+"""The results of a contest as a table for a person and as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tunesmith.measure.contest import CONTESTANTS, Result
+
+HEAD = ("", "ms a step", "rows/s", "real tokens/s", "of the limit", "peak MB", "start s", "times the first")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One contestant in numbers. `of_limit` is the share of the measured matrix rate, counting real tokens only."""
+
+    name: str
+    step_ms: float
+    rows_per_second: float
+    tokens_per_second: float
+    of_limit: float
+    peak_mb: float
+    start_seconds: float
+    ratio: float
+    """Seconds a row over those of the first line: above 1 is slower than it."""
+
+
+def make_lines(results: list[Result], *, steps: int, operations: float, matrix_rate: float) -> list[Line]:
+    """One line a contestant, in the order given."""
+    first = results[0].per_second("rows")
+    return [
+        Line(
+            CONTESTANTS[one.kind],
+            1000 * one.per_step(steps),
+            one.per_second("rows"),
+            one.per_second("tokens"),
+            one.per_second("tokens") * operations / matrix_rate,
+            one.peak_bytes / 1e6,
+            one.start,
+            first / one.per_second("rows"),
+        )
+        for one in results
+    ]
+
+
+def format_lines(lines: list[Line]) -> str:
+    """Aligned columns."""
+    cells = [HEAD] + [
+        (
+            line.name,
+            f"{line.step_ms:.1f}",
+            f"{line.rows_per_second:,.1f}",
+            f"{line.tokens_per_second:,.0f}",
+            f"{line.of_limit:.0%}",
+            f"{line.peak_mb:,.0f}",
+            f"{line.start_seconds:.1f}",
+            f"{line.ratio:.2f}",
+        )
+        for line in lines
+    ]
+    widths = [max(len(row[k]) for row in cells) for k in range(len(HEAD))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    )
+
+
+def to_json(lines: list[Line], **facts: Any) -> dict[str, Any]:
+    """Everything for a file."""
+    return {**facts, "contestants": [asdict(line) for line in lines]}

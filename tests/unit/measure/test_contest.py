@@ -1,0 +1,61 @@
+"""`tunesmith bench`: real processes that take turns, a table that adds up, a contestant that dies."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tiny_model import save_tiny_bert
+from tunesmith.cli.main import main
+from tunesmith.errors import WorkerError
+from tunesmith.measure.contest import Contestant, Result, Turn
+from tunesmith.measure.table import format_lines, make_lines
+
+
+def write_rows(path: Path) -> Path:
+    lines = ["text,label"] + [f"the {'good' if i % 2 else 'bad'} film number {i},{i % 2}" for i in range(60)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_the_trainer_beside_us_on_the_users_own_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, rows = save_tiny_bert(tmp_path / "tiny"), write_rows(tmp_path / "rows.csv")
+    words = ["bench", "--train_file", str(rows), "--model_name_or_path", str(model), "--against", "trainer"]
+    more = ["--rounds", "2", "--steps", "3", "--use_cpu", "--per_device_train_batch_size", "4"]
+    cache = ["--cache_dir", str(tmp_path / "cache"), "--json", str(tmp_path / "out.json")]
+    assert main([*words, *more, *cache]) == 0, capsys.readouterr().err
+    out = capsys.readouterr().out
+    assert "tunesmith" in out
+    assert "Trainer, its defaults" in out
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert [one["name"] for one in found["contestants"]] == ["tunesmith", "Trainer, its defaults"]
+    assert all(one["step_ms"] > 0 and one["tokens_per_second"] > one["rows_per_second"] for one in found["contestants"])
+    assert all(one["peak_mb"] > 50 and one["start_seconds"] > 0.1 for one in found["contestants"])
+    assert len(found["losses"]) == 14  # 54 training rows by 4
+    assert found["largest_loss_difference"] < 1e-5
+    assert len({round(ours, 6) for ours, _ in found["losses"]}) > 5, "the losses do not move"
+
+
+def test_a_contestant_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"plain PyTorch loop ended with 1: .*no\.csv"):
+        Contestant("loop", {"train_file": str(tmp_path / "no.csv")}, tmp_path / "loop.log")
+
+
+@pytest.mark.parametrize("words", [["--rounds", "0"], ["--against", "tunesmith"], ["--against", "keras"]])
+def test_wrong_calls_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--train_file", "x.csv", *words]) == 2
+    assert "tunesmith: error:" in capsys.readouterr().err
+
+
+def test_ratios_are_by_rows_and_medians_by_turn() -> None:
+    ours = Result("tunesmith", 2.0, [Turn(1.0, 80, 800), Turn(9.0, 80, 800), Turn(1.0, 80, 800)], 10**9)
+    theirs = Result("trainer", 3.0, [Turn(2.0, 80, 800)] * 3, 2 * 10**9)
+    lines = make_lines([ours, theirs], steps=10, operations=100.0, matrix_rate=800_000.0)
+    assert [line.step_ms for line in lines] == [100.0, 200.0]
+    assert [line.ratio for line in lines] == [1.0, 2.0]
+    assert [line.of_limit for line in lines] == [0.1, 0.05]
+    text = format_lines(lines).splitlines()
+    assert len({len(line) for line in text}) == 1
+    assert text[2].split()[-1] == "2.00"
