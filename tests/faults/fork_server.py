@@ -1,8 +1,8 @@
 """Runs trials in forked children: torch and transformers are imported once, a trial costs about a second.
 
 Reads one JSON job a line on stdin, answers one JSON line. Started by `trials.Server`; never by hand.
-A job: kind (engine, cli, peer, model, load), options, env, log, signals [[seconds, name, rank]], strace (arguments), strace_log,
-fsize, uid, ranks, timeout.
+A job: kind (engine, cli, peer, model, load), options, env, log, signals [[seconds, name, rank]], signals_after,
+strace (arguments), strace_log, fsize, uid, ranks, timeout.
 """
 
 from __future__ import annotations
@@ -153,24 +153,34 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     started = time.monotonic()
     os.write(gate, b"g" * len(pids))
     os.close(gate)
-    codes, seconds = wait_for(pids, job, started)
+    codes, seconds, sent = wait_for(pids, job, started)
     if tracer is not None:
         tracer.wait(timeout=20)
         if tracer.stderr:
             tracer.stderr.close()
-    return {"codes": codes, "seconds": seconds}
+    return {"codes": codes, "seconds": seconds, "sent": sent}
 
 
-def wait_for(pids: list[int], job: dict[str, Any], started: float) -> tuple[list[int | None], list[float | None]]:
-    """Sends the job's signals at their times and collects the children; those left at the timeout have the code None."""
+def wait_for(
+    pids: list[int], job: dict[str, Any], started: float
+) -> tuple[list[int | None], list[float | None], list[float]]:
+    """Sends the job's signals at their times and collects the children; those left at the timeout have the code None.
+
+    The times count from the start, or from when the file `signals_after` is there. Gives codes, seconds, times of signals.
+    """
+    sent: list[float] = []
+    clock = None if "signals_after" in job else started
     codes: list[int | None] = [None] * len(pids)
     seconds: list[float | None] = [None] * len(pids)
     todo = sorted(job.get("signals", []))
     until = started + job.get("timeout", 60)
     while None in codes and time.monotonic() < until:
-        now = time.monotonic() - started
-        while todo and todo[0][0] <= now:
+        now = time.monotonic()
+        if clock is None and Path(job["signals_after"]).exists():
+            clock = now
+        while todo and clock is not None and todo[0][0] <= now - clock:
             _, name, *rank = todo.pop(0)
+            sent.append(now - started)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pids[rank[0] if rank else 0], getattr(signal, f"SIG{name}"))
         for index, pid in enumerate(pids):
@@ -184,7 +194,7 @@ def wait_for(pids: list[int], job: dict[str, Any], started: float) -> tuple[list
         if codes[index] is None:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-    return codes, seconds
+    return codes, seconds, sent
 
 
 def serve() -> None:

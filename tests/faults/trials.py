@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,8 @@ class Ended:
     codes: list[int | None]
     seconds: list[float | None]
     log: str
+    sent: list[float] = field(default_factory=list)
+    """When the signals were sent, in seconds from the start."""
 
     @property
     def code(self) -> int | None:
@@ -90,7 +92,7 @@ class Server:
         answer = self._answer()
         text = log.read_text(errors="replace") if log.exists() else ""
         log.unlink(missing_ok=True)
-        return Ended(answer["codes"], answer["seconds"], text)
+        return Ended(answer["codes"], answer["seconds"], text, answer["sent"])
 
     def engine(self, folder: Path, *, fault: str | None = None, env: dict[str, str] | None = None, **job: Any) -> Ended:
         """One run of the engine in a folder. Options of the run are given as `options`."""

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tunesmith.data.batches import Batch
-from tunesmith.errors import ConfigError
+from tunesmith.errors import ConfigError, WorkerError, short_text
 from tunesmith.model.families import why_not
 from tunesmith.train.sharding import is_sharded, shard_model
 from tunesmith.train.sharding_options import Sharding, sharding_of_launcher
@@ -146,7 +146,7 @@ def make_runtime(
     asked = int(os.environ.get("WORLD_SIZE", "1"))
     # Without a GPU accelerate joins the ranks only when told that it is on a CPU.
     on_cpu = use_cpu or (asked > 1 and not torch.accelerator.is_available())
-    with _without_fsdp():
+    with _without_fsdp(), _named_when_ranks_do_not_meet(asked):
         accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=handlers or None)
     if accelerator.num_processes < asked:
         raise ConfigError(
@@ -165,6 +165,19 @@ def make_runtime(
         log.warning("fsdp has no effect on one rank: there is nobody to share the weights with")
         sharding = None
     return Runtime(accelerator, device, precision, accelerator.process_index, world, sharding)
+
+
+@contextlib.contextmanager
+def _named_when_ranks_do_not_meet(world: int) -> Iterator[None]:
+    """A rank that never comes to the meeting place ends this one with the right words."""
+    try:
+        yield
+    except torch.distributed.DistError as error:
+        rank = os.environ.get("RANK", "?")
+        raise WorkerError(
+            f"rank {rank} of {world} did not meet the others: {short_text(error)}",
+            fix="Look for what ended or held up the other ranks; --ddp_timeout says how long one waits.",
+        ) from error
 
 
 def leave_ranks() -> None:

@@ -51,6 +51,9 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
+        if isinstance(error, Exception) and not isinstance(error, StoppedBySignal) and self._at_once and self.signal:
+            # It was raised in the middle of a library, which made an error of its own of it (safetensors: ValueError).
+            self._leave(self.signal)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
