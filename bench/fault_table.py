@@ -14,6 +14,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -98,7 +99,8 @@ def aimed_kills(side: Side) -> None:
     for trial in range(30):
         folder = side.root / f"aimed-{trial}"
         delay = max(1e-6, rng.random() * side.save_seconds)
-        side.run(folder, fault=f"alarm_in_save:{2 + trial % 10}:{delay:.6f}")
+        ended = side.run(folder, fault=f"alarm_in_save:{2 + trial % 10}:{delay:.6f}")
+        assert ended.code in (-signal.SIGALRM, 0), ended.log  # 0: it was done before; anything else is not this fault
         side.go_on(folder)
         clean(folder)
 
@@ -167,7 +169,9 @@ def stopped_run(side: Side) -> Path:
     """A run that died behind step 12; 8, 10 and 12 are kept."""
     folder = side.root / "stopped"
     if not folder.exists():
-        side.run(folder, fault="alarm_in_save:7:0.000001", options={"keep": 3} if side.kind == "engine" else {})
+        options = {"keep": 3} if side.kind == "engine" else {}
+        ended = side.run(folder, fault="alarm_in_save:7:0.000001", options=options)
+        assert ended.code == -signal.SIGALRM, ended.log
     return folder
 
 

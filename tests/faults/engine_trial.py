@@ -423,9 +423,9 @@ def alarm_in_save(keeper: RunKeeper, batches: Any, n: str, seconds: str) -> None
     inner = keeper.save
     start = Counter(int(n), lambda: signal.setitimer(signal.ITIMER_REAL, float(seconds)))
 
-    def save(step: int) -> None:
+    def save(step: int, *, wait: bool = True) -> None:
         start()
-        inner(step)
+        inner(step, wait=wait)
 
     keeper.save = save  # type: ignore[method-assign]
 
