@@ -34,7 +34,10 @@ def shard_model(model: nn.Module, optimizer: Optimizer, sharding: Sharding, devi
     model.to(device)
     for tensor in (*model.parameters(), *model.buffers()):
         # DDP does this, too: a head that a rank drew from another seed would give it other parts
-        torch.distributed.broadcast(tensor.data, 0)
+        sent = tensor.data.contiguous()  # itself, where it is contiguous already
+        torch.distributed.broadcast(sent, 0)
+        if sent.data_ptr() != tensor.data_ptr():
+            tensor.data.copy_(sent)
     _fully_shard(model, sharding, device)
     by_name = dict(model.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:
