@@ -30,9 +30,10 @@ def _not_finite(reading: Reading) -> tuple[str, float] | None:
 
 def _blown_up(reading: Reading) -> tuple[str, float] | None:
     smooth = reading.smooth_train
-    if len(smooth) < 10:
+    # Fewer steps are no curve: the last of 15 steps on 73 rows was one unlucky batch (granite on MRPC).
+    if len(smooth) < 20:
         return None
-    low, end, chance = float(smooth.min()), float(smooth[-max(1, len(smooth) // 10) :].mean()), reading.chance_loss
+    low, end, chance = float(smooth.min()), float(smooth[-max(5, len(smooth) // 10) :].mean()), reading.chance_loss
     at = int(reading.curves.train_loss.finite().step[int(np.argmin(smooth))])
     if end >= BLOWN_UP * chance and end >= 1.5 * low:
         return f"train loss rose from {low:.2f} (step {at}) to {end:.2f}; knowing nothing costs {chance:.2f}", 0.95

@@ -62,14 +62,16 @@ def _only_begun(reading: Reading) -> Finding | None:
 
 
 def _few_steps(reading: Reading) -> Finding | None:
-    """A small training set makes few steps an epoch: both losses still fall, and most is left to learn."""
+    """A small training set makes few steps an epoch: training loss falls, validation holds, and most is left to learn."""
     train, loss, chance = reading.train_loss, reading.val_loss, reading.chance_loss
-    few = int(reading.step[-1]) < ENOUGH_STEPS and reading.best == len(reading) - 1
-    if not (few and train[-1] < train[0] and train[-1] >= PARTLY_LEARNT * chance):
+    held = float(loss[-1] - loss.min()) <= reading.loss_noise(float(loss.min()))
+    if not (
+        int(reading.step[-1]) < ENOUGH_STEPS and held and train[-1] < train[0] and train[-1] >= PARTLY_LEARNT * chance
+    ):
         return None
     evidence = (
         f"{reading.step[-1]} steps are few: train loss fell {train[0]:.2f} to {train[-1]:.2f} and validation loss "
-        f"{loss[0]:.2f} to {loss[-1]:.2f}, and both go on falling (chance: {chance:.2f})"
+        f"went {loss[0]:.2f} to {loss[-1]:.2f} (chance: {chance:.2f}): most is left to learn"
     )
     return make_finding(reading, "stopped_too_early", evidence, _advice(reading), confidence=0.6)
 

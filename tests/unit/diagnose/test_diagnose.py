@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tunesmith.curves.build import curves_from_events
 from tunesmith.diagnose.advise import CODES, diagnose
 from tunesmith.diagnose.verdict import advised_options, rate_flag
+from tunesmith.events import StepDone
 from tunesmith.findings import Finding
 
 MRPC = {"equivalent": 2474, "not_equivalent": 1194}
@@ -260,6 +262,15 @@ def test_few_steps_are_made_a_usual_number_by_more_epochs(synthetic: SimpleNames
 def test_an_interrupted_run_is_told_to_resume(synthetic: SimpleNamespace) -> None:
     run = CASES["both losses still falling"][1] | {"planned_epochs": 9, "ended": "SIGTERM"}
     assert "step 300 of 900" in verdict(synthetic, **run).advice[0]
+
+
+def test_one_unlucky_batch_at_the_end_of_a_very_short_run_is_no_divergence(synthetic: SimpleNamespace) -> None:
+    events = synthetic.make_run(
+        [0.60, 0.585, 0.57], [0.618, 0.616, 0.615], accuracy=[0.685, 0.685, 0.685], steps_per_epoch=5, train_rows=73
+    )
+    last = max(k for k, event in enumerate(events) if isinstance(event, StepDone))
+    events[last] = replace(events[last], loss=1.4)
+    assert diagnose(curves_from_events(events), synthetic.CONFIG, label_counts=MRPC)[0].code == "underfitting"
 
 
 def test_no_events_are_not_enough_evidence() -> None:
