@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+settings.register_profile("busy machines", deadline=None)  # a limit of 200 ms an example says how busy the machine is
+settings.load_profile("busy machines")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
