@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import version
@@ -296,9 +296,12 @@ def summarise_tests(files: list[Path]) -> list[tuple[str, str, int, int, float]]
 
 
 def write_page(
-    file: Path, table: list[tuple[str, str, str, str]], tests: list[tuple[str, str, int, int, float]]
+    file: Path,
+    table: list[tuple[str, str, str, str]],
+    tests: list[tuple[str, str, int, int, float]],
+    runs: Sequence[Path],
 ) -> None:
-    """docs/reliability.md, whole."""
+    """docs/reliability.md, whole. `runs` are pytest's files, the first that of the whole run."""
     names = ("tunesmith", "torch", "transformers", "accelerate", "safetensors")
     lines = [
         "# Reliability: what is left after a fault",
@@ -327,14 +330,29 @@ def write_page(
             f"{sum(t[4] for t in tests) / 60:.0f} minutes. Sizes of a full run: 200 kills at random moments, 30 aimed at saves, "
             "every syscall by which a run changes its folder, 100 double crashes, 80 signals at random times beside those at "
             "named points, every file of a checkpoint in 7 ways, every fsync, write, rename, link and mkdir failing once, 50 "
-            "ranks killed, 200 racing saves, a resume from every step in 8 settings.",
+            "ranks killed, 200 racing saves, a resume from every step in 10 settings.",
             "",
+            *_say_runs(runs),
             "| row | what holds | passed | not passed | seconds |",
             "|---|---|---|---|---|",
             *(f"| {row} | {title} | {good} | {bad} | {seconds:.0f} |" for row, title, good, bad, seconds in tests),
             "",
         ]
     file.write_text("\n".join(lines))
+
+
+def _say_runs(files: Sequence[Path]) -> list[str]:
+    """Where the table was put together from several runs, that is said, with what failed before."""
+    if len(files) < 2:
+        return []
+    trees = [list(ElementTree.parse(file).getroot().iter("testcase")) for file in files]
+    failed = [c.get("name", "") for c in trees[0] if c.find("failure") is not None or c.find("error") is not None]
+    counts = ", ".join(str(len(cases)) for cases in trees)
+    return [
+        f"Put together from {len(files)} runs ({counts} tests): a later one stands for the tests that it repeated at full size. "
+        f"In the first these had failed and were mended, the code or the test: {', '.join(failed) or 'none'}.",
+        "",
+    ]
 
 
 def main() -> None:
@@ -355,7 +373,8 @@ def main() -> None:
     if args.table:
         args.table.write_text(json.dumps(table, indent=1))
     if args.write:
-        write_page(args.write, table, summarise_tests([file for file in args.junit if file.is_file()]))
+        files = [file for file in args.junit if file.is_file()]
+        write_page(args.write, table, summarise_tests(files), files)
 
 
 if __name__ == "__main__":
