@@ -35,6 +35,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"train": [0.45, 0.25, 0.14], "validation": [0.41, 0.40, 0.46], "accuracy": [0.82, 0.86, 0.86]},
         {},
     ),
+    "most is learnt and a little more would be": (
+        "healthy",
+        {"train": [0.45, 0.28, 0.20], "validation": [0.45, 0.31, 0.265], "accuracy": [0.80, 0.88, 0.90]},
+        {},
+    ),
     "train sample absent": (
         "healthy",
         {
@@ -148,6 +153,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "one class for ever at thirty times the rate": (
         "diverged",
         {"train": [0.66, 0.64, 0.635], "validation": [0.64, 0.635, 0.632], "accuracy": [0.675, 0.675, 0.675]},
+        {"learning_rate": 1.5e-3},
+    ),
+    "hardly learnt at thirty times the rate": (
+        "diverged",
+        {"train": [0.66, 0.62, 0.605], "validation": [0.64, 0.60, 0.585], "accuracy": [0.68, 0.73, 0.735]},
         {"learning_rate": 1.5e-3},
     ),
     "learnt, then fell back": (
