@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument(
         "--seeds", type=int, nargs="+", help="only these; more than the plan has are made for every cell"
     )
+    parser.add_argument("--causes", nargs="+", help="only runs made in these ways")
     parser.add_argument("--make", action="store_true", help="train what is missing")
     parser.add_argument("--follow", action="store_true", help="train each unhealthy run again with its first advice")
     parser.add_argument("--export", type=Path, help="write the curves for bench/diagnose_peers.py")
@@ -126,7 +127,7 @@ def main() -> None:
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)
     if args.make:
-        for key in list_runs(args.seeds):
+        for key in (k for k in list_runs(args.seeds) if args.causes is None or k[2] in args.causes):
             make_one(args.output / name_run(key), key, make_options(key))
     if args.follow:
         follow_advice(args.output, args.seeds)
