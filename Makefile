@@ -1,10 +1,10 @@
-# make setup | demo | test | check | lint | faults | bench-*
+# make setup | demo | test | check | lint | format | faults | audit | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test check lint format faults clean
+.PHONY: setup demo test check lint format faults audit clean
 
 setup: $(STAMP)
 
@@ -36,6 +36,12 @@ check: lint
 # Half an hour: the fault tests at their published sizes, then docs/reliability.md.
 faults: setup
 	sh tests/faults/full.sh
+
+# Needs an advisory index on the network. --strict: a package that cannot be looked up is a failure, not a pass.
+audit:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet pip-audit
+	build/audit/bin/pip-audit --strict --no-deps --requirement constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -44,6 +44,7 @@ def test_each_checkpoint_is_the_one_the_run_would_have_waited_for(bench: Any, fo
 def test_row_01_kill_at_random_moments_while_a_thread_saves(bench: Any) -> None:
     seed = seed_of("row_01")
     rng = random.Random(seed)
+    killed = 0
     for trial in range(size(full=100, ci=10)):
         folder = bench.root / f"aside-{trial}"
         at = rng.uniform(0.0, bench.seconds)
@@ -51,10 +52,12 @@ def test_row_01_kill_at_random_moments_while_a_thread_saves(bench: Any) -> None:
         ended = bench.server.engine(folder, options=ASIDE, signals=[[at, "KILL"]])
         assert damaged_checkpoints(folder) == [], where
         if ended.code != 0:
+            killed += 1
             assert bench.server.engine(folder, options=ASIDE).code == 0, where
         assert fingerprint(folder) == bench.whole, where
         assert leftovers(folder) == [], where
         clean(folder)
+    assert killed, "no kill came before the end of a run"
 
 
 @pytest.mark.parametrize(
@@ -86,6 +89,7 @@ def test_row_02_kill_at_every_syscall_of_every_thread(bench: Any) -> None:
     most = {name: max(n for (_, other), n in each.items() if other == name) for _, name in each}
     trials = [(name, k) for name, n in sorted(most.items()) for k in range(1, n + 1)]
     random.Random(seed).shuffle(trials)
+    killed = 0
     for name, k in trials[: size(full=len(trials), ci=10)]:
         where = f"seed {seed}, {name} number {k}"
         kill = ["-e", f"trace={name}", "-e", f"inject={name}:signal=SIGKILL:when={k}"]
@@ -93,11 +97,13 @@ def test_row_02_kill_at_every_syscall_of_every_thread(bench: Any) -> None:
         assert ended.code in (-9, 0), where  # a thread of another save may stay below k
         assert damaged_checkpoints(folder) == [], where
         if ended.code != 0:
+            killed += 1
             again = bench.server.engine(folder, options=options)
             assert again.code == 0, f"{where}: {again.log[-1500:]}"
         assert fingerprint(folder) == whole, where
         assert leftovers(folder) == [], where
         clean(folder)
+    assert killed, "no call was hit"
 
 
 @needs_strace

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from tunesmith.cli.arguments import add_config_arguments, config_from_args
 from tunesmith.config.schema import RunConfig, to_dict
-from tunesmith.errors import ConfigError, TunesmithError
+from tunesmith.errors import ConfigError
 from tunesmith.run.environment import package_versions
+from tunesmith.run.sealed import write_file_atomically
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     unknown = [name for name in against if name not in CONTESTANTS or name == "tunesmith"]
     if unknown:
         raise ConfigError(f"--against {unknown[0]} is not known", fix="Use trainer, trainer_grouped or loop.")
+    if args.json and not Path(args.json).resolve().parent.is_dir():  # before minutes of measuring, not after
+        raise ConfigError(f"--json {args.json}: there is no such folder", fix="Make it first.")
     quiet_libraries()
     _measure(config_from_args(args), ("tunesmith", *against), args)
     return 0
@@ -78,16 +81,10 @@ def _measure(config: RunConfig, kinds: tuple[str, ...], args: argparse.Namespace
     print(f"losses on the same {len(pairs)} batches, dropout off: at most {worst:.1e} apart from the Trainer's")
     if args.json:
         facts = {"what": title, "versions": package_versions(), "largest_loss_difference": worst}
-        _write(Path(args.json), to_json(lines, **facts, losses=pairs))
+        text = json.dumps(to_json(lines, **facts, losses=pairs), indent=1) + "\n"
+        write_file_atomically(Path(args.json), text.encode())
+        print(f"written: {args.json}")
 
 
 def _say(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)
-
-
-def _write(file: Path, data: dict[str, object]) -> None:
-    try:
-        file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise TunesmithError(f"cannot be written: {error.strerror}", where=str(file)) from error
-    print(f"written: {file}")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunesmith.errors import CheckpointError, NumericsError, StoppedBySignal, TunesmithError
+from tunesmith.errors import CheckpointError, NumericsError, StoppedBySignal, TunesmithError, short_text
 from tunesmith.events import Event, Improved, NonFinite, Note, Resumed, RunEnded, RunStarted, SafePoint, Saved
 from tunesmith.run.fault_points import fault_point
 from tunesmith.run.journal import Journal, truncate_journal
@@ -221,8 +221,8 @@ class RunKeeper:
         """Waits for the checkpoint written aside while another error is on its way out: its own is only logged."""
         try:
             self._take_save(wait=True)
-        except TunesmithError as error:
-            log.warning("%s", error.line())
+        except Exception as error:
+            log.warning("%s", error.line() if isinstance(error, TunesmithError) else short_text(error))
 
     def _say_saved(self, step: int, seconds: float) -> None:
         self.on(Saved(step, self.run.checkpoint(step).name, seconds))

@@ -43,7 +43,9 @@ def test_a_contestant_that_dies_is_named_with_its_last_words(tmp_path: Path) -> 
         Contestant("loop", {"train_file": str(tmp_path / "no.csv")}, tmp_path / "loop.log")
 
 
-@pytest.mark.parametrize("words", [["--rounds", "0"], ["--against", "tunesmith"], ["--against", "keras"]])
+@pytest.mark.parametrize(
+    "words", [["--rounds", "0"], ["--against", "tunesmith"], ["--against", "keras"], ["--json", "/no/such/out.json"]]
+)
 def test_wrong_calls_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--train_file", "x.csv", *words]) == 2
     assert "tunesmith: error:" in capsys.readouterr().err
