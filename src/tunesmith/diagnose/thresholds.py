@@ -63,8 +63,8 @@ GOES_ON = 0.04
 """Training loss fell by this share over the last two intervals: learning goes on."""
 DONE = 0.45
 """Validation loss below this share of chance: most was learnt, and that it still falls is no fault. Good runs on TREC ended at
-0.25 to 0.4 of chance, some of them still falling by 14% an epoch; runs on a third of the rows at 0.65 and more. Raised from 0.15 after
-a first look at odd seeds (1, 3), which no longer count as held out."""
+0.25 to 0.4 of chance, some of them still falling by 14% an epoch; runs on a third of the rows at 0.65 and more.
+Raised from 0.15 after a first look at odd seeds (1, 3), which no longer count as held out."""
 
 BLOWN_UP = 1.3
 """Training loss at the end, as a multiple of chance: worse than knowing nothing."""
