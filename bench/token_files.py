@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tunesmith.data.token_rows import Ragged, TokenRows
@@ -38,6 +39,45 @@ def trainer_rows(rows: TokenRows) -> list[dict[str, Any]]:
     ]
 
 
+def read_texts() -> tuple[list[str], list[str]]:
+    """The sentences of MRPC's test split, firsts and seconds."""
+    with np.load(TOKENS / "texts.npz") as data:
+        first, second = (data[name].tobytes().decode().split("\n") for name in ("sentence1", "sentence2"))
+    return first, second
+
+
+def long_tail_lengths(count: int, seed: int = 1) -> npt.NDArray[np.int64]:
+    """Tokens of each row: lognormal, half of the rows under 40, 5 to 512; 1 in 400 is 500 tokens or longer."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(40.0), 0.9, count)
+    return np.clip(np.round(drawn), 5, 512).astype(np.int64)
+
+
+def make_rows(lengths: npt.NDArray[np.int64], seed: int = 1) -> tuple[TokenRows, list[str]]:
+    """Rows of so many tokens (the last word's pieces may be missing), as ids and as text: stretches of MRPC's words.
+
+    Labels are drawn at random: nothing is to be learnt from such rows but how long they take.
+    """
+    with np.load(TOKENS / "words.npz") as data:
+        words = data["text"].tobytes().decode().split("\n")
+        offsets, ids, ends = data["offsets"], data["input_ids"], data["ends"]
+    rng = np.random.default_rng(seed + 1)
+    last = int(np.searchsorted(offsets, offsets[-1] - lengths.max()))
+    start = rng.integers(0, last, len(lengths))
+    stop = np.searchsorted(offsets, offsets[start] + lengths - 2, side="right") - 1
+    sizes = offsets[stop] - offsets[start] + 2
+    where = np.concatenate(([0], np.cumsum(sizes)))
+    inside = np.arange(where[-1]) - np.repeat(where[:-1], sizes) - 1  # -1 at [CLS]
+    values = ids[np.clip(inside + np.repeat(offsets[start], sizes), 0, len(ids) - 1)]
+    values[where[:-1]], values[where[1:] - 1] = ends
+    bounds = np.array([0, len(lengths)], dtype=np.int64)
+    columns = {
+        "input_ids": Ragged(((values, where),), bounds),
+        "token_type_ids": Ragged(((np.zeros_like(values), where),), bounds),
+    }
+    rows = TokenRows(columns, sizes.astype(np.int32), rng.integers(0, 2, len(lengths)))
+    return rows, [" ".join(words[a:b]) for a, b in zip(start, stop, strict=True)]
+
+
 def pad(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Dynamic padding, as DataCollatorWithPadding does it."""
     width = max(len(f["input_ids"]) for f in features)
@@ -45,5 +85,6 @@ def pad(features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         name: torch.tensor([f[name] + [0] * (width - len(f[name])) for f in features])
         for name in ("input_ids", "token_type_ids", "attention_mask")
     }
-    out["labels"] = torch.tensor([f["labels"] for f in features])
+    if "labels" in features[0]:
+        out["labels"] = torch.tensor([f["labels"] for f in features])
     return out

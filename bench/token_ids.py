@@ -2,7 +2,9 @@
 
     .venv/bin/python bench/token_ids.py                # bert-base-uncased vocabulary (all-MiniLM-L6-v2)
 
-Also writes scratch/tokens/minilm/: the embedded model with its weights rounded to fp16, small enough to be carried along.
+Also writes scratch/tokens/minilm/: the embedded model with its weights rounded to fp16, small enough to be carried along,
+and its tokenizer; scratch/tokens/words.npz: every word of MRPC's training sentences with its token ids, of which
+bench/token_files.py makes rows of any length as text and as ids; scratch/tokens/texts.npz: the texts of MRPC's test split.
 The files are for measuring only and are never committed.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 import csv
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +27,29 @@ def read_rows(file: Path) -> list[dict[str, str]]:
     """Rows of a TSV without quoting."""
     with file.open(encoding="utf-8", newline="") as handle:
         return list(csv.DictReader(handle, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def write_words(tokenizer: Any) -> None:
+    """words.npz: BERT's tokenizer splits at blanks, so the ids of a text are those of its words, one after the other."""
+    rows = read_rows(SHARED / "mrpc" / "train.tsv")
+    words = " ".join(row[name] for row in rows for name in ("sentence1", "sentence2")).split()
+    unique = sorted(set(words))
+    ids = dict(zip(unique, tokenizer(unique, add_special_tokens=False)["input_ids"], strict=True))
+    np.savez_compressed(
+        OUT / "words.npz",
+        text=np.frombuffer("\n".join(words).encode(), dtype=np.uint8),
+        offsets=np.cumsum([0, *(len(ids[word]) for word in words)]),
+        input_ids=np.concatenate([np.asarray(ids[word], dtype=np.int32) for word in words]),
+        ends=np.asarray([tokenizer.cls_token_id, tokenizer.sep_token_id]),
+    )
+    print("words", len(words))
+
+
+def write_texts() -> None:
+    """texts.npz: the two sentences of each row of MRPC's test split, one a line."""
+    rows = read_rows(SHARED / "mrpc" / "test.tsv")
+    columns = {name: "\n".join(row[name] for row in rows) for name in ("sentence1", "sentence2")}
+    np.savez_compressed(OUT / "texts.npz", **{n: np.frombuffer(t.encode(), dtype=np.uint8) for n, t in columns.items()})
 
 
 def main() -> None:
@@ -51,9 +77,12 @@ def main() -> None:
             arrays[f"{split}.labels"] = np.asarray([int(r["label"]) for r in rows])
         np.savez_compressed(OUT / f"{name}.npz", **arrays)
         print(name, {s: len(arrays[f"{s}.labels"]) for s in splits})
+    write_words(tokenizer)
+    write_texts()
     small = OUT / "minilm"
     small.mkdir(exist_ok=True)
-    shutil.copy(folder / "config.json", small)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        shutil.copy(folder / name, small)
     weights = load_file(folder / "model.safetensors")
     save_file(
         {k: v.half() if v.is_floating_point() else v for k, v in weights.items()},

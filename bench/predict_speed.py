@@ -1,0 +1,249 @@
+"""Prediction beside transformers.Trainer.predict and pipeline: same model, same rows, taking turns in one process.
+
+    .venv/bin/python bench/token_ids.py                                        # once: token ids, words, tokenizer
+    .venv/bin/python bench/predict_speed.py --rows 2000 --peer_rows 500        # a short look
+    .venv/bin/python bench/predict_speed.py --rows 100000 --peer_rows 4000 --output docs/performance/predict_cpu.json
+    PYTHONPATH=src python bench/predict_speed.py --device cuda --precision bf16 --shape bert-base --rows 100000
+
+Two works: MRPC's test split (1,725 pairs), and `--rows` rows with a long tail of lengths (bench/token_files.py).
+Ours is `Predictor`, once from token ids (beside the Trainer, which is given token ids as well) and once from text (beside
+the pipeline). Peers get all rows, or the first `--peer_rows` of each work where all would take hours: the rows are in
+random order, so rates can be compared; the table says how many rows each was given. The Trainer gets no labels: it
+computes no loss. Ratios above 1 are slower than ours of the same kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+
+from records import write_record
+from token_files import TOKENS, engine_rows, long_tail_lengths, make_rows, pad, read_texts, trainer_rows
+from tunesmith.data.token_rows import TokenRows
+
+Outputs = npt.NDArray[Any]
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+
+
+@dataclass(frozen=True)
+class Work:
+    """The same rows as token ids and as text."""
+
+    name: str
+    rows: TokenRows
+    texts: list[str]
+    pairs: list[str] | None
+
+    def first(self, count: int) -> Work:
+        """The first rows."""
+        if count >= len(self.rows):
+            return self
+        pairs = None if self.pairs is None else self.pairs[:count]
+        return Work(self.name, self.rows.select(np.arange(count)), self.texts[:count], pairs)
+
+
+@dataclass
+class Contestant:
+    """`predict` gives logits (kind "ids") or probabilities (kind "text") of each row."""
+
+    name: str
+    kind: str
+    work: Work
+    predict: Callable[[], Outputs]
+    seconds: list[float]
+    outputs: Outputs | None = None
+
+
+def make_folder(shape: str, folder: Path) -> Path:
+    """A classifier with a head drawn at random, as a trained one is saved."""
+    from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(1)
+    if shape == "minilm":
+        model: Any = AutoModelForSequenceClassification.from_pretrained(
+            str(TOKENS / "minilm"), num_labels=2, dtype="float32"
+        )
+    else:
+        model = BertForSequenceClassification(BertConfig(num_labels=2))
+    with torch.no_grad():
+        model.classifier.weight.mul_(20)  # logits of the size that a trained head gives: differences mean something
+    model.save_pretrained(folder)
+    for name in TOKENIZER_FILES:
+        shutil.copy(TOKENS / "minilm" / name, folder)
+    return folder
+
+
+def make_ours(folder: Path, device: str, precision: str) -> Any:
+    """Our predictor."""
+    from tunesmith.predict.predictor import Predictor
+
+    return Predictor.load(folder, use_cpu=device == "cpu", precision="bf16" if precision == "bf16" else "no")
+
+
+def make_trainer(folder: Path, device: str, precision: str, batch: int, scratch: str) -> Callable[[Any], Outputs]:
+    """`Trainer.predict` on rows as dicts."""
+    from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+
+    model = AutoModelForSequenceClassification.from_pretrained(str(folder), dtype="float32")
+    arguments = TrainingArguments(
+        scratch,
+        per_device_eval_batch_size=batch,
+        bf16_full_eval=precision == "bf16",
+        use_cpu=device == "cpu",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = Trainer(model, arguments, data_collator=pad)
+
+    def predict(rows: Any) -> Outputs:
+        return np.asarray(trainer.predict(rows).predictions, dtype=np.float32)
+
+    return predict
+
+
+def make_pipeline(folder: Path, device: str, precision: str, batch: int) -> Callable[[Work], Outputs]:
+    """`pipeline("text-classification")` with the probabilities of all labels."""
+    from transformers import pipeline
+
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    pipe: Any = pipeline("text-classification", model=str(folder), device=device, dtype=dtype, batch_size=batch)
+
+    def predict(work: Work) -> Outputs:
+        if work.pairs is None:
+            given: Sequence[Any] = work.texts
+        else:
+            given = [{"text": a, "text_pair": b} for a, b in zip(work.texts, work.pairs, strict=True)]
+        answers = pipe(given, top_k=None, truncation=True, max_length=512)
+        return np.array([[one["score"] for one in sorted(row, key=lambda one: one["label"])] for row in answers])
+
+    return predict
+
+
+def make_contestants(work: Work, folder: Path, args: argparse.Namespace, scratch: str) -> list[Contestant]:
+    """Ours and theirs, each with its model, warmed up on a few rows."""
+    few, some = work.first(64), work.first(args.peer_rows)
+    found: list[Contestant] = []
+
+    def add(name: str, kind: str, given: Work, predict: Callable[[Work], Outputs]) -> None:
+        predict(few)
+        found.append(Contestant(name, kind, given, lambda: predict(given), []))
+
+    ours = make_ours(folder, args.device, args.precision)
+    add("tunesmith", "ids", work, lambda w: ours.predict(w.rows))
+    for batch in args.batch:
+        trainer = make_trainer(folder, args.device, args.precision, batch, scratch)
+        lists = {
+            id(w): [{k: v for k, v in row.items() if k != "labels"} for row in trainer_rows(w.rows)]
+            for w in (few, some)
+        }
+        add(f"Trainer.predict, batch {batch}", "ids", some, lambda w, t=trainer, rows=lists: t(rows[id(w)]))
+    add("tunesmith, from text", "text", work, lambda w: ours.probabilities(w.texts, w.pairs))
+    for batch in args.pipeline_batch:
+        add(f"pipeline, batch {batch}", "text", some, make_pipeline(folder, args.device, args.precision, batch))
+    return found
+
+
+def take_turns(contestants: list[Contestant], rounds: int, device: str) -> None:
+    """Fills in the seconds of every turn; the one that begins changes each round."""
+    for number in range(rounds):
+        at = number % len(contestants)
+        for one in contestants[at:] + contestants[:at]:
+            wait(device)
+            began = time.perf_counter()
+            one.outputs = one.predict()
+            wait(device)
+            one.seconds.append(time.perf_counter() - began)
+            print(f"  {one.work.name}, round {number + 1}: {one.name} {one.seconds[-1]:.2f} s", flush=True)
+
+
+def wait(device: str) -> None:
+    """Until a GPU has done its work."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def summarize(contestants: list[Contestant]) -> list[dict[str, Any]]:
+    """One line a contestant; ratio and difference are to our line of the same kind."""
+    found = []
+    for one in contestants:
+        ours = next(c for c in contestants if c.kind == one.kind)
+        seconds = statistics.median(one.seconds)
+        per_row, ours_per_row = (statistics.median(c.seconds) / len(c.work.rows) for c in (one, ours))
+        assert one.outputs is not None
+        assert ours.outputs is not None
+        apart = np.abs(one.outputs - ours.outputs[: len(one.outputs)]).max()
+        found.append(
+            {
+                "work": one.work.name,
+                "name": one.name,
+                "rows": len(one.work.rows),
+                "seconds": round(seconds, 3),
+                "rows_per_second": round(1 / per_row, 1),
+                "ratio": round(per_row / ours_per_row, 2),
+                "difference": float(f"{apart:.1e}"),
+            }
+        )
+    return found
+
+
+def print_table(results: list[dict[str, Any]]) -> None:
+    """Aligned columns."""
+    print(f"\n{results[0]['work']:<28} {'rows':>8} {'seconds':>9} {'rows/s':>10} {'times ours':>11} {'apart':>8}")
+    for one in results:
+        print(
+            f"{one['name']:<28} {one['rows']:>8,} {one['seconds']:>9.2f} {one['rows_per_second']:>10,.1f} "
+            f"{one['ratio']:>11.2f} {one['difference']:>8.0e}"
+        )
+
+
+def main() -> None:
+    """Prints one table a work."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--shape", choices=("minilm", "bert-base"), default="minilm")
+    parser.add_argument("--rows", type=int, default=100_000, help="rows of the long tail; 0: leave it out")
+    parser.add_argument("--mrpc_rows", type=int, default=10**9, help="rows of MRPC; 0: leave it out")
+    parser.add_argument("--peer_rows", type=int, default=10**9, help="rows of each work that the peers get")
+    parser.add_argument("--batch", type=int, nargs="*", default=[8, 64], help="batch sizes of Trainer.predict")
+    parser.add_argument("--pipeline_batch", type=int, nargs="*", default=[1, 64])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--note", default="")
+    args = parser.parse_args()
+    works = []
+    if args.mrpc_rows:
+        works.append(Work("MRPC test", engine_rows("mrpc", "test"), *read_texts()).first(args.mrpc_rows))
+    if args.rows:
+        rows, texts = make_rows(long_tail_lengths(args.rows))
+        works.append(Work("long tail", rows, texts, None))
+    results: list[dict[str, Any]] = []
+    for work in works:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = make_folder(args.shape, Path(scratch) / "model")
+            contestants = make_contestants(work, folder, args, scratch)
+            take_turns(contestants, args.rounds, args.device)
+        found = summarize(contestants)
+        print_table(found)
+        results += found
+        del contestants
+    facts = {"device": args.device, "precision": args.precision, "shape": args.shape}
+    write_record(args.output, device=args.device, results=[{**one, **facts} for one in results], note=args.note)
+
+
+if __name__ == "__main__":
+    main()
