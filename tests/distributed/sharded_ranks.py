@@ -103,6 +103,20 @@ def name_what_is_not_finite(runtime: Runtime) -> list[Any]:
     return next([e.what, e.tensor, len(e.rows)] for e in events if isinstance(e, NonFinite))
 
 
+def in_bf16(folder: Path) -> dict[str, Any]:
+    """Steps and an evaluation in bf16, with copies, with parts, and with parts saved and gone on with."""
+    copies = make_runtime(use_cpu=True, precision="bf16", timeout_seconds=60)
+    parts = make_runtime(use_cpu=True, precision="bf16", sharding=Sharding(), timeout_seconds=60)
+    whole_run, dealt_run = small_state(copies), small_state(parts)
+    return {
+        "copies": go_on(whole_run),
+        "parts": go_on(dealt_run),
+        "evaluated": [evaluate(state)["validation"][0]["loss"] for state in (whole_run, dealt_run)],
+        "kept in": sorted({str(whole(p).dtype) for p in dealt_run.model.parameters()}),
+        "interrupted": interrupted(parts, folder, dropout=0.1),
+    }
+
+
 def main() -> None:
     """All cases, then `<out>-<rank>.json`."""
     torch.set_num_threads(1)
@@ -115,6 +129,7 @@ def main() -> None:
     found["not finite"] = name_what_is_not_finite(runtime)
     found["clipped"] = go_on(small_state(runtime), max_grad_norm=0.001)
     found["clipped, not fused"] = go_on(small_state(runtime, fused=False), max_grad_norm=0.001)
+    found["bf16"] = in_bf16(out.parent / "bf16")
     fresh = small_state(runtime)
     found["evaluated first"] = evaluate(fresh)["validation"][0]["loss"]
     part = next(p for p in fresh.model.parameters() if p.ndim == 2)

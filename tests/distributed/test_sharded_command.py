@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from distributed.launching import accelerate_launch, finish, start, torchrun
-from distributed.test_command_ranks import alone, compare, numbers, one, place, words
-from tunesmith.events import Note, Resumed
+from distributed.launching import accelerate_launch, alive, finish, free_port, start, torchrun
+from distributed.test_command_ranks import alone, compare, numbers, one, place, stopped_run, words
+from tunesmith.events import Note, Resumed, StepDone
 from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
 
@@ -37,6 +40,86 @@ def launched(place: Path) -> Path:
 def test_accelerate_launch_with_fsdp_gives_the_run_of_one_rank(launched: Path, one: dict[str, Any]) -> None:
     found = numbers(launched)
     compare({**found, "saved": one["saved"]}, one)
+
+
+CONFIG_FILE = """
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_offload_params: false
+  fsdp_reshard_after_forward: {reshard}
+  fsdp_state_dict_type: {kind}
+  fsdp_transformer_layer_cls_to_wrap: BertLayer
+  fsdp_version: {version}
+machine_rank: 0
+main_process_ip: 127.0.0.1
+main_process_port: {port}
+main_training_function: main
+mixed_precision: 'no'
+num_machines: 1
+num_processes: 2
+rdzv_backend: static
+same_network: true
+use_cpu: false
+"""
+
+
+def by_config_file(place: Path, run: Path, *, reshard: str, version: int, kind: str = "FULL_STATE_DICT") -> Any:
+    """How `accelerate launch --config_file` ended, with a file as `accelerate config` writes it."""
+    file = place / f"fsdp-{version}-{kind}.yaml"
+    file.write_text(CONFIG_FILE.format(reshard=reshard, version=version, kind=kind, port=free_port()))
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
+    return finish(start([*launch, "-m", "tunesmith", *words(place, run)]))
+
+
+@pytest.mark.parametrize(("version", "reshard"), [(2, "true"), (1, "SHARD_GRAD_OP")])
+def test_fsdp_in_the_config_file_of_accelerate_gives_the_run_of_one_rank(
+    place: Path, one: dict[str, Any], tmp_path: Path, version: int, reshard: str
+) -> None:
+    ended = by_config_file(place, tmp_path / "run", reshard=reshard, version=version)
+    assert ended.code == 0, ended.err[-3000:]
+    assert "FSDP: weights, gradients and optimizer state are dealt out over 2 ranks." in ended.err
+    compare(numbers(tmp_path / "run"), one)
+
+
+def test_a_sharded_checkpoint_asked_for_by_the_config_file_is_refused_by_name(place: Path, tmp_path: Path) -> None:
+    ended = by_config_file(place, tmp_path / "run", reshard="true", version=2, kind="SHARDED_STATE_DICT")
+    assert ended.code != 0
+    assert "state_dict_type 'SHARDED_STATE_DICT' is not supported. Use FULL_STATE_DICT" in ended.err
+    assert not (tmp_path / "run" / "journal.jsonl").exists()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_ends_the_job_with_exit_7_and_the_same_command_goes_on(
+    place: Path, tmp_path: Path, victim: int
+) -> None:
+    run, short = tmp_path / "run", ("--num_train_epochs", "10")
+    ended, ranks, seconds = stopped_run(place, run, victim, signal.SIGKILL, "--fsdp", "full_shard", *short)
+    assert seconds < 15
+    assert ended.code != 0
+    named = rf"tunesmith: error: rank {victim} \(process {ranks[victim]} on .*\) (has died|is gone)"
+    assert re.search(named, ended.err), ended.err[-3000:]
+    assert (tmp_path / f"run-exit-{1 - victim}").read_text() == "7"
+    assert alive(ranks) == []
+    saved = RunDir(run).checkpoints()[-1]
+    command = words(place, run, "--save_strategy", "steps", "--save_steps", "2", "--fsdp", "full_shard", *short)
+    again = finish(start(torchrun("-m", "tunesmith", *command)))
+    assert again.code == 0, again.err[-3000:]
+    events = read_journal(RunDir(run).journal_file)
+    assert [f"checkpoint-{e.step}" for e in events if isinstance(e, Resumed)] == [saved.name]
+    assert [e.step for e in events if isinstance(e, StepDone)] == list(range(1, 61))
+
+
+def test_fp16_on_a_cpu_is_refused_with_what_to_use(place: Path, tmp_path: Path) -> None:
+    ended = finish(
+        start(torchrun("-m", "tunesmith", *words(place, tmp_path / "run", "--fsdp", "full_shard", "--fp16")))
+    )
+    assert ended.code != 0
+    assert "fp16 needs a GPU, and this run is on a CPU. Leave --fp16 out, or use --bf16" in ended.err
 
 
 def test_the_model_folder_loads_without_fsdp(launched: Path, one: dict[str, Any]) -> None:

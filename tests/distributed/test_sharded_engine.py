@@ -75,6 +75,27 @@ def test_a_resume_is_bit_identical_with_dropout(ranks: list[Results]) -> None:
         assert found["same weights"]
 
 
+def test_bf16_gives_the_losses_of_copies_in_bf16_from_weights_kept_in_float32(ranks: list[Results]) -> None:
+    single = go_on(small_state(make_runtime(use_cpu=True)))
+    for rank in ranks:
+        found = rank["bf16"]
+        assert found["kept in"] == ["torch.float32"]
+        # Both layouts cast the same float32 weights and add up gradients in float32, and a sum of two has one order:
+        # measured difference 0. One rounding to bf16 somewhere else would show as 1e-3 (8 bits).
+        np.testing.assert_allclose(found["parts"], found["copies"], atol=1e-6, rtol=0)
+        assert found["evaluated"][1] == pytest.approx(found["evaluated"][0], abs=1e-6)
+        differences = np.abs(np.subtract(found["parts"], single))[:, 0]
+        assert 1e-5 < differences.max() < 2e-2, "bf16 was on, and is near float32"
+
+
+def test_a_resume_in_bf16_is_bit_identical_with_dropout(ranks: list[Results]) -> None:
+    for rank in ranks:
+        found = rank["bf16"]["interrupted"]
+        assert len(found["rest"]) == 5
+        assert found["repeated"] == found["rest"]
+        assert found["same weights"]
+
+
 def test_checkpoints_go_from_sharded_ranks_to_one_rank_and_back(ranks: list[Results], place: Path) -> None:
     assert sorted(p.name for p in (place / "sharded").iterdir()) == sorted(p.name for p in (place / "alone").iterdir())
     whole = resumed(make_runtime(use_cpu=True), place / "alone")
