@@ -14,7 +14,6 @@ from tunesmith.cli.reading import (
     read_model_facts,
     reading_options,
     text_columns,
-    tokenize_rows,
 )
 
 
@@ -78,10 +77,15 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     source = read_unlabelled(Path(args.input), text=text, on_progress=reading, **reading_options(args))
     predictor = load_predictor(args)
     from tunesmith.predict.predictor import predicted_names, probabilities_of
+    from tunesmith.predict.stream import chunks_of_dataset
 
-    rows = tokenize_rows(source.dataset, predictor, text, console)
-    logits = predictor.predict(rows, max_rows=args.batch_size, on_batch=console.counter("predicting", len(rows)))
+    count = len(source.dataset)
+    chunks = chunks_of_dataset(source.dataset, text)
+    found = predictor.predict_texts(chunks, max_rows=args.batch_size, on_batch=console.counter("predicting", count))
+    if found.truncated.rows_cut:
+        console.say(found.truncated.sentence("input"))
     console.close()
+    logits = found.logits
     labels = predictor.facts.labels
     probabilities = probabilities_of(logits, labels.task)
     columns: dict[str, Any] = {name: source.dataset[name][:] for name in source.column_names}
@@ -94,5 +98,5 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
         write_delimited(sys.stdout, columns, ",")
         return 0
     write_table(Path(args.output), columns)
-    print(f"{args.output}: {len(rows):,} rows", file=sys.stderr)
+    print(f"{args.output}: {count:,} rows", file=sys.stderr)
     return 0

@@ -15,7 +15,7 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--allow_empty_text", action="store_true", help="rows with an empty text are fine")
     parser.add_argument(
-        "--batch_size", type=_positive, default=64, metavar="ROWS", help="rows at once at the most [64]"
+        "--batch_size", type=_positive, metavar="ROWS", help="rows at once at the most; default: what suits the device"
     )
     parser.add_argument("--use_cpu", action="store_true", help="do not use a GPU")
     parser.add_argument("--bf16", action="store_true", help="compute in bf16")

@@ -166,15 +166,24 @@ class Batches:
 
 
 def evaluation_batches(
-    rows: TokenRows, collate: Collate, *, max_rows: int, max_tokens: int | None = None, rank: int = 0, world: int = 1
+    rows: TokenRows,
+    collate: Collate,
+    *,
+    max_rows: int | None = None,
+    max_tokens: int | None = None,
+    rank: int = 0,
+    world: int = 1,
 ) -> Iterator[Batch]:
-    """Batches sorted by length, longest first (an out-of-memory shows at once); `Batch.rows` says where each result belongs."""
+    """Batches sorted by length, longest first (an out-of-memory shows at once); `Batch.rows` says where each result belongs.
+
+    No batch has more than `max_rows` rows, nor more than `max_tokens` tokens with its padding (one row at least).
+    """
     order = np.argsort(-rows.lengths, kind="stable")[rank::world]
     start = 0
     while start < len(order):
-        size = max_rows
+        size = len(order) if max_rows is None else max_rows
         if max_tokens is not None:
-            size = max(1, min(max_rows, max_tokens // max(int(rows.lengths[order[start]]), 1)))
+            size = max(1, min(size, max_tokens // max(int(rows.lengths[order[start]]), 1)))
         yield make_batch(rows, order[start : start + size], collate)
         start += size
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.data.batches import Collate, Padding
+from tunesmith.data.token_encoder import Encoder, make_encoder
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.labels import LabelMap, Task
 from tunesmith.model.load import load_model, read_model_config
 from tunesmith.model.tokenizer import load_tokenizer, position_limit
 from tunesmith.predict.facts import ModelFacts, model_folder_of, read_facts
+from tunesmith.predict.stream import Chunk, TextPredictions, chunks_of, predict_chunks
 from tunesmith.train.evaluate import predict_rows
 from tunesmith.train.runtime import Precision, Runtime, make_runtime
 from tunesmith.train.strategies import choose_strategies
@@ -73,24 +76,41 @@ class Predictor:
         longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
         return cls(model, tokenizer, facts, runtime, strategies.collate, longest)
 
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Texts to tokens, cut at `max_length`."""
+        return make_encoder(self.tokenizer, self.max_length)
+
     def predict(
-        self, rows: TokenRows, *, max_rows: int = 64, on_batch: Callable[[int], None] | None = None
+        self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
     ) -> npt.NDArray[np.float32]:
-        """Logits of each row, in input order."""
+        """Logits of each row, in input order; in batches of the size that suits the device, or of `max_rows` rows."""
+        tokens = None if max_rows is None else 64 * max_rows
         result = predict_rows(
-            self.model, rows, self.collate, self.runtime, max_rows=max_rows, max_tokens=64 * max_rows, on_batch=on_batch
+            self.model, rows, self.collate, self.runtime, max_rows=max_rows, max_tokens=tokens, on_batch=on_batch
         )
         return result.logits
+
+    def predict_texts(
+        self, chunks: Iterator[Chunk], *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
+    ) -> TextPredictions:
+        """Logits of each text of the chunks, in input order; the next chunk is tokenized meanwhile."""
+        return predict_chunks(
+            partial(self.predict, max_rows=max_rows, on_batch=on_batch),
+            self.encoder,
+            chunks,
+            has_types="token_type_ids" in self.tokenizer.model_input_names,
+            max_length=self.max_length,
+            vocab_size=self.model.get_input_embeddings().num_embeddings,
+        )
 
     def probabilities(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> npt.NDArray[np.float64]:
         """One row of probabilities for each text (or pair of texts)."""
         if not texts:
             return np.zeros((0, len(self.facts.labels)))
-        encoded = self.tokenizer(
-            list(texts), None if pairs is None else list(pairs), truncation=True, max_length=self.max_length
-        )
-        rows = TokenRows.from_lists({k: encoded[k] for k in ("input_ids", "token_type_ids") if k in encoded})
-        return probabilities_of(self.predict(rows), self.facts.labels.task)
+        columns = [texts] if pairs is None else [texts, pairs]
+        logits = self.predict_texts(chunks_of(columns)).logits
+        return probabilities_of(logits, self.facts.labels.task)
 
 
 def padding_of(tokenizer: Any, *, multiple_of: int | None = None, fixed_length: int | None = None) -> Padding:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,17 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tunesmith.data.batches import Batch, Collate, evaluation_batches
+from tunesmith.data.batches import Batch, Collate, evaluation_batches, prefetched
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ResourceError
 from tunesmith.train.losses import Objective
 from tunesmith.train.runtime import Runtime
 from tunesmith.train.sharding import whole_weights
 from tunesmith.train.step import split_batch
+
+TOKENS_AT_ONCE = {False: 4096, True: 32_768}
+"""On a CPU and on a GPU. On the CPU the matrix products are at their limit from 2,048 tokens on (bench/predict_speed.py);
+a GPU is bound by launches with few."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +39,22 @@ def predict_rows(
     collate: Collate,
     runtime: Runtime,
     *,
-    max_rows: int,
+    max_rows: int | None = None,
     max_tokens: int | None = None,
     objective: Objective | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> Predictions:
-    """One prediction per row, in input order. Leaves the model's train or eval mode as it was."""
+    """One prediction per row, in input order. Leaves the model's train or eval mode as it was.
+
+    Without limits, batches hold as many tokens as the device works best with.
+    """
+    if max_rows is None and max_tokens is None:
+        max_tokens = TOKENS_AT_ONCE[runtime.device.type == "cuda"]
     source = evaluation_batches(
         rows, collate, max_rows=max_rows, max_tokens=max_tokens, rank=runtime.rank, world=runtime.world
     )
+    if runtime.device.type == "cuda":  # batches are made while the device works, and copied without holding it up
+        source = prefetched(source, _pin)
     was_training = model.training
     model.eval()
     places: list[npt.NDArray[np.int64]] = []
@@ -64,6 +75,13 @@ def predict_rows(
     weight = objective.weight(rows.labels, len(rows)) if objective is not None and rows.labels is not None else 0.0
     total = float(runtime.sum_over_ranks(loss_sum))
     return Predictions(ordered, rows.labels, total / weight if weight > 0 else None)
+
+
+def _pin(batch: Batch) -> Batch:
+    """The batch in pinned memory."""
+    inputs = {name: getattr(x, "pin_memory", None) or x.pin for name, x in batch.inputs.items()}
+    labels = None if batch.labels is None else batch.labels.pin_memory()
+    return replace(batch, inputs={name: pin() for name, pin in inputs.items()}, labels=labels)
 
 
 def _forward_all(

@@ -1,0 +1,119 @@
+"""Texts to logits, chunk by chunk: a thread tokenizes the next chunk while the model works on this one.
+
+No token file is written, and memory holds the tokens of a few chunks however long the input is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tunesmith.data.batches import prefetched
+from tunesmith.data.token_encoder import UNKNOWN, EncodedRow, Encoder
+from tunesmith.data.token_rows import Ragged, TokenRows
+from tunesmith.data.tokenize import TruncationCount
+from tunesmith.errors import DataError
+
+CHUNK_ROWS = 8192
+"""Rows sorted by length together. On the long tail of bench/predict_speed.py more changed nothing: packed batches have
+no padding, and a chunk still fills some ten batches of a GPU."""
+
+Chunk = Sequence[list[str]]
+"""One list of texts for each text column."""
+
+
+@dataclass(frozen=True)
+class TextPredictions:
+    """`logits[i]` belongs to text i; `truncated` says what was cut."""
+
+    logits: npt.NDArray[np.float32]
+    truncated: TruncationCount
+
+
+def predict_chunks(
+    predict: Callable[[TokenRows], npt.NDArray[np.float32]],
+    encoder: Encoder,
+    chunks: Iterator[Chunk],
+    *,
+    has_types: bool,
+    max_length: int,
+    vocab_size: int,
+) -> TextPredictions:
+    """Logits of all texts, in input order."""
+    logits: list[npt.NDArray[np.float32]] = []
+    rows = rows_cut = tokens_cut = second_cut = sides = 0
+    unknown = False
+
+    def encode(chunk: Chunk) -> tuple[Chunk, list[EncodedRow], TokenRows]:
+        encoded = encoder.encode(chunk)
+        return chunk, encoded, make_token_rows(encoded, has_types=has_types)
+
+    for chunk, encoded, tokens in prefetched(_checked(chunks), encode, ahead=1):
+        highest = int(max((values.max(initial=0) for values, _ in tokens.columns["input_ids"].chunks), default=0))
+        if highest >= vocab_size:
+            raise DataError(
+                f"the tokenizer makes token id {highest}, but the model has only {vocab_size} token embeddings",
+                fix="Use the tokenizer that belongs to the model.",
+            )
+        logits.append(predict(tokens))
+        sides = len(chunk)
+        rows += len(encoded)
+        for row in encoded:
+            if row.cut:
+                rows_cut += 1
+                tokens_cut += row.cut
+                second_cut += row.cut_second
+                unknown = unknown or row.cut_second == UNKNOWN
+    by_side = None if unknown else (tokens_cut - second_cut, second_cut)[:sides]
+    found = np.concatenate(logits) if logits else np.zeros((0, 0), dtype=np.float32)
+    return TextPredictions(found, TruncationCount(rows, rows_cut, tokens_cut, by_side, max_length))
+
+
+def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenRows:
+    """The rows as arrays."""
+    offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
+    np.cumsum([len(row.ids) for row in encoded], out=offsets[1:])
+    ends = np.array([0, len(encoded)], dtype=np.int64)
+
+    def flatten(lists: Iterator[list[int]], dtype: type[np.signedinteger[Any]]) -> Ragged:
+        values = np.fromiter(chain.from_iterable(lists), dtype=dtype, count=int(offsets[-1]))
+        return Ragged(((values, offsets),), ends)
+
+    columns = {"input_ids": flatten((row.ids for row in encoded), np.int32)}
+    if has_types:
+        columns["token_type_ids"] = flatten((row.types for row in encoded), np.int8)
+    return TokenRows(columns, np.diff(offsets).astype(np.int32), None)
+
+
+def chunks_of(columns: Sequence[Sequence[str]]) -> Iterator[Chunk]:
+    """Columns that are in memory already, in chunks."""
+    for start in range(0, len(columns[0]), CHUNK_ROWS):
+        yield [list(column[start : start + CHUNK_ROWS]) for column in columns]
+
+
+def chunks_of_dataset(dataset: Any, names: Sequence[str]) -> Iterator[Chunk]:
+    """The text columns of a Dataset, in chunks."""
+    some = dataset.select_columns(list(names))
+    for start in range(0, len(some), CHUNK_ROWS):
+        part = some[start : start + CHUNK_ROWS]
+        yield [part[name] for name in names]
+
+
+def _checked(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    before = 0
+    for chunk in chunks:
+        for column in chunk:
+            bad = next((i for i, cell in enumerate(column) if not isinstance(cell, str)), None)
+            if bad is not None:
+                raise DataError(
+                    f"{column[bad]!r} is not text",
+                    where=f"row {before + bad + 1}",
+                    fix="Fill the cell or drop the row.",
+                )
+        before += len(chunk[0])
+        yield chunk
