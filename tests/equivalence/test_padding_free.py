@@ -58,7 +58,7 @@ def test_a_batch_filled_up_to_a_bucket_changes_nothing(kind: str, first_only: bo
     strategy = enable_padding_free(model)
     if first_only:
         enable_first_token_only(model)
-    for total in (sum(RAGGED), 64, 77):
+    for total in (sum(RAGGED) + 1, 64, 77):
         batch = packed(rows, strategy, total=total, longest=30)
         assert batch["input_ids"].shape == (1, total)
         assert len(batch["layout"].lengths) == len(RAGGED) + 1

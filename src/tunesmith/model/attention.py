@@ -69,7 +69,14 @@ def attend(
         return _attend_padded(query, key, value, attention_mask, scaling, dropout, first_only), None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))  # (tokens, heads, head size)
-    return _method_for(q)(q, k, v, layout, scale, dropout, first_only).unsqueeze(0), None
+    return attend_packed(q, k, v, layout, scale, dropout, first_only).unsqueeze(0), None
+
+
+def attend_packed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float, dropout: float, first_only: bool
+) -> torch.Tensor:
+    """(tokens, heads, head size) of a packed batch; with `first_only` the queries are those of the stretches' first tokens."""
+    return _method_for(q)(q, k, v, layout, scale, dropout, first_only)
 
 
 def _attend_padded(
@@ -103,24 +110,19 @@ def _method_for(q: torch.Tensor) -> Method:
 
 
 def _query_bounds(layout: Layout, first_only: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Bounds of queries and keys, and the longest stretch of queries.
-
-    First tokens are asked for real rows only: the filling is the last stretch, so cutting it off leaves the others alone.
-    """
+    """Bounds of queries and keys, and the longest stretch of queries."""
     if not first_only:
         return layout.bounds, layout.bounds, layout.longest
-    rows = layout.starts.shape[0]
-    counted = torch.arange(rows + 1, dtype=torch.int32, device=layout.bounds.device)
-    return counted, layout.bounds[: rows + 1], 1
+    return torch.arange(layout.bounds.shape[0], dtype=torch.int32, device=layout.bounds.device), layout.bounds, 1
 
 
 def _attend_by_flash(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float, dropout: float, first_only: bool
 ) -> torch.Tensor:
-    """Flash attention over stretches. `torch.nn.attention.varlen` is the same kernel, but fixes dropout at 0."""
-    if first_only and layout.bounds.shape[0] != layout.starts.shape[0] + 1:
-        # Keys of the filling have no query here, and the kernel leaves their gradients uninitialised (decisions/0107).
-        return attend_by_padding(q, k, v, layout, scale, dropout, first_only)
+    """Flash attention over stretches. `torch.nn.attention.varlen` is the same kernel, but fixes dropout at 0.
+
+    Every stretch has a query, the filling too: of keys without one the kernel leaves the gradients uninitialised.
+    """
     q_bounds, k_bounds, q_longest = _query_bounds(layout, first_only)
     out: torch.Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, q_bounds, k_bounds, q_longest, layout.longest, dropout, False, False, scale=scale

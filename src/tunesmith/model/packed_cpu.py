@@ -17,8 +17,7 @@ def attend_on_cpu(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout, scale: float, dropout: float, first_only: bool
 ) -> torch.Tensor:
     """(queries, heads, head size): softmax attention of each stretch, its weights dropped with probability `dropout`."""
-    lengths = layout.lengths[: layout.starts.shape[0]] if first_only else layout.lengths
-    out: torch.Tensor = _PackedAttention.apply(q, k, v, lengths, first_only, scale, dropout)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _PackedAttention.apply(q, k, v, layout.lengths, first_only, scale, dropout)  # type: ignore[no-untyped-call]
     return out
 
 

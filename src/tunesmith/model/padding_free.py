@@ -53,9 +53,7 @@ def _hand_over_first_tokens(stack: nn.Module, args: Any, kwargs: dict[str, Any],
         return output
     hidden: torch.Tensor = output.last_hidden_state[0]
     rows = layout.order
-    if (
-        hidden.shape[0] != rows.shape[0]
-    ):  # equal when the last layer has been cut to first tokens (or all rows have one)
+    if hidden.shape[0] != layout.starts.shape[0]:  # equal when the last layer has been cut to first tokens
         rows = layout.starts.index_select(0, rows)
     output.last_hidden_state = hidden.index_select(0, rows).unsqueeze(1)
     return output

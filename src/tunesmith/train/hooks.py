@@ -25,3 +25,8 @@ class StepHooks:
     after_update: Callable[[], None] | None = None
     sets_rate: bool = False
     """A scheduler object of the caller's sets the rate of the optimizer's groups, not the plan."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether somebody takes part in the step itself, which then cannot be replayed without them."""
+        return self.sets_rate or any((self.micro_step, self.substep_end, self.before_update, self.after_update))

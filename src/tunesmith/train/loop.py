@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
+import torch
+
 from tunesmith.data.batches import Window
 from tunesmith.events import (
     EpochStarted,
@@ -94,8 +96,8 @@ def _agreed(state: TrainState, asked: bool) -> bool:
 
 def _read_back(state: TrainState, plan: Plan, pending: list[StepResult]) -> Iterator[Event]:
     """The numbers of the steps since the last read, in order: the one place where the host waits for the device."""
-    for result in pending:
-        loss, norm = float(result.loss), float(result.grad_norm)
+    read = torch.stack([result.numbers for result in pending]).tolist()
+    for result, (loss, norm, bad) in zip(pending, read, strict=True):
         if result.split_to is not None:
             yield MicroBatchSplit(result.step, result.split_from or 0, result.split_to)
         yield StepDone(
@@ -109,7 +111,7 @@ def _read_back(state: TrainState, plan: Plan, pending: list[StepResult]) -> Iter
             padded_tokens=result.padded_tokens,
             seconds=time.perf_counter() - result.started,
         )
-        if float(result.bad) != 0.0 and state.loss_scale is None:
+        if bad != 0.0 and state.loss_scale is None:
             what, tensor = find_culprit(state, result, plan.seed)
             yield NonFinite(result.step, what, tensor, tuple(int(r) for r in result.window.rows))
             assert state.poisoned is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -53,7 +54,7 @@ class TaskLoss:
             return ((logits.reshape(labels.shape) - torch.where(known, labels, 0.0)).square() * known).sum()
         if self.task is Task.MULTILABEL:
             return functional.binary_cross_entropy_with_logits(logits, labels.float(), reduction="sum")
-        weight = None if self.class_weights is None else torch.tensor(self.class_weights, device=logits.device)
+        weight = None if self.class_weights is None else _on_device(self.class_weights, logits.device)
         targets = torch.where(labels < 0, IGNORED, labels)
         return functional.cross_entropy(
             logits, targets, weight=weight, reduction="sum", ignore_index=IGNORED, label_smoothing=self.label_smoothing
@@ -72,6 +73,12 @@ class TaskLoss:
             return float(len(known))
         # fp32 weights, as torch divides by their fp32 values
         return float(np.asarray(self.class_weights, dtype=np.float32)[known].sum(dtype=np.float64))
+
+
+@functools.cache
+def _on_device(weights: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Made once: a captured step may not copy from the host."""
+    return torch.tensor(weights, device=device)
 
 
 def resolve_class_weights(

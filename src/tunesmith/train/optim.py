@@ -11,6 +11,9 @@ from torch.optim import AdamW, Optimizer
 from tunesmith.model.params import param_groups
 from tunesmith.train.sharding import local, whole
 
+Rate = float | torch.Tensor
+"""A number, or where a captured step reads it from."""
+
 
 def make_optimizer(
     model: nn.Module,
@@ -34,17 +37,23 @@ def make_optimizer(
         }
         for group in param_groups(model, weight_decay=weight_decay, layerwise_lr_decay=layerwise_lr_decay)
     ]
-    return AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused)
+    on_gpu = fused and all(p.device.type == "cuda" for p in by_name.values())
+    if on_gpu:  # the rate lies on the device, so that a captured step can read it
+        for group in groups:
+            group["lr"] = torch.full((), group["lr"], device=group["params"][0].device)
+    return AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused, capturable=on_gpu)
 
 
-def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Sets the rate of every group from the schedule's value, in place where a graph holds the tensor."""
+def set_rate(optimizer: Optimizer, rate: Rate) -> None:
+    """Sets the rate of every group from the schedule's value, in place where it lies on the device."""
     for group in optimizer.param_groups:
         value = rate * group.get("lr_scale", 1.0)
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(value)
-        else:
+        if not isinstance(group["lr"], torch.Tensor):
             group["lr"] = value
+        elif isinstance(value, torch.Tensor):
+            group["lr"].copy_(value)
+        else:
+            group["lr"].fill_(value)
 
 
 def current_rate(optimizer: Optimizer) -> float:

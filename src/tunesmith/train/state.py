@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tunesmith.model.vocabulary import VocabularyCut
+from tunesmith.train.graphs import StepGraphs
 from tunesmith.train.hooks import StepHooks
 from tunesmith.train.losses import Objective
 from tunesmith.train.runtime import Runtime
@@ -58,6 +59,8 @@ class TrainState:
     extra: dict[str, Any] = field(default_factory=dict)
     """State of listeners that want to survive a resume (JSON)."""
     hooks: StepHooks = field(default_factory=StepHooks)
+    graphs: StepGraphs | None = None
+    """Set where steps are captured and replayed on a GPU."""
 
     @property
     def cut_decay(self) -> float:

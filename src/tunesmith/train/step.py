@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from tunesmith.data.batches import Batch, Window
 from tunesmith.errors import ResourceError
-from tunesmith.train.optim import apply_update, divide_gradients, gradient_norm, set_rate, trained_parameters
+from tunesmith.train.optim import Rate, apply_update, divide_gradients, gradient_norm, set_rate, trained_parameters
 from tunesmith.train.seed import seed_step
 from tunesmith.train.state import TrainState
 
@@ -21,9 +22,8 @@ class StepResult:
     """Numbers of one step, still on the device: reading one would wait for it."""
 
     step: int
-    loss: torch.Tensor
-    grad_norm: torch.Tensor
-    bad: torch.Tensor
+    numbers: torch.Tensor
+    """Loss, norm of the gradient before clipping, 1.0 if one of them is not finite."""
     learning_rate: float
     window: Window
     tokens: int
@@ -31,6 +31,21 @@ class StepResult:
     started: float
     split_from: int | None = None
     split_to: int | None = None
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """The mean loss over the window."""
+        return self.numbers[0]
+
+    @property
+    def grad_norm(self) -> torch.Tensor:
+        """Before clipping."""
+        return self.numbers[1]
+
+    @property
+    def bad(self) -> torch.Tensor:
+        """1.0 if loss or gradient is not finite."""
+        return self.numbers[2]
 
 
 def train_step(
@@ -44,28 +59,30 @@ def train_step(
     limit_before = state.rows_limit
     if state.hooks.begin is not None:
         state.hooks.begin(window)
-    while True:
+    weight = state.objective.weight(window.labels, len(window.rows))
+    # DDP averages gradients over ranks, so each rank's share is multiplied back.
+    factor = state.runtime.world / weight if weight > 0 else float("nan")
+    seed_step(seed, state.step, state.runtime.rank)
+
+    def body(batches: Sequence[Batch], rate: Rate, share: Rate) -> torch.Tensor:
+        return _finish(state, _accumulate(state, batches, share, idle=window.idle), rate, max_grad_norm, hold)
+
+    numbers = None
+    if state.graphs is not None and state.rows_limit is None and not state.hooks.inside:
+        numbers = state.graphs.run(window.micro_batches, learning_rate, factor, body)
+        if numbers is None:  # nothing of a capture that failed may be added to
+            state.optimizer.zero_grad(set_to_none=True)
+    while numbers is None:
         try:
-            loss = _accumulate(state, window, seed)
-            break
+            numbers = body(_within_limit(window.micro_batches, state.rows_limit), learning_rate, factor)
         except torch.OutOfMemoryError as error:
             _halve(state, window, error)
-    norm, bad, skip, divisor = _judge(state, loss, max_grad_norm, hold)
-    if not state.hooks.sets_rate:
-        set_rate(state.optimizer, learning_rate)
-    _update(state, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip)
-    if state.cut is not None:
-        state.cut.decay(1.0 - learning_rate * state.cut_decay * (1.0 - skip.double()))
-    if state.loss_scale is not None:
-        state.loss_scale.update(bad)
-    state.optimizer.zero_grad(set_to_none=True)
+            seed_step(seed, state.step, state.runtime.rank)
     state.step += 1
     split = state.rows_limit != limit_before
     return StepResult(
         step=state.step,
-        loss=loss,
-        grad_norm=norm,
-        bad=bad,
+        numbers=numbers,
         learning_rate=learning_rate,
         window=window,
         tokens=sum(b.tokens for b in window.micro_batches),
@@ -74,6 +91,20 @@ def train_step(
         split_from=max(len(b) for b in window.micro_batches) if split else None,
         split_to=state.rows_limit if split else None,
     )
+
+
+def _finish(state: TrainState, loss: torch.Tensor, rate: Rate, max_grad_norm: float, hold: bool) -> torch.Tensor:
+    """Clip, update, zero. Returns the step's numbers."""
+    norm, bad, skip, divisor = _judge(state, loss, max_grad_norm, hold)
+    if not state.hooks.sets_rate:
+        set_rate(state.optimizer, rate)
+    _update(state, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip)
+    if state.cut is not None:
+        state.cut.decay(1.0 - rate * state.cut_decay * (1.0 - skip.double()))
+    if state.loss_scale is not None:
+        state.loss_scale.update(bad)
+    state.optimizer.zero_grad(set_to_none=True)
+    return torch.stack([loss.to(norm.dtype), norm, bad])
 
 
 def _judge(
@@ -94,32 +125,28 @@ def _judge(
     return norm, bad, skip, divisor
 
 
-def _accumulate(state: TrainState, window: Window, seed: int) -> torch.Tensor:
+def _accumulate(state: TrainState, batches: Sequence[Batch], factor: Rate, *, idle: bool) -> torch.Tensor:
     """Gradients of the window's mean loss in `.grad`; returns that loss (over all ranks)."""
     runtime = state.runtime
-    weight = state.objective.weight(window.labels, len(window.rows))
-    # DDP averages gradients over ranks, so each rank's share is multiplied back.
-    factor = runtime.world / weight if weight > 0 else float("nan")
     state.wrapped.train()
-    seed_step(seed, state.step, runtime.rank)
     total = torch.zeros((), device=runtime.device)
-    batches = _within_limit(window.micro_batches, state.rows_limit)
-    shares = [0.0 if window.idle else factor] * len(batches)
+    shares: list[Rate] = [0.0 if idle else factor] * len(batches)
     if runtime.sharding is not None:
         # Each pass is an exchange between ranks: one with fewer micro-batches keeps the others company, weighted 0.
         fewer = runtime.largest(len(batches)) - len(batches)
-        batches, shares = batches + batches[:1] * fewer, shares + [0.0] * fewer
+        batches, shares = [*batches, *[batches[0]] * fewer], shares + [0.0] * fewer
     for index, (batch, share) in enumerate(zip(batches, shares, strict=True)):
         batch = runtime.move(batch)
         last = index == len(batches) - 1
         with runtime.sync_when(last, state.wrapped):
-            total += state.hooks.micro_step(batch, share) if state.hooks.micro_step else micro_step(state, batch, share)
+            own = state.hooks.micro_step
+            total += micro_step(state, batch, share) if own is None else own(batch, float(share))
         if state.hooks.substep_end is not None and not last:
             state.hooks.substep_end()
     return runtime.sum_over_ranks(total) / runtime.world
 
 
-def micro_step(state: TrainState, batch: Batch, factor: float) -> torch.Tensor:
+def micro_step(state: TrainState, batch: Batch, factor: Rate) -> torch.Tensor:
     """Forward and backward of one micro-batch; returns its share of the window's loss."""
     with state.runtime.autocast():
         loss_sum, _ = state.objective.sum(state.wrapped, batch)

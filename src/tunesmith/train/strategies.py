@@ -16,10 +16,17 @@ from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.model import cls_only, padding_free, vocabulary
 from tunesmith.model.cpu_speed import enable_cpu_speed
+from tunesmith.model.fused_layers import FusedLayers
+from tunesmith.model.layer_parts import why_not_fused
 from tunesmith.model.packing import pack
 from tunesmith.model.vocabulary import VocabularyCut
+from tunesmith.train.graphs import StepGraphs, bucket_of
+from tunesmith.train.runtime import Precision
 
 Wish = Literal["auto", "on", "off"]
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+ON_A_GPU = ("fused_layers", "cuda_graphs")
+"""What nobody misses on a CPU: not said there."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +35,17 @@ class Packing:
 
     first_position: int
     keys: tuple[str, ...]
+    filled: bool = False
+    """Fill batches up to one of few sizes, for steps that are captured once for each."""
 
     def __call__(self, tokens: dict[str, list[npt.NDArray[Any]]]) -> dict[str, Any]:
         """Model inputs of a packed batch."""
-        return dict(pack(tokens, first_position=self.first_position, keys=self.keys))
+        size: dict[str, Any] = {}
+        if self.filled:
+            lengths = [len(ids) for ids in tokens["input_ids"]]
+            total, longest = bucket_of(sum(lengths), max(lengths))
+            size = {"total": total, "longest": longest, "dtype": np.int32}
+        return dict(pack(tokens, first_position=self.first_position, keys=self.keys, **size))
 
     def split(self, batch: Batch, limit: int) -> list[Batch]:
         """Packed batches of at most `limit` rows each, from one that did not fit in memory."""
@@ -81,6 +95,7 @@ class Strategies:
     on: tuple[str, ...]
     notes: tuple[str, ...]
     undo: tuple[Any, ...]
+    graphs: StepGraphs | None = None
 
     def whole(self) -> AbstractContextManager[None]:
         """Inside, the model takes plain token ids."""
@@ -102,9 +117,13 @@ def choose_strategies(
     *,
     device: torch.device,
     sharded: bool = False,
+    world: int = 1,
+    precision: Precision = "no",
     pack_rows: Wish = "auto",
     first_token_only: Wish = "auto",
     restrict_vocabulary: Wish = "auto",
+    fused_layers: Wish = "auto",
+    cuda_graphs: Wish = "auto",
 ) -> Strategies:
     """Applies to the model what it supports and was not refused. Call it before the optimizer is made.
 
@@ -127,7 +146,16 @@ def choose_strategies(
     if _wanted("cls_only_last_layer", first_token_only, parts or checkpointing or cls_only.supports(model), notes):
         undo.append(cls_only.enable_first_token_only(model))
         on.append("last layer for the first token only")
-    cut, train_collate = None, collate
+    packed, cut_layer = "padding-free" in on, "last layer for the first token only" in on
+    if _wanted("fused_layers", fused_layers, _no_fusing(model, device, precision, packed), notes):
+        undo.append(FusedLayers(model, HALF[precision], first_token_only=cut_layer))
+        on.append("fused layers")
+    graphs, train_collate = None, collate
+    if _wanted("cuda_graphs", cuda_graphs, _no_graphs(device, world, packed), notes):
+        graphs = StepGraphs(device)
+        train_collate = replace(collate, filled=True)
+        on.append("one launch a step")
+    cut = None
     if rows is not None and _wanted(
         "restrict_vocabulary", restrict_vocabulary, parts or _no_cut(model, rows, restrict_vocabulary), notes
     ):
@@ -137,11 +165,28 @@ def choose_strategies(
             collate_ids = cut.remap(np.array([padding.pad_token_id]))
             train_collate = Remapped(replace(padding, pad_token_id=int(collate_ids[0])), cut)
         else:
-            train_collate = Remapped(collate, cut)
+            train_collate = Remapped(train_collate, cut)
         on.append(f"vocabulary of {len(cut.ids)} of {size} tokens")
     if device.type == "cpu" and not sharded:
         undo.append(enable_cpu_speed(model))
-    return Strategies(train_collate, collate, cut, tuple(on), tuple(notes), tuple(undo))
+    notes = [note for note in notes if device.type == "cuda" or not note.startswith(ON_A_GPU)]
+    return Strategies(train_collate, collate, cut, tuple(on), tuple(notes), tuple(undo), graphs)
+
+
+def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, packed: bool) -> str | None:
+    if device.type != "cuda":
+        return "they are for a GPU"
+    if precision not in HALF:
+        return "they are for bf16 and fp16"
+    return why_not_fused(model) or (None if packed else "rows are padded")
+
+
+def _no_graphs(device: torch.device, world: int, packed: bool) -> str | None:
+    if device.type != "cuda":
+        return "they are for a GPU"
+    if world > 1:
+        return "several ranks exchange gradients inside the step"
+    return None if packed else "rows are padded, and shapes change from batch to batch"
 
 
 def _no_cut(model: nn.Module, rows: TokenRows, wish: Wish) -> str | None:

@@ -47,13 +47,13 @@ def test_only_the_inputs_the_model_takes_are_made() -> None:
     assert "token_type_ids" not in pack(ROWS, keys=("input_ids",))
 
 
-def test_filling_is_a_stretch_of_its_own_even_when_empty() -> None:
-    for total in (6, 9):
+def test_filling_is_a_stretch_of_its_own() -> None:
+    for total in (7, 9):
         batch = pack(ROWS, total=total, longest=4, filler=7, first_position=2)
         layout = layout_of(batch)
         assert batch["input_ids"].shape == batch["position_ids"].shape == (1, total)
         assert layout.lengths == (1, 2, 3, total - 6)
-        assert layout.starts.tolist() == [0, 1, 3]
+        assert layout.starts.tolist() == [0, 1, 3, 6]
         assert layout.longest == 4
         assert batch["input_ids"][0, 6:].tolist() == [7] * (total - 6)
         assert batch["position_ids"][0, 6:].tolist() == [2] * (total - 6)
@@ -61,7 +61,7 @@ def test_filling_is_a_stretch_of_its_own_even_when_empty() -> None:
 
 def test_a_batch_that_does_not_fit_its_bucket_is_our_mistake() -> None:
     with pytest.raises(AssertionError, match="do not fit"):
-        pack(ROWS, total=5)
+        pack(ROWS, total=6)
     with pytest.raises(AssertionError, match="longer than longest"):
         pack(ROWS, total=20, longest=4)
     with pytest.raises(AssertionError, match="without tokens"):

@@ -1,0 +1,294 @@
+"""The whole engine beside transformers.Trainer on one GPU: BERT-base's shape, MRPC's token ids, batches of 8, 64 and 256.
+
+    .venv/bin/python bench/token_ids.py                              # once, on a machine with ../shared
+    python bench/engine_gpu.py [--batch 8 64 256] [--rounds 3] [--output FILE.json]
+
+Every contestant is a process of its own; they take turns. First each does the whole job (3 epochs from a fresh model,
+captures and compilations included), then `--rounds` turns of some steps each, of which the median is printed. Random
+weights (speed needs only the shape), dropout on, learning rate 5e-5, linear. Memory is what torch's allocator held at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+
+from token_files import engine_rows, pad, trainer_rows
+
+CONTESTANTS = ("tunesmith", "trainer_bf16", "trainer_fp32")
+SHAPES = {"bert-base": {}, "xlmr": {"vocab_size": 250002}}
+Turn = Callable[[int], dict[str, Any]]
+
+
+def make_model(shape: str) -> Any:
+    """BERT-base with random weights on the GPU."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    return BertForSequenceClassification(BertConfig(num_labels=2, **SHAPES[shape])).cuda()
+
+
+def our_turns(batch: int, shape: str, epochs: int) -> Turn:
+    """Trains so many steps (0: the whole job from a fresh start) and tells how long they took."""
+    from tunesmith.data.batches import Batches, Padding
+    from tunesmith.events import SafePoint, StepDone
+    from tunesmith.labels import LabelMap
+    from tunesmith.train.loop import train_events
+    from tunesmith.train.losses import TaskLoss
+    from tunesmith.train.optim import make_optimizer
+    from tunesmith.train.plan import Plan, epoch_ends_for
+    from tunesmith.train.runtime import make_runtime
+    from tunesmith.train.schedule import Schedule
+    from tunesmith.train.state import TrainState
+    from tunesmith.train.strategies import choose_strategies
+
+    rows, runtime, labels = (
+        engine_rows("mrpc", "train"),
+        make_runtime(precision="bf16"),
+        LabelMap.for_classes(["0", "1"]),
+    )
+
+    def start(max_steps: int) -> tuple[Any, int, Any]:
+        model = make_model(shape)
+        chosen = choose_strategies(model, rows, Padding(), device=runtime.device, precision="bf16")
+        batches = Batches(rows, chosen.train_collate, batch, seed=1, sampling="group_by_length", ahead=4, pinned=True)
+        steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=max_steps, num_epochs=epochs)
+        optimizer = make_optimizer(model, learning_rate=5e-5)
+        state = TrainState(model, optimizer, TaskLoss(labels.task, 2), runtime, cut=chosen.cut, graphs=chosen.graphs)
+        plan = Plan(steps, ends, Schedule("linear", 5e-5, 0, steps), seed=1, read_back_every=16)
+        return train_events(state, batches, plan), steps, state
+
+    going: list[Any] = []
+
+    def turn(steps: int) -> dict[str, Any]:
+        torch.cuda.synchronize()
+        began, losses, tokens = time.perf_counter(), [], 0
+        if steps == 0:
+            events, steps, state = start(-1)
+        else:
+            if not going:
+                going.extend(start(10**6))
+                for _ in range(600):  # every bucket is captured by then
+                    _next(going[0], SafePoint)
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+            events, state = going[0], going[2]
+        done = 0
+        while done < steps:
+            event = next(events)
+            if isinstance(event, StepDone):
+                losses.append(event.loss)
+                tokens += event.tokens
+            done += isinstance(event, SafePoint)
+        torch.cuda.synchronize()
+        graphs = len(state.graphs) if state.graphs is not None else 0
+        return _answer(began, steps, losses, tokens) | {"graphs": graphs}
+
+    return turn
+
+
+def _next(events: Any, kind: type) -> None:
+    while not isinstance(next(events), kind):
+        pass
+
+
+def _answer(began: float, steps: int, losses: list[Any], tokens: int) -> dict[str, Any]:
+    last = [loss for loss in losses[-100:] if loss is not None]
+    return {
+        "seconds": time.perf_counter() - began,
+        "steps": steps,
+        "loss": statistics.mean(last) if last else None,
+        "tokens": tokens,
+        "allocated": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.max_memory_reserved(),
+    }
+
+
+def their_turns(batch: int, shape: str, epochs: int, precision: str, compiled: bool = False) -> Turn:
+    """The same with transformers.Trainer; the start-up of a turn's Trainer is not counted, only its steps."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    rows = trainer_rows(engine_rows("mrpc", "train"))
+    model = make_model(shape)
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def __init__(self, skip: int) -> None:
+            self.skip, self.began, self.seconds = skip, 0.0, 0.0
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            torch.cuda.synchronize()
+            self.began = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == self.skip:
+                torch.cuda.synchronize()
+                self.began = time.perf_counter()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            torch.cuda.synchronize()
+            self.seconds = time.perf_counter() - self.began
+
+    def turn(steps: int) -> dict[str, Any]:
+        nonlocal model
+        skip = 0 if steps == 0 else 5
+        clock = Clock(skip)
+        if steps == 0:
+            model = make_model(shape)
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = TrainingArguments(
+                folder,
+                max_steps=steps + skip if steps else -1,
+                num_train_epochs=epochs,
+                per_device_train_batch_size=batch,
+                bf16=precision == "bf16",
+                torch_compile=compiled,
+                save_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+                logging_steps=10**6 if steps else 100,
+            )
+            trainer = Trainer(model, arguments, train_dataset=rows, data_collator=pad, callbacks=[clock])
+            trainer.train()
+        logs = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+        answer = _answer(0.0, steps or trainer.state.global_step, logs[-1:], 0)
+        return answer | {"seconds": clock.seconds}
+
+    return turn
+
+
+def work(kind: str, batch: int, shape: str, epochs: int) -> None:
+    """A contestant: a number of steps on stdin, a JSON line back."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    if kind == "tunesmith":
+        turn = our_turns(batch, shape, epochs)
+    else:
+        turn = their_turns(batch, shape, epochs, kind.split("_")[1], "compile" in kind)
+    print("ready", file=out, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(turn(int(line))), file=out, flush=True)
+
+
+def matrix_rate() -> float:
+    """bf16 FLOP a second of a large product of random numbers."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(5):
+        a @ b
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(30):
+        a @ b
+    torch.cuda.synchronize()
+    return 30 * 2 * 8192**3 / (time.perf_counter() - began)
+
+
+def ask(process: Any, steps: int) -> dict[str, Any]:
+    """One turn of a contestant."""
+    process.stdin.write(f"{steps}\n")
+    process.stdin.flush()
+    answer: dict[str, Any] = json.loads(process.stdout.readline())
+    return answer
+
+
+def contest(batch: int, shape: str, kinds: list[str], *, rounds: int, steps: int, epochs: int) -> dict[str, Any]:
+    """All contestants at one batch size."""
+    racing = {}
+    for kind in kinds:
+        command = [
+            sys.executable,
+            __file__,
+            "--work",
+            kind,
+            "--batch",
+            str(batch),
+            "--shape",
+            shape,
+            "--epochs",
+            str(epochs),
+        ]
+        racing[kind] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert racing[kind].stdout.readline().strip() == "ready", f"{kind} did not start"
+    found: dict[str, Any] = {}
+    for kind, process in racing.items():
+        job = ask(process, 0)
+        found[kind] = {"job": job, "turns": []}
+        print(f"  {kind}: whole job {job['seconds']:.2f} s, {job['steps']} steps, loss {job['loss']:.3f}", flush=True)
+    for _ in range(rounds):
+        for kind, process in racing.items():
+            found[kind]["turns"].append(ask(process, steps))
+    for process in racing.values():
+        process.stdin.close()
+        process.wait(timeout=60)
+    return found
+
+
+def show(batch: int, found: dict[str, Any], rate: float) -> None:
+    """One table."""
+    ours = found["tunesmith"]
+    flops = 6 * 85_054_464  # a token's share of the encoder's matrices, forward and backward
+    print(f"\nbatch {batch}        ms a step  ratio   job s  ratio  peak GB  ratio   loss")
+    mine = statistics.median(t["seconds"] / t["steps"] for t in ours["turns"])
+    for kind, result in found.items():
+        step = statistics.median(t["seconds"] / t["steps"] for t in result["turns"])
+        peak = result["turns"][-1]["allocated"] / 1e9
+        result.update(step_ms=1e3 * step, job_s=result["job"]["seconds"], peak_gb=peak)
+        print(
+            f"{kind:<16} {1e3 * step:8.2f} {step / mine:7.2f} {result['job_s']:8.2f} "
+            f"{result['job_s'] / ours['job']['seconds']:6.2f} {peak:8.2f} {ours['turns'][-1]['allocated'] / 1e9 / peak:6.2f} "
+            f"{result['job']['loss']:7.3f}"
+        )
+    share = statistics.median(t["tokens"] / t["seconds"] for t in ours["turns"]) * flops / rate
+    ours["share_of_matrix_rate"] = share
+    print(
+        f"tunesmith: {ours['job']['graphs']} graphs in the job, {100 * share:.0f}% of {rate / 1e12:.0f} TFLOP/s in real tokens",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Prints one table a batch size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=[8, 64, 256])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="bert-base")
+    parser.add_argument("--kinds", nargs="+", default=list(CONTESTANTS))
+    parser.add_argument("--output")
+    parser.add_argument("--work")
+    args = parser.parse_args()
+    if args.work:
+        work(args.work, args.batch[0], args.shape, args.epochs)
+        return
+    rate = matrix_rate()
+    import transformers
+
+    about = {
+        "torch": torch.__version__, "transformers": transformers.__version__, "device": torch.cuda.get_device_name(),
+        "date": time.strftime("%Y-%m-%d"), "shape": args.shape, "matrix_rate": rate,
+    }  # fmt: skip
+    print(about, flush=True)
+    results = {}
+    for batch in args.batch:
+        found = contest(batch, args.shape, args.kinds, rounds=args.rounds, steps=args.steps, epochs=args.epochs)
+        show(batch, found, rate)
+        results[str(batch)] = found
+    if args.output:
+        Path(args.output).write_text(json.dumps(about | {"batches": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Encoder layers in half precision with few, fused kernels: the stack of a model run on its own parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tunesmith.errors import ConfigError
+from tunesmith.model.attention import attend_packed
+from tunesmith.model.families import anatomy_of
+from tunesmith.model.fused_ops import add_norm, gelu_linear, linear
+from tunesmith.model.layer_parts import LayerParts, parts_of, why_not_fused
+from tunesmith.model.packing import Layout
+
+
+class LayerCopies:
+    """The matrices of one layer in the type that products are computed in; query, key and value as one."""
+
+    def __init__(self, parts: LayerParts, dtype: torch.dtype) -> None:
+        weight = parts.query.weight
+        width = parts.query.out_features
+        self.parts = parts
+        self.qkv = torch.empty(3 * width, weight.shape[1], dtype=dtype, device=weight.device)
+        self.qkv_bias = torch.empty(3 * width, dtype=dtype, device=weight.device)
+        others = (parts.attention_output, parts.widen, parts.narrow)
+        self.attention_output, self.widen, self.narrow = (torch.empty_like(m.weight, dtype=dtype) for m in others)
+        three = (parts.query, parts.key, parts.value)
+        self.three = (*(m.weight for m in three), *(m.bias for m in three))
+        self.sources = [p.detach() for p in (*self.three, *(m.weight for m in others))]
+        self.targets = [
+            *self.qkv.chunk(3), *self.qkv_bias.chunk(3), self.attention_output, self.widen, self.narrow
+        ]  # fmt: skip
+
+
+class FusedLayers:
+    """The strategy as applied to one model. `disable` leaves the model as it was."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype, *, first_token_only: bool) -> None:
+        reason = why_not_fused(model)
+        if reason:
+            raise ConfigError(f"fused layers are not possible: {reason}", fix="Train it unfused.")
+        self.dtype, self.first_token_only = dtype, first_token_only
+        self._stack = anatomy_of(model).stack
+        self._plain = self._stack.forward
+        self._inner = [module for module in self._stack.modules() if module is not self._stack]
+        self._layers = [LayerCopies(parts, dtype) for parts in parts_of(model)]
+        self._targets = [t for layer in self._layers for t in layer.targets]
+        self._sources = [s for layer in self._layers for s in layer.sources]
+        self._stack.forward = self._forward
+
+    def disable(self) -> None:
+        """Give the stack its own forward back."""
+        self._stack.forward = self._plain
+
+    def _forward(self, hidden_states: torch.Tensor, *args: Any, layout: Layout | None = None, **kwargs: Any) -> Any:
+        """Packed batches fused; others, and all while somebody listens to a layer, as transformers runs them."""
+        if layout is None or any(module._forward_hooks for module in self._inner):
+            given = kwargs if layout is None else {**kwargs, "layout": layout}
+            return self._plain(hidden_states, *args, **given)
+        from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as Output
+
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            out = self._run(hidden_states.squeeze(0), layout)
+        return Output(last_hidden_state=out.unsqueeze(0))  # type: ignore[arg-type]
+
+    def _run(self, residual: torch.Tensor, layout: Layout) -> torch.Tensor:
+        with torch.no_grad():  # copied anew each time: nobody has to say that the weights have changed
+            torch._foreach_copy_(self._targets, self._sources)
+        device, training = residual.device, self._stack.training
+        # Drawn from torch's generator, which is seeded for the step: what is dropped is a function of the step.
+        seeds = torch.randint(2**31 - 1, (2 * len(self._layers),), device=device) if training else self._targets[0]
+        x = residual.to(self.dtype)
+        last = len(self._layers) - 1
+        for number, layer in enumerate(self._layers):
+            first_only = self.first_token_only and number == last
+            residual, x = _run_layer(
+                layer, residual, x, layout, first_only=first_only, training=training, seeds=seeds, call=2 * number
+            )
+        return residual
+
+
+def _run_layer(
+    layer: LayerCopies, residual: torch.Tensor, x: torch.Tensor, layout: Layout, *,
+    first_only: bool, training: bool, seeds: torch.Tensor, call: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """One layer: the residual stream as it is stored and as products take it."""
+    parts = layer.parts
+    context, residual = _attend(layer, residual, x, layout, first_only=first_only, training=training)
+    h = linear(context, layer.attention_output, None, parts.attention_output.weight)
+    drop = parts.drop_attention if training else 0.0
+    residual, x = add_norm(
+        h, parts.attention_output.bias, residual, parts.attention_norm, drop=drop, seeds=seeds, call=call
+    )
+    h = gelu_linear(
+        linear(x, layer.widen, None, parts.widen.weight), parts.widen.bias, layer.narrow, parts.narrow.weight
+    )
+    drop = parts.drop_output if training else 0.0
+    return add_norm(h, parts.narrow.bias, residual, parts.output_norm, drop=drop, seeds=seeds, call=call + 1)
+
+
+def _attend(
+    layer: LayerCopies, residual: torch.Tensor, x: torch.Tensor, layout: Layout, *, first_only: bool, training: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(what attention makes of x, the residual that goes with it: all tokens, or the first ones)."""
+    parts = layer.parts
+    width, drop = parts.query.out_features, parts.drop_weights if training else 0.0
+    shape = (-1, parts.heads, width // parts.heads)
+    if first_only:
+        residual, firsts = residual.index_select(0, layout.starts), x.index_select(0, layout.starts)
+        (q_w, k_w, v_w, q_b, k_b, v_b) = layer.three
+        q = linear(firsts, layer.qkv[:width], layer.qkv_bias[:width], q_w, q_b).view(shape)
+        both = linear(x, layer.qkv[width:], layer.qkv_bias[width:], k_w, v_w, k_b, v_b)
+        k, v = both.view(-1, 2, *shape[1:]).unbind(1)
+    else:
+        qkv = linear(x, layer.qkv, layer.qkv_bias, *layer.three)
+        q, k, v = qkv.view(-1, 3, *shape[1:]).unbind(1)
+    out = attend_packed(q, k, v, layout, shape[-1] ** -0.5, drop, first_only)
+    return out.reshape(-1, width), residual

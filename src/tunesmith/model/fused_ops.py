@@ -1,0 +1,176 @@
+"""The pieces of an encoder layer with as few passes over memory as they need; triton where it is, torch elsewhere."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether fused kernels can be compiled here."""
+    return torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+
+
+def weight_gradient(d_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """d_out.T @ x in float32: half-precision factors, and no rounding of their sum."""
+    if x.dtype == torch.float32 or x.device.type != "cuda":
+        return (d_out.t() @ x).float()
+    return torch.mm(d_out.t(), x, out_dtype=torch.float32)
+
+
+class _Ones:
+    """Vectors of ones that stay where they are: a captured step must not make them anew each time."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
+
+    def __call__(self, count: int, like: torch.Tensor) -> torch.Tensor:
+        found = self._kept.get((like.device, like.dtype))
+        if found is None or found.shape[0] < count:
+            found = torch.ones(max(4096, 2 * count), dtype=like.dtype, device=like.device)
+            self._kept[like.device, like.dtype] = found
+        return found[:count]
+
+
+ones = _Ones()
+
+
+def sum_rows(x: torch.Tensor) -> torch.Tensor:
+    """The float32 sum over the first dimension. As a product with ones it takes half the time of torch's sum on a GPU."""
+    if x.device.type != "cuda":
+        return x.sum(0, dtype=torch.float32)
+    flat = x.reshape(x.shape[0], -1)
+    if x.dtype == torch.float32:  # gemv never rounds to TF32
+        return torch.mv(flat.t(), ones(x.shape[0], x)).view(x.shape[1:])
+    return torch.mm(ones(x.shape[0], x).unsqueeze(0), flat, out_dtype=torch.float32).view(x.shape[1:])
+
+
+class _Linear(torch.autograd.Function):
+    """x @ weight.T (+ bias) through copies in the type of `x`; gradients go to the parameters they are copies of."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *parameters: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.sizes = [p.shape[0] for p in parameters if p.dim() == 2]
+        ctx.with_bias = bias is not None
+        return x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        d_x = d_out @ weight if wanted[0] else None
+        grads: list[torch.Tensor | None] = [None] * (len(wanted) - 3)
+        count = len(ctx.sizes)
+        if any(wanted[3 : 3 + count]):
+            grads[:count] = weight_gradient(d_out, x).split_with_sizes(ctx.sizes)
+        if ctx.with_bias and any(wanted[3 + count :]):
+            grads[count:] = sum_rows(d_out).split_with_sizes(ctx.sizes)
+        return (d_x, None, None, *(g if need else None for g, need in zip(grads, wanted[3:], strict=True)))
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *parameters: torch.Tensor) -> torch.Tensor:
+    """x @ weight.T + bias; `parameters` are the weights, then the biases, that the two are made of, in order."""
+    out: torch.Tensor = _Linear.apply(x, weight, bias, *parameters)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _GeluLinear(torch.autograd.Function):
+    """GELU(x + bias) @ weight.T. The activation is computed again for the backward pass: half the memory of the layer."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, bias: torch.Tensor, weight: torch.Tensor, parameter: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(x, bias, weight)
+        if x.device.type == "cuda" and has_triton():
+            from tunesmith.model.triton_kernels import bias_gelu_forward
+
+            return bias_gelu_forward(x, bias) @ weight.t()
+        return functional.gelu(x + bias.to(x.dtype)) @ weight.t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: torch.Tensor) -> Any:
+        x, bias, weight = ctx.saved_tensors
+        d_active = d_out @ weight
+        if x.device.type == "cuda" and has_triton():
+            from tunesmith.model.triton_kernels import bias_gelu_backward
+
+            active, d_x, sums = bias_gelu_backward(d_active, x, bias)
+            d_bias = sum_rows(sums)
+        else:
+            value = x + bias.to(x.dtype)
+            active = functional.gelu(value)
+            d_x = torch.ops.aten.gelu_backward(d_active, value)
+            d_bias = sum_rows(d_x)
+        _, bias_too, _, weight_too = ctx.needs_input_grad
+        d_weight = weight_gradient(d_out, active) if weight_too else None
+        return d_x, d_bias if bias_too else None, None, d_weight
+
+
+def gelu_linear(x: torch.Tensor, bias: torch.Tensor, weight: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """GELU(x + bias) @ weight.T; `weight` is a copy of `parameter` in the type of `x`."""
+    out: torch.Tensor = _GeluLinear.apply(x, bias, weight, parameter)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _AddNorm(torch.autograd.Function):
+    """LayerNorm(residual + dropout(h + bias)), dropout drawn again in the backward pass: no mask is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, h: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor,
+        eps: float, drop: float, seeds: torch.Tensor, call: int,
+    ) -> Any:  # fmt: skip
+        from tunesmith.model.triton_kernels import add_norm_forward
+
+        out, copy, mean, rstd = add_norm_forward(
+            h, bias, residual, gamma, beta, eps=eps, drop=drop, seeds=seeds, call=call, dtype=h.dtype
+        )
+        ctx.save_for_backward(h, bias, residual, gamma, mean, rstd, seeds)
+        ctx.drop, ctx.call = drop, call
+        return out if copy is out else (out, copy)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: torch.Tensor, d_copy: torch.Tensor | None = None) -> Any:
+        from tunesmith.model.triton_kernels import add_norm_backward
+
+        h, bias, residual, gamma, mean, rstd, seeds = ctx.saved_tensors
+        given = d_out.contiguous(), None if d_copy is None else d_copy.contiguous()
+        d_h, d_residual, sums = add_norm_backward(
+            *given, h, bias, residual, gamma, mean, rstd, drop=ctx.drop, seeds=seeds, call=ctx.call
+        )
+        d_gamma, d_beta, d_bias = sum_rows(sums).unbind(0)
+        wanted = ctx.needs_input_grad
+        some = [
+            d if need else None for d, need in zip((d_bias, d_gamma, d_beta), (wanted[1], *wanted[3:5]), strict=True)
+        ]
+        return d_h, some[0], d_residual, some[1], some[2], None, None, None, None
+
+
+def add_norm(
+    h: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, norm: nn.LayerNorm, *,
+    drop: float, seeds: torch.Tensor, call: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """LayerNorm(residual + dropout(h + bias)): as the residual is stored, and in the type of `h`.
+
+    `seeds[call]` says which values are dropped; where triton is missing torch's generator does.
+    """
+    if h.device.type == "cuda" and has_triton():
+        out = _AddNorm.apply(h, bias, residual, norm.weight, norm.bias, norm.eps, drop, seeds, call)  # type: ignore[no-untyped-call]
+        return (out, out) if isinstance(out, torch.Tensor) else out
+    dropped = functional.dropout(h + bias.to(h.dtype), drop)
+    normed = functional.layer_norm(residual + dropped, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    return normed, normed.to(h.dtype)

@@ -1,0 +1,85 @@
+"""Where the parts of an encoder layer are: post-norm layers of BERT's kind, by whatever names transformers has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from tunesmith.model.families import anatomy_of, why_not
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """Self-attention, its norm, feed-forward, its norm. Dropouts are probabilities during training."""
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    attention_output: nn.Linear
+    attention_norm: nn.LayerNorm
+    widen: nn.Linear
+    narrow: nn.Linear
+    output_norm: nn.LayerNorm
+    heads: int
+    drop_weights: float
+    drop_attention: float
+    drop_output: float
+
+
+def _like_bert(layer: Any) -> LayerParts:
+    own, after = layer.attention.self, layer.attention.output
+    return LayerParts(
+        own.query, own.key, own.value, after.dense, after.LayerNorm,
+        layer.intermediate.dense, layer.output.dense, layer.output.LayerNorm,
+        own.num_attention_heads, own.dropout.p, after.dropout.p, layer.output.dropout.p,
+    )  # fmt: skip
+
+
+def _like_distilbert(layer: Any) -> LayerParts:
+    own = layer.attention
+    return LayerParts(
+        own.q_lin, own.k_lin, own.v_lin, own.out_lin, layer.sa_layer_norm,
+        layer.ffn.lin1, layer.ffn.lin2, layer.output_layer_norm,
+        own.n_heads, own.dropout.p, 0.0, layer.ffn.dropout.p,
+    )  # fmt: skip
+
+
+_KINDS = {
+    "bert": _like_bert,
+    "electra": _like_bert,
+    "roberta": _like_bert,
+    "xlm-roberta": _like_bert,
+    "camembert": _like_bert,
+    "distilbert": _like_distilbert,
+}
+
+
+def parts_of(model: nn.Module) -> list[LayerParts]:
+    """The parts of each layer of a model that `why_not_fused` has nothing against."""
+    anatomy = anatomy_of(model)
+    assert anatomy.family.layers is not None
+    read = _KINDS[str(model.config.model_type)]  # type: ignore[union-attr]
+    return [read(layer) for layer in getattr(anatomy.stack, anatomy.family.layers)]
+
+
+def why_not_fused(model: nn.Module) -> str | None:
+    """Why the layers of this model must run as transformers wrote them; None when they can run fused."""
+    reason = why_not(model)
+    if reason:
+        return reason
+    config: Any = model.config
+    if config.model_type not in _KINDS:
+        return f"the layers of {config.model_type} share one set of modules"
+    activation = getattr(config, "hidden_act", getattr(config, "activation", None))
+    if activation != "gelu":
+        return f"its activation is {activation}, not gelu"
+    try:
+        parts = parts_of(model)
+    except AttributeError as error:
+        return f"its layers are not where transformers keeps them ({error})"
+    linears = [(p.query, p.key, p.value, p.attention_output, p.widen, p.narrow) for p in parts]
+    if any(type(x) is not nn.Linear or x.bias is None for group in linears for x in group):
+        return "its layers are not plain linear ones"  # adapters such as LoRA
+    return None

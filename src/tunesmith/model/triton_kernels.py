@@ -1,0 +1,166 @@
+"""Fused GPU kernels: bias + dropout + residual + LayerNorm, and bias + GELU, forward and backward. Home of `triton`.
+
+Each reads its inputs once and writes its outputs once. All arithmetic is in float32, whatever the tensors are stored in.
+Nothing here decides anything: `fused_ops` does, and has the same maths in plain torch for where triton is missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+_PROGRAMS = 132
+"""Programs of a backward pass that keep sums over rows: one for each multiprocessor of an H100 or H200."""
+_GELU_ROWS, _GELU_COLUMNS = 16, 256
+
+
+@triton.jit(do_not_specialize=["call"])  # type: ignore[untyped-decorator]
+def _add_norm_forward(
+    h, bias, residual, gamma, beta, seeds, out, copy, mean, rstd, call, width, eps, drop,
+    BLOCK: tl.constexpr, DROP: tl.constexpr, COPY: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    at = row * width + column
+    x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + column, mask=inside, other=0.0)
+    if DROP:
+        kept = tl.rand(tl.load(seeds + call), at) >= drop
+        x = tl.where(kept, x / (1.0 - drop), 0.0)
+    x += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    middle = tl.sum(tl.where(inside, x, 0.0), 0) / width
+    centred = tl.where(inside, x - middle, 0.0)
+    scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / width + eps)
+    y = centred * scale * tl.load(gamma + column, mask=inside, other=0.0)
+    y += tl.load(beta + column, mask=inside, other=0.0)
+    tl.store(out + at, y, mask=inside)
+    if COPY:
+        tl.store(copy + at, y, mask=inside)
+    tl.store(mean + row, middle)
+    tl.store(rstd + row, scale)
+
+
+@triton.jit(do_not_specialize=["call", "rows"])  # type: ignore[untyped-decorator]
+def _add_norm_backward(
+    d_out, d_copy, h, bias, residual, gamma, seeds, mean, rstd, d_h, d_residual, sums, call, rows, width, drop,
+    BLOCK: tl.constexpr, DROP: tl.constexpr, COPY: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    weight = tl.load(gamma + column, mask=inside, other=0.0)
+    shift = tl.load(bias + column, mask=inside, other=0.0)
+    d_gamma = tl.zeros((BLOCK,), tl.float32)
+    d_beta = tl.zeros((BLOCK,), tl.float32)
+    d_bias = tl.zeros((BLOCK,), tl.float32)
+    for row in range(first, rows, tl.num_programs(0)):
+        at = row * width + column
+        x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32) + shift
+        if DROP:
+            kept = tl.rand(tl.load(seeds + call), at) >= drop
+            x = tl.where(kept, x / (1.0 - drop), 0.0)
+        x += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(rstd + row)
+        unit = tl.where(inside, (x - tl.load(mean + row)) * scale, 0.0)
+        d_y = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)
+        if COPY:
+            d_y += tl.load(d_copy + at, mask=inside, other=0.0).to(tl.float32)
+        d_gamma += d_y * unit
+        d_beta += d_y
+        d_unit = d_y * weight
+        d_x = (d_unit - unit * (tl.sum(unit * d_unit, 0) / width) - tl.sum(d_unit, 0) / width) * scale
+        tl.store(d_residual + at, d_x, mask=inside)
+        if DROP:
+            d_x = tl.where(kept, d_x / (1.0 - drop), 0.0)
+        tl.store(d_h + at, d_x, mask=inside)
+        d_bias += tl.where(inside, d_x, 0.0)
+    place = first * 3 * width + column
+    tl.store(sums + place, d_gamma, mask=inside)
+    tl.store(sums + place + width, d_beta, mask=inside)
+    tl.store(sums + place + 2 * width, d_bias, mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
+def _bias_gelu_forward(x, bias, out, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    at = row[:, None] * width + column[None, :]
+    shift = tl.load(bias + column, mask=column < width, other=0.0)
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + shift[None, :]
+    tl.store(out + at, 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476)), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
+def _bias_gelu_backward(
+    d_out, x, bias, out, d_x, sums, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    at = row[:, None] * width + column[None, :]
+    shift = tl.load(bias + column, mask=column < width, other=0.0)
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + shift[None, :]
+    share = 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))
+    slope = share + value * 0.3989422804014327 * tl.exp(-0.5 * value * value)
+    given = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)
+    d_value = given * slope
+    tl.store(out + at, value * share, mask=inside)
+    tl.store(d_x + at, d_value, mask=inside)
+    tl.store(sums + tl.program_id(0) * width + column, tl.sum(d_value, 0), mask=column < width)
+
+
+def add_norm_forward(
+    h: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, *,
+    eps: float, drop: float, seeds: torch.Tensor, call: int, dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(LayerNorm(residual + dropout(h + bias)) as `residual` is stored, the same in `dtype`, mean, 1 / deviation)."""
+    rows, width = h.shape
+    out = torch.empty_like(residual)
+    copy = out if dtype == out.dtype else torch.empty_like(residual, dtype=dtype)
+    mean, rstd = torch.empty(2, rows, device=h.device).unbind(0)
+    _add_norm_forward[(rows,)](
+        h, bias, residual, gamma, beta, seeds, out, copy, mean, rstd, call, width, eps, drop,
+        BLOCK=triton.next_power_of_2(width), DROP=drop > 0, COPY=copy is not out, num_warps=4,
+    )  # fmt: skip
+    return out, copy, mean, rstd
+
+
+def add_norm_backward(
+    d_out: torch.Tensor, d_copy: torch.Tensor | None, h: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor,
+    gamma: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, *, drop: float, seeds: torch.Tensor, call: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(gradient of h, of the residual, float32 (parts, 3, width): of gamma, beta, bias, to be summed over the parts)."""
+    rows, width = h.shape
+    programs = min(_PROGRAMS, rows)
+    sums = torch.empty(programs, 3, width, device=h.device)
+    d_h, d_residual = torch.empty_like(h), torch.empty_like(residual)
+    _add_norm_backward[(programs,)](
+        d_out, d_out if d_copy is None else d_copy, h, bias, residual, gamma, seeds, mean, rstd,
+        d_h, d_residual, sums, call, rows, width, drop,
+        BLOCK=triton.next_power_of_2(width), DROP=drop > 0, COPY=d_copy is not None, num_warps=4,
+    )  # fmt: skip
+    return d_h, d_residual, sums
+
+
+def _gelu_grid(x: torch.Tensor) -> tuple[int, int]:
+    return int(triton.cdiv(x.shape[0], _GELU_ROWS)), int(triton.cdiv(x.shape[1], _GELU_COLUMNS))
+
+
+def bias_gelu_forward(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """GELU(x + bias), the exact one."""
+    out = torch.empty_like(x)
+    _bias_gelu_forward[_gelu_grid(x)](x, bias, out, *x.shape, ROWS=_GELU_ROWS, COLUMNS=_GELU_COLUMNS)
+    return out
+
+
+def bias_gelu_backward(d_out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor) -> tuple[Any, Any, Any]:
+    """(GELU(x + bias) once more, gradient of x, float32 (parts, width): of bias, to be summed over the parts)."""
+    grid = _gelu_grid(x)
+    out, d_x = torch.empty_like(x), torch.empty_like(x)
+    sums = torch.empty(grid[0], x.shape[1], device=x.device)
+    _bias_gelu_backward[grid](d_out, x, bias, out, d_x, sums, *x.shape, ROWS=_GELU_ROWS, COLUMNS=_GELU_COLUMNS)
+    return out, d_x, sums

@@ -1,0 +1,131 @@
+"""Whole optimizer steps as CUDA graphs: one launch a step, one graph for each shape of window."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tunesmith.data.batches import Batch
+from tunesmith.model.packing import Layout
+
+log = logging.getLogger(__name__)
+
+Body = Callable[[list[Batch], torch.Tensor, torch.Tensor], torch.Tensor]
+"""(micro-batches on the device, learning rate, factor of the summed loss) -> the step's numbers, after the update."""
+Shape = tuple[Any, ...]
+
+MOST = 48
+"""Graphs kept at a time. Each holds the nodes of a step (some MB on the host); all share one pool of device memory."""
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: Any
+    batches: list[Batch]
+    numbers: torch.Tensor
+
+
+class StepGraphs:
+    """Captures a step when its shape comes for the second time; the first runs as it is and warms everything up.
+
+    A captured step reads its batch, rate and factor from fixed places on the device and draws its dropout from torch's
+    generator as it is seeded before the replay, so a step gives the same bits captured or not, and resumes exactly.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None
+        self._seen: Counter[Shape] = Counter()
+        self._graphs: dict[Shape, _Captured] = {}
+        self._rate = torch.zeros((), dtype=torch.float64, device=device)
+        self._factor = torch.zeros((), device=device)
+        self.off = False
+        """Set after a capture that failed; steps run uncaptured from then on."""
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def run(self, batches: tuple[Batch, ...], rate: float, factor: float, body: Body) -> torch.Tensor | None:
+        """The numbers of the step, replayed; None when it is to be run uncaptured."""
+        shape = tuple(_shape_of(batch) for batch in batches)
+        if self.off or None in shape:
+            return None
+        captured = self._graphs.get(shape)
+        if captured is None:
+            self._seen[shape] += 1
+            if self._seen[shape] < 2 or len(self._graphs) >= MOST:
+                return None
+            captured = self._capture(batches, body)
+            if captured is None:
+                return None
+            self._graphs[shape] = captured
+        self._rate.fill_(rate)
+        self._factor.fill_(factor)
+        for fixed, batch in zip(captured.batches, batches, strict=True):
+            _copy_into(fixed, batch)
+        captured.graph.replay()
+        return captured.numbers.clone()
+
+    def _capture(self, batches: tuple[Batch, ...], body: Body) -> _Captured | None:
+        fixed = [_place(batch, self._device) for batch in batches]
+        numbers = torch.zeros(3, device=self._device)
+        graph = torch.cuda.CUDAGraph()
+        # The step just run left its memory cached; the pool of the graphs takes it over.
+        torch.cuda.empty_cache()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            # Other threads go on (batches are pinned, checkpoints copied): only this one must not touch the device.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                numbers.copy_(body(fixed, self._rate, self._factor))
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            log.warning("the step could not be captured as a CUDA graph (%s); it runs uncaptured", error)
+            self.off = True
+            self._graphs.clear()
+            torch.cuda.synchronize()
+            return None
+        return _Captured(graph, fixed, numbers)
+
+
+def bucket_of(tokens: int, longest: int) -> tuple[int, int]:
+    """(tokens to fill a packed batch up to, bound of its longest stretch): few shapes, at most an eighth of filling."""
+    step = max(64, 2 ** (tokens.bit_length() - 4))
+    total = (tokens // step + 1) * step
+    return total, -(-max(longest, step) // 128) * 128
+
+
+def _shape_of(batch: Batch) -> Shape | None:
+    """What must be equal for two batches to share a graph; None for a batch that is not packed."""
+    layout = batch.inputs.get("layout")
+    if not isinstance(layout, Layout) or batch.labels is None:
+        return None
+    tensors = [(n, tuple(t.shape), t.dtype) for n, t in sorted(batch.inputs.items()) if isinstance(t, torch.Tensor)]
+    labels = (tuple(batch.labels.shape), batch.labels.dtype)
+    return (*tensors, labels, layout.longest, tuple(layout.bounds.shape), tuple(layout.order.shape))
+
+
+def _place(batch: Batch, device: torch.device) -> Batch:
+    """A batch of the same shapes on the device, with memory of its own."""
+    assert batch.labels is not None
+    inputs = {name: value.to(device) for name, value in batch.inputs.items()}
+    return Batch(inputs, batch.labels.to(device), batch.rows, batch.tokens, batch.padded_tokens, batch.extra)
+
+
+def _copy_into(fixed: Batch, batch: Batch) -> None:
+    """The batch's values in the memory that a graph reads."""
+    assert fixed.labels is not None
+    assert batch.labels is not None
+    fixed.labels.copy_(batch.labels, non_blocking=True)
+    for name, value in batch.inputs.items():
+        place = fixed.inputs[name]
+        if isinstance(value, Layout):
+            place.bounds.copy_(value.bounds, non_blocking=True)
+            place.starts.copy_(value.starts, non_blocking=True)
+            place.order.copy_(value.order, non_blocking=True)
+        else:
+            place.copy_(value, non_blocking=True)

@@ -1,0 +1,144 @@
+"""Fused layers give the loss, gradients and weights of the layers as transformers wrote them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from equivalence.strategy_cases import (
+    CUT_FAMILIES,
+    PAD,
+    RAGGED,
+    gradients,
+    largest_difference,
+    make_labels,
+    make_model,
+    make_rows,
+    pad_rows,
+)
+from tunesmith.errors import ConfigError
+from tunesmith.model.cls_only import enable_first_token_only
+from tunesmith.model.fused_layers import FusedLayers
+from tunesmith.model.layer_parts import why_not_fused
+from tunesmith.model.packing import pack
+from tunesmith.model.padding_free import PaddingFree, enable_padding_free
+
+
+def packed(rows: dict[str, list[np.ndarray]], strategy: PaddingFree, **options: Any) -> dict[str, Any]:
+    return pack(rows, first_position=strategy.first_position, keys=strategy.keys, **options)
+
+
+def fuse(model: nn.Module, *, first_only: bool, dtype: torch.dtype = torch.float32) -> PaddingFree:
+    strategy = enable_padding_free(model)
+    FusedLayers(model, dtype, first_token_only=first_only)
+    return strategy
+
+
+@pytest.mark.parametrize("total", [None, 64])
+@pytest.mark.parametrize("first_only", [False, True])
+@pytest.mark.parametrize("kind", CUT_FAMILIES)
+def test_fused_loss_logits_and_gradients_equal_the_padded_ones(kind: str, first_only: bool, total: int | None) -> None:
+    model = make_model(kind)
+    rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
+    loss, logits, plain = gradients(model, pad_rows(rows, kind=kind), labels)
+    options = {} if total is None else {"total": total, "longest": 32}
+    batch = packed(rows, fuse(model, first_only=first_only), **options)
+    ours_loss, ours_logits, ours = gradients(model, batch, labels)
+    assert abs(loss - ours_loss) < 1e-6
+    assert torch.allclose(logits, ours_logits, atol=2e-6)
+    assert largest_difference(plain, ours) < 1e-5
+
+
+@pytest.mark.parametrize("kind", CUT_FAMILIES)
+def test_weights_after_100_fused_steps_equal_plain_training(kind: str) -> None:
+    plain = make_model(kind)
+    ours = copy.deepcopy(plain)
+    strategy = fuse(ours, first_only=True)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=5e-5, weight_decay=0.1) for m in (plain, ours)]
+    for step in range(100):
+        rows = make_rows(np.random.default_rng(step).integers(1, 20, 6), seed=step, pad=PAD.get(kind, 0))
+        labels = make_labels(6, seed=step)
+        for model, optimizer, batch in zip(
+            (plain, ours), optimizers, (pad_rows(rows, kind=kind), packed(rows, strategy)), strict=True
+        ):
+            optimizer.zero_grad()
+            model(**batch, labels=labels).loss.backward()
+            optimizer.step()
+    for (name, a), b in zip(plain.named_parameters(), ours.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-4), name
+
+
+def test_half_precision_is_as_near_to_float32_as_autocast_is() -> None:
+    model = make_model("bert")
+    rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
+    _, _, exact = gradients(model, pad_rows(rows, kind="bert"), labels)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, _, theirs = gradients(model, pad_rows(rows, kind="bert"), labels)
+    strategy = fuse(model, first_only=True, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, _, ours = gradients(model, packed(rows, strategy), labels)
+
+    def error(found: dict[str, torch.Tensor]) -> float:
+        return float(sum((found[n].double() - exact[n].double()).square().sum() for n in exact)) ** 0.5
+
+    assert 0 < error(ours) < 1.2 * error(theirs)
+
+
+def test_frozen_layers_get_no_gradient_and_the_others_the_same_as_before() -> None:
+    model = make_model("bert")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("layer.0" not in name and "query.bias" not in name)
+    rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
+    _, _, plain = gradients(model, pad_rows(rows, kind="bert"), labels)
+    batch = packed(rows, fuse(model, first_only=True))
+    _, _, ours = gradients(model, batch, labels)
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == parameter.requires_grad, name
+    assert largest_difference(plain, ours) < 1e-5
+
+
+def test_padded_batches_and_the_model_afterwards_are_as_before() -> None:
+    model = make_model("bert")
+    rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
+    before = gradients(model, pad_rows(rows, kind="bert"), labels)[1]
+    strategy = enable_padding_free(model)
+    fused = FusedLayers(model, torch.bfloat16, first_token_only=True)
+    assert torch.equal(gradients(model, pad_rows(rows, kind="bert"), labels)[1], before)
+    fused.disable()
+    enable_first_token_only(model)
+    assert torch.allclose(gradients(model, packed(rows, strategy), labels)[1], before, atol=2e-6)
+
+
+def test_dropout_changes_with_the_seed_and_repeats_with_it() -> None:
+    model = make_model("bert", dropout=0.3)
+    rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
+    batch = packed(rows, fuse(model, first_only=True))
+    losses = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        losses.append(gradients(model, batch, labels)[0])
+    assert losses[0] == losses[2] != losses[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("albert", "share one set"), ("mpnet", "bias")]
+)
+def test_families_that_cannot_be_fused_say_why(kind: str, reason: str) -> None:
+    model = make_model(kind)
+    assert reason in (why_not_fused(model) or "")
+    with pytest.raises(ConfigError, match="fused layers are not possible"):
+        FusedLayers(model, torch.bfloat16, first_token_only=False)
+
+
+def test_another_activation_and_wrapped_layers_are_left_alone() -> None:
+    model = make_model("bert")
+    model.config.hidden_act = "relu"
+    assert "relu" in (why_not_fused(model) or "")
+    model.config.hidden_act = "gelu"
+    model.bert.encoder.layer[0].intermediate.dense = nn.Sequential(model.bert.encoder.layer[0].intermediate.dense)
+    assert "not plain linear" in (why_not_fused(model) or "")
