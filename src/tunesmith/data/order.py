@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,16 +82,13 @@ def _within_budget(
     rows: npt.NDArray[np.int64], lengths: npt.NDArray[Any], budget: int, rng: np.random.Generator
 ) -> EpochOrder:
     """Windows of as many rows as fit `budget` tokens (one row at least), in random order."""
-    pieces: list[npt.NDArray[np.int64]] = []
-    start, used = 0, 0
-    for at, row in enumerate(rows):
-        size = int(lengths[row])
-        if at > start and used + size > budget:
-            pieces.append(rows[start:at])
-            start, used = at, 0
-        used += size
-    pieces.append(rows[start:])
-    pieces = [pieces[i] for i in rng.permutation(len(pieces))]
-    starts = np.zeros(len(pieces) + 1, dtype=np.int64)
-    np.cumsum([len(p) for p in pieces], out=starts[1:])
-    return EpochOrder(np.concatenate(pieces), starts)
+    ends = np.cumsum(lengths[rows], dtype=np.int64).tolist()
+    cuts, used = [0], 0
+    while cuts[-1] < len(ends):  # one look a window, not one a row
+        cuts.append(max(bisect_right(ends, used + budget, cuts[-1]), cuts[-1] + 1))
+        used = ends[cuts[-1] - 1]
+    bounds = np.asarray(cuts if len(cuts) > 1 else [0, 0], dtype=np.int64)
+    shuffled = rng.permutation(len(bounds) - 1)
+    sizes = np.diff(bounds)[shuffled]
+    starts = np.concatenate(([0], np.cumsum(sizes)))
+    return EpochOrder(rows[np.repeat(bounds[:-1][shuffled] - starts[:-1], sizes) + np.arange(len(rows))], starts)
