@@ -14,15 +14,18 @@ from pathlib import Path
 from tunesmith.cli.arguments import add_config_arguments, config_from_args
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError
+from tunesmith.measure.contest import CONTESTANTS, kinds_for
 from tunesmith.run.environment import package_versions
 from tunesmith.run.sealed import write_file_atomically
+
+OTHERS = [kind for kind in CONTESTANTS if kind != "tunesmith"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command beside all options of a run."""
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant [3]")
     parser.add_argument("--steps", type=int, default=8, help="steps of a turn [8]")
-    parser.add_argument("--against", nargs="+", metavar="NAME", help="trainer, trainer_grouped, loop [all of them]")
+    parser.add_argument("--against", nargs="+", metavar="NAME", help=f"of {', '.join(OTHERS)} [what suits the device]")
     parser.add_argument("--json", metavar="FILE", help="also write the numbers to a file")
     add_config_arguments(parser, positional=True)
 
@@ -30,27 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the table; gives the exit code."""
     from tunesmith.cli.console import quiet_libraries
-    from tunesmith.measure.contest import CONTESTANTS
 
     if args.rounds < 1 or args.steps < 1:
         raise ConfigError("--rounds and --steps must be 1 or more")
-    against = tuple(args.against or (kind for kind in CONTESTANTS if kind != "tunesmith"))
-    unknown = [name for name in against if name not in CONTESTANTS or name == "tunesmith"]
+    unknown = [name for name in args.against or () if name not in OTHERS]
     if unknown:
-        raise ConfigError(f"--against {unknown[0]} is not known", fix="Use trainer, trainer_grouped or loop.")
+        raise ConfigError(f"--against {unknown[0]} is not known", fix=f"Use {', '.join(OTHERS)}.")
     if args.json and not Path(args.json).resolve().parent.is_dir():  # before minutes of measuring, not after
         raise ConfigError(f"--json {args.json}: there is no such folder", fix="Make it first.")
     quiet_libraries()
-    _measure(config_from_args(args), ("tunesmith", *against), args)
+    _measure(config_from_args(args), args)
     return 0
 
 
-def _measure(config: RunConfig, kinds: tuple[str, ...], args: argparse.Namespace) -> None:
+def _measure(config: RunConfig, args: argparse.Namespace) -> None:
     from tunesmith.finetune.refused import refuse_what_is_not_built
     from tunesmith.measure.agreement import compare_losses
     from tunesmith.measure.contest import run_contest
-    from tunesmith.measure.hardware import measure_limits, operations_per_token
-    from tunesmith.measure.table import format_lines, make_lines, to_json
+    from tunesmith.measure.hardware import bytes_per_step, measure_limits, operations_per_token
+    from tunesmith.measure.table import failures_of, format_lines, make_lines, to_json
     from tunesmith.measure.worker import make_prepared
 
     refuse_what_is_not_built(config)
@@ -64,23 +65,33 @@ def _measure(config: RunConfig, kinds: tuple[str, ...], args: argparse.Namespace
         f"{device} (threads: {torch.get_num_threads()}); {args.rounds} rounds of {args.steps} steps, taking turns"
     )
     print(title, flush=True)
+    against = args.against or kinds_for(on_gpu=device.type == "cuda", half=config.bf16 or config.fp16)
+    kinds = ("tunesmith", *against)
     options = {k: v for k, v in to_dict(config).items() if v is not None}
     with tempfile.TemporaryDirectory(prefix="tunesmith-bench-") as name:
         folder = Path(name)
         results = run_contest(options, kinds=kinds, rounds=args.rounds, steps=args.steps, folder=folder, say=_say)
         limits = measure_limits(device, dtype)
-        operations = operations_per_token(prepared.state.model)
-        lines = make_lines(results, steps=args.steps, operations=operations, matrix_rate=limits.matrix_rate)
+        lines = make_lines(
+            results,
+            steps=args.steps,
+            operations=operations_per_token(prepared.state.model),
+            moved=bytes_per_step(prepared.state.model),
+            matrix_rate=limits.matrix_rate,
+            copy_rate=limits.copy_rate,
+        )
         pairs = compare_losses(prepared, name, steps=20)
-    print(f"\n{format_lines(lines)}\n")
+    print(f"\n{format_lines(lines, failures_of(results))}\n")
     print(
-        f"limit: {limits.matrix_rate / 1e9:,.0f} GFLOP/s in matrix products, {limits.copy_rate / 1e9:.1f} GB/s copied; "
-        "of the limit: 6 operations a weight and real token"
+        f"measured here: {limits.matrix_rate / 1e9:,.0f} GFLOP/s in matrix products, {limits.copy_rate / 1e9:.1f} GB/s "
+        "copied\nof the products: 6 operations a weight and real token; of the copies: 40 bytes a trained weight and step, "
+        "read or written"
     )
     worst = max(abs(a - b) for a, b in pairs)
     print(f"losses on the same {len(pairs)} batches, dropout off: at most {worst:.1e} apart from the Trainer's")
     if args.json:
         facts = {"what": title, "versions": package_versions(), "largest_loss_difference": worst}
+        facts |= {"matrix_rate": limits.matrix_rate, "copy_rate": limits.copy_rate, "did_not_run": failures_of(results)}
         text = json.dumps(to_json(lines, **facts, losses=pairs), indent=1) + "\n"
         write_file_atomically(Path(args.json), text.encode())
         print(f"written: {args.json}")

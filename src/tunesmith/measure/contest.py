@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -14,13 +15,26 @@ from typing import Any
 
 from tunesmith.errors import WorkerError, short_text
 
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Unsupported|Failed)\b")
 CONTESTANTS = {
     "tunesmith": "tunesmith",
     "trainer": "Trainer, its defaults",
     "trainer_grouped": "Trainer, length grouping",
+    "trainer_bf16": "Trainer, length grouping, bf16",
+    "trainer_compiled": "Trainer, the same, compiled",
     "loop": "plain PyTorch loop",
 }
 """Kind -> the name in the table."""
+
+
+def kinds_for(*, on_gpu: bool, half: bool) -> tuple[str, ...]:
+    """Who runs beside us when nobody is named: on a GPU the Trainer's best as well. `half`: bf16 or fp16 was asked for.
+
+    The Trainer takes the precision that was asked for, so that one more with bf16 says something new without it only. On
+    a CPU bf16 and compiling are left to those who name them.
+    """
+    best = (() if half else ("trainer_bf16",)) + ("trainer_compiled",) if on_gpu else ()
+    return ("trainer", "trainer_grouped", *best, "loop")
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,8 @@ class Result:
     """Seconds from the start of the process to the end of its first step; tokens came from the cache."""
     turns: list[Turn] = field(default_factory=list)
     peak_bytes: int = 0
+    failure: str | None = None
+    """Why it did not run, or did not run to the end."""
 
     def per_step(self, steps: int) -> float:
         """Median seconds of a step."""
@@ -114,9 +130,14 @@ class Contestant:
         code = self._process.wait()
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return WorkerError(
-            f"{CONTESTANTS[self.kind]} ended with {code}: {lines[-1][:300] if lines else 'no word'}",
-            where=str(self._log),
+            f"{CONTESTANTS[self.kind]} ended with {code}: {_last_words(lines)[:300]}", where=str(self._log)
         )
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    """The line of a traceback that names the error: it begins with a class; what follows explains it at length."""
+    named = [line for line in lines if _ERROR.match(line)]
+    return named[-1] if named else lines[-1] if lines else "no word"
 
 
 def run_contest(
@@ -128,18 +149,39 @@ def run_contest(
     folder: Path,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Result]:
-    """Starts the contestants one after the other, then lets them take turns; the one that begins changes each round."""
+    """Starts the contestants one after the other, then lets them take turns; the one that begins changes each round.
+
+    One that fails is out, and its result says why; without the first there is nothing to compare with, and it is an error.
+    """
     racing: list[Contestant] = []
+    results: dict[str, Result] = {}
+
+    def is_out(kind: str, error: WorkerError) -> None:
+        if kind == kinds[0]:
+            raise error
+        reason = error.problem.removeprefix(f"{CONTESTANTS[kind]} ")
+        results[kind] = Result(kind, 0.0, failure=reason)
+        say(f"{CONTESTANTS[kind]} did not run: {reason}")
+
     try:
         for kind in kinds:
             say(f"starting {CONTESTANTS[kind]}")
-            racing.append(Contestant(kind, options, folder / f"{kind}.log"))
+            try:
+                racing.append(Contestant(kind, options, folder / f"{kind}.log"))
+            except WorkerError as error:
+                is_out(kind, error)
         for number in range(rounds):
-            order = racing[number % len(racing) :] + racing[: number % len(racing)]
-            for one in order:
-                one.take_turn(steps)
+            for one in racing[number % len(racing) :] + racing[: number % len(racing)]:
+                if one.kind in results:
+                    continue
+                try:
+                    one.take_turn(steps)
+                except WorkerError as error:
+                    is_out(one.kind, error)
+                    continue
                 say(f"round {number + 1} of {rounds}: {CONTESTANTS[one.kind]} {one.result.turns[-1].seconds:.1f} s")
-        return [one.result for one in racing]
+        done = {one.kind: one.result for one in racing} | results
+        return [done[kind] for kind in kinds]
     finally:
         for one in racing:
             try:

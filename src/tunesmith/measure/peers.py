@@ -25,6 +25,8 @@ from tunesmith.measure.contest import Turn
 from tunesmith.measure.hardware import wait_for
 
 Train = Callable[[int], Turn]
+SHAPES_FIRST = 12
+"""Steps in which a compiled model meets its shapes."""
 
 
 class RowsOfDicts(torch.utils.data.Dataset[dict[str, Any]]):
@@ -81,8 +83,14 @@ def load_plain_model(prepared: Prepared) -> Any:
     return model.to(dtype=torch.float32)
 
 
-def train_trainer(prepared: Prepared, folder: str, *, grouped: bool) -> Train:
-    """One Trainer and one model; each turn is a `train()` of so many steps that goes on with the weights."""
+def train_trainer(
+    prepared: Prepared, folder: str, *, grouped: bool, bf16: bool = False, compiled: bool = False
+) -> Train:
+    """One Trainer and one model; each turn is a `train()` of so many steps that goes on with the weights.
+
+    The precision is the run's own unless `bf16` asks for that. A compiled one takes some steps more before its first:
+    torch.compile settles after it has seen a few shapes.
+    """
     config = prepared.config
     model = load_plain_model(prepared)
     data = RowsOfDicts(prepared.rows("train"))
@@ -91,6 +99,8 @@ def train_trainer(prepared: Prepared, folder: str, *, grouped: bool) -> Train:
     def train(steps: int) -> Turn:
         nonlocal turn
         turn += 1
+        if compiled and turn == 1:
+            train(SHAPES_FIRST)
         clock, collate = _Clock(prepared.runtime.device), _Counting(DataCollatorWithPadding(prepared.tokenizer))
         arguments = TrainingArguments(
             folder,
@@ -100,8 +110,9 @@ def train_trainer(prepared: Prepared, folder: str, *, grouped: bool) -> Train:
             learning_rate=config.learning_rate,
             lr_scheduler_type="constant",
             train_sampling_strategy="group_by_length" if grouped else "random",
-            bf16=config.bf16,
-            fp16=config.fp16,
+            bf16=config.bf16 or bf16,
+            fp16=config.fp16 and not bf16,
+            torch_compile=compiled,
             use_cpu=config.use_cpu,
             seed=turn,
             save_strategy="no",

@@ -38,7 +38,10 @@ def make_contestant(kind: str, prepared: Prepared, folder: str) -> Train:
 
     if kind == "loop":
         return train_loop(prepared)
-    return train_trainer(prepared, folder, grouped=kind == "trainer_grouped")
+    on_gpu = prepared.runtime.device.type == "cuda"
+    compiled = kind == "trainer_compiled"
+    half = kind == "trainer_bf16" or (compiled and on_gpu and not prepared.config.fp16)
+    return train_trainer(prepared, folder, grouped=kind != "trainer", bf16=half, compiled=compiled)
 
 
 def peak_bytes(prepared: Prepared) -> int:
