@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +125,9 @@ def make_horizon(args: Any, *, batches: int | None, rows: int | None, rows_per_s
                 f"args.max_steps must be set to a positive value if dataloader does not have a length, was {args.max_steps}"
             )
         steps = int(args.max_steps)
-        return Horizon(steps, 2**31, steps, steps * args.gradient_accumulation_steps, float(steps * rows_per_step))
+        return Horizon(
+            steps, sys.maxsize, steps, steps * args.gradient_accumulation_steps, float(steps * rows_per_step)
+        )
     per_epoch = max(-(-batches // args.gradient_accumulation_steps), 1)
     if args.max_steps > 0:
         steps = int(args.max_steps)

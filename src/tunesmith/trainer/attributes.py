@@ -42,6 +42,7 @@ class TrainerAttributes:
     model_accepts_loss_kwargs: bool
     loss_is_scaled_for_ga: bool | None = None
     is_in_train: bool
+    model_preparation_time: float | None = None
     hp_search_backend: Any
     hp_name: Any
     hub_model_id: str | None

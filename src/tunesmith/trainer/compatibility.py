@@ -29,8 +29,17 @@ seeds (160 rows, 120 evaluated) 0.598 ± 0.008 here and 0.605 ± 0.009 there, ac
 standard deviation); over three other seeds with 600 rows 0.609 and 0.604. Metric keys are the same, and files but for
 `training_args.json` (theirs is a `.bin`), `journal.jsonl` and `.lock`. `evaluate.load` fetches metrics from the Hub; without
 one, a folder of that name beside the script does (`accuracy/accuracy.py`). Word labels in a csv file end
-`run_classification.py` in both doors (`too many dimensions 'str'`). Multi-label was not run. The test that stays is
-`tests/equivalence/test_trainer_example_script.py`, a script of our own with the same calls.
+`run_classification.py` in both doors (`too many dimensions 'str'`). The tests that stay are scripts of our own with the same
+calls: `tests/equivalence/test_trainer_example_script.py`, and `test_trainer_task_scripts.py` with a multi-label task (float
+labels, a sigmoid threshold in `compute_metrics`) and a regression on pairs, where every logged loss and metric is the same.
+
+transformers' own tests of its Trainer (training, evaluation, prediction, logging, callbacks, early stopping, checkpoints, data;
+stored copies of the 5 series) were gone through, and what they assert of toy regressions and classifiers was run in both doors;
+`tests/equivalence/test_trainer_side_by_side.py` and `tests/unit/trainer/test_small_print.py` keep it in our own words. The files
+themselves were not run: the package has none. By that reading those that would fail here look for `optimizer.pt`,
+`scheduler.pt` or `training_args.bin`, count the entries of the output folder, cut a checkpoint's weights into shards, go on with
+another batch size or other data, set `accelerator_config`, want a loss of nan to be logged, or look inside their own
+`JITCheckpointCallback` and accelerate's `prepare`.
 
 What is different on purpose:
 
@@ -48,8 +57,15 @@ What is different on purpose:
 | `hyperparameter_search` leaves the best trial's model, values, checkpoints. | No model; every trial's checkpoints. |
 | Early-stopping counters survive a resume. | Only with `restore_callback_states_from_checkpoint`. |
 | Rows of an Arrow dataset with `DataCollatorWithPadding` train without padding. Off: `Trainer.use_speed_ups = False`. | Padded. |
+| `total_flos` counts the tokens that were computed, so no padding there. | Padding is counted. |
+| A stop that a callback asks for before the first step means no step. | One step. |
+| A stop asked for inside an accumulated step comes at its end. | The half of the step is dropped. |
+| A stream that is empty before `max_steps` ends the run with a warning. | `ValueError` (a batch without data). |
+| With `auto_find_batch_size` a resume ends at `max_steps`. | It may take a step more. |
+| Two stateful callbacks of one class are stored once each. | Once more with every checkpoint; a resume finds the oldest. |
 | A data-loader worker that dies, fails or hangs (`Trainer.worker_timeout`) is a `WorkerError` with its rows. | It may hang. |
 | `journal.jsonl` in the output folder holds every step: `tunesmith curves` and `tunesmith diagnose` read it. | - |
+| `.lock` in the output folder keeps a second run out. | - |
 """
 
 

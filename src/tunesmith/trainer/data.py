@@ -104,6 +104,8 @@ class DataPart(TrainerAttributes):
             isinstance(self.data_collator, DataCollatorWithPadding)
             and self.args.eval_do_concat_batches
             and not self.args.batch_eval_metrics
+            and self.compute_loss_func is None  # a mean of somebody's own may depend on which rows share a batch
+            and not any(self.overrides(n) for n in ("compute_loss", "prediction_step", "evaluation_loop"))
             and (rows := token_rows_of(eval_dataset)) is not None
         ):
             order = np.argsort(-rows.lengths, kind="stable")

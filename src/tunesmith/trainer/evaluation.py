@@ -105,6 +105,8 @@ class EvaluationPart(LossPart):
         metrics = utils.denumpify_detensorize(metrics)
         if arrays["loss"] is not None:
             metrics[f"{metric_key_prefix}_loss"] = float(np.mean(arrays["loss"]))
+        if self.model_preparation_time is not None:
+            metrics[f"{metric_key_prefix}_model_preparation_time"] = self.model_preparation_time
         prefix = f"{metric_key_prefix}_"
         named = {k: v for k, v in metrics.items() if k.startswith(prefix)}
         metrics = named | {prefix + k: v for k, v in metrics.items() if k not in named}
@@ -114,17 +116,13 @@ class EvaluationPart(LossPart):
 
     @contextlib.contextmanager
     def _evaluating(self, model: Any) -> Iterator[None]:
-        """Inside, model and optimizer are in evaluation mode, and no rank holds a part of the weights only."""
-        was_training = bool(getattr(model, "training", False))
+        """Inside, no rank holds a part of the weights only. Model and optimizer are left in evaluation mode, as in
+        transformers: whoever uses the model next does it without dropout; a training step sets its own mode."""
         for module in (model, self.optimizer):
             if callable(getattr(module, "eval", None)):
                 module.eval()
-        try:
-            with whole_weights(model), naming_workers():
-                yield
-        finally:
-            if was_training:
-                model.train()
+        with whole_weights(model), naming_workers():
+            yield
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -198,7 +196,12 @@ class EvaluationPart(LossPart):
         """The model on its device, in half precision where a full-eval option asks for it outside of training."""
         if is_sharded(self.model):
             return self.model
+        started = time.time()
         self.model.to(self.args.device)
+        if (
+            self._engine is None and self.model_preparation_time is None
+        ):  # as transformers: in evaluations before training
+            self.model_preparation_time = round(time.time() - started, 4)
         if not self.is_in_train and (self.args.fp16_full_eval or self.args.bf16_full_eval):
             self.model.to(torch.float16 if self.args.fp16_full_eval else torch.bfloat16)
         return self.model
@@ -214,7 +217,7 @@ class EvaluationPart(LossPart):
         known = (self.state.global_step, split) in self._journalled
         if self._journal is None or not self.is_in_train or known:
             return
-        speed = ("runtime", "samples_per_second", "steps_per_second")
+        speed = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
         metrics = {k.removeprefix(f"{prefix}_"): v for k, v in output.metrics.items() if isinstance(v, (int, float))}
         kept: dict[str, float | None] = {k: float(v) for k, v in metrics.items() if k not in (*speed, "epoch")}
         self._journal.append(

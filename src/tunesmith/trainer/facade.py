@@ -39,7 +39,9 @@ log = logging.getLogger(__name__)
 class Trainer(TrainPart, SearchPart, HubPart):
     """Change one import and keep the script. Where it differs from transformers: docs/reference/trainer_compatibility.md."""
 
+    deepspeed = None
     is_deepspeed_enabled = False
+    is_fsdp_xla_enabled = is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = False
     is_fsdp_enabled = False
     is_model_parallel = False
     place_model_on_device = True
@@ -96,6 +98,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
         """Everything a fresh Trainer has not done yet."""
         self.is_in_train, self.hp_search_backend, self.hp_name, self.hub_model_id = False, None, None, None
         self.push_in_progress = []
+        self.neftune_noise_alpha = self.args.neftune_noise_alpha
         self.current_flos, self._initial_num_input_tokens_seen = 0.0, 0.0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._train_batch_size = self.args.train_batch_size

@@ -24,6 +24,7 @@ PROVIDED: dict[str, str] = {
     "get_eval_dataloader": "may be overridden",
     "get_test_dataloader": "may be overridden",
     "get_total_train_batch_size": "",
+    "set_initial_training_values": "may be overridden",
     "num_examples": "",
     "create_optimizer": "may be overridden",
     "create_scheduler": "may be overridden",
@@ -56,7 +57,6 @@ _SAVE = "checkpoints are sealed folders: use a callback's on_save, or save_model
 NOT_CALLED: dict[str, str] = {
     "create_accelerator_and_postprocess": "the device comes from TrainingArguments and the launcher",
     "get_batch_samples": _LOOP,
-    "set_initial_training_values": "set max_steps or num_train_epochs",
     "get_cp_size": "there is no context parallelism",
     "get_sp_size": "there is no sequence parallelism",
     "get_tp_size": "there is no tensor parallelism",

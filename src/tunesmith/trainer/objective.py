@@ -19,7 +19,8 @@ from tunesmith.data.batches import Batch, Window
 from tunesmith.errors import ConfigError
 from tunesmith.train.step import micro_step
 from tunesmith.trainer.attributes import TrainerAttributes
-from tunesmith.trainer.loaders import as_batch, count_rows, count_tokens, features_of
+from tunesmith.trainer.loaders import as_batch, count_rows, features_of
+from tunesmith.trainer.upstream import trainer_log
 
 COUNT = "num_items_in_batch"
 
@@ -86,6 +87,7 @@ class LossPart(TrainerAttributes):
     _window_rows: int = 1
     _factor: float = 1.0
     _loss_shifts_labels: bool = False
+    _said: tuple[str, ...] = ()
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -120,6 +122,7 @@ class LossPart(TrainerAttributes):
         if num_items_in_batch is not None:
             self._window_items = torch.as_tensor(num_items_in_batch, device=self.args.device)
         if self._engine is None:  # called by hand, outside of a run: this batch is a window of its own
+            self._window_rows = count_rows(inputs)
             with self.compute_loss_context_manager():
                 loss = self._share_of_loss(model, inputs)
             self.accelerator.backward(loss)
@@ -217,12 +220,32 @@ class LossPart(TrainerAttributes):
         kind = self.args.include_num_input_tokens_seen
         if kind == "no":
             return
-        real, padded = count_tokens(features)
-        if padded == 0:
-            main = getattr(self.model, "main_input_name", "input_ids")
-            real = padded = int(features[main].numel()) if isinstance(features, Mapping) and main in features else 0
-        seen = real if kind == "non_padding" else padded
+        main = getattr(self.model, "main_input_name", "input_ids")
+        ids = features.get(main) if isinstance(features, Mapping) else None
+        if not isinstance(ids, torch.Tensor):
+            self._say_once(f"tokens are not counted: batches have no {main!r}, the model's main_input_name")
+            seen = 0
+        elif kind != "non_padding":
+            seen = int(ids.numel())
+        else:
+            seen = self._count_real_tokens(features, ids)
         self.state.num_input_tokens_seen += sum(self.runtime.gather_objects(seen))
+
+    def _say_once(self, text: str) -> None:
+        """A warning that is not repeated for every batch."""
+        if text not in self._said:
+            self._said = (*self._said, text)
+            trainer_log.warning(text)
+
+    def _count_real_tokens(self, features: Mapping[str, Any], ids: torch.Tensor) -> int:
+        """Tokens that are not padding, by the mask, else by the tokenizer's padding token; all of them where neither is there."""
+        if "attention_mask" in features:
+            return int(features["attention_mask"].sum())
+        padding = getattr(self.processing_class, "pad_token_id", None)
+        if padding is None:
+            self._say_once("Could not determine method to count non-padding tokens: all tokens are counted")
+            return int(ids.numel())
+        return int((ids != padding).sum())
 
 
 def _rows_of(inputs: Any) -> Any:

@@ -30,13 +30,14 @@ from tunesmith.train.sharding import is_sharded
 from tunesmith.train.signals import StopRequest
 from tunesmith.train.state import TrainState
 from tunesmith.train.strategies import Strategies
-from tunesmith.trainer.arguments import make_horizon, make_plan
+from tunesmith.trainer.arguments import make_plan
 from tunesmith.trainer.callbacks import CallbackPart
 from tunesmith.trainer.checkpoints import CheckpointPart, find_checkpoint, load_trainer_state
 from tunesmith.trainer.data import DataPart
 from tunesmith.trainer.evaluation import EvaluationPart
 from tunesmith.trainer.identity import make_identity, require_same_run, run_id_of
 from tunesmith.trainer.journalling import JournalPart
+from tunesmith.trainer.length import LengthPart
 from tunesmith.trainer.loaders import TrainWindows
 from tunesmith.trainer.objective import FeatureLoss
 from tunesmith.trainer.optimization import OptimizerPart
@@ -47,7 +48,9 @@ from tunesmith.trainer.upstream import has_length, speed_metrics, trainer_log, u
 from tunesmith.trainer.workers import naming_workers
 
 
-class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPart, CheckpointPart, CallbackPart):
+class TrainPart(
+    ReactionPart, JournalPart, EvaluationPart, LengthPart, DataPart, OptimizerPart, CheckpointPart, CallbackPart
+):
     """The training run of a Trainer."""
 
     use_speed_ups: bool = True
@@ -109,10 +112,8 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
         """Loader, plan, optimizer, engine state; and everything a checkpoint brings back."""
         args = self.args
         loader = self.get_train_dataloader()
-        batches = len(loader) if has_length(loader) else None
-        rows = self.num_examples(loader) if batches else None
         per_step = self.get_total_train_batch_size()
-        self._horizon = make_horizon(args, batches=batches, rows=rows, rows_per_step=per_step)
+        self._horizon = self._length_of_run(loader)
         token_rows, padding = self._fast_rows(loader)
         self._speed_ups = choose_speed_ups(self, token_rows, padding)
         collate = padding if self._speed_ups is None else self._speed_ups.train_collate
@@ -226,6 +227,8 @@ class TrainPart(ReactionPart, JournalPart, EvaluationPart, DataPart, OptimizerPa
         )
         if self._progress.steps_in_epoch:
             self._tell("on_epoch_begin")
+        if self.args.ignore_data_skip:
+            self._progress.steps_in_epoch = 0  # the epoch is read from its beginning again
         for event in train_events(self._engine, self._windows, plan, wants_read_back=self._wants_numbers):
             if self._journal is not None:
                 self._journal.append(event)

@@ -36,6 +36,7 @@ def test_evaluate_returns_the_loss_and_metrics_of_every_row(tmp_path: Path) -> N
         "epoch",
         "eval_loss",
         "eval_accuracy",
+        "eval_model_preparation_time",
         "eval_runtime",
         "eval_samples_per_second",
         "eval_steps_per_second",

@@ -1,0 +1,292 @@
+"""Our Trainer and transformers' with the same options over the same rows: state, logs, folders and results are the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.trainer_utils import SchedulerType
+
+from trainer_toys import (
+    Accuracy,
+    PretrainedRegression,
+    Regression,
+    RegressionConfig,
+    RegressionDataset,
+    Stream,
+    arguments,
+)
+from tunesmith import Trainer
+
+TIMES = ("runtime", "per_second", "preparation_time")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "nothing asked for": {},
+    "the first step is logged": {"logging_first_step": True, "logging_steps": 7},
+    "one line an epoch": {"logging_strategy": "epoch", "save_strategy": "epoch"},
+    "no lines": {"logging_strategy": "no"},
+    "intervals as parts of the run": {
+        "logging_steps": 0.2,
+        "eval_strategy": "steps",
+        "eval_steps": 0.25,
+        "save_steps": 0.5,
+    },
+    "an evaluation before the first step": {"eval_on_start": True, "eval_strategy": "epoch"},
+    "late evaluations": {"eval_strategy": "steps", "eval_steps": 3, "eval_delay": 8},
+    "late evaluations by epoch": {"eval_strategy": "epoch", "eval_delay": 1.5},
+    "intervals of their own": {"eval_strategy": "steps", "eval_steps": 5, "logging_steps": 3, "save_steps": 10},
+    "steps that end within an epoch": {"max_steps": 11, "logging_steps": 4, "eval_strategy": "epoch"},
+    "half an epoch": {"num_train_epochs": 1.5, "logging_steps": 3, "save_strategy": "epoch"},
+    "more accumulation than batches": {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 5},
+    "the best are saved": {
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "save_strategy": "best",
+        "metric_for_best_model": "loss",
+        "load_best_model_at_end": True,
+    },
+    "the best and no other": {
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "metric_for_best_model": "eval_accuracy",
+        "load_best_model_at_end": True,
+        "save_total_limit": 1,
+    },
+    "weights only": {"save_only_model": True, "save_steps": 5},
+    "two checkpoints": {"save_steps": 3, "save_total_limit": 2},
+    "rows dropped": {"dataloader_drop_last": True, "per_device_train_batch_size": 7, "logging_steps": 1},
+    "tokens counted": {"include_num_input_tokens_seen": "all", "logging_steps": 5},
+    "no clipping": {"max_grad_norm": 0.0, "logging_steps": 3},
+    "much clipping": {"max_grad_norm": 0.05, "logging_steps": 3},
+    "results moved now and then": {"eval_accumulation_steps": 2, "eval_strategy": "epoch"},
+    "losses only": {"prediction_loss_only": True, "eval_strategy": "epoch"},
+    "sgd": {"optim": "sgd", "optim_args": "momentum=0.9", "logging_steps": 4},
+    "adafactor": {"optim": "adafactor", "logging_steps": 4},
+    "a rate that waits for the metric": {
+        "lr_scheduler_type": "reduce_lr_on_plateau",
+        "eval_strategy": "epoch",
+        "metric_for_best_model": "eval_loss",
+        "logging_steps": 4,
+    },
+}
+
+
+def make(kind: Any, folder: Path, *, model: Any = None, data: Any = None, held: Any = None, **options: Any) -> Any:
+    """A trainer of either kind over toy rows in one order."""
+    callbacks = options.pop("callbacks", None)
+    defaults = {"train_sampling_strategy": "sequential", "save_strategy": "steps"}
+    trainer = kind(
+        PretrainedRegression(RegressionConfig()) if model is None else model,
+        arguments(folder, **{**defaults, **options}),
+        train_dataset=RegressionDataset() if data is None else data,
+        eval_dataset=RegressionDataset(length=20, seed=1) if held is None else held,
+        compute_metrics=Accuracy(),
+        callbacks=callbacks,
+    )
+    trainer.model_accepts_loss_kwargs = False  # the toy model takes any keyword, and uses none
+    return trainer
+
+
+def plain(value: Any, folder: Path) -> Any:
+    """A value without times, with the folder's name taken out, and floats of either library as such."""
+    if isinstance(value, dict):
+        return {k: plain(v, folder) for k, v in value.items() if not any(t in str(k) for t in TIMES)}
+    if isinstance(value, (list, tuple)):
+        return [plain(v, folder) for v in value]
+    return value.replace(str(folder), "FOLDER") if isinstance(value, str) else value
+
+
+def seen(trainer: Any, folder: Path, output: Any = None) -> dict[str, Any]:
+    """What a run left behind."""
+    return {
+        "state": plain(dataclasses.asdict(trainer.state), folder),
+        "output": plain(output._asdict(), folder) if output is not None else None,
+        "folders": sorted(p.name for p in folder.glob("checkpoint-*")),
+        "weights": [p.item() for p in trainer.model.parameters()],
+    }
+
+
+def same(theirs: Any, ours: Any, path: str = "") -> None:
+    """Fails with the place where two structures differ; floats may differ by rounding."""
+    if isinstance(theirs, dict):
+        assert list(ours) == list(theirs), path
+        for key, value in theirs.items():
+            same(value, ours[key], f"{path}.{key}")
+    elif isinstance(theirs, list):
+        assert len(ours) == len(theirs), path
+        for index, (a, b) in enumerate(zip(theirs, ours, strict=True)):
+            same(a, b, f"{path}[{index}]")
+    elif isinstance(theirs, float):
+        assert ours == pytest.approx(theirs, rel=1e-5, abs=1e-6), path
+    else:
+        assert ours == theirs, path
+
+
+def side_by_side(tmp_path: Path, run: Any) -> Any:
+    """Runs both kinds and compares; returns what was seen."""
+    found = [run(kind, tmp_path / name) for name, kind in (("a", transformers.Trainer), ("b", Trainer))]
+    same(*found)
+    return found[1]
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+def test_state_logs_checkpoints_and_results_are_those_of_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
+    def run(kind: Any, folder: Path) -> Any:
+        trainer = make(kind, folder, **options)
+        return seen(trainer, folder, trainer.train())
+
+    found = side_by_side(tmp_path, run)
+    assert found["state"]["global_step"] == found["output"]["global_step"] > 2
+    assert found["weights"] != [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", [s.value for s in SchedulerType if s.value not in ("reduce_lr_on_plateau", "greedy")])
+def test_every_schedule_gives_the_rates_of_transformers(tmp_path: Path, name: str) -> None:
+    more = {"cosine_with_min_lr": {"min_lr": 1e-5}, "warmup_stable_decay": {"num_decay_steps": 2}}
+    more["cosine_warmup_with_min_lr"] = more["cosine_with_min_lr"]
+
+    def run(kind: Any, folder: Path) -> Any:
+        options = {"lr_scheduler_kwargs": more.get(name, {}), "warmup_steps": 3, "save_strategy": "no"}
+        trainer = make(kind, folder, lr_scheduler_type=name, logging_steps=1, **options)
+        trainer.train()
+        return [entry.get("learning_rate") for entry in trainer.state.log_history]
+
+    assert len(side_by_side(tmp_path, run)) == 25
+
+
+def test_a_stream_and_several_evaluation_sets_give_the_same_state(tmp_path: Path) -> None:
+    held = {"near": RegressionDataset(length=9), "far": RegressionDataset(length=11, seed=3)}
+
+    def run(kind: Any, folder: Path) -> Any:
+        stream = make(kind, folder / "1", data=Stream(20), held=Stream(13), max_steps=7, logging_steps=2)
+        stream.train()
+        several = make(
+            kind,
+            folder / "2",
+            held=held,
+            eval_strategy="epoch",
+            save_strategy="epoch",
+            metric_for_best_model="eval_far_loss",
+            greater_is_better=False,
+            load_best_model_at_end=True,
+        )
+        several.train()
+        more = [several.evaluate(), several.evaluate({"new": RegressionDataset(length=5)})]
+        more.append(several.evaluate(RegressionDataset(length=5), metric_key_prefix="held"))
+        return [
+            seen(stream, folder / "1"),
+            seen(several, folder / "2"),
+            plain([stream.evaluate(), *more], folder),
+        ]
+
+    found = side_by_side(tmp_path, run)
+    assert "held_accuracy" in found[2][-1]
+
+
+def test_early_stopping_ends_at_the_same_step_with_the_same_best_model(tmp_path: Path) -> None:
+    def run(kind: Any, folder: Path) -> Any:
+        options = {"eval_strategy": "epoch", "save_strategy": "epoch", "num_train_epochs": 20}
+        options |= {"metric_for_best_model": "accuracy", "load_best_model_at_end": True}
+        stop = EarlyStoppingCallback(1, 1e-4)
+        trainer = make(kind, folder, callbacks=[stop], per_device_train_batch_size=16, **options)
+        return seen(trainer, folder, trainer.train())
+
+    assert side_by_side(tmp_path, run)["state"]["global_step"] < 80
+
+
+class Watcher(TrainerCallback):  # type: ignore[misc]
+    """Notes what a callback is told and can see, at every event."""
+
+    def __init__(self) -> None:
+        self.notes: list[Any] = []
+
+
+def _note(event: str) -> Any:
+    def call(self: Watcher, args: Any, state: Any, control: Any, **given: Any) -> None:
+        note = [event, sorted(given), state.global_step, state.epoch, state.max_steps, state.num_train_epochs]
+        note += [sorted(given.get("logs") or given.get("metrics") or {})]
+        if event == "on_pre_optimizer_step":
+            note += [p.grad.item() for p in given["model"].parameters()]
+        if event == "on_optimizer_step":
+            note += [g["lr"] for g in given["optimizer"].param_groups]
+        self.notes.append(note)
+
+    return call
+
+
+for _event in dir(TrainerCallback):
+    if _event.startswith("on_"):
+        setattr(Watcher, _event, _note(_event))
+
+
+def test_callbacks_are_told_the_same_at_every_event(tmp_path: Path) -> None:
+    def run(kind: Any, folder: Path) -> Any:
+        watcher = Watcher()
+        options = {"eval_strategy": "epoch", "save_strategy": "epoch", "gradient_accumulation_steps": 2}
+        trainer = make(kind, folder, callbacks=[watcher], logging_steps=3, num_train_epochs=2, **options)
+        trainer.train()
+        trainer.predict(RegressionDataset(length=9))
+        return watcher.notes
+
+    found = side_by_side(tmp_path, run)
+    assert {note[0] for note in found} >= {"on_substep_end", "on_predict", "on_save", "on_prediction_step"}
+
+
+@pytest.mark.parametrize("flag", ["should_training_stop", "should_epoch_stop"])
+@pytest.mark.parametrize("event", ["on_step_end", "on_log", "on_evaluate", "on_save", "on_epoch_end"])
+def test_a_stop_asked_for_at_any_event_ends_at_the_same_step(tmp_path: Path, flag: str, event: str) -> None:
+    def run(kind: Any, folder: Path) -> Any:
+        stopper = type("Stopper", (TrainerCallback,), {event: lambda s, a, b, c, **k: setattr(c, flag, True)})()
+        options = {"eval_strategy": "steps", "eval_steps": 5, "save_steps": 7, "logging_steps": 3}
+        trainer = make(kind, folder, callbacks=[stopper], num_train_epochs=2, **options)
+        return seen(trainer, folder, trainer.train())
+
+    side_by_side(tmp_path, run)
+
+
+def test_going_on_without_skipping_rows_counts_epochs_as_transformers_does(tmp_path: Path) -> None:
+    def run(kind: Any, folder: Path) -> Any:
+        options = {"save_steps": 4, "logging_steps": 1, "num_train_epochs": 2, "ignore_data_skip": True}
+        data = RegressionDataset(length=48)
+        make(kind, folder, data=data, **options).train()
+        trainer = make(kind, folder, data=data, **options)
+        trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+        return seen(trainer, folder)
+
+    found = side_by_side(tmp_path, run)
+    assert [round(e["epoch"], 2) for e in found["state"]["log_history"][3:6]] == [0.67, 0.17, 0.33]
+
+
+class Widths(torch.utils.data.Dataset[dict[str, Any]]):
+    """Rows of 1 to 19 numbers; batches of 8 have one width."""
+
+    def __init__(self) -> None:
+        rng = np.random.RandomState(0)
+        self.rows = [rng.normal(size=(2, width)).astype(np.float32) for width in rng.randint(1, 20, 8).repeat(8)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"input_x": self.rows[i][0], "labels": self.rows[i][1]}
+
+
+@pytest.mark.parametrize("options", [{}, {"eval_accumulation_steps": 2}, {"eval_do_concat_batches": False}])
+def test_results_of_different_width_are_joined_or_kept_as_in_transformers(tmp_path: Path, options: Any) -> None:
+    def run(kind: Any, folder: Path) -> Any:
+        trainer = make(kind, folder, model=Regression(2, 1), held=Widths(), **options)
+        trainer.compute_metrics = None
+        found = trainer.predict(Widths())
+        return [
+            type(found.predictions).__name__,
+            [row.tolist() for row in found.predictions],
+            found.metrics["test_loss"],
+        ]
+
+    joined = side_by_side(tmp_path, run)[1]
+    assert len(joined) == (8 if options.get("eval_do_concat_batches") is False else 64)

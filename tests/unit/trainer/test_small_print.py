@@ -1,0 +1,375 @@
+"""Behaviours that transformers' own tests pin down and scripts come to rely on: counting, best checkpoints, callbacks' state."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import TrainerCallback, TrainerState
+from transformers.optimization import Adafactor, AdafactorSchedule
+from transformers.trainer_callback import ExportableState
+
+from conftest import tiny_bert
+from trainer_toys import (
+    Accuracy,
+    PretrainedRegression,
+    Regression,
+    RegressionConfig,
+    RegressionDataset,
+    Stream,
+    arguments,
+)
+from tunesmith import Trainer
+
+
+def make(folder: Path, *, model: Any = None, data: Any = None, kind: Any = Trainer, **options: Any) -> Any:
+    own = {
+        n: options.pop(n) for n in ("callbacks", "optimizers", "compute_metrics", "processing_class") if n in options
+    }
+    return kind(
+        PretrainedRegression(RegressionConfig()) if model is None else model,
+        arguments(folder, **options),
+        train_dataset=RegressionDataset() if data is None else data,
+        eval_dataset=RegressionDataset(length=20, seed=1),
+        **{"compute_metrics": Accuracy(), **own},
+    )
+
+
+class Tokens(torch.utils.data.Dataset[dict[str, Any]]):
+    """Two rows of 4 and 7 tokens, filled up to 7 with token 0."""
+
+    def __init__(self, *, mask: bool) -> None:
+        self.mask = mask
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        real = 4 if i == 0 else 7
+        row = {"input_ids": [5] * real + [0] * (7 - real), "labels": i}
+        return {**row, "attention_mask": [1] * real + [0] * (7 - real)} if self.mask else row
+
+
+class Padder:
+    """As much of a tokenizer as counting needs."""
+
+    def __init__(self, pad_token_id: int | None) -> None:
+        self.pad_token_id = pad_token_id
+
+
+@pytest.fixture
+def heard() -> Iterator[list[str]]:
+    """What transformers' logger of a Trainer says, whether it is passed on or not."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers.trainer")
+    logger.addHandler(handler)
+    yield said
+    logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mask", "padding", "tokens"),
+    [
+        ("non_padding", True, None, 11),
+        ("non_padding", False, 0, 11),
+        ("non_padding", False, None, 14),
+        ("all", True, 0, 14),
+    ],
+)
+def test_tokens_are_counted_by_the_mask_else_by_the_padding_token(
+    tmp_path: Path, heard: list[str], kind: str, mask: bool, padding: int | None, tokens: int
+) -> None:
+    options = {"include_num_input_tokens_seen": kind, "max_steps": 2, "per_device_train_batch_size": 2}
+    trainer = make(
+        tmp_path,
+        model=tiny_bert(),
+        data=Tokens(mask=mask),
+        processing_class=Padder(padding),
+        logging_steps=1,
+        **options,
+    )
+    trainer.train()
+    assert trainer.state.num_input_tokens_seen == 2 * tokens
+    assert [e["num_input_tokens_seen"] for e in trainer.state.log_history] == [tokens, 2 * tokens, 2 * tokens]
+    said = [text for text in heard if "Could not determine method to count non-padding tokens" in text]
+    assert len(said) == (1 if padding is None and not mask else 0), "said once, not for every batch"
+
+
+def test_a_model_whose_main_input_is_missing_counts_no_tokens_and_says_so(tmp_path: Path, heard: list[str]) -> None:
+    trainer = make(tmp_path, include_num_input_tokens_seen="all", max_steps=2)
+    trainer.train()
+    assert trainer.state.num_input_tokens_seen == 0
+    assert sum("main_input_name" in text for text in heard) == 1
+
+
+def test_a_training_step_by_hand_gives_the_mean_that_prediction_gives(tmp_path: Path) -> None:
+    trainer = make(tmp_path)
+    batch = {"input_x": torch.tensor([1.0, 2.0]), "labels": torch.tensor([3.0, 4.0])}
+    assert trainer.training_step(trainer.model, dict(batch)).item() == 12.5
+    assert trainer.prediction_step(trainer.model, dict(batch), prediction_loss_only=True)[0].item() == 12.5
+    assert trainer.model.b.grad.item() == -7.0
+
+
+def test_the_length_of_a_run_can_be_asked_for_and_overridden(tmp_path: Path) -> None:
+    trainer = make(tmp_path / "1", gradient_accumulation_steps=3)
+    loader = trainer.get_train_dataloader()
+    assert trainer.set_initial_training_values(trainer.args, loader) == (3, 3, 64, 192.0, 24, 8, 9)
+    endless = make(tmp_path / "2", data=Stream(), max_steps=7)
+    found = endless.set_initial_training_values(endless.args, endless.get_train_dataloader())
+    assert found[1:] == (7, 56, 56.0, 8, 7, 7)
+    endless.train()
+    assert endless.state.num_train_epochs == found[0] > 10**9
+
+    class Shorter(Trainer):
+        def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+            return (*super().set_initial_training_values(args, dataloader)[:-1], 5)
+
+    assert make(tmp_path / "3", kind=Shorter).train().global_step == 5
+
+
+def test_an_evaluation_before_training_says_how_long_the_model_took(tmp_path: Path) -> None:
+    before = make(tmp_path / "1")
+    assert before.evaluate()["eval_model_preparation_time"] >= 0.0
+    assert "test_model_preparation_time" in before.predict(RegressionDataset(length=3)).metrics
+    after = make(tmp_path / "2", eval_strategy="epoch", max_steps=2)
+    after.train()
+    assert "eval_model_preparation_time" not in {**after.evaluate(), **after.state.log_history[0]}
+
+
+def test_after_an_evaluation_the_model_is_used_without_dropout(tmp_path: Path) -> None:
+    model = tiny_bert(dropout=0.5)
+    trainer = make(tmp_path, model=model, data=Tokens(mask=True), max_steps=2, compute_metrics=None)
+    trainer.train()
+    assert model.training
+    trainer.evaluate(Tokens(mask=True))
+    assert not model.training
+    trainer.train()
+    assert model.training, "a training step sets its own mode"
+
+
+@pytest.mark.parametrize("how", ["compute_loss_func", "compute_loss"])
+def test_rows_are_evaluated_in_order_where_the_loss_is_the_users(tmp_path: Path, how: str) -> None:
+    """The mean of a weighted loss depends on which rows share a batch."""
+    from datasets import Dataset
+    from transformers import BertTokenizerFast, DataCollatorWithPadding
+
+    from tiny_model import save_tiny_bert
+
+    folder = save_tiny_bert(tmp_path / "model")
+    tokenizer = BertTokenizerFast.from_pretrained(folder)
+    seen: list[int] = []
+
+    def weighted(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+        seen.extend(labels.tolist())
+        return outputs["logits"].sum() * 0.0
+
+    class Own(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any) -> Any:
+            labels = inputs.pop("labels")
+            outputs = model(**inputs)
+            loss = weighted(outputs, labels)
+            return (loss, outputs) if return_outputs else loss
+
+    rows = tokenizer(["the film " * (1 + i % 4) for i in range(12)])
+    data = Dataset.from_dict({**rows, "labels": list(range(12))})
+    options = {"compute_loss_func": weighted} if how == "compute_loss_func" else {}
+    trainer = (Own if how == "compute_loss" else Trainer)(
+        tiny_bert(), arguments(tmp_path), data_collator=DataCollatorWithPadding(tokenizer), eval_dataset=data, **options
+    )
+    trainer.evaluate()
+    assert seen == list(range(12))
+
+
+class Scripted(Trainer):
+    """Evaluations whose accuracy is written down beforehand."""
+
+    def _evaluate(self, *given: Any, **more: Any) -> dict[str, float]:
+        left: list[float] = self.args.scripted
+        return {"eval_accuracy": left.pop(0) if len(left) > 1 else left[0]}
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "best", "at", "kept"),
+    [
+        ({"eval_strategy": "no", "save_steps": 12}, [0.1], None, None, [12, 24]),
+        ({"eval_strategy": "no", "save_steps": 1, "save_total_limit": 1}, [0.1], None, None, [24]),
+        ({"eval_strategy": "epoch", "save_strategy": "epoch"}, [0.5, 0.4, 0.3], 0.5, 8, [8, 16, 24]),
+        ({"eval_strategy": "epoch", "save_steps": 4}, [0.4, 0.5, 0.3], 0.5, 16, [4, 8, 12, 16, 20, 24]),
+        ({"eval_steps": 1, "save_steps": 1, "save_total_limit": 1}, [0.9, 0.8], 0.9, 1, [1]),
+        ({"eval_strategy": "epoch", "save_strategy": "best"}, [0.6, 0.65, 0.64], 0.65, 16, [8, 16]),
+    ],
+)
+def test_the_best_checkpoint_is_the_one_saved_at_the_best_evaluation(
+    tmp_path: Path, options: Any, values: list[float], best: float | None, at: int | None, kept: list[int]
+) -> None:
+    chosen = {"eval_strategy": "steps", "save_strategy": "steps", "metric_for_best_model": "accuracy", **options}
+    trainer = make(tmp_path, kind=Scripted, greater_is_better=True, **chosen)
+    trainer.args.scripted = list(values)
+    trainer.train()
+    state = trainer.state
+    assert (state.best_metric, state.best_global_step) == (best, at)
+    assert state.best_model_checkpoint == (None if at is None else str(tmp_path / f"checkpoint-{at}"))
+    assert sorted(int(p.name[11:]) for p in tmp_path.glob("checkpoint-*")) == kept
+
+
+def test_a_best_evaluation_that_was_never_saved_has_no_checkpoint(tmp_path: Path) -> None:
+    options = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 2}
+    trainer = make(tmp_path, kind=Scripted, metric_for_best_model="accuracy", greater_is_better=True, **options)
+    trainer.args.scripted = [0.9, 0.8]
+    trainer.train()
+    assert (trainer.state.best_global_step, trainer.state.best_model_checkpoint) == (3, None)
+
+
+class Counter(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Counts steps, and knows a name it was made with."""
+
+    def __init__(self, name: str = "unnamed") -> None:
+        self.name, self.count = name, 0
+
+    def on_step_end(self, *given: Any, **more: Any) -> None:
+        self.count += 1
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"name": self.name}, "attributes": {"count": self.count}}
+
+
+@pytest.mark.parametrize("restore", [True, False])
+def test_two_callbacks_of_one_kind_keep_their_own_state(tmp_path: Path, restore: bool) -> None:
+    options = {"save_strategy": "steps", "save_steps": 2}
+    make(tmp_path, callbacks=[Counter("one"), Counter("two")], max_steps=2, **options).train()
+    stored = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())["stateful_callbacks"]["Counter"]
+    assert stored == [{"args": {"name": n}, "attributes": {"count": 2}} for n in ("one", "two")]
+    fresh = [Counter(), Counter()]
+    trainer = make(tmp_path, callbacks=fresh, max_steps=3, restore_callback_states_from_checkpoint=restore, **options)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert [c.name for c in fresh] == (["one", "two"] if restore else ["unnamed"] * 2)
+    assert [c.count for c in fresh] == [3, 3]
+
+
+def test_the_control_that_ended_a_run_can_be_read_from_its_checkpoint(tmp_path: Path) -> None:
+    make(tmp_path, max_steps=2, save_strategy="steps", save_steps=2).train()
+    trainer = make(tmp_path, max_steps=2, restore_callback_states_from_checkpoint=True)
+    trainer.state = TrainerState.load_from_json(str(tmp_path / "checkpoint-2" / "trainer_state.json"))
+    trainer._load_callback_state()
+    assert trainer.control.should_training_stop
+
+
+class Growing(nn.Module):
+    """Notes every row it sees in a buffer that grows, and takes one of any length from a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("seen", torch.empty(0))
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, **more: Any) -> Any:
+        self.seen = state_dict["seen"].clone()
+        return super().load_state_dict(state_dict, strict, **more)
+
+    def forward(self, input_x: torch.Tensor, labels: torch.Tensor) -> Any:
+        self.seen = torch.cat([self.seen, input_x])
+        y = input_x * self.weight
+        return nn.functional.mse_loss(y, labels), y
+
+
+def test_a_buffer_that_grows_is_restored_and_shows_the_same_rows_in_another_folder(tmp_path: Path) -> None:
+    options = {"per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 1, "optim": "sgd"}
+    data = RegressionDataset(length=10)
+    make(tmp_path / "1", model=Growing(), data=data, **options).train()
+    make(tmp_path / "2", model=Growing(), data=data, **options).train(str(tmp_path / "1" / "checkpoint-6"))
+    whole, resumed = (load_file(tmp_path / f / "checkpoint-15" / "model.safetensors")["seen"] for f in "12")
+    assert len(whole) == 30
+    assert torch.equal(whole, resumed)
+
+
+def test_a_resume_leaves_the_state_of_the_whole_run(tmp_path: Path) -> None:
+    options = {
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "logging_steps": 5,
+        "eval_strategy": "steps",
+        "eval_steps": 10,
+    }
+
+    def run(**more: Any) -> Any:
+        trainer = make(tmp_path, data=RegressionDataset(length=128), **options)
+        trainer.train(**more)
+        state = json.loads(json.dumps(vars(trainer.state), default=str))
+        for line in state["log_history"]:
+            for name in [n for n in line if "runtime" in n or "per_second" in n or n == "train_loss"]:
+                del line[name]
+        return state, trainer.model.a.item(), trainer.model.b.item()
+
+    whole = run()
+    for step in (5, 15, 20):
+        assert run(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}")) == whole
+
+
+def test_an_optimizer_that_finds_its_own_rate_is_stepped_logged_and_saved(tmp_path: Path) -> None:
+    model = Regression()
+    optimizer = Adafactor(model.parameters(), scale_parameter=True, relative_step=True, warmup_init=True, lr=None)
+    pair = (optimizer, AdafactorSchedule(optimizer))
+    trainer = make(tmp_path, model=model, optimizers=pair, logging_steps=8, save_strategy="epoch")
+    trainer.train()
+    assert trainer.optimizer.param_groups[0]["lr"] > 0
+    assert [model.a.item(), model.b.item()] != [0.0, 0.0]
+    assert (tmp_path / "checkpoint-24" / "MANIFEST.json").is_file()
+
+
+def test_rates_groups_and_parameters_can_be_asked_for(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
+    trainer = Trainer(model, arguments(tmp_path, learning_rate=0.01))
+    for question in (trainer.get_learning_rates, trainer.get_optimizer_group):
+        with pytest.raises(ValueError, match="optimizer is None"):
+            question()
+    trainer.create_optimizer_and_scheduler(10)
+    assert trainer.get_learning_rates() == [0.01, 0.01]
+    assert [len(g["params"]) for g in trainer.optimizer.param_groups] == [2, 4]
+    assert len(trainer.get_optimizer_group(model[0].weight)["params"]) == 2
+    assert trainer.get_num_trainable_parameters() == 15 + 6 + 8
+    model[2].requires_grad_(False)
+    assert trainer.get_num_trainable_parameters() == 15 + 6
+
+
+def test_logging_nan_inf_filter_or_not_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+    from tunesmith.errors import NumericsError
+
+    for wanted in (True, False):
+        trainer = make(tmp_path, logging_nan_inf_filter=wanted, learning_rate=1e30, optim="sgd", max_grad_norm=0.0)
+        with pytest.raises(NumericsError, match="is not finite"):
+            trainer.train()
+        assert np.isfinite([p.item() for p in trainer.model.parameters()]).all()
+
+
+@pytest.mark.parametrize(("event", "steps"), [("on_train_begin", 0), ("on_substep_end", 1), ("on_step_begin", 1)])
+def test_a_stop_comes_before_the_first_step_or_at_the_end_of_one(tmp_path: Path, event: str, steps: int) -> None:
+    stop = {event: lambda s, args, state, control, **more: setattr(control, "should_training_stop", True)}
+    callback = type("Stop", (TrainerCallback,), stop)()
+    trainer = make(tmp_path, callbacks=[callback], gradient_accumulation_steps=2)
+    assert trainer.train().global_step == steps
+    assert (trainer.model.b.item() != 0.0) == bool(steps)
+
+
+def test_memory_that_ran_out_is_remembered_by_a_resume_that_ends_at_max_steps(tmp_path: Path) -> None:
+    def run_out(s: Any, args: Any, state: Any, control: Any, **more: Any) -> None:
+        if state.train_batch_size >= 16:
+            raise RuntimeError("CUDA out of memory.")
+
+    callback = type("RunOut", (TrainerCallback,), {"on_step_end": run_out})()
+    options = {"per_device_train_batch_size": 16, "auto_find_batch_size": True, "save_strategy": "steps"}
+    data = RegressionDataset(length=128)
+    make(tmp_path, data=data, callbacks=[callback], max_steps=2, save_steps=1, **options).train()
+    trainer = make(tmp_path, data=data, max_steps=2, save_steps=1, **options)
+    assert trainer._train_batch_size == 16
+    trainer.train(resume_from_checkpoint=True)
+    assert (trainer._train_batch_size, trainer.state.global_step) == (14, 2)
