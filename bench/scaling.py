@@ -3,9 +3,11 @@
     python bench/scaling.py                        # embedded model, sample data
     python bench/scaling.py --steps 40 --rows 16   # rows: of one optimizer step, over all ranks
 
-Each setting is a launch of its own (torchrun for two ranks), all with the same rows in the same steps. "gradient exchange" is the
-time of the all-reduce measured on its own, on tensors as large as the trained parameters; what DDP hides behind the
-backward pass does not show in the step. Settings take turns for `--rounds` rounds, the median is reported.
+Each setting is a launch of its own (torchrun for two ranks), all with the same rows in the same steps. "waiting" is how long a
+rank stands by until the slowest has done its rows (mean over the ranks). "gradient exchange" is the time of the all-reduce
+measured on its own, on tensors as large as the trained parameters; what DDP hides behind the backward pass does not show in the
+step. "rest" is clipping, update and whatever the parts do not explain. Settings take turns for `--rounds` rounds, the median is
+reported.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ def measure(steps: int, rows_per_step: int) -> dict[str, Any]:
         began = time.perf_counter()
         train_step(state, window, learning_rate=5e-5, max_grad_norm=1.0, seed=0)
         times.append(time.perf_counter() - began)
-    compute = _alone(state, windows[3:], np, time)
+    compute, waiting = _alone(state, windows[3:], runtime)
     exchange = _exchange(state, runtime, torch)
     runtime.barrier()
     began = time.perf_counter()
@@ -91,21 +93,28 @@ def measure(steps: int, rows_per_step: int) -> dict[str, Any]:
     return {
         "step": statistics.median(times[3:]),
         "compute": compute,
+        "waiting": waiting,
         "exchange": exchange,
         "evaluation": time.perf_counter() - began,
     }
 
 
-def _alone(state: Any, windows: list[Any], np: Any, clock: Any) -> float:
-    """Forward and backward of this rank's micro-batches, without any exchange."""
-    times = []
+def _alone(state: Any, windows: list[Any], runtime: Any) -> tuple[float, float]:
+    """(forward and backward of a rank's micro-batches without any exchange, waiting for the slowest rank of a step).
+
+    Both are means over the ranks and medians over the steps: together, the time of the slowest rank.
+    """
+    computing, waiting = [], []
     for window in windows:
-        began = clock.perf_counter()
+        runtime.barrier()
+        began = time.perf_counter()
         for batch in window.micro_batches:
             (state.objective.sum(state.model, batch)[0] / len(window.rows)).backward()
-        times.append(clock.perf_counter() - began)
+        all_ranks = runtime.gather_objects(time.perf_counter() - began)
+        computing.append(statistics.mean(all_ranks))
+        waiting.append(max(all_ranks) - computing[-1])
         state.optimizer.zero_grad(set_to_none=True)
-    return float(np.median(times))
+    return statistics.median(computing), statistics.median(waiting)
 
 
 def _exchange(state: Any, runtime: Any, torch: Any) -> float:
@@ -158,13 +167,14 @@ def main() -> None:
         f"{args.rows} rows a step, {args.steps} steps, median of {args.rounds} rounds; load {os.getloadavg()[0]:.1f}\n"
     )
     print(
-        "| setting | rows/s | step ms | forward+backward ms | gradient exchange ms | rest ms | evaluation of 256 rows ms |"
+        "| setting | rows/s | step ms | forward+backward ms | waiting ms | gradient exchange ms | rest ms "
+        "| evaluation of 256 rows ms |"
     )
-    print("|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|")
     for name, results in rounds.items():
         mid = {key: statistics.median(r[key] for r in results) for key in results[0]}
-        rest = max(mid["step"] - mid["compute"] - mid["exchange"], 0.0)
-        cells = [mid["step"], mid["compute"], mid["exchange"], rest, mid["evaluation"]]
+        rest = max(mid["step"] - mid["compute"] - mid["waiting"] - mid["exchange"], 0.0)
+        cells = [mid["step"], mid["compute"], mid["waiting"], mid["exchange"], rest, mid["evaluation"]]
         print(f"| {name} | {args.rows / mid['step']:.1f} | " + " | ".join(f"{1000 * c:.0f}" for c in cells) + " |")
 
 

@@ -67,6 +67,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "losses only": {"prediction_loss_only": True, "eval_strategy": "epoch"},
     "sgd": {"optim": "sgd", "optim_args": "momentum=0.9", "logging_steps": 4},
     "adafactor": {"optim": "adafactor", "logging_steps": 4},
+    "a rate that goes up and down with the metric": {
+        "lr_scheduler_type": "greedy",
+        "lr_scheduler_kwargs": {"patience": 1, "factor": 0.5},
+        "eval_strategy": "epoch",
+        "metric_for_best_model": "eval_loss",
+        "num_train_epochs": 10,
+        "logging_steps": 8,
+    },
     "a rate that waits for the metric": {
         "lr_scheduler_type": "reduce_lr_on_plateau",
         "eval_strategy": "epoch",
