@@ -97,6 +97,9 @@ def main() -> None:
     }
     found["resumed"] = resume(out.parent / "fsdp", fsdp=True)
     found["from ddp"] = resume(out.parent / "ddp", fsdp=True)
+    found["bf16 copies"] = run(out.parent / "bf16-copies", bf16=True)
+    found["bf16 parts"] = run(out.parent / "bf16-parts", bf16=True, fsdp=True)
+    found["bf16 resumed"] = resume(out.parent / "bf16-parts", bf16=True, fsdp=True)
     Path(f"{out}-{os.environ.get('RANK', '0')}.json").write_text(json.dumps(found))
 
 
