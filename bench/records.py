@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import date
@@ -20,7 +21,8 @@ def describe_machine(device: str) -> str:
     """The device in a few words."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    return f"CPU, {torch.get_num_threads()} threads"
+    count = torch.get_num_threads()
+    return f"CPU, {count} thread{'s' if count > 1 else ''}"
 
 
 def read_commit() -> str:
@@ -43,8 +45,11 @@ def write_record(path: Path | None, *, device: str, results: list[dict[str, Any]
     if path is None:
         return
     words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if "--note" in words:  # stands beside the command
+        at = words.index("--note")
+        words = words[:at] + words[at + 2 :]
     head = {
-        "command": f"bench/{' '.join(words)}",
+        "command": f"bench/{shlex.join(words)}",
         "date": date.today().isoformat(),
         "machine": describe_machine(device),
         "versions": {

@@ -135,8 +135,9 @@ def main() -> None:
         files = {n: Path(folder) / f"{n}.arrow" for n in args.rows}
         for rows, file in files.items():
             write_tokens(file, rows)
-        for _ in range(args.rounds):
-            for (rows, who), answers in found.items():
+        for number in range(args.rounds):
+            turns = list(found.items())
+            for (rows, who), answers in turns[number % len(turns) :] + turns[: number % len(turns)]:
                 answers.append(ask(files[rows], who, args.steps))
     results = []
     print(f"{'rows':>10}  {'':<10} {'ms a step':>9}  {'order s':>8}  {'anonymous MB':>12}  {'all MB':>7}")

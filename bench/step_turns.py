@@ -18,8 +18,8 @@ from tunesmith.data.token_rows import TokenRows
 
 Turns = Callable[[int], list[float]]
 WARM_UP = {"cpu": 2, "cuda": 5}
-FIRST_ON_GPU = 150
-"""Steps before the first turn on a GPU: each shape is captured once."""
+FIRST_ON_GPU = 600
+"""Steps before the first turn on a GPU: each bucket of shapes is captured by then."""
 
 
 def make_model(shape: str) -> Any:
@@ -45,6 +45,8 @@ def our_turns(
     rows: TokenRows, batch: int, *, device: str = "cpu", precision: str = "fp32", shape: str = "minilm", start: int = 0
 ) -> Turns:
     """The engine as `tunesmith train` sets it up by default; `start` is the step of the first epoch to begin with."""
+    from accelerate.state import AcceleratorState
+
     from tunesmith.data.batches import Batches, Padding
     from tunesmith.events import Event, SafePoint
     from tunesmith.labels import Task
@@ -58,6 +60,7 @@ def our_turns(
     from tunesmith.train.strategies import choose_strategies
 
     half: Any = "bf16" if precision == "bf16" else "no"
+    AcceleratorState._reset_state(reset_partial_state=True)  # a Trainer of an earlier turn left its precision there
     runtime = make_runtime(precision=half, use_cpu=device == "cpu")
     on_gpu = runtime.device.type == "cuda"
     model = make_model(shape).to(runtime.device)

@@ -21,7 +21,7 @@ CONTESTANTS = {
     "trainer": "Trainer, its defaults",
     "trainer_grouped": "Trainer, length grouping",
     "trainer_bf16": "Trainer, length grouping, bf16",
-    "trainer_compiled": "Trainer, the same, compiled",
+    "trainer_compiled": "Trainer, its best, compiled",
     "loop": "plain PyTorch loop",
 }
 """Kind -> the name in the table."""

@@ -72,7 +72,9 @@ class Predictor:
             )
         runtime = make_runtime(precision=precision, use_cpu=use_cpu)
         model = loaded.model.to(runtime.device).eval()
-        strategies = choose_strategies(model, None, padding_of(tokenizer), device=runtime.device)
+        strategies = choose_strategies(
+            model, None, padding_of(tokenizer), device=runtime.device, precision=precision, cuda_graphs="off"
+        )
         longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
         return cls(model, tokenizer, facts, runtime, strategies.collate, longest)
 

@@ -105,7 +105,7 @@ def test_a_contestant_that_fails_is_a_line_of_the_table_and_the_others_go_on(
     lines = make_lines(results, steps=1, operations=1.0, moved=1.0, matrix_rate=1.0, copy_rate=1.0)
     assert [line.name for line in lines] == ["tunesmith", "plain PyTorch loop"]
     last = format_lines(lines, failures_of(results)).splitlines()[-1]
-    assert last == "Trainer, the same, compiled  did not run: ended with 1: RuntimeError: no compiler"
+    assert last == "Trainer, its best, compiled  did not run: ended with 1: RuntimeError: no compiler"
 
 
 def test_without_us_there_is_no_contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
