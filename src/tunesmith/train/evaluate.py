@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tunesmith.data.batches import Batch, Collate, evaluation_batches, prefetched
+from tunesmith.data.batches import Batch, Collate, evaluation_batches, pin_batch, prefetched
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ResourceError
 from tunesmith.train.losses import Objective
@@ -54,7 +54,7 @@ def predict_rows(
         rows, collate, max_rows=max_rows, max_tokens=max_tokens, rank=runtime.rank, world=runtime.world
     )
     if runtime.device.type == "cuda":  # batches are made while the device works, and copied without holding it up
-        source = prefetched(source, _pin)
+        source = prefetched(source, pin_batch)
     was_training = model.training
     model.eval()
     places: list[npt.NDArray[np.int64]] = []
@@ -75,13 +75,6 @@ def predict_rows(
     weight = objective.weight(rows.labels, len(rows)) if objective is not None and rows.labels is not None else 0.0
     total = float(runtime.sum_over_ranks(loss_sum))
     return Predictions(ordered, rows.labels, total / weight if weight > 0 else None)
-
-
-def _pin(batch: Batch) -> Batch:
-    """The batch in pinned memory."""
-    inputs = {name: getattr(x, "pin_memory", None) or x.pin for name, x in batch.inputs.items()}
-    labels = None if batch.labels is None else batch.labels.pin_memory()
-    return replace(batch, inputs={name: pin() for name, pin in inputs.items()}, labels=labels)
 
 
 def _forward_all(
