@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from tunesmith.errors import ConfigError
-from tunesmith.model.attention import attend_packed
 from tunesmith.model.families import anatomy_of
+from tunesmith.model.fused_attention import attend_fused
 from tunesmith.model.fused_ops import add_norm, gelu_linear, linear
 from tunesmith.model.layer_parts import LayerParts, parts_of, why_not_fused
 from tunesmith.model.packing import Layout
@@ -28,7 +28,8 @@ class LayerCopies:
         self.attention_output, self.widen, self.narrow = (torch.empty_like(m.weight, dtype=dtype) for m in others)
         three = (parts.query, parts.key, parts.value)
         self.three = (*(m.weight for m in three), *(m.bias for m in three))
-        self.sources = [p.detach() for p in (*self.three, *(m.weight for m in others))]
+        self.copied = (*self.three, *(m.weight for m in others))
+        self.sources = [p.detach() for p in self.copied]
         self.targets = [
             *self.qkv.chunk(3), *self.qkv_bias.chunk(3), self.attention_output, self.widen, self.narrow
         ]  # fmt: skip
@@ -48,11 +49,30 @@ class FusedLayers:
         self._layers = [LayerCopies(parts, dtype) for parts in parts_of(model)]
         self._targets = [t for layer in self._layers for t in layer.targets]
         self._sources = [s for layer in self._layers for s in layer.sources]
+        self._versions: list[int] = []
+        self.kept_fresh = False
+        """Set by an optimizer that writes the copies together with the weights."""
         self._stack.forward = self._forward
+
+    @property
+    def copies(self) -> dict[torch.Tensor, torch.Tensor]:
+        """Each parameter that has one, with its copy."""
+        return {p: t for layer in self._layers for p, t in zip(layer.copied, layer.targets, strict=True)}
 
     def disable(self) -> None:
         """Give the stack its own forward back."""
         self._stack.forward = self._plain
+
+    def refresh_if_changed(self) -> None:
+        """Copy the weights if somebody but the optimizer's kernel wrote to them, such as a checkpoint that was loaded."""
+        versions = [source._version for source in self._sources]
+        if versions != self._versions:
+            self._refresh()
+            self._versions = versions
+
+    def _refresh(self) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(self._targets, self._sources)
 
     def _forward(self, hidden_states: torch.Tensor, *args: Any, layout: Layout | None = None, **kwargs: Any) -> Any:
         """Packed batches fused; others, and all while somebody listens to a layer, as transformers runs them."""
@@ -66,17 +86,19 @@ class FusedLayers:
         return Output(last_hidden_state=out.unsqueeze(0))  # type: ignore[arg-type]
 
     def _run(self, residual: torch.Tensor, layout: Layout) -> torch.Tensor:
-        with torch.no_grad():  # copied anew each time: nobody has to say that the weights have changed
-            torch._foreach_copy_(self._targets, self._sources)
+        if self.kept_fresh:
+            self.refresh_if_changed()
+        else:  # copied anew each time: nobody has to say that the weights have changed
+            self._refresh()
         device, training = residual.device, self._stack.training
         # Drawn from torch's generator, which is seeded for the step: what is dropped is a function of the step.
-        seeds = torch.randint(2**31 - 1, (2 * len(self._layers),), device=device) if training else self._targets[0]
+        seeds = torch.randint(2**62, (3 * len(self._layers),), device=device) if training else self._targets[0]
         x = residual.to(self.dtype)
         last = len(self._layers) - 1
         for number, layer in enumerate(self._layers):
             first_only = self.first_token_only and number == last
             residual, x = _run_layer(
-                layer, residual, x, layout, first_only=first_only, training=training, seeds=seeds, call=2 * number
+                layer, residual, x, layout, first_only=first_only, training=training, seeds=seeds, call=3 * number
             )
         return residual
 
@@ -87,22 +109,25 @@ def _run_layer(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """One layer: the residual stream as it is stored and as products take it."""
     parts = layer.parts
-    context, residual = _attend(layer, residual, x, layout, first_only=first_only, training=training)
+    context, residual = _attend(
+        layer, residual, x, layout, first_only=first_only, training=training, seeds=seeds, call=call
+    )
     h = linear(context, layer.attention_output, None, parts.attention_output.weight)
     drop = parts.drop_attention if training else 0.0
     residual, x = add_norm(
-        h, parts.attention_output.bias, residual, parts.attention_norm, drop=drop, seeds=seeds, call=call
+        h, parts.attention_output.bias, residual, parts.attention_norm, drop=drop, seeds=seeds, call=call + 1
     )
     h = gelu_linear(
         linear(x, layer.widen, None, parts.widen.weight), parts.widen.bias, layer.narrow, parts.narrow.weight
     )
     drop = parts.drop_output if training else 0.0
-    return add_norm(h, parts.narrow.bias, residual, parts.output_norm, drop=drop, seeds=seeds, call=call + 1)
+    return add_norm(h, parts.narrow.bias, residual, parts.output_norm, drop=drop, seeds=seeds, call=call + 2)
 
 
 def _attend(
-    layer: LayerCopies, residual: torch.Tensor, x: torch.Tensor, layout: Layout, *, first_only: bool, training: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+    layer: LayerCopies, residual: torch.Tensor, x: torch.Tensor, layout: Layout, *,
+    first_only: bool, training: bool, seeds: torch.Tensor, call: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(what attention makes of x, the residual that goes with it: all tokens, or the first ones)."""
     parts = layer.parts
     width, drop = parts.query.out_features, parts.drop_weights if training else 0.0
@@ -112,9 +137,8 @@ def _attend(
         (q_w, k_w, v_w, q_b, k_b, v_b) = layer.three
         q = linear(firsts, layer.qkv[:width], layer.qkv_bias[:width], q_w, q_b).view(shape)
         both = linear(x, layer.qkv[width:], layer.qkv_bias[width:], k_w, v_w, k_b, v_b)
-        k, v = both.view(-1, 2, *shape[1:]).unbind(1)
+        packed = both.view(-1, 2, *shape[1:])
     else:
-        qkv = linear(x, layer.qkv, layer.qkv_bias, *layer.three)
-        q, k, v = qkv.view(-1, 3, *shape[1:]).unbind(1)
-    out = attend_packed(q, k, v, layout, shape[-1] ** -0.5, drop, first_only)
+        q, packed = None, linear(x, layer.qkv, layer.qkv_bias, *layer.three).view(-1, 3, *shape[1:])
+    out = attend_fused(q, packed, layout, scale=shape[-1] ** -0.5, drop=drop, seeds=seeds, call=call)
     return out.reshape(-1, width), residual

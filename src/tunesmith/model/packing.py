@@ -15,7 +15,7 @@ class Layout:
     """Where each row lies in a packed batch. Made on the host; nothing in it needs a device sync to be used."""
 
     lengths: tuple[int, ...]
-    """Tokens of each stretch in packed order. With a filled-up batch the last one is the filling."""
+    """Tokens of each stretch in packed order. With a filled-up batch the last ones are the filling."""
     longest: int
     """Upper bound of `lengths`: a host number, so that a captured graph can keep it fixed."""
     bounds: torch.Tensor
@@ -52,14 +52,15 @@ def pack(
     filler: int = 0,
     total: int | None = None,
     longest: int | None = None,
+    fillers: int = 1,
     dtype: type[np.integer] = np.int64,
 ) -> PackedBatch:
     """Model inputs of shape (1, tokens), `position_ids` and the `layout`, for the rows as `TokenRows.take` gives them.
 
     Rows are sorted by length inside the batch (equal lengths share one matrix product); the model's output is in
-    the given order. With `total` the batch is filled up to that many tokens, as a stretch of its own that no row
-    sees and the head never reads: every batch of a bucket then has the same shapes (rows + 1 stretches). `longest` is the
-    bucket's longest stretch. `dtype` is that of the ids: a GPU sorts 32 bits in half the time of 64 for the embedding's
+    the given order. With `total` the batch is filled up to that many tokens, with `fillers` stretches of their own that no
+    row sees and the head never reads: every batch of a bucket then has the same shapes. `longest` is the bucket's longest
+    stretch. `dtype` is that of the ids: a GPU sorts 32 bits in half the time of 64 for the embedding's
     gradient.
     """
     given = np.array([len(ids) for ids in rows["input_ids"]], dtype=np.int64)
@@ -70,8 +71,9 @@ def pack(
     stretches = lengths
     if total is not None:
         spare = total - int(lengths.sum())
-        assert spare > 0, f"{int(lengths.sum())} tokens and some filling do not fit into {total}"
-        stretches = np.append(lengths, spare)
+        assert spare >= fillers, f"{int(lengths.sum())} tokens and {fillers} of filling do not fit into {total}"
+        stretches = np.concatenate([lengths, np.full(fillers, spare // fillers)])
+        stretches[len(lengths) : len(lengths) + spare % fillers] += 1
     bound = int(stretches.max()) if longest is None else longest
     assert bound >= int(stretches.max()), f"a stretch of {int(stretches.max())} tokens is longer than longest={bound}"
     bounds = np.concatenate(([0], np.cumsum(stretches)))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tunesmith.data.batches import Batch
+from tunesmith.errors import short_text
 from tunesmith.model.packing import Layout
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,9 @@ class StepGraphs:
     generator as it is seeded before the replay, so a step gives the same bits captured or not, and resumes exactly.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, before: Callable[[], None] | None = None) -> None:
         self._device = device
+        self._before = before
         self._pool: Any = None
         self._seen: Counter[Shape] = Counter()
         self._graphs: dict[Shape, _Captured] = {}
@@ -64,6 +66,8 @@ class StepGraphs:
             if captured is None:
                 return None
             self._graphs[shape] = captured
+        if self._before is not None:
+            self._before()
         self._rate.fill_(rate)
         self._factor.fill_(factor)
         for fixed, batch in zip(captured.batches, batches, strict=True):
@@ -83,20 +87,31 @@ class StepGraphs:
             # Other threads go on (batches are pinned, checkpoints copied): only this one must not touch the device.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 numbers.copy_(body(fixed, self._rate, self._factor))
-        except (RuntimeError, torch.OutOfMemoryError) as error:
-            log.warning("the step could not be captured as a CUDA graph (%s); it runs uncaptured", error)
-            self.off = True
-            self._graphs.clear()
-            torch.cuda.synchronize()
+        except (RuntimeError, AssertionError) as error:
+            log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", short_text(error))
+            self._give_up()
             return None
         return _Captured(graph, fixed, numbers)
 
+    def _give_up(self) -> None:
+        """Leaves the device as if nothing had been captured; the generator of a broken capture would refuse to draw."""
+        self.off = True
+        self._graphs.clear()
+        torch.cuda.synchronize()
+        fresh = torch.Generator(device=self._device)
+        torch.cuda.default_generators[self._device.index or 0].graphsafe_set_state(fresh)
 
-def bucket_of(tokens: int, longest: int) -> tuple[int, int]:
-    """(tokens to fill a packed batch up to, bound of its longest stretch): few shapes, at most an eighth of filling."""
+
+def bucket_of(tokens: int, longest: int) -> tuple[int, int, int]:
+    """(tokens to fill a packed batch up to, bound of its longest stretch, stretches of filling).
+
+    Few shapes, about an eighth of filling at most, no stretch of it longer than rows are.
+    """
     step = max(64, 2 ** (tokens.bit_length() - 4))
-    total = (tokens // step + 1) * step
-    return total, -(-max(longest, step) // 128) * 128
+    fillers = step // 64
+    total = ((tokens + fillers - 1) // step + 1) * step
+    multiple = 64 if longest <= 128 else 128
+    return total, max(128 if step > 64 else 64, -(-longest // multiple) * multiple), fillers
 
 
 def _shape_of(batch: Batch) -> Shape | None:

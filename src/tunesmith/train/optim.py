@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
+from tunesmith.model.fused_layers import FusedLayers
+from tunesmith.model.fused_ops import has_triton
 from tunesmith.model.params import param_groups
 from tunesmith.train.sharding import local, whole
 
@@ -24,8 +27,12 @@ def make_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
     epsilon: float = 1e-8,
     fused: bool = True,
+    layers: FusedLayers | None = None,
 ) -> AdamW:
-    """AdamW over the trainable parameters; each group knows its parameter names and its share of the rate."""
+    """AdamW over the trainable parameters; each group knows its parameter names and its share of the rate.
+
+    With fused `layers` the copies they compute with are written by the same kernel as the weights.
+    """
     by_name = dict(model.named_parameters())
     groups: list[dict[str, Any]] = [
         {
@@ -41,7 +48,30 @@ def make_optimizer(
     if on_gpu:  # the rate lies on the device, so that a captured step can read it
         for group in groups:
             group["lr"] = torch.full((), group["lr"], device=group["params"][0].device)
-    return AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused, capturable=on_gpu)
+    optimizer = DeviceAdamW if on_gpu else AdamW
+    made = optimizer(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused, capturable=on_gpu)
+    if isinstance(made, DeviceAdamW) and layers is not None and made.can_follow(layers.copies):
+        made.follow(layers.copies)
+        layers.kept_fresh = True
+    return made
+
+
+class DeviceAdamW(AdamW):
+    """torch's AdamW on a GPU; with copies to follow, one kernel of ours writes weights and copies together."""
+
+    kernel: Any = None
+
+    def can_follow(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> bool:
+        """Whether the kernel can be compiled here, and takes these tensors."""
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        plain = all(p.dtype == torch.float32 and p.is_contiguous() for p in parameters)
+        return has_triton() and plain and all(t.data_ptr() % 16 == 0 for t in (*parameters, *copies.values()))
+
+    def follow(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """From now on the copies change with the weights."""
+        from tunesmith.train.adamw_kernel import OneKernelAdamW
+
+        self.kernel = OneKernelAdamW(self, copies)
 
 
 def set_rate(optimizer: Optimizer, rate: Rate) -> None:
@@ -84,6 +114,9 @@ def is_fused(optimizer: Optimizer) -> bool:
 
 def apply_update(optimizer: Optimizer, divisor: torch.Tensor, skip: torch.Tensor) -> None:
     """One optimizer step on gradients / divisor, unless `skip` is 1.0. No sync when the optimizer is fused."""
+    if isinstance(optimizer, DeviceAdamW) and optimizer.kernel is not None:
+        optimizer.kernel.step(divisor, skip)
+        return
     if is_fused(optimizer):
         fused: Any = optimizer
         fused.grad_scale, fused.found_inf = divisor, skip

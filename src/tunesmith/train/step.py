@@ -70,8 +70,9 @@ def train_step(
     numbers = None
     if state.graphs is not None and state.rows_limit is None and not state.hooks.inside:
         numbers = state.graphs.run(window.micro_batches, learning_rate, factor, body)
-        if numbers is None:  # nothing of a capture that failed may be added to
+        if numbers is None:  # nothing of a capture that failed may be left
             state.optimizer.zero_grad(set_to_none=True)
+            seed_step(seed, state.step, state.runtime.rank)
     while numbers is None:
         try:
             numbers = body(_within_limit(window.micro_batches, state.rows_limit), learning_rate, factor)

@@ -43,8 +43,8 @@ class Packing:
         size: dict[str, Any] = {}
         if self.filled:
             lengths = [len(ids) for ids in tokens["input_ids"]]
-            total, longest = bucket_of(sum(lengths), max(lengths))
-            size = {"total": total, "longest": longest, "dtype": np.int32}
+            total, longest, fillers = bucket_of(sum(lengths), max(lengths))
+            size = {"total": total, "longest": longest, "fillers": fillers, "dtype": np.int32}
         return dict(pack(tokens, first_position=self.first_position, keys=self.keys, **size))
 
     def split(self, batch: Batch, limit: int) -> list[Batch]:
@@ -96,6 +96,7 @@ class Strategies:
     notes: tuple[str, ...]
     undo: tuple[Any, ...]
     graphs: StepGraphs | None = None
+    fused: FusedLayers | None = None
 
     def whole(self) -> AbstractContextManager[None]:
         """Inside, the model takes plain token ids."""
@@ -146,13 +147,15 @@ def choose_strategies(
     if _wanted("cls_only_last_layer", first_token_only, parts or checkpointing or cls_only.supports(model), notes):
         undo.append(cls_only.enable_first_token_only(model))
         on.append("last layer for the first token only")
+    fused: FusedLayers | None = None
     packed, cut_layer = "padding-free" in on, "last layer for the first token only" in on
     if _wanted("fused_layers", fused_layers, _no_fusing(model, device, precision, packed), notes):
-        undo.append(FusedLayers(model, HALF[precision], first_token_only=cut_layer))
+        fused = FusedLayers(model, HALF[precision], first_token_only=cut_layer)
+        undo.append(fused)
         on.append("fused layers")
     graphs, train_collate = None, collate
     if _wanted("cuda_graphs", cuda_graphs, _no_graphs(device, world, packed), notes):
-        graphs = StepGraphs(device)
+        graphs = StepGraphs(device, before=None if fused is None else fused.refresh_if_changed)
         train_collate = replace(collate, filled=True)
         on.append("one launch a step")
     cut = None
@@ -170,7 +173,7 @@ def choose_strategies(
     if device.type == "cpu" and not sharded:
         undo.append(enable_cpu_speed(model))
     notes = [note for note in notes if device.type == "cuda" or not note.startswith(ON_A_GPU)]
-    return Strategies(train_collate, collate, cut, tuple(on), tuple(notes), tuple(undo), graphs)
+    return Strategies(train_collate, collate, cut, tuple(on), tuple(notes), tuple(undo), graphs, fused)
 
 
 def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, packed: bool) -> str | None:

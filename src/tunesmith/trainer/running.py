@@ -173,6 +173,7 @@ class TrainPart(
         progress.epoch, progress.steps_in_epoch = notes["epoch"], notes["steps_in_epoch"]
         progress.loss_since_log, progress.logged_step = notes["loss_since_log"], notes["logged_step"]
         progress.epoch_open = notes["epoch_open"]
+        progress.loss_total = -progress.loss_since_log  # those steps belong to the mean of an earlier call
 
     def _hooks(self) -> StepHooks:
         """transformers' moments inside a step, each only where a callback looks at it."""
