@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from tiny_model import save_tiny_bert
@@ -137,3 +138,17 @@ def test_on_a_gpu_the_trainers_best_runs_too() -> None:
         "loop",
     )
     assert "trainer_bf16" not in kinds_for(on_gpu=True, half=True)
+
+
+def test_a_turn_whose_steps_tell_of_themselves_later_counts_average_steps() -> None:
+    from types import SimpleNamespace
+
+    from tunesmith.measure.ours import Counted, _turn
+
+    lengths = np.array([10, 30])
+    prepared: Any = SimpleNamespace(
+        batches=SimpleNamespace(rows_per_step=4), rows=lambda split: SimpleNamespace(lengths=lengths)
+    )
+    assert _turn(2.0, 3, Counted(3, 12, 100), Counted(16, 64, 800), prepared) == Turn(2.0, 12, 100)
+    assert _turn(2.0, 8, Counted(16, 64, 900), Counted(16, 64, 800), prepared) == Turn(2.0, 32, 400)
+    assert _turn(2.0, 8, Counted(), Counted(), prepared) == Turn(2.0, 32, 640)
