@@ -28,6 +28,8 @@ from trainer_toys import (
     arguments,
 )
 from tunesmith import Trainer
+from tunesmith.events import StepDone
+from tunesmith.run.journal import read_journal
 
 
 def make(folder: Path, *, model: Any = None, data: Any = None, kind: Any = Trainer, **options: Any) -> Any:
@@ -373,3 +375,12 @@ def test_memory_that_ran_out_is_remembered_by_a_resume_that_ends_at_max_steps(tm
     assert trainer._train_batch_size == 16
     trainer.train(resume_from_checkpoint=True)
     assert (trainer._train_batch_size, trainer.state.global_step) == (14, 2)
+
+
+def test_the_training_loss_of_a_resume_is_the_mean_over_its_own_steps(tmp_path: Path) -> None:
+    options = {"save_strategy": "steps", "save_steps": 5, "logging_steps": 9}
+    make(tmp_path, **options).train()
+    losses = [e.loss for e in read_journal(tmp_path / "journal.jsonl") if isinstance(e, StepDone)]
+    later = make(tmp_path, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-15"))
+    assert later.training_loss == pytest.approx(np.mean(losses[15:]), rel=1e-6)
+    assert make(tmp_path, **options).train(resume_from_checkpoint=True).training_loss == 0.0, "nothing was left to do"
