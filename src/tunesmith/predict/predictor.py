@@ -19,6 +19,7 @@ from tunesmith.labels import LabelMap, Task
 from tunesmith.model.load import load_model, read_model_config
 from tunesmith.model.tokenizer import load_tokenizer, position_limit
 from tunesmith.predict.facts import ModelFacts, model_folder_of, read_facts
+from tunesmith.predict.packed_products import pack_products
 from tunesmith.predict.stream import Chunk, TextPredictions, chunks_of, predict_chunks
 from tunesmith.train.evaluate import predict_rows
 from tunesmith.train.runtime import Precision, Runtime, make_runtime
@@ -75,6 +76,8 @@ class Predictor:
         strategies = choose_strategies(
             model, None, padding_of(tokenizer), device=runtime.device, precision=precision, cuda_graphs="off"
         )
+        if runtime.device.type == "cpu" and precision == "no":
+            pack_products(model)
         longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
         return cls(model, tokenizer, facts, runtime, strategies.collate, longest)
 
