@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from token_files import TOKENS, engine_rows, pad, trainer_rows
 
 EVALUATE = {"mrpc": "validation", "trec": "test"}
 LABELS = {"mrpc": 2, "trec": 6}
+BF16 = bool(os.environ.get("QUALITY_BF16"))
+"""Both engines in bf16; a GPU's own speed-ups are on by themselves."""
 
 
 def train_ours(name: str, seed: int, epochs: float, rows: int | None, sampling: Any) -> Any:
@@ -43,19 +46,20 @@ def train_ours(name: str, seed: int, epochs: float, rows: int | None, sampling: 
     from tunesmith.train.strategies import choose_strategies
 
     train, evaluation = engine_rows(name, "train", rows), engine_rows(name, EVALUATE[name])
-    runtime = make_runtime()
+    runtime = make_runtime(precision="bf16" if BF16 else "no")
     seed_everything(seed)
     labels = LabelMap.for_classes([str(i) for i in range(LABELS[name])])
     model = load_model(TOKENS / "minilm", labels).model.to(runtime.device)
-    strategies = choose_strategies(model, train, Padding(), device=runtime.device)
+    strategies = choose_strategies(model, train, Padding(), device=runtime.device, precision=runtime.precision)
     batches = Batches(train, strategies.train_collate, 8, seed=seed, sampling=sampling)
     steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=0, num_epochs=epochs)
     state = TrainState(
         model,
-        make_optimizer(model, learning_rate=5e-5),
+        make_optimizer(model, learning_rate=5e-5, layers=strategies.fused),
         TaskLoss(labels.task, len(labels)),
         runtime,
         cut=strategies.cut,
+        graphs=strategies.graphs,
     )
     every = 1 if runtime.device.type == "cpu" else 50
     plan = Plan(steps, ends, Schedule("linear", 5e-5, 0, steps), seed=seed, read_back_every=every)
@@ -79,6 +83,7 @@ def train_theirs(name: str, seed: int, epochs: float, rows: int | None, sampling
             seed=seed,
             num_train_epochs=epochs,
             train_sampling_strategy=sampling,
+            bf16=BF16,
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,

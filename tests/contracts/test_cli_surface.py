@@ -92,7 +92,6 @@ V5_DEFAULTS: dict[str, Any] = {
     "gradient_accumulation_steps": 1,
     "max_grad_norm": 1.0,
     "label_smoothing_factor": 0.0,
-    "bf16": False,
     "fp16": False,
     "seed": 42,
     "data_seed": None,

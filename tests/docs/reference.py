@@ -20,6 +20,7 @@ WHY = {
     "logging_steps": "about 20 times an epoch; every step is in the journal anyway",
     "train_sampling_strategy": "rows of similar length share a step, shuffled over 50 steps (decision 0004)",
     "auto_find_batch_size": "a micro-batch that does not fit is halved, the rows of a step stay the same",
+    "bf16": "yes on a GPU that has it, and said aloud; float32 on a CPU (decision 0108)",
     "project": "",
 }
 """Option -> why its default is not the one of transformers."""

@@ -125,9 +125,7 @@ def test_dropout_changes_with_the_seed_and_repeats_with_it() -> None:
     assert losses[0] == losses[2] != losses[1]
 
 
-@pytest.mark.parametrize(
-    ("kind", "reason"), [("albert", "share one set"), ("mpnet", "bias")]
-)
+@pytest.mark.parametrize(("kind", "reason"), [("albert", "share one set"), ("mpnet", "bias")])
 def test_families_that_cannot_be_fused_say_why(kind: str, reason: str) -> None:
     model = make_model(kind)
     assert reason in (why_not_fused(model) or "")

@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
 from token_files import engine_rows  # noqa: E402
-
 from tunesmith.data.batches import Batches, Padding  # noqa: E402
 from tunesmith.data.token_rows import TokenRows  # noqa: E402
 from tunesmith.events import StepDone  # noqa: E402
 from tunesmith.labels import LabelMap  # noqa: E402
+from tunesmith.model.fused_ops import SideStream  # noqa: E402
 from tunesmith.train.loop import train_events  # noqa: E402
 from tunesmith.train.losses import TaskLoss  # noqa: E402
 from tunesmith.train.optim import make_optimizer  # noqa: E402
@@ -157,6 +157,10 @@ def check_bits(rows: TokenRows, layers: int) -> None:
     eager[0].graphs.off = True
     check("bits: uncaptured", float(np.abs(np.array(losses) - np.array(train(*eager[:2], 60))).max()), 0)
     check("bits: uncaptured, weights", difference(weights(*one[::2]), weights(*eager[::2])), 0)
+    most, SideStream.MOST_TOKENS = SideStream.MOST_TOKENS, 0
+    single = make_state(rows, layers, "bf16", 0.1)
+    check("bits: on one stream", float(np.abs(np.array(losses) - np.array(train(*single[:2], 60))).max()), 0)
+    SideStream.MOST_TOKENS = most
     first = make_state(rows, layers, "bf16", 0.1)
     begun = train(*first[:2], 37)
     with TemporaryDirectory() as folder:
@@ -183,7 +187,7 @@ def check_give_up(rows: TokenRows) -> None:
             found = inner.sum(model, batch)
             if torch.cuda.is_current_stream_capturing():
                 calls.append(1)
-                float(found[0])  # reads from the device, which a capture forbids
+                float(found[0].detach())  # reads from the device, which a capture forbids
             return found
 
     broken[0].objective = Breaks()

@@ -58,14 +58,14 @@ def _measure(config: RunConfig, args: argparse.Namespace) -> None:
     prepared = make_prepared(config)  # tokens are in the cache from here on: start-up is compared without tokenizing
     import torch
 
-    device, dtype = prepared.runtime.device, torch.bfloat16 if config.bf16 else torch.float32
+    device, dtype = prepared.runtime.device, torch.bfloat16 if prepared.runtime.precision == "bf16" else torch.float32
     title = (
         f"{config.model_name_or_path or 'the default model'}, {len(prepared.rows('train')):,} rows, batch "
-        f"{config.per_device_train_batch_size}, {'bf16' if config.bf16 else 'fp16' if config.fp16 else 'fp32'}, "
+        f"{config.per_device_train_batch_size}, {'fp32' if prepared.runtime.precision == 'no' else prepared.runtime.precision}, "
         f"{device} (threads: {torch.get_num_threads()}); {args.rounds} rounds of {args.steps} steps, taking turns"
     )
     print(title, flush=True)
-    against = args.against or kinds_for(on_gpu=device.type == "cuda", half=config.bf16 or config.fp16)
+    against = args.against or kinds_for(on_gpu=device.type == "cuda", half=bool(config.bf16 or config.fp16))
     kinds = ("tunesmith", *against)
     options = {k: v for k, v in to_dict(config).items() if v is not None}
     with tempfile.TemporaryDirectory(prefix="tunesmith-bench-") as name:

@@ -44,8 +44,8 @@ class ModelOptions:
 class SpeedOptions:
     """Precision and speed"""
 
-    bf16: bool = False
-    """Compute in bfloat16 where it is safe; weights stay float32."""
+    bf16: bool | None = None
+    """Compute in bfloat16 where it is safe; weights stay float32. Default: yes on a GPU that has it, no on a CPU."""
 
     fp16: bool = False
     """Compute in float16 with loss scaling where it is safe; weights stay float32. Needs a GPU."""
@@ -65,8 +65,11 @@ class SpeedOptions:
     cls_only_last_layer: AutoOnOff = "auto"
     """Compute the last layer for the first token alone where the head reads nothing else; the result is the same."""
 
+    fused_layers: AutoOnOff = "auto"
+    """On a GPU in bf16 or fp16: layers in few kernels that read and write less; the result is the same."""
+
     cuda_graphs: AutoOnOff = "auto"
-    """Capture whole steps as CUDA graphs."""
+    """On one GPU: capture whole steps as CUDA graphs, one for each size of batch; the result is the same."""
 
     torch_compile: bool = False
     """Compile the model with torch.compile."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -92,10 +92,44 @@ def make_batch(rows: TokenRows, indices: npt.NDArray[np.int64], collate: Collate
     return Batch(inputs, labels, indices, int(rows.lengths[indices].sum()), int(inputs["input_ids"].numel()), extra)
 
 
+def tensors_of(batch: Batch) -> list[torch.Tensor]:
+    """All tensors of a batch, by the names of its inputs; the labels last."""
+    found: list[torch.Tensor] = []
+    for _, value in sorted(batch.inputs.items()):
+        found += value.parts() if hasattr(value, "parts") else [value]
+    return found if batch.labels is None else [*found, batch.labels]
+
+
+def with_tensors(batch: Batch, tensors: Sequence[torch.Tensor], **extra: Any) -> Batch:
+    """The same batch with its tensors elsewhere, in the order of `tensors_of`."""
+    left = list(tensors)
+    inputs: dict[str, Any] = {}
+    for name, value in sorted(batch.inputs.items()):
+        parts = [left.pop(0) for _ in (value.parts() if hasattr(value, "parts") else [value])]
+        inputs[name] = value.with_parts(*parts) if hasattr(value, "parts") else parts[0]
+    labels = None if batch.labels is None else left.pop(0)
+    return replace(batch, inputs=inputs, labels=labels, extra={**batch.extra, **extra})
+
+
+def views_of(block: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors like those given, one after the other in a block of bytes."""
+    views, at = [], 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        views.append(block[at : at + size].view(tensor.dtype).view(tensor.shape))
+        at += -(-size // 16) * 16
+    return views
+
+
 def pin_batch(batch: Batch) -> Batch:
-    """The same batch in pinned memory."""
-    inputs = {name: tensor.pin_memory() for name, tensor in batch.inputs.items()}
-    return replace(batch, inputs=inputs, labels=None if batch.labels is None else batch.labels.pin_memory())
+    """The same batch in one block of pinned memory: one copy takes it to a GPU."""
+    tensors = tensors_of(batch)
+    size = sum(-(-t.numel() * t.element_size() // 16) * 16 for t in tensors)
+    block = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    views = views_of(block, tensors)
+    for view, tensor in zip(views, tensors, strict=True):
+        view.copy_(tensor)
+    return with_tensors(batch, views, block=block)
 
 
 @dataclass(frozen=True)

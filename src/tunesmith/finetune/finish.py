@@ -46,6 +46,9 @@ def predict_splits(
         sharded=prepared.runtime.sharding is not None,
         pack_rows=prepared.config.padding_free,
         first_token_only=prepared.config.cls_only_last_layer,
+        precision=prepared.runtime.precision,
+        fused_layers=prepared.config.fused_layers,
+        cuda_graphs="off",
     )
     found: dict[str, Predictions] = {}
     for split, tokenized in prepared.tokenized.items():
@@ -56,7 +59,7 @@ def predict_splits(
             tokenized.rows,
             strategies.collate,
             prepared.runtime,
-            max_rows=max(prepared.config.per_device_eval_batch_size, 64),
+            max_rows=prepared.evaluation_rows,
             objective=state.objective,
             on_batch=make_counter(progress, f"evaluating {split}", len(tokenized.rows)),
         )

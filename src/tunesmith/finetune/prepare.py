@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.config.schema import RunConfig, to_dict
+from tunesmith.config.schema import RunConfig
 from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.load import DataBundle
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.data.tokenize import Tokenized, longest_allowed, tokenize
 from tunesmith.errors import ConfigError
+from tunesmith.finetune.identity import make_identity
 from tunesmith.finetune.reading import RunData
 from tunesmith.finetune.watch import Progress, Say, Watch
 from tunesmith.metrics.suite import Suite, make_suite
@@ -26,27 +25,15 @@ from tunesmith.model.resolve import EMBEDDED
 from tunesmith.model.tokenizer import load_tokenizer, position_limit
 from tunesmith.predict.facts import ModelFacts
 from tunesmith.predict.predictor import padding_of
-from tunesmith.run.environment import package_versions
 from tunesmith.train.agreement import require_agreement
 from tunesmith.train.checkpoint import Identity
 from tunesmith.train.losses import TaskLoss, resolve_class_weights
 from tunesmith.train.optim import make_optimizer
-from tunesmith.train.runtime import Precision, Runtime, make_runtime
+from tunesmith.train.runtime import Precision, Runtime, has_bf16, make_runtime
 from tunesmith.train.seed import make_deterministic, seed_everything
-from tunesmith.train.sharding_options import Sharding, read_sharding
+from tunesmith.train.sharding_options import read_sharding
 from tunesmith.train.state import TrainState
 from tunesmith.train.strategies import Strategies, choose_strategies
-
-INERT_NAMES = """
-    output_dir run_name save_strategy save_steps save_total_limit save_only_model resume_from_checkpoint weights_only
-    logging_strategy logging_steps logging_first_step disable_tqdm report_to project preprocessing_num_workers
-    overwrite_cache cache_dir allow_changed_data allow_download dataloader_num_workers dataloader_pin_memory
-    train_file validation_file test_file test_split_name max_predict_samples model_name_or_path tokenizer_name
-    config_name model_revision use_cpu auto_find_batch_size ddp_timeout
-    fsdp fsdp_config
-"""
-INERT = frozenset(INERT_NAMES.split())
-"""Options that may differ when a run goes on: they change neither data order nor maths (data is compared by content)."""
 
 
 @dataclass
@@ -70,6 +57,12 @@ class Prepared:
         """The tokenized rows of a split."""
         return self.tokenized[split].rows
 
+    @property
+    def evaluation_rows(self) -> int | None:
+        """Rows of an evaluation batch; None on a GPU, where tokens are counted instead."""
+        on_gpu = self.runtime.device.type == "cuda"
+        return None if on_gpu else max(self.config.per_device_eval_batch_size, 64)
+
     def train_sample(self) -> TokenRows | None:
         """A fixed, seeded sample of the training rows, to be evaluated beside the validation set."""
         wanted = min(self.config.train_sample_size, len(self.rows("train")))
@@ -81,7 +74,9 @@ class Prepared:
 
 def start_runtime(config: RunConfig) -> Runtime:
     """Joins the other ranks, if this process was launched as one of several."""
-    precision: Precision = "bf16" if config.bf16 else "fp16" if config.fp16 else "no"
+    precision: Precision = "fp16" if config.fp16 else "no"
+    if config.bf16 or (config.bf16 is None and not config.fp16 and has_bf16(use_cpu=config.use_cpu)):
+        precision = "bf16"
     sharding = read_sharding(config.fsdp, config.fsdp_config)
     return make_runtime(
         precision=precision, use_cpu=config.use_cpu, sharding=sharding, timeout_seconds=config.ddp_timeout
@@ -102,7 +97,9 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
         tokenizer = _load_tokenizer(config, folder)
         length = longest_allowed(tokenizer, model_max=position_limit(stored), asked=config.max_seq_length)
         tokenized = _tokenize(config, bundle, tokenizer, length, stored, watch.progress)
-    identity = make_identity(config, bundle, folder, world=runtime.world, sharding=runtime.sharding)
+    identity = make_identity(
+        config, bundle, folder, precision=runtime.precision, world=runtime.world, sharding=runtime.sharding
+    )
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     _say_lengths(say, tokenized, length)
     suite = make_suite(bundle.labels.task, names=config.metric_name, glue_task=config.task_name)
@@ -155,6 +152,8 @@ def _say_model(say: Say, config: RunConfig, loaded: LoadedModel, strategies: Str
     size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
     name = config.model_name_or_path or EMBEDDED
     say(f"Model: {name}, {size} parameters, on {runtime.device}.")
+    if runtime.precision == "bf16" and config.bf16 is None:
+        say("Precision: bf16, as this GPU has it (weights stay float32); --no_bf16 computes in float32.")
     if runtime.sharding is not None:
         say(f"FSDP: weights, gradients and optimizer state are dealt out over {runtime.world} ranks.")
     for note in (*loaded.notes, *strategies.notes):
@@ -216,6 +215,10 @@ def _make_state(
         pack_rows=config.padding_free,
         first_token_only=config.cls_only_last_layer,
         restrict_vocabulary=config.restrict_vocabulary,
+        world=runtime.world,
+        precision=runtime.precision,
+        fused_layers=config.fused_layers,
+        cuda_graphs=config.cuda_graphs,
     )
     labels = bundle.labels
     weights = None
@@ -230,10 +233,14 @@ def _make_state(
         betas=(config.adam_beta1, config.adam_beta2),
         epsilon=config.adam_epsilon,
         fused=config.optim == "adamw_torch_fused",
+        layers=strategies.fused,
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
     split = config.auto_find_batch_size
-    return strategies, TrainState(model, optimizer, objective, runtime, cut=strategies.cut, may_split=split)
+    state = TrainState(
+        model, optimizer, objective, runtime, cut=strategies.cut, may_split=split, graphs=strategies.graphs
+    )
+    return strategies, state
 
 
 def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, runtime: Runtime) -> Batches:
@@ -253,21 +260,3 @@ def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, ru
         ahead=config.dataloader_num_workers or (2 if on_gpu else 0),
         pinned=on_gpu and config.dataloader_pin_memory,
     )
-
-
-def make_identity(
-    config: RunConfig, bundle: DataBundle, folder: Path, *, world: int = 1, sharding: Sharding | None = None
-) -> Identity:
-    """What a checkpoint of this run is compared with on resume: options that matter, data by content, model by config."""
-    options = {k: _plain(v) for k, v in to_dict(config).items() if k not in INERT}
-    options["model"] = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16]
-    options["processes"] = world  # each has a batch of its own: another number is another experiment
-    if sharding is not None:  # by a flag or by the launcher: sums are taken in another order
-        options["fsdp"] = "full_shard" if sharding.reshard_after_forward else "shard_grad_op"
-    text = json.dumps([options, bundle.fingerprint], sort_keys=True)
-    run_id = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return Identity(run_id, bundle.fingerprint, options, bundle.labels.to_json(), package_versions())
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

@@ -31,8 +31,6 @@ def refuse_what_is_not_built(config: RunConfig) -> None:
         problems.append(
             "--resume_from_checkpoint FOLDER is not built in. Leave FOLDER out: the newest sound checkpoint is taken."
         )
-    if config.cuda_graphs == "on":
-        problems.append("--cuda_graphs on is not built in. Leave it out.")
     try:
         read_sharding(config.fsdp, config.fsdp_config)
     except ConfigError as error:

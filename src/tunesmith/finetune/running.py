@@ -168,7 +168,7 @@ def _make_evaluate(prepared: Prepared, watch: Watch, stop: StopRequest) -> Evalu
                     rows,
                     prepared.strategies.collate,
                     state.runtime,
-                    max_rows=max(prepared.config.per_device_eval_batch_size, 64),
+                    max_rows=prepared.evaluation_rows,
                     objective=state.objective,
                     on_batch=after,
                 )

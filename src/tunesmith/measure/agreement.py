@@ -37,7 +37,7 @@ def compare_losses(prepared: Prepared, folder: str, *, steps: int) -> list[tuple
         max_grad_norm=config.max_grad_norm,
         lr_scheduler_type="constant",
         train_sampling_strategy="sequential",
-        bf16=config.bf16,
+        bf16=prepared.runtime.precision == "bf16",
         fp16=config.fp16,
         use_cpu=config.use_cpu,
         logging_steps=1,

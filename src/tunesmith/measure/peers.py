@@ -110,7 +110,7 @@ def train_trainer(
             learning_rate=config.learning_rate,
             lr_scheduler_type="constant",
             train_sampling_strategy="group_by_length" if grouped else "random",
-            bf16=config.bf16 or bf16,
+            bf16=bool(config.bf16) or bf16,
             fp16=config.fp16 and not bf16,
             torch_compile=compiled,
             use_cpu=config.use_cpu,

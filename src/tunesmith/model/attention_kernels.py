@@ -15,27 +15,29 @@ import triton.language as tl
 from tunesmith.model.triton_kernels import is_kept
 
 _TILE = 64
+_MANY = 400
+"""Pairs of row and head that fill a GPU's multiprocessors three times over."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _load_rows(base, first, row, length, stride, head, D: tl.constexpr):
     at = (first + row)[:, None] * stride + head * D + tl.arange(0, D)[None, :]
     return tl.load(base + at, mask=(row < length)[:, None], other=0.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _store_rows(base, value, first, row, length, stride, head, D: tl.constexpr):
     at = (first + row)[:, None] * stride + head * D + tl.arange(0, D)[None, :]
     tl.store(base + at, value, mask=(row < length)[:, None])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _kept_pairs(seed, first, row, column, head, heads, drop):
     place = ((first + row) * heads + head)[:, None] * 4096 + column[None, :]
     return is_kept(seed, place, drop)
 
 
-@triton.jit(do_not_specialize=["call"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["call"])
 def _forward(
     q, k, v, out, lse, seeds, q_bounds, k_bounds, call, scale, drop, q_stride, k_stride, heads,
     D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr,
@@ -70,7 +72,7 @@ def _forward(
     tl.store(lse + (q_first + row) * heads + head, top + tl.log(total), mask=row < q_length)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _shares(
     queries, keys, values, d_out, norm, delta, q_first, row, column, k_length, seed, head, heads, scale, drop,
     DROP: tl.constexpr,
@@ -87,60 +89,83 @@ def _shares(
     return used, share * (d_share - delta[:, None]) * scale
 
 
-@triton.jit(do_not_specialize=["call", "blocks"])  # type: ignore[untyped-decorator]
+@triton.jit
+def _key_gradients(
+    d_out, q, k, v, out, lse, d_q, d_k, d_v, seed, q_first, q_length, k_first, k_length, block, scale, drop, q_stride,
+    k_stride, heads, head, whole, D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    """Those of one tile of keys and values; of the queries too, where the row is one tile and `whole` says so."""
+    column = block * TILE + tl.arange(0, TILE)
+    keys = _load_rows(k, k_first, column, k_length, k_stride, head, D)
+    values = _load_rows(v, k_first, column, k_length, k_stride, head, D)
+    d_keys = tl.zeros((TILE, D), tl.float32)
+    d_values = tl.zeros((TILE, D), tl.float32)
+    for start in range(0, q_length, TILE):
+        row = start + tl.arange(0, TILE)
+        queries = _load_rows(q, q_first, row, q_length, q_stride, head, D)
+        given = _load_rows(d_out, q_first, row, q_length, heads * D, head, D)
+        result = _load_rows(out, q_first, row, q_length, heads * D, head, D)
+        delta = tl.sum(given.to(tl.float32) * result.to(tl.float32), 1)
+        norm = tl.load(lse + (q_first + row) * heads + head, mask=row < q_length, other=0.0)
+        used, d_scores = _shares(
+            queries, keys, values, given, norm, delta, q_first, row, column, k_length, seed, head, heads, scale, drop, DROP
+        )  # fmt: skip
+        d_values += tl.dot(tl.trans(used.to(given.dtype)), given)
+        d_keys += tl.dot(tl.trans(d_scores.to(queries.dtype)), queries)
+        if whole:
+            _store_rows(d_q, tl.dot(d_scores.to(keys.dtype), keys), q_first, row, q_length, q_stride, head, D)
+    _store_rows(d_k, d_keys, k_first, column, k_length, k_stride, head, D)
+    _store_rows(d_v, d_values, k_first, column, k_length, k_stride, head, D)
+
+
+@triton.jit
+def _query_gradients(
+    d_out, q, k, v, out, lse, d_q, seed, q_first, q_length, k_first, k_length, block, scale, drop, q_stride, k_stride,
+    heads, head, D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    """Those of one tile of queries."""
+    row = block * TILE + tl.arange(0, TILE)
+    queries = _load_rows(q, q_first, row, q_length, q_stride, head, D)
+    given = _load_rows(d_out, q_first, row, q_length, heads * D, head, D)
+    result = _load_rows(out, q_first, row, q_length, heads * D, head, D)
+    delta = tl.sum(given.to(tl.float32) * result.to(tl.float32), 1)
+    norm = tl.load(lse + (q_first + row) * heads + head, mask=row < q_length, other=0.0)
+    d_queries = tl.zeros((TILE, D), tl.float32)
+    for start in range(0, k_length, TILE):
+        column = start + tl.arange(0, TILE)
+        keys = _load_rows(k, k_first, column, k_length, k_stride, head, D)
+        values = _load_rows(v, k_first, column, k_length, k_stride, head, D)
+        _, d_scores = _shares(
+            queries, keys, values, given, norm, delta, q_first, row, column, k_length, seed, head, heads, scale, drop, DROP
+        )  # fmt: skip
+        d_queries += tl.dot(d_scores.to(keys.dtype), keys)
+    _store_rows(d_q, d_queries, q_first, row, q_length, q_stride, head, D)
+
+
+@triton.jit(do_not_specialize=["call", "blocks"])
 def _backward(
     d_out, q, k, v, out, lse, d_q, d_k, d_v, seeds, q_bounds, k_bounds, call, scale, drop, q_stride, k_stride, heads, blocks,
-    D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr,
+    D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr, MERGE: tl.constexpr,
 ):  # fmt: skip
+    # With programs to spare, keys and queries of a row go to two; with many rows one does both with the same scores.
     stretch, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     q_first = tl.load(q_bounds + stretch)
     q_length = tl.load(q_bounds + stretch + 1) - q_first
     k_first = tl.load(k_bounds + stretch)
     k_length = tl.load(k_bounds + stretch + 1) - k_first
     seed = tl.load(seeds + call)
-    if part < blocks:  # the gradients of one tile of keys and values
-        if part * TILE >= k_length:
-            return
-        column = part * TILE + tl.arange(0, TILE)
-        keys = _load_rows(k, k_first, column, k_length, k_stride, head, D)
-        values = _load_rows(v, k_first, column, k_length, k_stride, head, D)
-        d_keys = tl.zeros((TILE, D), tl.float32)
-        d_values = tl.zeros((TILE, D), tl.float32)
-        for start in range(0, q_length, TILE):
-            row = start + tl.arange(0, TILE)
-            queries = _load_rows(q, q_first, row, q_length, q_stride, head, D)
-            given = _load_rows(d_out, q_first, row, q_length, heads * D, head, D)
-            result = _load_rows(out, q_first, row, q_length, heads * D, head, D)
-            delta = tl.sum(given.to(tl.float32) * result.to(tl.float32), 1)
-            norm = tl.load(lse + (q_first + row) * heads + head, mask=row < q_length, other=0.0)
-            used, d_scores = _shares(
-                queries, keys, values, given, norm, delta, q_first, row, column, k_length, seed, head, heads, scale,
-                drop, DROP,
+    whole = MERGE and (q_length <= TILE) & (k_length <= TILE)
+    if part < blocks:
+        if part * TILE < k_length:
+            _key_gradients(
+                d_out, q, k, v, out, lse, d_q, d_k, d_v, seed, q_first, q_length, k_first, k_length, part, scale, drop,
+                q_stride, k_stride, heads, head, whole, D, TILE, DROP,
             )  # fmt: skip
-            d_values += tl.dot(tl.trans(used.to(given.dtype)), given)
-            d_keys += tl.dot(tl.trans(d_scores.to(queries.dtype)), queries)
-        _store_rows(d_k, d_keys, k_first, column, k_length, k_stride, head, D)
-        _store_rows(d_v, d_values, k_first, column, k_length, k_stride, head, D)
-    else:  # those of one tile of queries
-        if (part - blocks) * TILE >= q_length:
-            return
-        row = (part - blocks) * TILE + tl.arange(0, TILE)
-        queries = _load_rows(q, q_first, row, q_length, q_stride, head, D)
-        given = _load_rows(d_out, q_first, row, q_length, heads * D, head, D)
-        result = _load_rows(out, q_first, row, q_length, heads * D, head, D)
-        delta = tl.sum(given.to(tl.float32) * result.to(tl.float32), 1)
-        norm = tl.load(lse + (q_first + row) * heads + head, mask=row < q_length, other=0.0)
-        d_queries = tl.zeros((TILE, D), tl.float32)
-        for start in range(0, k_length, TILE):
-            column = start + tl.arange(0, TILE)
-            keys = _load_rows(k, k_first, column, k_length, k_stride, head, D)
-            values = _load_rows(v, k_first, column, k_length, k_stride, head, D)
-            _, d_scores = _shares(
-                queries, keys, values, given, norm, delta, q_first, row, column, k_length, seed, head, heads, scale,
-                drop, DROP,
-            )  # fmt: skip
-            d_queries += tl.dot(d_scores.to(keys.dtype), keys)
-        _store_rows(d_q, d_queries, q_first, row, q_length, q_stride, head, D)
+    elif ((part - blocks) * TILE < q_length) & (not whole):
+        _query_gradients(
+            d_out, q, k, v, out, lse, d_q, seed, q_first, q_length, k_first, k_length, part - blocks, scale, drop,
+            q_stride, k_stride, heads, head, D, TILE, DROP,
+        )  # fmt: skip
 
 
 def attention_forward(
@@ -160,7 +185,7 @@ def attention_forward(
 
 
 def attention_backward(
-    d_out: torch.Tensor, q: Any, k: Any, v: Any, out: torch.Tensor, lse: torch.Tensor, into: tuple[Any, Any, Any],
+    d_out: torch.Tensor, q: Any, k: Any, v: Any, out: torch.Tensor, lse: torch.Tensor, into: tuple[Any, ...],
     q_bounds: torch.Tensor, k_bounds: torch.Tensor, *,
     longest: int, scale: float, drop: float, seeds: torch.Tensor, call: int,
 ) -> None:  # fmt: skip
@@ -169,5 +194,5 @@ def attention_backward(
     blocks = int(triton.cdiv(longest, _TILE))
     _backward[(k_bounds.shape[0] - 1, heads, 2 * blocks)](
         d_out, q, k, v, out, lse, *into, seeds, q_bounds, k_bounds, call, scale, drop, q.stride(0), k.stride(0), heads,
-        blocks, D=size, TILE=_TILE, DROP=drop > 0, num_warps=4,
+        blocks, D=size, TILE=_TILE, DROP=drop > 0, MERGE=(k_bounds.shape[0] - 1) * heads > _MANY, num_warps=4,
     )  # fmt: skip

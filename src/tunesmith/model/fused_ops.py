@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,6 +54,46 @@ def sum_rows(x: torch.Tensor) -> torch.Tensor:
     return torch.mm(ones(x.shape[0], x).unsqueeze(0), flat, out_dtype=torch.float32).view(x.shape[1:])
 
 
+class SideStream:
+    """Gradients of weights on a second stream: nobody waits for them before the update, and small products leave room.
+
+    For batches of few tokens only: memory that the second stream reads is not used again before it is done.
+    """
+
+    MOST_TOKENS = 2048
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._busy: set[torch.device] = set()
+
+    @contextmanager
+    def after(self, *inputs: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Inside, kernels run beside those that follow, once the inputs are there."""
+        device = inputs[0].device
+        # A second micro-batch adds to the gradient of the first, on the main stream: it stays there.
+        alone = inputs[0].shape[0] <= self.MOST_TOKENS and all(p.grad is None for p in parameters)
+        if device.type != "cuda" or not alone:
+            yield
+            return
+        side = self._streams.get(device) or self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(device))
+        if device not in self._busy:
+            self._busy.add(device)
+            # At the end of the backward pass, whoever called it: the gradients are there for all that follows.
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: self._join(device))
+        for tensor in inputs:
+            tensor.record_stream(side)
+        with torch.cuda.stream(side):
+            yield
+
+    def _join(self, device: torch.device) -> None:
+        self._busy.discard(device)
+        torch.cuda.current_stream(device).wait_stream(self._streams[device])
+
+
+side_stream = SideStream()
+
+
 class _Linear(torch.autograd.Function):
     """x @ weight.T (+ bias) through copies in the type of `x`; gradients go to the parameters they are copies of."""
 
@@ -60,6 +102,7 @@ class _Linear(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *parameters: torch.Tensor
     ) -> torch.Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.parameters = parameters
         ctx.sizes = [p.shape[0] for p in parameters if p.dim() == 2]
         ctx.with_bias = bias is not None
         return x @ weight.t() if bias is None else torch.addmm(bias, x, weight.t())
@@ -69,13 +112,14 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, d_out: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        d_x = d_out @ weight if wanted[0] else None
         grads: list[torch.Tensor | None] = [None] * (len(wanted) - 3)
         count = len(ctx.sizes)
-        if any(wanted[3 : 3 + count]):
-            grads[:count] = weight_gradient(d_out, x).split_with_sizes(ctx.sizes)
-        if ctx.with_bias and any(wanted[3 + count :]):
-            grads[count:] = sum_rows(d_out).split_with_sizes(ctx.sizes)
+        with side_stream.after(d_out, x, parameters=ctx.parameters):
+            if any(wanted[3 : 3 + count]):
+                grads[:count] = weight_gradient(d_out, x).split_with_sizes(ctx.sizes)
+            if ctx.with_bias and any(wanted[3 + count :]):
+                grads[count:] = sum_rows(d_out).split_with_sizes(ctx.sizes)
+        d_x = d_out @ weight if wanted[0] else None
         return (d_x, None, None, *(g if need else None for g, need in zip(grads, wanted[3:], strict=True)))
 
 
@@ -93,6 +137,7 @@ class _GeluLinear(torch.autograd.Function):
         ctx: Any, x: torch.Tensor, bias: torch.Tensor, weight: torch.Tensor, parameter: torch.Tensor
     ) -> torch.Tensor:
         ctx.save_for_backward(x, bias, weight)
+        ctx.parameter = parameter
         if x.device.type == "cuda" and has_triton():
             from tunesmith.model.triton_kernels import bias_gelu_forward
 
@@ -108,15 +153,15 @@ class _GeluLinear(torch.autograd.Function):
             from tunesmith.model.triton_kernels import bias_gelu_backward
 
             active, d_x, sums = bias_gelu_backward(d_active, x, bias)
-            d_bias = sum_rows(sums)
         else:
             value = x + bias.to(x.dtype)
             active = functional.gelu(value)
-            d_x = torch.ops.aten.gelu_backward(d_active, value)
-            d_bias = sum_rows(d_x)
+            d_x = sums = torch.ops.aten.gelu_backward(d_active, value)
         _, bias_too, _, weight_too = ctx.needs_input_grad
-        d_weight = weight_gradient(d_out, active) if weight_too else None
-        return d_x, d_bias if bias_too else None, None, d_weight
+        with side_stream.after(d_out, active, sums, parameters=(bias, ctx.parameter)):
+            d_bias = sum_rows(sums) if bias_too else None
+            d_weight = weight_gradient(d_out, active) if weight_too else None
+        return d_x, d_bias, None, d_weight
 
 
 def gelu_linear(x: torch.Tensor, bias: torch.Tensor, weight: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -152,7 +197,8 @@ class _AddNorm(torch.autograd.Function):
         d_h, d_residual, sums = add_norm_backward(
             *given, h, bias, residual, gamma, mean, rstd, drop=ctx.drop, seeds=seeds, call=ctx.call
         )
-        d_gamma, d_beta, d_bias = sum_rows(sums).unbind(0)
+        with side_stream.after(sums, parameters=(bias, gamma)):
+            d_gamma, d_beta, d_bias = sum_rows(sums).unbind(0)
         wanted = ctx.needs_input_grad
         some = [
             d if need else None for d, need in zip((d_bias, d_gamma, d_beta), (wanted[1], *wanted[3:5]), strict=True)

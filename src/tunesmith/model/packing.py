@@ -25,20 +25,17 @@ class Layout:
     order: torch.Tensor
     """int64 (rows): for each row as it was given, its place in packed order."""
 
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        """Its tensors."""
+        return self.bounds, self.starts, self.order
+
+    def with_parts(self, bounds: torch.Tensor, starts: torch.Tensor, order: torch.Tensor) -> Layout:
+        """The same layout with its tensors elsewhere."""
+        return replace(self, bounds=bounds, starts=starts, order=order)
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Layout:
         """The same layout with its tensors on `device`."""
-        return replace(
-            self,
-            bounds=self.bounds.to(device, non_blocking=non_blocking),
-            starts=self.starts.to(device, non_blocking=non_blocking),
-            order=self.order.to(device, non_blocking=non_blocking),
-        )
-
-    def pin_memory(self) -> Layout:
-        """The same layout in pinned memory."""
-        return replace(
-            self, bounds=self.bounds.pin_memory(), starts=self.starts.pin_memory(), order=self.order.pin_memory()
-        )
+        return self.with_parts(*(part.to(device, non_blocking=non_blocking) for part in self.parts()))
 
 
 PackedBatch = dict[str, "torch.Tensor | Layout"]
@@ -60,20 +57,12 @@ def pack(
     Rows are sorted by length inside the batch (equal lengths share one matrix product); the model's output is in
     the given order. With `total` the batch is filled up to that many tokens, with `fillers` stretches of their own that no
     row sees and the head never reads: every batch of a bucket then has the same shapes. `longest` is the bucket's longest
-    stretch. `dtype` is that of the ids: a GPU sorts 32 bits in half the time of 64 for the embedding's
-    gradient.
+    stretch. `dtype` is that of the ids: for the gradient of an embedding a GPU sorts 32 bits in half the time of 64.
     """
     given = np.array([len(ids) for ids in rows["input_ids"]], dtype=np.int64)
     assert given.min(initial=0 if not given.size else 1) > 0, "a row without tokens has no first token to classify"
     sorted_rows = np.argsort(given, kind="stable")
-    lengths = given[sorted_rows]
-    spare = 0
-    stretches = lengths
-    if total is not None:
-        spare = total - int(lengths.sum())
-        assert spare >= fillers, f"{int(lengths.sum())} tokens and {fillers} of filling do not fit into {total}"
-        stretches = np.concatenate([lengths, np.full(fillers, spare // fillers)])
-        stretches[len(lengths) : len(lengths) + spare % fillers] += 1
+    stretches, spare = _fill_up(given[sorted_rows], total, fillers)
     bound = int(stretches.max()) if longest is None else longest
     assert bound >= int(stretches.max()), f"a stretch of {int(stretches.max())} tokens is longer than longest={bound}"
     bounds = np.concatenate(([0], np.cumsum(stretches)))
@@ -97,3 +86,14 @@ def pack(
         order=torch.from_numpy(order),
     )
     return batch
+
+
+def _fill_up(lengths: NDArray[np.int64], total: int | None, fillers: int) -> tuple[NDArray[np.int64], int]:
+    """(lengths of all stretches, tokens of filling): `fillers` stretches of nearly equal length after the rows."""
+    if total is None:
+        return lengths, 0
+    spare = total - int(lengths.sum())
+    assert spare >= fillers, f"{int(lengths.sum())} tokens and {fillers} of filling do not fit into {total}"
+    filling = np.full(fillers, spare // fillers, dtype=np.int64)
+    filling[: spare % fillers] += 1
+    return np.concatenate([lengths, filling]), spare

@@ -12,12 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
-_PROGRAMS = 528
-"""Programs of a backward pass that keep sums over rows: four for each multiprocessor of an H100 or H200."""
+_PROGRAMS, _MORE_PROGRAMS = 264, 528
+"""Programs of a backward pass that keep sums over rows, few and many: two or four for each multiprocessor of an H200."""
 _GELU_ROWS, _GELU_COLUMNS = 32, 128
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def is_kept(seed, at, drop):
     """Whether the value at this place is kept: 24 bits of two rounds of a 32-bit mixer over (seed, place).
 
@@ -33,7 +33,7 @@ def is_kept(seed, at, drop):
     return (x >> 8).to(tl.float32) * 5.9604644775390625e-08 >= drop
 
 
-@triton.jit(do_not_specialize=["call"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["call"])
 def _add_norm_forward(
     h, bias, residual, gamma, beta, seeds, out, copy, mean, rstd, call, width, eps, drop,
     BLOCK: tl.constexpr, DROP: tl.constexpr, COPY: tl.constexpr,
@@ -59,7 +59,7 @@ def _add_norm_forward(
     tl.store(rstd + row, scale)
 
 
-@triton.jit(do_not_specialize=["call", "rows"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["call", "rows"])
 def _add_norm_backward(
     d_out, d_copy, h, bias, residual, gamma, seeds, mean, rstd, d_h, d_residual, sums, call, rows, width, drop,
     BLOCK: tl.constexpr, DROP: tl.constexpr, COPY: tl.constexpr,
@@ -99,7 +99,7 @@ def _add_norm_backward(
     tl.store(sums + place + 2 * width, d_bias, mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"])
 def _bias_gelu_forward(x, bias, out, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -110,7 +110,7 @@ def _bias_gelu_forward(x, bias, out, rows, width, ROWS: tl.constexpr, COLUMNS: t
     tl.store(out + at, 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476)), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"])
 def _bias_gelu_backward(
     d_out, x, bias, out, d_x, sums, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
@@ -151,7 +151,7 @@ def add_norm_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """(gradient of h, of the residual, float32 (parts, 3, width): of gamma, beta, bias, to be summed over the parts)."""
     rows, width = h.shape
-    programs = min(_PROGRAMS, rows)
+    programs = min(_PROGRAMS if rows < 2048 else _MORE_PROGRAMS, rows)
     sums = torch.empty(programs, 3, width, device=h.device)
     d_h, d_residual = torch.empty_like(h), torch.empty_like(residual)
     _add_norm_backward[(programs,)](

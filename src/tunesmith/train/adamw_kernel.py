@@ -21,7 +21,7 @@ _CHUNK = 8192
 _BLOCK = 1024
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _update(
     chunks, tensors, gradients, rate, divisor, skip, beta1, beta2, log_beta1, log_beta2, eps, decay,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr,
@@ -88,7 +88,9 @@ class OneKernelAdamW:
         states = [self._state_of(p) for p in parameters]
         steps = [s["step"] for s in states]
         torch._foreach_add_(steps, 1.0)
-        torch._foreach_sub_(steps, [skip.to(torch.float32)] * len(steps))  # one tensor instead of a list would be read back
+        torch._foreach_sub_(
+            steps, [skip.to(torch.float32)] * len(steps)
+        )  # one tensor instead of a list would be read back
         chunks, tensors = self._table(number, parameters, states)
         gradients = self._addresses(parameters)
         (beta1, beta2), eps = group["betas"], group["eps"]
@@ -124,9 +126,9 @@ class OneKernelAdamW:
         if known is None or known[0] != key:
             device = parameters[0].device
             chunks = [(i, at) for i, line in enumerate(lines) for at in range(0, line[0], _CHUNK)]
-            known = (key, *(torch.tensor(x, dtype=torch.int64, device=device) for x in (chunks, lines)))
+            known = (key, _on_device(chunks, device), _on_device(lines, device))
             self._tables[number] = known
-        return known[1:]
+        return known[1], known[2]
 
     def _addresses(self, parameters: list[torch.Tensor]) -> torch.Tensor:
         """Where the gradients lie: another place in each captured step, so copied in the stream."""
@@ -152,3 +154,7 @@ class OneKernelAdamW:
         if self._pinned is None:
             count = sum(len(group["params"]) for group in self._optimizer.param_groups)
             self._pinned = torch.empty(MOST * count, dtype=torch.int64).pin_memory()
+
+
+def _on_device(numbers: list[Any], device: torch.device) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device=device)

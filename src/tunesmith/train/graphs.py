@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tunesmith.data.batches import Batch
+from tunesmith.data.batches import Batch, tensors_of, views_of, with_tensors
 from tunesmith.errors import short_text
 from tunesmith.model.packing import Layout
 
@@ -79,8 +79,6 @@ class StepGraphs:
         fixed = [_place(batch, self._device) for batch in batches]
         numbers = torch.zeros(3, device=self._device)
         graph = torch.cuda.CUDAGraph()
-        # The step just run left its memory cached; the pool of the graphs takes it over.
-        torch.cuda.empty_cache()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         try:
@@ -107,7 +105,7 @@ def bucket_of(tokens: int, longest: int) -> tuple[int, int, int]:
 
     Few shapes, about an eighth of filling at most, no stretch of it longer than rows are.
     """
-    step = max(64, 2 ** (tokens.bit_length() - 4))
+    step = max(64, 2 ** (tokens.bit_length() - (5 if tokens > 4096 else 4)))
     fillers = step // 64
     total = ((tokens + fillers - 1) // step + 1) * step
     multiple = 64 if longest <= 128 else 128
@@ -126,21 +124,17 @@ def _shape_of(batch: Batch) -> Shape | None:
 
 def _place(batch: Batch, device: torch.device) -> Batch:
     """A batch of the same shapes on the device, with memory of its own."""
-    assert batch.labels is not None
-    inputs = {name: value.to(device) for name, value in batch.inputs.items()}
-    return Batch(inputs, batch.labels.to(device), batch.rows, batch.tokens, batch.padded_tokens, batch.extra)
+    tensors = tensors_of(batch)
+    if "block" not in batch.extra:
+        return with_tensors(batch, [tensor.to(device, copy=True) for tensor in tensors])
+    block = batch.extra["block"].to(device)
+    return with_tensors(batch, views_of(block, tensors), block=block)
 
 
 def _copy_into(fixed: Batch, batch: Batch) -> None:
     """The batch's values in the memory that a graph reads."""
-    assert fixed.labels is not None
-    assert batch.labels is not None
-    fixed.labels.copy_(batch.labels, non_blocking=True)
-    for name, value in batch.inputs.items():
-        place = fixed.inputs[name]
-        if isinstance(value, Layout):
-            place.bounds.copy_(value.bounds, non_blocking=True)
-            place.starts.copy_(value.starts, non_blocking=True)
-            place.order.copy_(value.order, non_blocking=True)
-        else:
-            place.copy_(value, non_blocking=True)
+    if "block" in fixed.extra and "block" in batch.extra:
+        fixed.extra["block"].copy_(batch.extra["block"], non_blocking=True)
+        return
+    for place, value in zip(tensors_of(fixed), tensors_of(batch), strict=True):
+        place.copy_(value, non_blocking=True)

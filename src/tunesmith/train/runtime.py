@@ -167,6 +167,11 @@ def make_runtime(
     return Runtime(accelerator, device, precision, accelerator.process_index, world, sharding)
 
 
+def has_bf16(*, use_cpu: bool = False) -> bool:
+    """Whether the device that a run here uses by itself is a GPU made for bf16."""
+    return not use_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 @contextlib.contextmanager
 def _named_when_ranks_do_not_meet(world: int) -> Iterator[None]:
     """A rank that never comes to the meeting place ends this one with the right words."""

@@ -130,50 +130,50 @@ def choose_strategies(
 
     `sharded`: the weights are, or will be, dealt out over the ranks. These speed-ups reach into whole ones.
     """
-    notes: list[str] = []
-    on: list[str] = []
-    undo: list[Any] = []
+    notes, on, undo = list[str](), list[str](), list[Any]()
     collate: Any = padding
-    fixed = "rows of a fixed length were asked for" if padding.fixed_length or padding.multiple_of else None
-    checkpointing = (
-        "gradient checkpointing repeats layers" if getattr(model, "is_gradient_checkpointing", False) else None
-    )
     parts = "the weights are sharded (fsdp)" if sharded else None
-    if _wanted("padding_free", pack_rows, parts or fixed or checkpointing or padding_free.supports(model), notes):
-        strategy = padding_free.enable_padding_free(model)
-        collate = Packing(strategy.first_position, strategy.keys)
-        undo.append(strategy)
+    whole = parts or _repeats_layers(model)
+    fixed = "rows of a fixed length were asked for" if padding.fixed_length or padding.multiple_of else None
+    if _wanted("padding_free", pack_rows, parts or fixed or whole or padding_free.supports(model), notes):
+        undo.append(padding_free.enable_padding_free(model))
+        collate = Packing(undo[-1].first_position, undo[-1].keys)
         on.append("padding-free")
-    if _wanted("cls_only_last_layer", first_token_only, parts or checkpointing or cls_only.supports(model), notes):
+    if _wanted("cls_only_last_layer", first_token_only, whole or cls_only.supports(model), notes):
         undo.append(cls_only.enable_first_token_only(model))
         on.append("last layer for the first token only")
-    fused: FusedLayers | None = None
-    packed, cut_layer = "padding-free" in on, "last layer for the first token only" in on
+    packed, fused, graphs = "padding-free" in on, None, None
     if _wanted("fused_layers", fused_layers, _no_fusing(model, device, precision, packed), notes):
-        fused = FusedLayers(model, HALF[precision], first_token_only=cut_layer)
+        fused = FusedLayers(model, HALF[precision], first_token_only="last layer for the first token only" in on)
         undo.append(fused)
         on.append("fused layers")
-    graphs, train_collate = None, collate
     if _wanted("cuda_graphs", cuda_graphs, _no_graphs(device, world, packed), notes):
         graphs = StepGraphs(device, before=None if fused is None else fused.refresh_if_changed)
-        train_collate = replace(collate, filled=True)
         on.append("one launch a step")
-    cut = None
+    cut, train_collate = None, collate if graphs is None else replace(collate, filled=True)
     if rows is not None and _wanted(
         "restrict_vocabulary", restrict_vocabulary, parts or _no_cut(model, rows, restrict_vocabulary), notes
     ):
-        size = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
-        cut = VocabularyCut.apply(model, rows.used_ids(size))
-        if isinstance(collate, Padding):
-            collate_ids = cut.remap(np.array([padding.pad_token_id]))
-            train_collate = Remapped(replace(padding, pad_token_id=int(collate_ids[0])), cut)
-        else:
-            train_collate = Remapped(train_collate, cut)
-        on.append(f"vocabulary of {len(cut.ids)} of {size} tokens")
+        cut, train_collate = _cut_vocabulary(model, rows, train_collate)
+        on.append(f"vocabulary of {len(cut.ids)} of {cut.size} tokens")
     if device.type == "cpu" and not sharded:
         undo.append(enable_cpu_speed(model))
-    notes = [note for note in notes if device.type == "cuda" or not note.startswith(ON_A_GPU)]
-    return Strategies(train_collate, collate, cut, tuple(on), tuple(notes), tuple(undo), graphs, fused)
+    said = tuple(note for note in notes if device.type == "cuda" or not note.startswith(ON_A_GPU))
+    return Strategies(train_collate, collate, cut, tuple(on), said, tuple(undo), graphs, fused)
+
+
+def _repeats_layers(model: nn.Module) -> str | None:
+    again = getattr(model, "is_gradient_checkpointing", False)
+    return "gradient checkpointing repeats layers" if again else None
+
+
+def _cut_vocabulary(model: nn.Module, rows: TokenRows, collate: Any) -> tuple[VocabularyCut, Collate]:
+    """The cut, and a collator that gives row numbers of it."""
+    size = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    cut = VocabularyCut.apply(model, rows.used_ids(size))
+    if isinstance(collate, Padding):
+        collate = replace(collate, pad_token_id=int(cut.remap(np.array([collate.pad_token_id]))[0]))
+    return cut, Remapped(collate, cut)
 
 
 def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, packed: bool) -> str | None:

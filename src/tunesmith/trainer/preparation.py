@@ -67,7 +67,17 @@ def choose_speed_ups(trainer: Any, rows: TokenRows | None, padding: Padding | No
     if trainer.is_fsdp_enabled:
         trainer_log.warning("the speed-ups (batches without padding and the like) are off: the weights are sharded")
         return None
-    chosen = choose_strategies(trainer.model, None, padding, device=trainer.runtime.device, restrict_vocabulary="off")
+    runtime = trainer.runtime
+    chosen = choose_strategies(
+        trainer.model,
+        None,
+        padding,
+        device=runtime.device,
+        world=runtime.world,
+        precision=runtime.precision,
+        restrict_vocabulary="off",
+        cuda_graphs="off",  # callbacks and the scheduler take part in the step
+    )
     if chosen.on:
         trainer_log.info("  speed-ups: %s", ", ".join(chosen.on))
     return chosen

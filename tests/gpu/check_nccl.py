@@ -1,0 +1,59 @@
+"""NCCL on one GPU: run there by hand, `torchrun --nproc_per_node 1 tests/gpu/check_nccl.py`.
+
+One rank is all that one GPU gives NCCL. DDP and FSDP wrap the model all the same, gradients and objects go through NCCL's
+own calls, and 30 steps must give the losses of the bare model: bit for bit under DDP, to 1e-6 under FSDP.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from check_graphs import OFF, check, engine_rows, failures, make_state, train
+
+from tunesmith.train.runtime import leave_ranks
+from tunesmith.train.sharding import shard_model
+from tunesmith.train.sharding_options import Sharding
+
+
+def main() -> None:
+    """Prints a line a check."""
+    rows = engine_rows("mrpc", "train")
+    bare = make_state(rows, 2, "no", 0.0, **OFF)
+    backend = torch.distributed.get_backend() if torch.distributed.is_initialized() else "none"
+    print(f"backend {backend}, world {torch.distributed.get_world_size() if backend != 'none' else 0}", flush=True)
+    check("the backend is NCCL", float("nccl" not in str(backend)), 0)
+    expected = train(*bare[:2], 30)
+    state, batches, _ = make_state(rows, 2, "no", 0.0, **OFF)
+    state.wrapped = state.runtime.accelerator.prepare_model(state.model)
+    wrapped = type(state.wrapped).__name__
+    if wrapped != "DistributedDataParallel":
+        state.wrapped = torch.nn.parallel.DistributedDataParallel(state.model, device_ids=[torch.cuda.current_device()])
+    found = train(state, batches, 30)
+    check(
+        f"DDP over NCCL ({wrapped} from accelerate): losses of 30 steps",
+        float(np.abs(np.subtract(found, expected)).max()),
+        0,
+    )
+    total = torch.ones(4, device="cuda")
+    torch.distributed.all_reduce(total)
+    gathered: list[object] = [None]
+    torch.distributed.all_gather_object(gathered, {"rank": 0})
+    check("all_reduce and gather_object", float(total.sum() != 4 or gathered != [{"rank": 0}]), 0)
+    state, batches, _ = make_state(rows, 2, "no", 0.0, **OFF)
+    shard_model(state.model, state.optimizer, Sharding(), state.runtime.device)
+    found = train(state, batches, 30)
+    check("FSDP over NCCL: losses of 30 steps", float(np.abs(np.subtract(found, expected)).max()), 1e-6)
+    leave_ranks()
+    if failures:
+        raise SystemExit(f"{len(failures)} checks failed: {', '.join(failures)}")
+    print("all checks passed")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Compiles every GPU kernel to machine code, on any machine: run as a process of its own by the tests."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from tunesmith.model import attention_kernels, triton_kernels
+from tunesmith.train import adamw_kernel
+
+HALF, FLOAT, INT, LONG, INTS, NUMBER = "*bf16", "*fp32", "i32", "*i64", "*i32", "fp32"
+BLOCK = {"BLOCK": 1024, "DROP": True, "COPY": True}
+TILE = {"ROWS": 32, "COLUMNS": 128}
+HEAD = {"D": 64, "TILE": 64, "DROP": True}
+KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
+    (
+        triton_kernels._add_norm_forward,
+        [HALF, *[FLOAT] * 4, LONG, FLOAT, HALF, FLOAT, FLOAT, INT, INT, NUMBER, NUMBER],
+        BLOCK,
+    ),
+    (
+        triton_kernels._add_norm_backward,
+        [FLOAT, HALF, HALF, *[FLOAT] * 3, LONG, FLOAT, FLOAT, HALF, FLOAT, FLOAT, INT, INT, INT, NUMBER],
+        BLOCK,
+    ),
+    (triton_kernels._bias_gelu_forward, [HALF, FLOAT, HALF, INT, INT], TILE),
+    (triton_kernels._bias_gelu_backward, [HALF, HALF, FLOAT, HALF, HALF, FLOAT, INT, INT], TILE),
+    (
+        attention_kernels._forward,
+        [*[HALF] * 4, FLOAT, LONG, INTS, INTS, INT, NUMBER, NUMBER, INT, INT, INT],
+        HEAD,
+    ),
+    *(
+        (
+            attention_kernels._backward,
+            [*[HALF] * 5, FLOAT, *[HALF] * 3, LONG, INTS, INTS, INT, NUMBER, NUMBER, *[INT] * 4],
+            {**HEAD, "MERGE": merge},
+        )
+        for merge in (False, True)
+    ),
+    (
+        adamw_kernel._update,
+        [LONG, LONG, LONG, *[FLOAT] * 3, *[NUMBER] * 6],
+        {"CHUNK": 8192, "BLOCK": 1024, "HALF": triton.language.bfloat16},
+    ),
+]
+
+
+def main(capability: int) -> None:
+    """Prints the name of each kernel and the bytes of its machine code."""
+    for kernel, types, constants in KERNELS:
+        left = iter(types)
+        signature = {name: "constexpr" if name in constants else next(left) for name in kernel.arg_names}
+        assert next(left, None) is None, f"{kernel.__name__} has fewer arguments"
+        source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+        made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+        print(kernel.__name__, len(made.asm["cubin"]))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

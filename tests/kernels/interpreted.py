@@ -1,0 +1,206 @@
+"""The GPU kernels on a CPU, by triton's interpreter: run as a process of its own with TRITON_INTERPRET=1 by the tests.
+
+Prints `name found limit` for each check; test_kernels.py compares.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from tunesmith.model import attention_kernels, triton_kernels
+from tunesmith.train.adamw_kernel import OneKernelAdamW
+
+SEEDS = torch.randint(2**62, (4,), generator=torch.Generator().manual_seed(5))
+
+
+def say(name: str, found: float, limit: float) -> None:
+    """One line for the test that reads it."""
+    print(f"{name.replace(' ', '_')} {found:.6g} {limit:.6g}", flush=True)
+
+
+def apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Largest difference."""
+    return float((one.detach().float() - other.detach().float()).abs().max())
+
+
+def check_add_norm() -> None:
+    """Against LayerNorm(residual + h + bias) by autograd."""
+    torch.manual_seed(0)
+    rows, width = 37, 48
+    h, residual = torch.randn(rows, width), torch.randn(rows, width, requires_grad=True)
+    bias, gamma, beta = (torch.randn(width, requires_grad=True) for _ in range(3))
+    for dtype in (torch.float32, torch.bfloat16):
+        given = h.to(dtype).float().requires_grad_()
+        expected = functional.layer_norm(residual + given + bias, (width,), gamma, beta, 1e-12)
+        plain = [t.detach() for t in (h.to(dtype), bias, residual, gamma, beta)]
+        out, copy, mean, rstd = triton_kernels.add_norm_forward(
+            *plain, eps=1e-12, drop=0.0, seeds=SEEDS, call=1, dtype=dtype
+        )
+        say(f"add_norm {dtype} forward", apart(out, expected), 1e-5)
+        say(f"add_norm {dtype} copy", apart(copy, expected), 1e-5 if dtype == torch.float32 else 0.05)
+        d_out, d_copy = torch.randn(rows, width), torch.randn(rows, width).to(dtype)
+        wanted = torch.autograd.grad(expected, (given, residual, gamma, beta, bias), d_out + d_copy.float())
+        d_h, d_residual, sums = triton_kernels.add_norm_backward(
+            d_out, d_copy, *plain[:4], mean, rstd, drop=0.0, seeds=SEEDS, call=1
+        )
+        found = (d_h, d_residual, *sums.sum(0).unbind(0))
+        limits = (1e-5 if dtype == torch.float32 else 0.1, *[2e-5] * 4)
+        for name, a, b, limit in zip(("h", "residual", "gamma", "beta", "bias"), found, wanted, limits, strict=True):
+            say(f"add_norm {dtype} gradient of {name}", apart(a, b), limit)
+
+
+def check_add_norm_dropout() -> None:
+    """Its gradient against small changes of h; what is dropped; the share kept and its evenness."""
+    torch.manual_seed(0)
+    rows, width, drop = 64, 96, 0.3
+    h, residual, direction, weight = (torch.randn(rows, width) for _ in range(4))
+    bias, gamma, beta = torch.randn(width), torch.randn(width), torch.randn(width)
+    options: Any = {"drop": drop, "seeds": SEEDS, "call": 2}
+
+    def loss(at: float) -> torch.Tensor:
+        moved = h + at * direction
+        out = triton_kernels.add_norm_forward(
+            moved, bias, residual, gamma, beta, eps=1e-12, dtype=torch.float32, **options
+        )[0]
+        return (out.double() * weight.double()).sum()
+
+    _, _, mean, rstd = triton_kernels.add_norm_forward(
+        h, bias, residual, gamma, beta, eps=1e-12, dtype=torch.float32, **options
+    )
+    d_h, _, _ = triton_kernels.add_norm_backward(weight, None, h, bias, residual, gamma, mean, rstd, **options)
+    slope = float((loss(1e-2) - loss(-1e-2)) / 2e-2)
+    say("add_norm dropout slope", abs(slope - float((d_h * direction).sum())) / abs(slope), 1e-3)
+    kept = torch.stack([_kept(rows, width, drop, call) for call in range(4)]).double()
+    error = (drop * (1 - drop) / kept.numel()) ** 0.5
+    say("dropout share kept in standard errors", abs(float(kept.mean()) - (1 - drop)) / error, 4)
+    centred = (kept - (1 - drop)) / (drop * (1 - drop)) ** 0.5
+    for name, product in {
+        "columns": centred[:, :, 1:] * centred[:, :, :-1],
+        "rows": centred[:, 1:] * centred[:, :-1],
+        "seeds": centred[1:] * centred[:-1],
+    }.items():
+        say(
+            f"dropout of neighbouring {name} in standard errors", abs(float(product.mean())) * product.numel() ** 0.5, 4
+        )
+
+
+def _kept(rows: int, width: int, drop: float, call: int) -> torch.Tensor:
+    zeros = torch.zeros(rows, width)
+    out = triton_kernels.add_norm_forward(
+        torch.ones(rows, width), zeros[0], zeros, torch.ones(width), zeros[0], eps=1e-12, drop=drop, seeds=SEEDS, call=call,
+        dtype=torch.float32,
+    )[0]  # fmt: skip
+    return out > 0
+
+
+def check_gelu() -> None:
+    """Against torch's exact GELU."""
+    torch.manual_seed(0)
+    x, bias = torch.randn(37, 300, requires_grad=True), torch.randn(300, requires_grad=True)
+    expected, given = functional.gelu(x + bias), torch.randn(37, 300)
+    wanted = torch.autograd.grad(expected, (x, bias), given)
+    say("gelu forward", apart(triton_kernels.bias_gelu_forward(x.detach(), bias.detach()), expected), 1e-5)
+    out, d_x, sums = triton_kernels.bias_gelu_backward(given, x.detach(), bias.detach())
+    for name, a, b in (("again", out, expected), ("x", d_x, wanted[0]), ("bias", sums.sum(0), wanted[1])):
+        say(f"gelu gradient {name}", apart(a, b), 2e-5)
+
+
+def check_attention(first_only: bool, many: int) -> None:
+    """Against softmax row by row; with dropout against small changes of q, k and v. Rows of one tile and of several."""
+    torch.manual_seed(0)
+    attention_kernels._MANY = many
+    lengths, heads, size, scale = (5, 64, 70, 130, 1), 2, 16, 0.25
+    at = [0, *itertools.accumulate(lengths)]
+    packed = torch.randn(at[-1], 3, heads, size)
+    q = torch.randn(len(lengths), heads, size) if first_only else packed[:, 0]
+    q_at = list(range(len(at))) if first_only else at
+    bounds = [torch.tensor(x, dtype=torch.int32) for x in (q_at, at)]
+    name = f"attention first_only={first_only} merged={many == 0}"
+
+    def forward(q: torch.Tensor, packed: torch.Tensor, drop: float) -> Any:
+        return attention_kernels.attention_forward(
+            q, packed[:, 1], packed[:, 2], *bounds, q_longest=1 if first_only else 130, scale=scale, drop=drop, seeds=SEEDS,
+            call=1,
+        )  # fmt: skip
+
+    def gradients(given: torch.Tensor, drop: float) -> tuple[torch.Tensor, ...]:
+        out, lse = forward(q, packed, drop)
+        into = torch.full_like(packed, float("nan"))
+        d_q = torch.full_like(q, float("nan")) if first_only else into[:, 0]
+        attention_kernels.attention_backward(
+            given, q, packed[:, 1], packed[:, 2], out, lse, (d_q, into[:, 1], into[:, 2]), *bounds,
+            longest=130, scale=scale, drop=drop, seeds=SEEDS, call=1,
+        )  # fmt: skip
+        return d_q, into[:, 1], into[:, 2]
+
+    leaves = [x.clone().requires_grad_() for x in (q, packed[:, 1], packed[:, 2])]
+    expected = torch.cat(
+        [_softmax(*leaves, slice(*a), slice(*b), scale) for a, b in zip(_pairs(q_at), _pairs(at), strict=True)]
+    )
+    say(f"{name} forward", apart(forward(q, packed, 0.0)[0], expected), 1e-5)
+    given = torch.randn_like(expected)
+    for which, a, b in zip("qkv", gradients(given, 0.0), torch.autograd.grad(expected, leaves, given), strict=True):
+        say(f"{name} gradient of {which}", apart(a, b), 1e-5)
+    for number, gradient in enumerate(gradients(given, 0.3)):
+        direction = torch.randn_like(gradient)
+
+        def loss(step: float, number: int = number, direction: torch.Tensor = direction) -> torch.Tensor:
+            moved = packed.clone()
+            moved[:, number] += step * direction if not (first_only and number == 0) else 0
+            queries = q + step * direction if first_only and number == 0 else q if first_only else moved[:, 0]
+            return (forward(queries, moved, 0.3)[0].double() * given.double()).sum()
+
+        slope = float((loss(1e-2) - loss(-1e-2)) / 2e-2)
+        say(f"{name} dropout slope of {'qkv'[number]}", abs(slope - float((gradient * direction).sum())), 2e-2)
+
+
+def _pairs(at: list[int]) -> list[tuple[int, int]]:
+    return list(itertools.pairwise(at))
+
+
+def _softmax(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mine: slice, theirs: slice, scale: float
+) -> torch.Tensor:
+    a, b, c = q[mine].transpose(0, 1), k[theirs].transpose(0, 1), v[theirs].transpose(0, 1)
+    return (torch.softmax(a @ b.transpose(1, 2) * scale, -1) @ c).transpose(0, 1)
+
+
+def check_adamw() -> None:
+    """20 steps against torch.optim.AdamW, one of them skipped; copies follow the weights."""
+    torch.manual_seed(0)
+    one = [torch.nn.Parameter(torch.randn(n)) for n in (9000, 7, 300)]
+    other = [torch.nn.Parameter(p.detach().clone()) for p in one]
+    theirs, ours = (
+        torch.optim.AdamW([{"params": ps[:1], "weight_decay": 0.1}, {"params": ps[1:], "weight_decay": 0.0}], lr=1e-2)
+        for ps in (one, other)
+    )
+    for group in ours.param_groups:
+        group["lr"] = torch.tensor(1e-2)
+    copy = torch.zeros(9000, dtype=torch.bfloat16)
+    kernel = OneKernelAdamW(ours, {other[0]: copy})
+    for step in range(20):
+        for a, b in zip(one, other, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad * 3
+        if step != 5:
+            theirs.step()
+        kernel.step(torch.tensor(3.0), torch.tensor(float(step == 5)))
+        if step == 0:
+            say("adamw after one step", max(apart(a, b) for a, b in zip(one, other, strict=True)), 1e-6)
+    say("adamw after 20 steps", max(apart(a, b) for a, b in zip(one, other, strict=True)), 1e-5)
+    say("adamw moments", apart(theirs.state[one[0]]["exp_avg_sq"], ours.state[other[0]]["exp_avg_sq"]), 1e-6)
+    say("adamw count of steps", abs(float(ours.state[other[0]]["step"]) - 19), 0)
+    say("adamw copy", apart(copy, other[0]), 0.04)
+
+
+if __name__ == "__main__":
+    check_add_norm()
+    check_add_norm_dropout()
+    check_gelu()
+    for first_only, many in itertools.product((False, True), (0, 10**6)):
+        check_attention(first_only, many)
+    check_adamw()
