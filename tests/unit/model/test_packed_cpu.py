@@ -71,3 +71,13 @@ def test_gradients_with_dropout_belong_to_the_mask_that_was_drawn(monkeypatch: p
     )
     without = attend_on_cpu(*inputs, layout_for(lengths), 0.7, 0.0, False)
     assert not torch.allclose(attend_on_cpu(*inputs, layout_for(lengths), 0.7, 0.3, False), without)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_without_a_gradient_torchs_own_kernel_gives_the_same(first: bool) -> None:
+    lengths = (2, 5, 5, 40, 130)
+    inputs = tensors(lengths, first)
+    expected = attend_on_cpu(*inputs, layout_for(lengths), 0.7, 0.0, first)
+    with torch.no_grad():
+        found = attend_on_cpu(*inputs, layout_for(lengths), 0.7, 0.0, first)
+    assert torch.allclose(found, expected, atol=1e-9)
