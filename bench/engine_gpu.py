@@ -3,9 +3,10 @@
     .venv/bin/python bench/token_ids.py                              # once, on a machine with ../shared
     python bench/engine_gpu.py [--batch 8 64 256] [--rounds 3] [--output FILE.json]
 
-Every contestant is a process of its own; they take turns. First each does the whole job (3 epochs from a fresh model,
-captures and compilations included), then `--rounds` turns of some steps each, of which the median is printed. Random
-weights (speed needs only the shape), dropout on, learning rate 5e-5, linear. Memory is what torch's allocator held at most.
+Every contestant is a process of its own that has loaded its libraries and run some steps; they take turns. First `--rounds`
+turns of some steps each, of which the median is printed, then the whole job of each: 3 epochs from a fresh model, captures
+included. Random weights (speed needs only the shape), dropout on, learning rate 5e-5, linear. Memory is what torch's
+allocator held at most. `host` is how long a loop of Python took: two runs are on a par only where it is alike.
 """
 
 from __future__ import annotations
@@ -196,17 +197,12 @@ def work(kind: str, batch: int, shape: str, epochs: int) -> None:
         print(json.dumps(turn(int(line))), file=out, flush=True)
 
 
-def matrix_rate() -> float:
-    """bf16 FLOP a second of a large product of random numbers."""
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    for _ in range(5):
-        a @ b
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(30):
-        a @ b
-    torch.cuda.synchronize()
-    return 30 * 2 * 8192**3 / (time.perf_counter() - began)
+def host_seconds() -> float:
+    """Seconds of a plain loop of Python."""
+    began, total = time.perf_counter(), 0
+    for number in range(10**7):
+        total += number
+    return time.perf_counter() - began
 
 
 def ask(process: Any, steps: int) -> dict[str, Any]:
@@ -217,33 +213,24 @@ def ask(process: Any, steps: int) -> dict[str, Any]:
     return answer
 
 
-def contest(batch: int, shape: str, kinds: list[str], *, rounds: int, steps: int, epochs: int) -> dict[str, Any]:
-    """All contestants at one batch size."""
+def contest(
+    batch: int, shape: str, kinds: list[str], *, rounds: int, steps: int, epochs: int, jobs: bool
+) -> dict[str, Any]:
+    """All contestants at one batch size: turns of some steps, then each its whole job."""
     racing = {}
     for kind in kinds:
-        command = [
-            sys.executable,
-            __file__,
-            "--work",
-            kind,
-            "--batch",
-            str(batch),
-            "--shape",
-            shape,
-            "--epochs",
-            str(epochs),
-        ]
+        options = f"--work {kind} --batch {batch} --shape {shape} --epochs {epochs}".split()
+        command = [sys.executable, __file__, *options]
         racing[kind] = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     for kind, process in racing.items():
         assert process.stdout.readline().strip() == "ready", f"{kind} did not start"
-    found: dict[str, Any] = {}
-    for kind, process in racing.items():
-        job = ask(process, 0 if not kind.startswith("our") else 20)  # our own Trainer: its steps only
-        found[kind] = {"job": job, "turns": []}
-        print(f"  {kind}: whole job {job['seconds']:.2f} s, {job['steps']} steps, loss {job['loss']:.3f}", flush=True)
+    found: dict[str, Any] = {kind: {"turns": []} for kind in kinds}
     for _ in range(rounds):
         for kind, process in racing.items():
             found[kind]["turns"].append(ask(process, steps))
+    for kind, process in racing.items() if jobs else ():
+        found[kind]["job"] = ask(process, 0)
+        print(f"  {kind}: whole job {found[kind]['job']['seconds']:.2f} s", flush=True)
     for process in racing.values():
         process.stdin.close()
         process.wait(timeout=60)
@@ -254,23 +241,21 @@ def show(batch: int, found: dict[str, Any], rate: float) -> None:
     """One table."""
     ours = found["tunesmith"]
     flops = 6 * 85_054_464  # a token's share of the encoder's matrices, forward and backward
-    print(f"\nbatch {batch}        ms a step  ratio   job s  ratio  peak GB  ratio   loss")
-    mine = statistics.median(t["seconds"] / t["steps"] for t in ours["turns"])
+    print(f"\nbatch {batch}        ms a step  ratio  peak GB  ratio   job s  ratio   loss")
     for kind, result in found.items():
-        step = statistics.median(t["seconds"] / t["steps"] for t in result["turns"])
-        peak = result["turns"][-1]["allocated"] / 1e9
-        result.update(step_ms=1e3 * step, job_s=result["job"]["seconds"], peak_gb=peak)
+        last, job = result["turns"][-1], result.get("job", {"seconds": float("nan"), "loss": None})
+        result["step_ms"] = 1e3 * statistics.median(t["seconds"] / t["steps"] for t in result["turns"])
+        result["peak_gb"], result["job_s"] = last["allocated"] / 1e9, job["seconds"]
+        loss = job["loss"] or last["loss"] or float("nan")
         print(
-            f"{kind:<16} {1e3 * step:8.2f} {step / mine:7.2f} {result['job_s']:8.2f} "
-            f"{result['job_s'] / ours['job']['seconds']:6.2f} {peak:8.2f} {ours['turns'][-1]['allocated'] / 1e9 / peak:6.2f} "
-            f"{result['job']['loss']:7.3f}"
+            f"{kind:<16} {result['step_ms']:8.2f} {result['step_ms'] / ours['step_ms']:7.2f} {result['peak_gb']:8.2f} "
+            f"{ours['peak_gb'] / result['peak_gb']:6.2f} {result['job_s']:8.2f} {result['job_s'] / ours['job_s']:6.2f} "
+            f"{loss:7.3f}"
         )
     share = statistics.median(t["tokens"] / t["seconds"] for t in ours["turns"]) * flops / rate
     ours["share_of_matrix_rate"] = share
-    print(
-        f"tunesmith: {ours['job']['graphs']} graphs in the job, {100 * share:.0f}% of {rate / 1e12:.0f} TFLOP/s in real tokens",
-        flush=True,
-    )
+    graphs = ours["turns"][-1]["graphs"]
+    print(f"tunesmith: {graphs} graphs, {100 * share:.0f}% of {rate / 1e12:.0f} TFLOP/s in real tokens", flush=True)
 
 
 def main() -> None:
@@ -282,27 +267,32 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="bert-base")
     parser.add_argument("--kinds", nargs="+", default=list(CONTESTANTS))
+    parser.add_argument("--no_jobs", action="store_true", help="steps only, not the whole job")
     parser.add_argument("--output")
     parser.add_argument("--work")
     args = parser.parse_args()
     if args.work:
         work(args.work, args.batch[0], args.shape, args.epochs)
         return
-    rate = matrix_rate()
+    from tunesmith.measure.hardware import measure_limits
+
+    rate = measure_limits(torch.device("cuda"), torch.bfloat16, rounds=30).matrix_rate
+    host = host_seconds()
     import transformers
 
     about = {
         "torch": torch.__version__, "transformers": transformers.__version__, "device": torch.cuda.get_device_name(),
-        "date": time.strftime("%Y-%m-%d"), "shape": args.shape, "matrix_rate": rate,
+        "date": time.strftime("%Y-%m-%d"), "shape": args.shape, "matrix_rate": rate, "host": host,
     }  # fmt: skip
     print(about, flush=True)
     results = {}
     for batch in args.batch:
-        found = contest(batch, args.shape, args.kinds, rounds=args.rounds, steps=args.steps, epochs=args.epochs)
+        options = {"rounds": args.rounds, "steps": args.steps, "epochs": args.epochs, "jobs": not args.no_jobs}
+        found = contest(batch, args.shape, args.kinds, **options)
         show(batch, found, rate)
         results[str(batch)] = found
-    if args.output:
-        Path(args.output).write_text(json.dumps(about | {"batches": results}, indent=1))
+        if args.output:  # after each, as a lent machine may go back at any time
+            Path(args.output).write_text(json.dumps(about | {"batches": results}, indent=1))
 
 
 if __name__ == "__main__":

@@ -54,6 +54,22 @@ def sum_rows(x: torch.Tensor) -> torch.Tensor:
     return torch.mm(ones(x.shape[0], x).unsqueeze(0), flat, out_dtype=torch.float32).view(x.shape[1:])
 
 
+def nobody_looks(parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether the gradients of these parameters are first looked at after the backward pass.
+
+    Hooks see them earlier, DDP's among them, and a second micro-batch adds to those of the first.
+    """
+    if (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    ):
+        return False
+    return not any(
+        p.grad is not None or p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters
+    )
+
+
 class SideStream:
     """Gradients of weights on a second stream: nobody waits for them before the update, and small products leave room.
 
@@ -70,9 +86,7 @@ class SideStream:
     def after(self, *inputs: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
         """Inside, kernels run beside those that follow, once the inputs are there."""
         device = inputs[0].device
-        # A second micro-batch adds to the gradient of the first, on the main stream: it stays there.
-        alone = inputs[0].shape[0] <= self.MOST_TOKENS and all(p.grad is None for p in parameters)
-        if device.type != "cuda" or not alone:
+        if device.type != "cuda" or inputs[0].shape[0] > self.MOST_TOKENS or not nobody_looks(parameters):
             yield
             return
         side = self._streams.get(device) or self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]

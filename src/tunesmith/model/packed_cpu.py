@@ -51,9 +51,9 @@ def _attend_without_gradient(
     groups = list(_groups(lengths, heads, first_only))
     out = q.new_zeros(q.shape) if q.shape[0] > groups[-1][0].stop else q.new_empty(q.shape)
     for q_at, k_at, _, count, queries, keys in groups:
-        rows = q[q_at].view(count, queries, heads, size).transpose(1, 2)
-        stretches = (x[k_at].view(count, keys, heads, size).transpose(1, 2) for x in (k, v))
-        found = functional.scaled_dot_product_attention(rows, *stretches, scale=scale)
+        asked = q[q_at].view(count, queries, heads, size).transpose(1, 2)
+        known, given = (x[k_at].view(count, keys, heads, size).transpose(1, 2) for x in (k, v))
+        found = functional.scaled_dot_product_attention(asked, known, given, scale=scale)
         out[q_at].view(count, queries, heads, size).copy_(found.transpose(1, 2))
     return out
 
