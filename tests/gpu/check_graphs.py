@@ -15,25 +15,25 @@ from typing import Any
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from token_files import engine_rows  # noqa: E402
-from tunesmith.data.batches import Batches, Padding  # noqa: E402
-from tunesmith.data.token_rows import TokenRows  # noqa: E402
-from tunesmith.events import StepDone  # noqa: E402
-from tunesmith.labels import LabelMap  # noqa: E402
-from tunesmith.model.fused_ops import SideStream  # noqa: E402
-from tunesmith.train.loop import train_events  # noqa: E402
-from tunesmith.train.losses import TaskLoss  # noqa: E402
-from tunesmith.train.optim import make_optimizer  # noqa: E402
-from tunesmith.train.plan import Plan, epoch_ends_for  # noqa: E402
-from tunesmith.train.runtime import make_runtime  # noqa: E402
-from tunesmith.train.schedule import Schedule  # noqa: E402
-from tunesmith.train.seed import seed_everything  # noqa: E402
-from tunesmith.train.state import TrainState  # noqa: E402
-from tunesmith.train.step import micro_step  # noqa: E402
-from tunesmith.train.strategies import choose_strategies  # noqa: E402
+from token_files import engine_rows
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.token_rows import TokenRows
+from tunesmith.events import StepDone
+from tunesmith.labels import LabelMap
+from tunesmith.model.fused_ops import SideStream
+from tunesmith.train.loop import train_events
+from tunesmith.train.losses import TaskLoss
+from tunesmith.train.optim import make_optimizer
+from tunesmith.train.plan import Plan, epoch_ends_for
+from tunesmith.train.runtime import make_runtime
+from tunesmith.train.schedule import Schedule
+from tunesmith.train.seed import seed_everything
+from tunesmith.train.state import TrainState
+from tunesmith.train.step import micro_step
+from tunesmith.train.strategies import choose_strategies
 
 OFF = dict.fromkeys(("pack_rows", "first_token_only", "restrict_vocabulary", "fused_layers", "cuda_graphs"), "off")
 failures: list[str] = []

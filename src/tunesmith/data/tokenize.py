@@ -199,13 +199,7 @@ def _tokenize_table(
         note_rows(notes, indices)
     texts = [table.column(name).to_pylist() for name in job.text]
     for name, cells in zip(job.text, texts, strict=True):
-        bad = next((i for i, cell in enumerate(cells) if not isinstance(cell, str)), None)
-        if bad is not None:
-            raise DataError(
-                f"{cells[bad]!r} is not text",
-                where=f"row {indices[bad] + 1}, column {name}",
-                fix="Fill the cell or drop the row.",
-            )
+        require_text(cells, partial(_cell_name, indices, name))
     rows = job.encoder.encode(texts)
     out = {"input_ids": _list_array([r.ids for r in rows], np.int32)}
     if job.has_types:
@@ -285,3 +279,14 @@ def _unchanged_environment(name: str) -> Iterator[None]:
         os.environ[name] = before or ""
         if before is None:
             del os.environ[name]
+
+
+def require_text(cells: Sequence[Any], where: Callable[[int], str]) -> None:
+    """Refuses the first cell that is not text; `where` says where the cell of a number is."""
+    bad = next((i for i, cell in enumerate(cells) if not isinstance(cell, str)), None)
+    if bad is not None:
+        raise DataError(f"{cells[bad]!r} is not text", where=where(bad), fix="Fill the cell or drop the row.")
+
+
+def _cell_name(rows: Sequence[int], column: str, index: int) -> str:
+    return f"row {rows[index] + 1}, column {column}"

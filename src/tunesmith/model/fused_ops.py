@@ -28,17 +28,16 @@ def weight_gradient(d_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 class _Ones:
-    """Vectors of ones that stay where they are: a captured step must not make them anew each time."""
+    """Vectors of ones that stay where they are: captured steps go on reading the shorter ones after a longer was made."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
+        self._kept: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
 
     def __call__(self, count: int, like: torch.Tensor) -> torch.Tensor:
-        found = self._kept.get((like.device, like.dtype))
-        if found is None or found.shape[0] < count:
-            found = torch.ones(max(4096, 2 * count), dtype=like.dtype, device=like.device)
-            self._kept[like.device, like.dtype] = found
-        return found[:count]
+        kept = self._kept.setdefault((like.device, like.dtype), [])
+        if not kept or kept[-1].shape[0] < count:
+            kept.append(torch.ones(max(4096, 2 * count), dtype=like.dtype, device=like.device))
+        return kept[-1][:count]
 
 
 ones = _Ones()
@@ -80,7 +79,7 @@ class SideStream:
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._busy: set[torch.device] = set()
+        self._joined: dict[torch.device, int] = {}
 
     @contextmanager
     def after(self, *inputs: torch.Tensor, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -91,8 +90,9 @@ class SideStream:
             return
         side = self._streams.get(device) or self._streams.setdefault(device, torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
-        if device not in self._busy:
-            self._busy.add(device)
+        backward = torch._C._current_graph_task_id()
+        if self._joined.get(device) != backward:  # by its number: one that broke off never came to its end
+            self._joined[device] = backward
             # At the end of the backward pass, whoever called it: the gradients are there for all that follows.
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._join(device))
         for tensor in inputs:
@@ -101,7 +101,6 @@ class SideStream:
             yield
 
     def _join(self, device: torch.device) -> None:
-        self._busy.discard(device)
         torch.cuda.current_stream(device).wait_stream(self._streams[device])
 
 

@@ -48,9 +48,8 @@ def _attend_without_gradient(
     2.2x quicker at 512 tokens, 1.4x at 128; below 40 the copies of `_PackedAttention` cost as much.
     """
     heads, size = q.shape[1:]
-    groups = list(_groups(lengths, heads, first_only))
-    out = q.new_zeros(q.shape) if q.shape[0] > groups[-1][0].stop else q.new_empty(q.shape)
-    for q_at, k_at, _, count, queries, keys in groups:
+    out = q.new_empty(q.shape)
+    for q_at, k_at, _, count, queries, keys in _groups(lengths, heads, first_only):
         asked = q[q_at].view(count, queries, heads, size).transpose(1, 2)
         known, given = (x[k_at].view(count, keys, heads, size).transpose(1, 2) for x in (k, v))
         found = functional.scaled_dot_product_attention(asked, known, given, scale=scale)

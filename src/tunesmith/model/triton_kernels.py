@@ -21,7 +21,7 @@ _GELU_ROWS, _GELU_COLUMNS = 32, 128
 def is_kept(seed, at, drop):
     """Whether the value at this place is kept: 24 bits of two rounds of a 32-bit mixer over (seed, place).
 
-    A tenth of the instructions of triton's own philox, and half its time to compile; `tests/gpu` checks what it draws.
+    Far fewer instructions than triton's own philox; tests/kernels looks at what it draws.
     """
     x = at.to(tl.uint32) ^ seed.to(tl.uint32)
     x = (x ^ (x >> 16)) * 0x21F0AAAD
@@ -99,14 +99,20 @@ def _add_norm_backward(
     tl.store(sums + place + 2 * width, d_bias, mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _bias_gelu_forward(x, bias, out, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+@triton.jit
+def _load_tile(x, bias, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """(x + bias of this program's tile, where it lies, what of it is inside, its columns)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < rows)[:, None] & (column < width)[None, :]
     at = row[:, None] * width + column[None, :]
     shift = tl.load(bias + column, mask=column < width, other=0.0)
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + shift[None, :]
+    return tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + shift[None, :], at, inside, column
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _bias_gelu_forward(x, bias, out, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    value, at, inside, _ = _load_tile(x, bias, rows, width, ROWS, COLUMNS)
     tl.store(out + at, 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476)), mask=inside)
 
 
@@ -114,12 +120,7 @@ def _bias_gelu_forward(x, bias, out, rows, width, ROWS: tl.constexpr, COLUMNS: t
 def _bias_gelu_backward(
     d_out, x, bias, out, d_x, sums, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < rows)[:, None] & (column < width)[None, :]
-    at = row[:, None] * width + column[None, :]
-    shift = tl.load(bias + column, mask=column < width, other=0.0)
-    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + shift[None, :]
+    value, at, inside, column = _load_tile(x, bias, rows, width, ROWS, COLUMNS)
     share = 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))
     slope = share + value * 0.3989422804014327 * tl.exp(-0.5 * value * value)
     given = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from tunesmith.data.batches import prefetched
 from tunesmith.data.token_encoder import UNKNOWN, EncodedRow, Encoder
 from tunesmith.data.token_rows import Ragged, TokenRows
-from tunesmith.data.tokenize import TruncationCount
+from tunesmith.data.tokenize import TruncationCount, require_text
 from tunesmith.errors import DataError
 
 CHUNK_ROWS = 8192
@@ -108,12 +109,10 @@ def _checked(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     before = 0
     for chunk in chunks:
         for column in chunk:
-            bad = next((i for i, cell in enumerate(column) if not isinstance(cell, str)), None)
-            if bad is not None:
-                raise DataError(
-                    f"{column[bad]!r} is not text",
-                    where=f"row {before + bad + 1}",
-                    fix="Fill the cell or drop the row.",
-                )
+            require_text(column, partial(_row_name, before))
         before += len(chunk[0])
         yield chunk
+
+
+def _row_name(before: int, index: int) -> str:
+    return f"row {before + index + 1}"

@@ -181,6 +181,8 @@ def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, pac
         return "they are for a GPU"
     if precision not in HALF:
         return "they are for bf16 and fp16"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "this GPU is older than compute capability 8.0"
     return why_not_fused(model) or (None if packed else "rows are padded")
 
 

@@ -37,6 +37,8 @@ def test_a_vector_of_ones_stays_where_it_is_and_grows() -> None:
     longer = ones(5000, like)
     assert longer.shape == (5000,)
     assert bool((longer == 1).all())
+    kept = [t.data_ptr() for t in ones._kept[like.device, like.dtype]]
+    assert kept == [first.data_ptr(), longer.data_ptr()], "a captured step goes on reading the first"
 
 
 def test_sums_over_rows_are_float32_whatever_comes() -> None:
