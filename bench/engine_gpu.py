@@ -66,7 +66,7 @@ def our_turns(batch: int, shape: str, epochs: int) -> Turn:
     def start(max_steps: int) -> tuple[Any, int, Any]:
         model = make_model(shape)
         chosen = choose_strategies(model, rows, Padding(), device=runtime.device, precision="bf16")
-        batches = Batches(rows, chosen.train_collate, batch, seed=1, sampling="group_by_length", ahead=4, pinned=True)
+        batches = Batches(rows, chosen.train_collate, batch, seed=1, sampling="random", ahead=4, pinned=True)
         steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=max_steps, num_epochs=epochs)
         optimizer = make_optimizer(model, learning_rate=5e-5, layers=chosen.fused)
         state = TrainState(model, optimizer, TaskLoss(labels.task, 2), runtime, cut=chosen.cut, graphs=chosen.graphs)

@@ -65,11 +65,10 @@ def our_turns(
     on_gpu = runtime.device.type == "cuda"
     model = make_model(shape).to(runtime.device)
     chosen = choose_strategies(model, rows, Padding(), device=runtime.device, precision=half)
-    batches = Batches(
-        rows, chosen.train_collate, batch, 1, sampling="group_by_length", ahead=4 if on_gpu else 0, pinned=on_gpu
-    )
+    order = chosen.best_order(runtime.device)
+    batches = Batches(rows, chosen.train_collate, batch, 1, sampling=order, ahead=4 if on_gpu else 0, pinned=on_gpu)
     steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=10**7, num_epochs=1)
-    optimizer = make_optimizer(model, learning_rate=5e-5)
+    optimizer = make_optimizer(model, learning_rate=5e-5, layers=chosen.fused)
     state = TrainState(
         model, optimizer, TaskLoss(Task.BINARY, 2), runtime, cut=chosen.cut, graphs=chosen.graphs, step=start
     )

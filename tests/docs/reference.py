@@ -18,7 +18,7 @@ WHY = {
     "save_total_limit": "the last checkpoint beside the best: what a resume needs and what you want",
     "load_best_model_at_end": "yes when there is an evaluation set: the exported model is the best one",
     "logging_steps": "about 20 times an epoch; every step is in the journal anyway",
-    "train_sampling_strategy": "rows of similar length share a step, shuffled over 50 steps (decision 0004)",
+    "train_sampling_strategy": "rows of similar length share a step, shuffled over 50 steps (decision 0004); random on a GPU, where batches without padding gain nothing from it (decision 0110)",
     "auto_find_batch_size": "a micro-batch that does not fit is halved, the rows of a step stay the same",
     "bf16": "yes on a GPU that has it, and said aloud; float32 on a CPU (decision 0108)",
     "project": "",

@@ -19,12 +19,12 @@ HEAD = {"D": 64, "TILE": 64, "DROP": True}
 KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     (
         triton_kernels._add_norm_forward,
-        [HALF, *[FLOAT] * 4, LONG, FLOAT, HALF, FLOAT, FLOAT, INT, INT, NUMBER, NUMBER],
-        BLOCK,
+        [HALF, *[FLOAT] * 4, LONG, FLOAT, HALF, HALF, FLOAT, INT, INT, NUMBER, NUMBER],
+        {**BLOCK, "KEEP": True},
     ),
     (
         triton_kernels._add_norm_backward,
-        [FLOAT, HALF, HALF, *[FLOAT] * 3, LONG, FLOAT, FLOAT, HALF, FLOAT, FLOAT, INT, INT, INT, NUMBER],
+        [FLOAT, HALF, HALF, FLOAT, LONG, FLOAT, HALF, FLOAT, FLOAT, INT, INT, INT, NUMBER],
         BLOCK,
     ),
     (triton_kernels._bias_gelu_forward, [HALF, FLOAT, HALF, INT, INT], TILE),

@@ -28,7 +28,7 @@ def apart(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def check_add_norm() -> None:
-    """Against LayerNorm(residual + h + bias) by autograd."""
+    """Against LayerNorm(residual + h + bias) by autograd; in half precision against its formula with what was kept, rounded."""
     torch.manual_seed(0)
     rows, width = 37, 48
     h, residual = torch.randn(rows, width), torch.randn(rows, width, requires_grad=True)
@@ -37,15 +37,21 @@ def check_add_norm() -> None:
         given = h.to(dtype).float().requires_grad_()
         expected = functional.layer_norm(residual + given + bias, (width,), gamma, beta, 1e-12)
         plain = [t.detach() for t in (h.to(dtype), bias, residual, gamma, beta)]
-        out, copy, mean, rstd = triton_kernels.add_norm_forward(
+        out, copy, unit, rstd = triton_kernels.add_norm_forward(
             *plain, eps=1e-12, drop=0.0, seeds=SEEDS, call=1, dtype=dtype
         )
         say(f"add_norm {dtype} forward", apart(out, expected), 1e-5)
         say(f"add_norm {dtype} copy", apart(copy, expected), 1e-5 if dtype == torch.float32 else 0.05)
         d_out, d_copy = torch.randn(rows, width), torch.randn(rows, width).to(dtype)
-        wanted = torch.autograd.grad(expected, (given, residual, gamma, beta, bias), d_out + d_copy.float())
+        d_y = d_out + d_copy.float()
+        wanted = torch.autograd.grad(expected, (given, residual, gamma, beta, bias), d_y)
+        if dtype == torch.bfloat16:
+            say("add_norm kept", apart(unit, (expected - beta) / gamma), 0.02)
+            d_unit, x = d_y * plain[3], unit.float()
+            d_x = (d_unit - x * (x * d_unit).mean(1, True) - d_unit.mean(1, True)) * rstd[:, None]
+            wanted = (d_x, d_x, (d_y * x).sum(0), d_y.sum(0), d_x.sum(0))
         d_h, d_residual, sums = triton_kernels.add_norm_backward(
-            d_out, d_copy, *plain[:4], mean, rstd, drop=0.0, seeds=SEEDS, call=1
+            d_out, d_copy, unit, plain[3], rstd, drop=0.0, seeds=SEEDS, call=1
         )
         found = (d_h, d_residual, *sums.sum(0).unbind(0))
         limits = (1e-5 if dtype == torch.float32 else 0.1, *[2e-5] * 4)
@@ -68,10 +74,10 @@ def check_add_norm_dropout() -> None:
         )[0]
         return (out.double() * weight.double()).sum()
 
-    _, _, mean, rstd = triton_kernels.add_norm_forward(
+    _, _, unit, rstd = triton_kernels.add_norm_forward(
         h, bias, residual, gamma, beta, eps=1e-12, dtype=torch.float32, **options
     )
-    d_h, _, _ = triton_kernels.add_norm_backward(weight, None, h, bias, residual, gamma, mean, rstd, **options)
+    d_h, _, _ = triton_kernels.add_norm_backward(weight, None, unit, gamma, rstd, **options)
     slope = float((loss(1e-2) - loss(-1e-2)) / 2e-2)
     say("add_norm dropout slope", abs(slope - float((d_h * direction).sum())) / abs(slope), 1e-3)
     kept = torch.stack([_kept(rows, width, drop, call) for call in range(4)]).double()

@@ -109,8 +109,8 @@ class TokenOptions:
     cache_dir: str | None = None
     """Folder for tokenized data. Default: the cache of `datasets`."""
 
-    train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = "group_by_length"
-    """Order of the training rows. group_by_length puts rows of similar length in one batch."""
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length"] | None = None
+    """Order of the training rows. Default: group_by_length (like lengths in one batch); random on a GPU without padding."""
 
     shuffle_window: int = 50
     """Length grouping sorts within this many batches, not the whole epoch."""

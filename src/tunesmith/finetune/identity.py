@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.data.load import DataBundle
+from tunesmith.data.order import Sampling
 from tunesmith.run.environment import package_versions
 from tunesmith.train.checkpoint import Identity
 from tunesmith.train.runtime import Precision
@@ -42,9 +44,18 @@ def make_identity(
     options["processes"] = world  # each has a batch of its own: another number is another experiment
     if sharding is not None:  # by a flag or by the launcher: sums are taken in another order
         options["fsdp"] = "full_shard" if sharding.reshard_after_forward else "shard_grad_op"
-    text = json.dumps([options, bundle.fingerprint], sort_keys=True)
-    run_id = hashlib.sha256(text.encode()).hexdigest()[:16]
+    run_id = _run_id(options, bundle.fingerprint)
     return Identity(run_id, bundle.fingerprint, options, bundle.labels.to_json(), package_versions())
+
+
+def with_order(identity: Identity, sampling: Sampling) -> Identity:
+    """The same with the order of rows, once it is known: what is best depends on model and device."""
+    options = {**identity.config, "train_sampling_strategy": sampling}
+    return replace(identity, run_id=_run_id(options, identity.data), config=options)
+
+
+def _run_id(options: dict[str, Any], data: str) -> str:
+    return hashlib.sha256(json.dumps([options, data], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:

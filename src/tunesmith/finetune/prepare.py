@@ -15,7 +15,7 @@ from tunesmith.data.load import DataBundle
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.data.tokenize import Tokenized, longest_allowed, tokenize
 from tunesmith.errors import ConfigError
-from tunesmith.finetune.identity import make_identity
+from tunesmith.finetune.identity import make_identity, with_order
 from tunesmith.finetune.reading import RunData
 from tunesmith.finetune.watch import Progress, Say, Watch
 from tunesmith.metrics.suite import Suite, make_suite
@@ -119,6 +119,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     strategies, state = _make_state(config, loaded.model, bundle, tokenized["train"].rows, padding, runtime)
     _say_model(say, config, loaded, strategies, runtime)
     batches = _make_batches(config, tokenized["train"].rows, strategies, runtime)
+    identity = with_order(identity, batches.sampling)
     return Prepared(
         config, runtime, bundle, tokenized, tokenizer, padding, facts, suite, strategies, state, batches, identity
     )
@@ -251,7 +252,7 @@ def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, ru
         config.per_device_train_batch_size,
         seed=config.seed if config.data_seed is None else config.data_seed,
         accumulation=config.gradient_accumulation_steps,
-        sampling=config.train_sampling_strategy,
+        sampling=config.train_sampling_strategy or strategies.best_order(runtime.device),
         shuffle_window=config.shuffle_window,
         token_budget=config.token_budget,
         drop_last=config.dataloader_drop_last,

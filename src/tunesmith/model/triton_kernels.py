@@ -35,8 +35,8 @@ def is_kept(seed, at, drop):
 
 @triton.jit(do_not_specialize=["call"])
 def _add_norm_forward(
-    h, bias, residual, gamma, beta, seeds, out, copy, mean, rstd, call, width, eps, drop,
-    BLOCK: tl.constexpr, DROP: tl.constexpr, COPY: tl.constexpr,
+    h, bias, residual, gamma, beta, seeds, out, copy, unit, rstd, call, width, eps, drop,
+    BLOCK: tl.constexpr, DROP: tl.constexpr, COPY: tl.constexpr, KEEP: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
@@ -50,46 +50,41 @@ def _add_norm_forward(
     middle = tl.sum(tl.where(inside, x, 0.0), 0) / width
     centred = tl.where(inside, x - middle, 0.0)
     scale = 1.0 / tl.sqrt(tl.sum(centred * centred, 0) / width + eps)
-    y = centred * scale * tl.load(gamma + column, mask=inside, other=0.0)
-    y += tl.load(beta + column, mask=inside, other=0.0)
+    centred *= scale
+    y = centred * tl.load(gamma + column, mask=inside, other=0.0) + tl.load(beta + column, mask=inside, other=0.0)
     tl.store(out + at, y, mask=inside)
     if COPY:
         tl.store(copy + at, y, mask=inside)
-    tl.store(mean + row, middle)
-    tl.store(rstd + row, scale)
+    if KEEP:
+        tl.store(unit + at, centred, mask=inside)
+        tl.store(rstd + row, scale)
 
 
 @triton.jit(do_not_specialize=["call", "rows"])
 def _add_norm_backward(
-    d_out, d_copy, h, bias, residual, gamma, seeds, mean, rstd, d_h, d_residual, sums, call, rows, width, drop,
+    d_out, d_copy, unit, gamma, seeds, rstd, d_h, d_residual, sums, call, rows, width, drop,
     BLOCK: tl.constexpr, DROP: tl.constexpr, COPY: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < width
     weight = tl.load(gamma + column, mask=inside, other=0.0)
-    shift = tl.load(bias + column, mask=inside, other=0.0)
     d_gamma = tl.zeros((BLOCK,), tl.float32)
     d_beta = tl.zeros((BLOCK,), tl.float32)
     d_bias = tl.zeros((BLOCK,), tl.float32)
     for row in range(first, rows, tl.num_programs(0)):
         at = row * width + column
-        x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32) + shift
-        if DROP:
-            kept = is_kept(tl.load(seeds + call), at, drop)
-            x = tl.where(kept, x / (1.0 - drop), 0.0)
-        x += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-        scale = tl.load(rstd + row)
-        unit = tl.where(inside, (x - tl.load(mean + row)) * scale, 0.0)
+        x = tl.load(unit + at, mask=inside, other=0.0).to(tl.float32)
         d_y = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)
         if COPY:
             d_y += tl.load(d_copy + at, mask=inside, other=0.0).to(tl.float32)
-        d_gamma += d_y * unit
+        d_gamma += d_y * x
         d_beta += d_y
         d_unit = d_y * weight
-        d_x = (d_unit - unit * (tl.sum(unit * d_unit, 0) / width) - tl.sum(d_unit, 0) / width) * scale
+        d_x = (d_unit - x * (tl.sum(x * d_unit, 0) / width) - tl.sum(d_unit, 0) / width) * tl.load(rstd + row)
         tl.store(d_residual + at, d_x, mask=inside)
         if DROP:
+            kept = is_kept(tl.load(seeds + call), at, drop)
             d_x = tl.where(kept, d_x / (1.0 - drop), 0.0)
         tl.store(d_h + at, d_x, mask=inside)
         d_bias += tl.where(inside, d_x, 0.0)
@@ -132,31 +127,32 @@ def _bias_gelu_backward(
 
 def add_norm_forward(
     h: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor, *,
-    eps: float, drop: float, seeds: torch.Tensor, call: int, dtype: torch.dtype,
+    eps: float, drop: float, seeds: torch.Tensor, call: int, dtype: torch.dtype, keep: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(LayerNorm(residual + dropout(h + bias)) as `residual` is stored, the same in `dtype`, mean, 1 / deviation)."""
+    """(LayerNorm(residual + dropout(h + bias)) as `residual` is stored, the same in `dtype`, the same before gamma and beta
+    as `h` is stored, 1 / deviation). The last two are for the backward pass, and written with `keep` only."""
     rows, width = h.shape
     out = torch.empty_like(residual)
     copy = out if dtype == out.dtype else torch.empty_like(residual, dtype=dtype)
-    mean, rstd = torch.empty(2, rows, device=h.device).unbind(0)
+    unit, rstd = torch.empty_like(h) if keep else h, torch.empty(rows, device=h.device)
     _add_norm_forward[(rows,)](
-        h, bias, residual, gamma, beta, seeds, out, copy, mean, rstd, call, width, eps, drop,
-        BLOCK=triton.next_power_of_2(width), DROP=drop > 0, COPY=copy is not out, num_warps=4,
+        h, bias, residual, gamma, beta, seeds, out, copy, unit, rstd, call, width, eps, drop,
+        BLOCK=triton.next_power_of_2(width), DROP=drop > 0, COPY=copy is not out, KEEP=keep, num_warps=4,
     )  # fmt: skip
-    return out, copy, mean, rstd
+    return out, copy, unit, rstd
 
 
 def add_norm_backward(
-    d_out: torch.Tensor, d_copy: torch.Tensor | None, h: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor,
-    gamma: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, *, drop: float, seeds: torch.Tensor, call: int,
+    d_out: torch.Tensor, d_copy: torch.Tensor | None, unit: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor,
+    *, drop: float, seeds: torch.Tensor, call: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """(gradient of h, of the residual, float32 (parts, 3, width): of gamma, beta, bias, to be summed over the parts)."""
-    rows, width = h.shape
+    rows, width = unit.shape
     programs = min(_PROGRAMS if rows < 2048 else _MORE_PROGRAMS, rows)
-    sums = torch.empty(programs, 3, width, device=h.device)
-    d_h, d_residual = torch.empty_like(h), torch.empty_like(residual)
+    sums = torch.empty(programs, 3, width, device=unit.device)
+    d_h, d_residual = torch.empty_like(unit), torch.empty_like(d_out)
     _add_norm_backward[(programs,)](
-        d_out, d_out if d_copy is None else d_copy, h, bias, residual, gamma, seeds, mean, rstd,
+        d_out, d_out if d_copy is None else d_copy, unit, gamma, seeds, rstd,
         d_h, d_residual, sums, call, rows, width, drop,
         BLOCK=triton.next_power_of_2(width), DROP=drop > 0, COPY=d_copy is not None, num_warps=4,
     )  # fmt: skip
@@ -175,9 +171,9 @@ def bias_gelu_forward(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
 
 
 def bias_gelu_backward(d_out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor) -> tuple[Any, Any, Any]:
-    """(GELU(x + bias) once more, gradient of x, float32 (parts, width): of bias, to be summed over the parts)."""
+    """(GELU(x + bias) once more, gradient of x over that of the output, float32 (parts, width): of bias, to be summed)."""
     grid = _gelu_grid(x)
-    out, d_x = torch.empty_like(x), torch.empty_like(x)
+    out = torch.empty_like(x)
     sums = torch.empty(grid[0], x.shape[1], device=x.device)
-    _bias_gelu_backward[grid](d_out, x, bias, out, d_x, sums, *x.shape, ROWS=_GELU_ROWS, COLUMNS=_GELU_COLUMNS)
-    return out, d_x, sums
+    _bias_gelu_backward[grid](d_out, x, bias, out, d_out, sums, *x.shape, ROWS=_GELU_ROWS, COLUMNS=_GELU_COLUMNS)
+    return out, d_out, sums

@@ -91,6 +91,18 @@ class StepGraphs:
             return None
         return _Captured(graph, fixed, numbers)
 
+    def let_go(self) -> bool:
+        """Frees what captured steps hold, where there are any: the memory did not suffice for them and an uncaptured one."""
+        if not self._graphs:
+            return False
+        log.warning("out of memory: the captured steps are let go, and steps run uncaptured, which needs less")
+        self.off = True
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._graphs.clear()
+        self._pool = None
+        return True
+
     def _give_up(self) -> None:
         """Leaves the device as if nothing had been captured; the generator of a broken capture would refuse to draw."""
         self.off = True

@@ -77,7 +77,7 @@ def train_step(
         try:
             numbers = body(_within_limit(window.micro_batches, state.rows_limit), learning_rate, factor)
         except torch.OutOfMemoryError as error:
-            _halve(state, window, error)
+            _make_room(state, window, error)
             seed_step(seed, state.step, state.runtime.rank)
     state.step += 1
     split = state.rows_limit != limit_before
@@ -193,9 +193,18 @@ def split_batch(batch: Batch, limit: int) -> list[Batch]:
     return out
 
 
-def _halve(state: TrainState, window: Window, error: BaseException) -> None:
-    """Halves the rows of a micro-batch after an out-of-memory, or gives up at one row."""
+def _make_room(state: TrainState, window: Window, error: BaseException) -> None:
+    """After an out-of-memory: first the memory that captured steps hold, then halves of the micro-batch."""
     state.optimizer.zero_grad(set_to_none=True)
+    if state.graphs is None or not state.graphs.let_go():
+        _halve(state, window, error)
+    gc.collect()
+    if state.runtime.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _halve(state: TrainState, window: Window, error: BaseException) -> None:
+    """Halves the rows of a micro-batch, or gives up at one row."""
     largest = max(len(b) for b in window.micro_batches)
     current = largest if state.rows_limit is None else min(state.rows_limit, largest)
     if current <= 1 or state.runtime.world > 1 or not state.may_split:
@@ -204,6 +213,3 @@ def _halve(state: TrainState, window: Window, error: BaseException) -> None:
             fix="Lower --max_seq_length or --per_device_train_batch_size, give --gradient_checkpointing, or use a smaller model.",
         ) from error
     state.rows_limit = (current + 1) // 2
-    gc.collect()
-    if state.runtime.device.type == "cuda":
-        torch.cuda.empty_cache()

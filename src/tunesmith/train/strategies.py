@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tunesmith.data.batches import Batch, Collate, Padding
+from tunesmith.data.order import Sampling
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.model import cls_only, padding_free, vocabulary
@@ -97,6 +98,10 @@ class Strategies:
     undo: tuple[Any, ...]
     graphs: StepGraphs | None = None
     fused: FusedLayers | None = None
+
+    def best_order(self, device: torch.device) -> Sampling:
+        """The order of rows where nobody asked for one: on a GPU batches without padding need no rows of similar length."""
+        return "random" if device.type == "cuda" and "padding-free" in self.on else "group_by_length"
 
     def whole(self) -> AbstractContextManager[None]:
         """Inside, the model takes plain token ids."""

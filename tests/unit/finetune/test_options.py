@@ -12,6 +12,7 @@ from tiny_model import sentences
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Evaluated, RunEnded, StepDone
 from tunesmith.run.journal import read_journal
+from tunesmith.run.sealed import read_manifest
 
 
 def mood(count: int = 40, *, every: int = 2) -> list[dict[str, Any]]:
@@ -53,6 +54,16 @@ def test_how_a_step_is_computed_does_not_change_what_is_learned(
     found = losses(train(**asked, **options)[0])
     assert len(found) == 6
     assert found == pytest.approx(plain_losses["plain"], abs=tolerance)
+
+
+def test_the_order_that_was_chosen_belongs_to_the_run(train: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"train_data": mood(), "save_strategy": "steps", "save_steps": 2}
+    result, _ = train(**options, max_steps=2, output_dir=tmp_path / "run")
+    stored = read_manifest(next(result.run.path.glob("**/checkpoint-*2")))["config"]
+    assert stored["train_sampling_strategy"] == "group_by_length"
+    for order, what in {"group_by_length": "this very config", "random": "another config"}.items():
+        with pytest.raises(CheckpointError, match=f"a finished run of {what}"):
+            train(**options, max_steps=2, output_dir=tmp_path / "run", train_sampling_strategy=order)
 
 
 def test_fixed_shapes_are_what_the_model_gets(train: Any) -> None:

@@ -125,3 +125,14 @@ def test_what_needs_a_gpu_is_refused_by_name_without_one_and_not_missed(name: st
     with pytest.raises(ConfigError, match=f"--{name} on is not possible: they are for a GPU"):
         choose_strategies(tiny_bert(), None, Padding(), device=CPU, **{name: "on"})
     assert choose_strategies(tiny_bert(), None, Padding(), device=CPU).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("device", "pack_rows", "order"),
+    [("cuda", "auto", "random"), ("cuda", "off", "group_by_length"), ("cpu", "auto", "group_by_length")],
+)
+def test_rows_of_similar_length_share_a_batch_where_that_saves_something(
+    device: str, pack_rows: Any, order: str
+) -> None:
+    chosen = choose_strategies(tiny_bert(), None, Padding(), device=CPU, pack_rows=pack_rows)
+    assert chosen.best_order(torch.device(device)) == order

@@ -16,6 +16,7 @@ from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError, ResourceError
 from tunesmith.events import NonFinite, SafePoint, StepDone
 from tunesmith.labels import Task
+from tunesmith.train.graphs import StepGraphs
 from tunesmith.train.loop import train_events
 from tunesmith.train.losses import TaskLoss, resolve_class_weights
 from tunesmith.train.optim import make_optimizer
@@ -169,6 +170,24 @@ def test_out_of_memory_splits_the_micro_batch_and_keeps_the_maths(packed: bool) 
         assert float(first.loss) == pytest.approx(float(second.loss), abs=1e-6)
     assert small.step == plain.step == 3
     assert small.rows_limit == 2
+
+
+def test_out_of_memory_lets_go_of_captured_steps_before_it_splits_anything() -> None:
+    class Full(TaskLoss):
+        def sum(self, model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+            if len(held):
+                raise torch.OutOfMemoryError("captured steps hold the memory")
+            return super().sum(model, batch)
+
+    plain, state = make_state(dropout=0.1), make_state(Full(Task.BINARY, 2), dropout=0.1)
+    held = state.graphs = StepGraphs(torch.device("cpu"))
+    held._graphs[("a shape",)] = object()  # type: ignore[assignment]
+    state.may_split = False
+    for window in batches(8, 1).windows(0):
+        first, second = (train_step(s, window, learning_rate=1e-2, max_grad_norm=1.0, seed=0) for s in (plain, state))
+        assert torch.equal(first.numbers, second.numbers)
+    assert held.off
+    assert state.rows_limit is None
 
 
 def test_out_of_memory_with_one_row_says_what_to_do() -> None:
