@@ -6,7 +6,8 @@
 Every contestant is a process of its own that has loaded its libraries and run some steps; they take turns. First `--rounds`
 turns of some steps each, of which the median is printed, then the whole job of each: 3 epochs from a fresh model, captures
 included. Random weights (speed needs only the shape), dropout on, learning rate 5e-5, linear. Memory is what torch's
-allocator held at most. `host` is how long a loop of Python took: two runs are on a par only where it is alike.
+allocator gave out at most, and what it held, over all turns (captures are made in the first). `our_bf16` is this library's
+Trainer: the same script with the import changed. `host`: seconds of a plain loop of Python, alike in runs on a par.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import gc
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -28,7 +30,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-from token_files import engine_rows, pad, trainer_rows
+from records import host_seconds, read_commit
+from token_files import ArrowRows, collator, engine_rows, pad, trainer_rows
 
 CONTESTANTS = ("tunesmith", "trainer_bf16", "trainer_fp32")
 SHAPES = {"bert-base": {}, "xlmr": {"vocab_size": 250002}}
@@ -57,11 +60,8 @@ def our_turns(batch: int, shape: str, epochs: int) -> Turn:
     from tunesmith.train.state import TrainState
     from tunesmith.train.strategies import choose_strategies
 
-    rows, runtime, labels = (
-        engine_rows("mrpc", "train"),
-        make_runtime(precision="bf16"),
-        LabelMap.for_classes(["0", "1"]),
-    )
+    rows, runtime = engine_rows("mrpc", "train"), make_runtime(precision="bf16")
+    labels = LabelMap.for_classes(["0", "1"])
 
     def start(max_steps: int) -> tuple[Any, int, Any]:
         model = make_model(shape)
@@ -132,7 +132,8 @@ def their_turns(
     if own:
         from tunesmith import Trainer
 
-    rows = trainer_rows(engine_rows("mrpc", "train"))
+    rows = engine_rows("mrpc", "train")
+    rows, padding = (ArrowRows(rows), collator()) if own else (trainer_rows(rows), pad)
     model = make_model(shape)
 
     class Clock(TrainerCallback):  # type: ignore[misc]
@@ -171,7 +172,7 @@ def their_turns(
                 disable_tqdm=True,
                 logging_steps=10**6 if steps else 100,
             )
-            trainer = Trainer(model, arguments, train_dataset=rows, data_collator=pad, callbacks=[clock])
+            trainer = Trainer(model, arguments, train_dataset=rows, data_collator=padding, callbacks=[clock])
             trainer.train()
         logs = [line["loss"] for line in trainer.state.log_history if "loss" in line]
         answer = _answer(0.0, steps or trainer.state.global_step, logs[-1:], 0)
@@ -195,14 +196,6 @@ def work(kind: str, batch: int, shape: str, epochs: int) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         print(json.dumps(turn(int(line))), file=out, flush=True)
-
-
-def host_seconds() -> float:
-    """Seconds of a plain loop of Python."""
-    began, total = time.perf_counter(), 0
-    for number in range(10**7):
-        total += number
-    return time.perf_counter() - began
 
 
 def ask(process: Any, steps: int) -> dict[str, Any]:
@@ -241,15 +234,19 @@ def show(batch: int, found: dict[str, Any], rate: float) -> None:
     """One table."""
     ours = found["tunesmith"]
     flops = 6 * 85_054_464  # a token's share of the encoder's matrices, forward and backward
-    print(f"\nbatch {batch}        ms a step  ratio  peak GB  ratio   job s  ratio   loss")
+    print(f"\nbatch {batch}        ms a step  ratio  peak GB  ratio  held GB   job s  ratio   loss")
     for kind, result in found.items():
         last, job = result["turns"][-1], result.get("job", {"seconds": float("nan"), "loss": None})
         result["step_ms"] = 1e3 * statistics.median(t["seconds"] / t["steps"] for t in result["turns"])
-        result["peak_gb"], result["job_s"] = last["allocated"] / 1e9, job["seconds"]
+        result["peak_gb"], result["held_gb"] = (
+            max(t[kind] for t in result["turns"]) / 1e9 for kind in ("allocated", "reserved")
+        )
+        result["job_s"] = job["seconds"]
         loss = job["loss"] or last["loss"] or float("nan")
         print(
             f"{kind:<16} {result['step_ms']:8.2f} {result['step_ms'] / ours['step_ms']:7.2f} {result['peak_gb']:8.2f} "
-            f"{ours['peak_gb'] / result['peak_gb']:6.2f} {result['job_s']:8.2f} {result['job_s'] / ours['job_s']:6.2f} "
+            f"{ours['peak_gb'] / result['peak_gb']:6.2f} {result['held_gb']:8.2f} {result['job_s']:8.2f} "
+            f"{result['job_s'] / ours['job_s']:6.2f} "
             f"{loss:7.3f}"
         )
     share = statistics.median(t["tokens"] / t["seconds"] for t in ours["turns"]) * flops / rate
@@ -269,6 +266,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(CONTESTANTS))
     parser.add_argument("--no_jobs", action="store_true", help="steps only, not the whole job")
     parser.add_argument("--output")
+    parser.add_argument("--commit", default=read_commit(), help="of the tree measured, where it is without git")
     parser.add_argument("--work")
     args = parser.parse_args()
     if args.work:
@@ -282,7 +280,8 @@ def main() -> None:
 
     about = {
         "torch": torch.__version__, "transformers": transformers.__version__, "device": torch.cuda.get_device_name(),
-        "date": time.strftime("%Y-%m-%d"), "shape": args.shape, "matrix_rate": rate, "host": host,
+        "date": time.strftime("%Y-%m-%d"), "shape": args.shape, "matrix_rate": rate, "host": host, "commit": args.commit,
+        "command": f"bench/engine_gpu.py {shlex.join(sys.argv[1:])}",
     }  # fmt: skip
     print(about, flush=True)
     results = {}

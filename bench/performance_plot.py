@@ -75,6 +75,15 @@ def engine_table(record: Record) -> list[str]:
     return make_table(["", "ms a step", "times ours"], rows)
 
 
+CONTESTANTS = {
+    "tunesmith": "tunesmith",
+    "our_bf16": "tunesmith's Trainer",
+    "trainer_bf16": "transformers.Trainer, bf16",
+    "trainer_fp32": "transformers.Trainer, fp32",
+    "trainer_bf16_compile": "transformers.Trainer, bf16, compiled",
+}
+
+
 def gpu_table(record: Record) -> list[str]:
     """Steps, whole jobs and memory of bench/engine_gpu.py."""
     rows = []
@@ -83,16 +92,17 @@ def gpu_table(record: Record) -> list[str]:
         for kind, one in found.items():
             rows.append(
                 [
-                    f"batch {batch}, {kind}",
+                    f"batch {batch}, {CONTESTANTS[kind]}",
                     f"{one['step_ms']:.2f}",
                     f"{one['step_ms'] / ours['step_ms']:.2f}",
-                    f"{one['job_s']:.1f}",
-                    f"{one['job_s'] / ours['job_s']:.2f}",
+                    *(("", "") if "job" not in one else (f"{one['job_s']:.1f}", f"{one['job_s'] / ours['job_s']:.2f}")),
                     f"{one['peak_gb']:.2f}",
                     f"{ours['peak_gb'] / one['peak_gb']:.2f}",
+                    f"{one['held_gb']:.2f}",
                 ]
             )
-    return make_table(["", "ms a step", "times ours", "whole job s", "times ours", "peak GB", "ours of it"], rows)
+    head = ["", "ms a step", "times ours", "whole job s", "times ours", "peak GB", "ours of it", "held GB"]
+    return make_table(head, rows)
 
 
 def predict_table(record: Record) -> list[str]:

@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -65,3 +66,11 @@ def write_record(path: Path | None, *, device: str, results: list[dict[str, Any]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     print(f"written: {path}")
+
+
+def host_seconds() -> float:
+    """Seconds of a plain loop of Python."""
+    began, total = time.perf_counter(), 0
+    for number in range(10**7):
+        total += number
+    return time.perf_counter() - began

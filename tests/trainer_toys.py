@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
-from transformers import PretrainedConfig, PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast, TrainerCallback, TrainingArguments
+
+from conftest import token_lists
 
 
 class RegressionDataset(Dataset[dict[str, Any]]):
@@ -107,3 +109,23 @@ def arguments(folder: Path | str, **options: Any) -> TrainingArguments:
         "dataloader_pin_memory": False,
     }
     return TrainingArguments(str(folder), **{**defaults, **options})
+
+
+def tokenizer() -> Any:
+    """A tokenizer of 100 words, for what a collator asks of one."""
+    from tokenizers import Tokenizer, models
+
+    words = {"[PAD]": 0, "[UNK]": 1, **{f"w{i}": i for i in range(2, 100)}}
+    inner = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def arrow(rows: int, seed: int = 0) -> Any:
+    """Token rows as an Arrow dataset, with a column that no model takes."""
+    from datasets import Dataset
+
+    data = token_lists(rows, seed)
+    data["attention_mask"] = [[1] * len(r) for r in data["input_ids"]]
+    data["text"] = ["x"] * rows
+    data["label"] = data.pop("labels")
+    return Dataset.from_dict(data)

@@ -184,8 +184,7 @@ def check_adamw() -> None:
         torch.optim.AdamW([{"params": ps[:1], "weight_decay": 0.1}, {"params": ps[1:], "weight_decay": 0.0}], lr=1e-2)
         for ps in (one, other)
     )
-    for group in ours.param_groups:
-        group["lr"] = torch.tensor(1e-2)
+    ours.param_groups[0]["lr"] = torch.tensor(1e-2)  # the other is a number
     copy = torch.zeros(9000, dtype=torch.bfloat16)
     kernel = OneKernelAdamW(ours, {other[0]: copy})
     for step in range(20):

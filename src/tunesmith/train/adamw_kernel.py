@@ -13,9 +13,10 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from torch.optim import AdamW
+from torch.optim import Optimizer
 
 from tunesmith.train.graphs import MOST
+from tunesmith.train.surroundings import STEP_HOOKS
 
 _CHUNK = 8192
 _BLOCK = 1024
@@ -61,21 +62,46 @@ def _update(
 
 
 class OneKernelAdamW:
-    """Updates the parameters of a `torch.optim.AdamW` in place, and with them their copies."""
+    """Updates the parameters of a `torch.optim.AdamW` in place, and with them their copies.
 
-    def __init__(self, optimizer: AdamW, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    A rate that is a number is read from the device too: `write_rates` puts it there before a captured step.
+    """
+
+    def __init__(self, optimizer: Optimizer, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
         self._optimizer = optimizer
         self._copies = copies
+        self._rates: dict[int, torch.Tensor] = {}
         self._tables: dict[int, tuple[tuple[int, ...], torch.Tensor, torch.Tensor]] = {}
         self._pinned: torch.Tensor | None = None
         self._used = 0
 
     def step(self, divisor: torch.Tensor, skip: torch.Tensor) -> None:
         """One step on gradients / divisor, unless `skip` is 1.0. No sync."""
+        vars(self._optimizer)["_opt_called"] = True  # what torch's schedulers look for
         for number, group in enumerate(self._optimizer.param_groups):
             parameters = [p for p in group["params"] if p.grad is not None]
             if parameters:
                 self._update(number, group, parameters, divisor, skip)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody waits for `step` of the optimizer itself."""
+        return any(getattr(self._optimizer, n, None) for n in STEP_HOOKS)
+
+    def write_rates(self) -> None:
+        """The rates as they stand, where a captured step reads them."""
+        for number, place in self._rates.items():
+            place.fill_(self._optimizer.param_groups[number]["lr"])
+
+    def _rate(self, number: int, group: dict[str, Any], like: torch.Tensor) -> torch.Tensor:
+        rate = group["lr"]
+        if isinstance(rate, torch.Tensor):
+            return rate
+        if number not in self._rates:
+            self._rates[number] = torch.zeros((), device=like.device)
+        if not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._rates[number].fill_(rate)
+        return self._rates[number]
 
     def _update(
         self,
@@ -95,7 +121,7 @@ class OneKernelAdamW:
         gradients = self._addresses(parameters)
         (beta1, beta2), eps = group["betas"], group["eps"]
         _update[(chunks.shape[0],)](
-            chunks, tensors, gradients, group["lr"], divisor, skip,
+            chunks, tensors, gradients, self._rate(number, group, divisor), divisor, skip,
             beta1, beta2, math.log(beta1), math.log(beta2), eps, group["weight_decay"],
             CHUNK=_CHUNK, BLOCK=_BLOCK, HALF=self._half(), num_warps=4,
         )  # fmt: skip

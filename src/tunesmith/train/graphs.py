@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ Body = Callable[[list[Batch], torch.Tensor, torch.Tensor], torch.Tensor]
 Shape = tuple[Any, ...]
 
 MOST = 48
-"""Graphs kept at a time. Each holds the nodes of a step (some MB on the host); all share one pool of device memory."""
+"""Captures of a run. Each graph holds the nodes of a step (some MB on the host); all share one pool of device memory."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,12 @@ class StepGraphs:
 
     def __init__(self, device: torch.device, before: Callable[[], None] | None = None) -> None:
         self._device = device
-        self._before = before
+        self.before = [] if before is None else [before]
+        """Called before every replay."""
+        self._around: Hashable = None
         self._pool: Any = None
         self._seen: Counter[Shape] = Counter()
+        self._captures = 0
         self._graphs: dict[Shape, _Captured] = {}
         self._rate = torch.zeros((), dtype=torch.float64, device=device)
         self._factor = torch.zeros((), device=device)
@@ -52,22 +55,32 @@ class StepGraphs:
     def __len__(self) -> int:
         return len(self._graphs)
 
-    def run(self, batches: tuple[Batch, ...], rate: float, factor: float, body: Body) -> torch.Tensor | None:
-        """The numbers of the step, replayed; None when it is to be run uncaptured."""
+    def run(
+        self, batches: tuple[Batch, ...], rate: float, factor: float, body: Body, around: Hashable = ()
+    ) -> torch.Tensor | None:
+        """The numbers of the step, replayed; None when it is to be run uncaptured, as always while `around` is None.
+
+        `around` is what the body has built in: what was captured before it changed is of no use any more.
+        """
         shape = tuple(_shape_of(batch) for batch in batches)
-        if self.off or None in shape:
+        if self.off or None in shape or around is None:
             return None
+        if around != self._around:
+            self._around = around
+            self._seen.clear()
+            self._clear()
         captured = self._graphs.get(shape)
         if captured is None:
             self._seen[shape] += 1
-            if self._seen[shape] < 2 or len(self._graphs) >= MOST:
+            if self._seen[shape] < 2 or self._captures >= MOST:
                 return None
+            self._captures += 1
             captured = self._capture(batches, body)
             if captured is None:
                 return None
             self._graphs[shape] = captured
-        if self._before is not None:
-            self._before()
+        for prepare in self.before:
+            prepare()
         self._rate.fill_(rate)
         self._factor.fill_(factor)
         for fixed, batch in zip(captured.batches, batches, strict=True):
@@ -97,11 +110,16 @@ class StepGraphs:
             return False
         log.warning("out of memory: the captured steps are let go, and steps run uncaptured, which needs less")
         self.off = True
+        self._clear()
+        return True
+
+    def _clear(self) -> None:
+        if not self._graphs:
+            return
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._graphs.clear()
         self._pool = None
-        return True
 
     def _give_up(self) -> None:
         """Leaves the device as if nothing had been captured; the generator of a broken capture would refuse to draw."""

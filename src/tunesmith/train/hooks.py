@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from tunesmith.data.batches import Batch, Window
 
-MicroStep = Callable[[Batch, float], torch.Tensor]
-"""(micro-batch on the device, factor for its summed loss) -> its share of the window's loss, after the backward pass."""
+MicroStep = Callable[[Batch, Any], torch.Tensor]
+"""(micro-batch on the device, factor for its summed loss: a number, or where a captured step reads it) -> its share of the
+window's loss, after the backward pass."""
 
 
 @dataclass
@@ -23,10 +25,14 @@ class StepHooks:
     before_update: Callable[[], None] | None = None
     """Sees the gradients as the optimizer will: unscaled and clipped."""
     after_update: Callable[[], None] | None = None
+    """Gradients are still there, but after a replay."""
+    capturable: bool = False
+    """Nobody minds that a replay does not call `micro_step`, and calls `after_update` when all is over."""
     sets_rate: bool = False
     """A scheduler object of the caller's sets the rate of the optimizer's groups, not the plan."""
 
     @property
     def inside(self) -> bool:
         """Whether somebody takes part in the step itself, which then cannot be replayed without them."""
-        return self.sets_rate or any((self.micro_step, self.substep_end, self.before_update, self.after_update))
+        own = self.sets_rate or any((self.micro_step, self.after_update))
+        return (own and not self.capturable) or any((self.substep_end, self.before_update))

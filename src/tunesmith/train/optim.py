@@ -16,6 +16,7 @@ from tunesmith.train.sharding import local, whole
 
 Rate = float | torch.Tensor
 """A number, or where a captured step reads it from."""
+_KERNEL = "_tunesmith_kernel"
 
 
 def make_optimizer(
@@ -48,30 +49,42 @@ def make_optimizer(
     if on_gpu:  # the rate lies on the device, so that a captured step can read it
         for group in groups:
             group["lr"] = torch.full((), group["lr"], device=group["params"][0].device)
-    optimizer = DeviceAdamW if on_gpu else AdamW
-    made = optimizer(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused, capturable=on_gpu)
-    if isinstance(made, DeviceAdamW) and layers is not None and made.can_follow(layers.copies):
-        made.follow(layers.copies)
-        layers.kept_fresh = True
+    made = AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused, capturable=on_gpu)
+    if layers is not None:
+        attach_kernel(made, layers)
     return made
 
 
-class DeviceAdamW(AdamW):
-    """torch's AdamW on a GPU; with copies to follow, one kernel of ours writes weights and copies together."""
+def attach_kernel(optimizer: Optimizer, layers: FusedLayers | None) -> Any:
+    """From now on one kernel of ours does the update of a fused AdamW on a GPU, and writes the copies of fused layers with it.
 
-    kernel: Any = None
+    None where it cannot: without triton, for other optimizers and for parameters that it does not take.
+    """
+    copies = {} if layers is None else layers.copies
+    if not _takes_kernel(optimizer, copies):
+        return None
+    from tunesmith.train.adamw_kernel import OneKernelAdamW
 
-    def can_follow(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> bool:
-        """Whether the kernel can be compiled here, and takes these tensors."""
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        plain = all(p.dtype == torch.float32 and p.is_contiguous() for p in parameters)
-        return has_triton() and plain and all(t.data_ptr() % 16 == 0 for t in (*parameters, *copies.values()))
+    vars(optimizer)[_KERNEL] = kernel = OneKernelAdamW(optimizer, copies)
+    if layers is not None:
+        layers.kept_fresh = True
+    return kernel
 
-    def follow(self, copies: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        """From now on the copies change with the weights."""
-        from tunesmith.train.adamw_kernel import OneKernelAdamW
 
-        self.kernel = OneKernelAdamW(self, copies)
+def detach_kernel(optimizer: Optimizer) -> None:
+    """The optimizer does its updates itself again."""
+    vars(optimizer).pop(_KERNEL, None)
+
+
+def _takes_kernel(optimizer: Optimizer, copies: Mapping[torch.Tensor, torch.Tensor]) -> bool:
+    if type(optimizer) is not AdamW or not has_triton():
+        return False
+    groups = optimizer.param_groups
+    if not all(g["fused"] and not (g["amsgrad"] or g["maximize"]) for g in groups):
+        return False
+    parameters = [p for group in groups for p in group["params"]]
+    plain = all(p.is_cuda and p.dtype == torch.float32 and p.is_contiguous() for p in parameters)
+    return plain and all(t.data_ptr() % 16 == 0 for t in (*parameters, *copies.values()))
 
 
 def set_rate(optimizer: Optimizer, rate: Rate) -> None:
@@ -114,8 +127,9 @@ def is_fused(optimizer: Optimizer) -> bool:
 
 def apply_update(optimizer: Optimizer, divisor: torch.Tensor, skip: torch.Tensor) -> None:
     """One optimizer step on gradients / divisor, unless `skip` is 1.0. No sync when the optimizer is fused."""
-    if isinstance(optimizer, DeviceAdamW) and optimizer.kernel is not None:
-        optimizer.kernel.step(divisor, skip)
+    kernel = vars(optimizer).get(_KERNEL)
+    if kernel is not None and not kernel.is_watched:
+        kernel.step(divisor, skip)
         return
     if is_fused(optimizer):
         fused: Any = optimizer

@@ -15,6 +15,7 @@ from tunesmith.train.hooks import StepHooks
 from tunesmith.train.losses import Objective
 from tunesmith.train.runtime import Runtime
 from tunesmith.train.stopping import Progress
+from tunesmith.train.surroundings import Surroundings
 
 
 @dataclass
@@ -61,6 +62,7 @@ class TrainState:
     hooks: StepHooks = field(default_factory=StepHooks)
     graphs: StepGraphs | None = None
     """Set where steps are captured and replayed on a GPU."""
+    surroundings: Surroundings = field(init=False)
 
     @property
     def cut_decay(self) -> float:
@@ -76,5 +78,6 @@ class TrainState:
     def __post_init__(self) -> None:
         self.wrapped = self.runtime.wrap(self.model, self.optimizer)
         self.poisoned = torch.zeros((), device=self.runtime.device)
+        self.surroundings = Surroundings(self.model, self.optimizer)
         if self.runtime.precision == "fp16":
             self.loss_scale = LossScale.start(self.runtime.device)

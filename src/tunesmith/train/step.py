@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -64,12 +65,16 @@ def train_step(
     factor = state.runtime.world / weight if weight > 0 else float("nan")
     seed_step(seed, state.step, state.runtime.rank)
 
-    def body(batches: Sequence[Batch], rate: Rate, share: Rate) -> torch.Tensor:
-        return _finish(state, _accumulate(state, batches, share, idle=window.idle), rate, max_grad_norm, hold)
+    def body(batches: Sequence[Batch], rate: Rate, share: Rate, *, quiet: bool = False) -> torch.Tensor:
+        loss = _accumulate(state, batches, share, idle=window.idle)
+        return _finish(state, loss, rate, max_grad_norm, hold=hold, quiet=quiet)
 
     numbers = None
     if state.graphs is not None and state.rows_limit is None and not state.hooks.inside:
-        numbers = state.graphs.run(window.micro_batches, learning_rate, factor, body)
+        around = state.surroundings.look()
+        numbers = state.graphs.run(window.micro_batches, learning_rate, factor, partial(body, quiet=True), around)
+        if numbers is not None and state.hooks.after_update is not None:
+            state.hooks.after_update()
         if numbers is None:  # nothing of a capture that failed may be left
             state.optimizer.zero_grad(set_to_none=True)
             seed_step(seed, state.step, state.runtime.rank)
@@ -94,12 +99,14 @@ def train_step(
     )
 
 
-def _finish(state: TrainState, loss: torch.Tensor, rate: Rate, max_grad_norm: float, hold: bool) -> torch.Tensor:
-    """Clip, update, zero. Returns the step's numbers."""
+def _finish(
+    state: TrainState, loss: torch.Tensor, rate: Rate, max_grad_norm: float, *, hold: bool, quiet: bool
+) -> torch.Tensor:
+    """Clip, update, zero. Returns the step's numbers. With `quiet` nobody is told of the update: it is being captured."""
     norm, bad, skip, divisor = _judge(state, loss, max_grad_norm, hold)
     if not state.hooks.sets_rate:
         set_rate(state.optimizer, rate)
-    _update(state, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip)
+    _update(state, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip, quiet)
     if state.cut is not None:
         state.cut.decay(1.0 - rate * state.cut_decay * (1.0 - skip.double()))
     if state.loss_scale is not None:
@@ -141,7 +148,7 @@ def _accumulate(state: TrainState, batches: Sequence[Batch], factor: Rate, *, id
         last = index == len(batches) - 1
         with runtime.sync_when(last, state.wrapped):
             own = state.hooks.micro_step
-            total += micro_step(state, batch, share) if own is None else own(batch, float(share))
+            total += (own or partial(micro_step, state))(batch, share)
         if state.hooks.substep_end is not None and not last:
             state.hooks.substep_end()
     return runtime.sum_over_ranks(total) / runtime.world
@@ -156,7 +163,7 @@ def micro_step(state: TrainState, batch: Batch, factor: Rate) -> torch.Tensor:
     return loss.detach()
 
 
-def _update(state: TrainState, divisor: torch.Tensor, skip: torch.Tensor) -> None:
+def _update(state: TrainState, divisor: torch.Tensor, skip: torch.Tensor, quiet: bool) -> None:
     """The optimizer's step, with the caller's hooks around it."""
     hooks = state.hooks
     if hooks.before_update is not None:
@@ -164,7 +171,7 @@ def _update(state: TrainState, divisor: torch.Tensor, skip: torch.Tensor) -> Non
         divisor = torch.ones_like(divisor)
         hooks.before_update()
     apply_update(state.optimizer, divisor, skip)
-    if hooks.after_update is not None:
+    if hooks.after_update is not None and not quiet:
         hooks.after_update()
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from tunesmith.data.batches import Batch, Collate, Window, make_batch
+from tunesmith.data.batches import Batch, Collate, Window, make_batch, pin_batch, prefetched
 from tunesmith.data.order import Sampling, epoch_order
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.train.runtime import Runtime
@@ -139,6 +139,8 @@ class TrainWindows:
     rows: TokenRows | None = None
     collate: Collate | None = None
     ignore_skip: bool = False
+    pinned: bool = False
+    """Token rows: batches are made ahead by a thread, in pinned memory."""
     _ended: bool = False
 
     @property
@@ -166,14 +168,21 @@ class TrainWindows:
         assert sampler is not None
         sampler.set_epoch(epoch, skip)
         if self.rows is not None and self.collate is not None:
-            for pieces, rows, idle in sampler.windows():
-                yield Window(tuple(make_batch(self.rows, p, self.collate) for p in pieces), rows, None, idle)
+            wanted = sampler.windows()
+            yield from prefetched(wanted, self._collated) if self.pinned else map(self._collated, wanted)
             return
         specification = list(sampler.windows())
         sampler.set_epoch(epoch, skip)
         features = read_batches(self.loader, [piece for pieces, _, _ in specification for piece in pieces])
         for pieces, rows, idle in specification:
             yield Window(tuple(as_batch(next(features), piece) for piece in pieces), rows, None, idle)
+
+    def _collated(self, wanted: tuple[list[Indices], Indices, bool]) -> Window:
+        pieces, rows, idle = wanted
+        assert self.rows is not None
+        assert self.collate is not None
+        batches = [make_batch(self.rows, piece, self.collate) for piece in pieces]
+        return Window(tuple(pin_batch(b) for b in batches) if self.pinned else tuple(batches), rows, None, idle)
 
     def _consumed(self, epoch: int, skip: int) -> Iterator[Window]:
         """A loader of the user's: its shuffling is seeded from (seed, epoch), what is skipped is read and dropped."""

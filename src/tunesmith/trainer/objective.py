@@ -84,8 +84,11 @@ class LossPart(TrainerAttributes):
     """The methods of a Trainer that make a loss."""
 
     _window_items: torch.Tensor | None = None
+    _items_place: torch.Tensor | None = None
+    _counted: tuple[Any, int] | None = None
+    """A model and its parameters: to count them takes longer than to launch a step."""
     _window_rows: int = 1
-    _factor: float = 1.0
+    _factor: Any = 1.0
     _loss_shifts_labels: bool = False
     _said: tuple[str, ...] = ()
 
@@ -146,9 +149,11 @@ class LossPart(TrainerAttributes):
     def floating_point_ops(self, inputs: Any) -> float:
         """6 operations per token and parameter (without embeddings); 0 for a model that cannot count its parameters."""
         main = getattr(self.model, "main_input_name", "input_ids")
-        if isinstance(inputs, Mapping) and main in inputs and hasattr(self.model, "num_parameters"):
-            return float(6 * inputs[main].numel() * self.model.num_parameters(exclude_embeddings=True))
-        return 0.0
+        if not (isinstance(inputs, Mapping) and main in inputs and hasattr(self.model, "num_parameters")):
+            return 0.0
+        if self._counted is None or self._counted[0] is not self.model:
+            self._counted = self.model, int(self.model.num_parameters(exclude_embeddings=True))
+        return float(6 * inputs[main].numel() * self._counted[1])
 
     def _prepare_input(self, data: Any) -> Any:
         """The same structure with its tensors on the device."""
@@ -185,16 +190,22 @@ class LossPart(TrainerAttributes):
         self._window_rows = len(window.rows)
         self._window_items = None
         if len(known) == len(counts):
-            mine = torch.zeros((), dtype=torch.long) if window.idle else torch.stack([c.cpu() for c in known]).sum()
-            self._window_items = self.runtime.sum_over_ranks(mine.to(self.args.device))
+            mine = 0 if window.idle else sum(int(c) for c in known)
+            if self._engine is not None and self._engine.graphs is not None:  # a captured step reads it where it was
+                if self._items_place is None:
+                    self._items_place = torch.zeros((), dtype=torch.long, device=self.args.device)
+                self._window_items = self._items_place.fill_(mine)
+            else:
+                self._window_items = self.runtime.sum_over_ranks(torch.full((), mine, device=self.args.device))
 
-    def _run_micro_batch(self, batch: Batch, factor: float) -> torch.Tensor:
+    def _run_micro_batch(self, batch: Batch, factor: Any) -> torch.Tensor:
         """The engine's micro-step: the user's or our `training_step`."""
         features = features_of(batch)
         self._factor = factor
         passed = self._window_items if self._passes_count() else None
         loss: torch.Tensor = self.training_step(self.model_wrapped, features, passed)
-        self.current_flos += float(self.floating_point_ops(features))
+        if self._engine is None or self._engine.graphs is None:
+            self.current_flos += float(self.floating_point_ops(features))
         self._track_num_input_tokens(features)
         return loss.detach().to(self.args.device)
 

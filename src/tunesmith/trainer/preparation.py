@@ -12,6 +12,7 @@ import torch
 from tunesmith.data.batches import Padding
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
+from tunesmith.model.fused_ops import has_triton
 from tunesmith.train.strategies import Strategies, choose_strategies
 from tunesmith.trainer.upstream import (
     PreTrainedTokenizerBase,
@@ -76,11 +77,21 @@ def choose_speed_ups(trainer: Any, rows: TokenRows | None, padding: Padding | No
         world=runtime.world,
         precision=runtime.precision,
         restrict_vocabulary="off",
-        cuda_graphs="off",  # callbacks and the scheduler take part in the step
+        cuda_graphs="auto" if _may_capture(trainer) else "off",
     )
     if chosen.on:
         trainer_log.info("  speed-ups: %s", ", ".join(chosen.on))
     return chosen
+
+
+def _may_capture(trainer: Any) -> bool:
+    """Whether the optimizer will be the one whose update our kernel can do: all else is looked at before every step."""
+    own = any(
+        trainer.overrides(n)
+        for n in ("create_optimizer", "get_optimizer_cls_and_kwargs", "compute_loss_context_manager")
+    )
+    asked = trainer.args.optim == "adamw_torch_fused" and trainer.optimizer_cls_and_kwargs is None
+    return has_triton() and asked and not own and trainer.label_smoother is None
 
 
 def compiled(trainer: Any, model: Any) -> Any:

@@ -8,8 +8,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tunesmith.errors import NumericsError, StoppedBySignal
 from tunesmith.events import (
     EpochStarted,
@@ -23,15 +21,11 @@ from tunesmith.events import (
 from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock
 from tunesmith.train.checkpoint import load_checkpoint
-from tunesmith.train.hooks import StepHooks
 from tunesmith.train.loop import train_events
 from tunesmith.train.rank_watch import rank_watch
 from tunesmith.train.sharding import is_sharded
 from tunesmith.train.signals import StopRequest
-from tunesmith.train.state import TrainState
-from tunesmith.train.strategies import Strategies
 from tunesmith.trainer.arguments import make_plan
-from tunesmith.trainer.callbacks import CallbackPart
 from tunesmith.trainer.checkpoints import CheckpointPart, find_checkpoint, load_trainer_state
 from tunesmith.trainer.data import DataPart
 from tunesmith.trainer.evaluation import EvaluationPart
@@ -39,25 +33,21 @@ from tunesmith.trainer.identity import make_identity, require_same_run, run_id_o
 from tunesmith.trainer.journalling import JournalPart
 from tunesmith.trainer.length import LengthPart
 from tunesmith.trainer.loaders import TrainWindows
-from tunesmith.trainer.objective import FeatureLoss
-from tunesmith.trainer.optimization import OptimizerPart
-from tunesmith.trainer.preparation import choose_speed_ups, compiled, prepared_model, seed_for
+from tunesmith.trainer.preparation import choose_speed_ups, prepared_model, seed_for
 from tunesmith.trainer.progress import Progress
 from tunesmith.trainer.reactions import ReactionPart
+from tunesmith.trainer.stepping import SteppingPart
 from tunesmith.trainer.upstream import has_length, speed_metrics, trainer_log, utils
 from tunesmith.trainer.workers import naming_workers
 
 
-class TrainPart(
-    ReactionPart, JournalPart, EvaluationPart, LengthPart, DataPart, OptimizerPart, CheckpointPart, CallbackPart
-):
+class TrainPart(SteppingPart, ReactionPart, JournalPart, EvaluationPart, LengthPart, DataPart, CheckpointPart):
     """The training run of a Trainer."""
 
     use_speed_ups: bool = True
     """Padding-free batches and the like, where they compute the same; set it to False to go without."""
     allow_changed_data: bool = False
     """True: a resume goes on although data, batch size, order or seed changed, and the journal says so."""
-    _speed_ups: Strategies | None = None
     _stop: StopRequest | None = None
 
     def train(
@@ -101,9 +91,7 @@ class TrainPart(
                 return output
         finally:
             self.is_in_train = False
-            if self._speed_ups is not None:
-                self._speed_ups.disable()
-                self._speed_ups = None
+            self._undo_speed_ups()
             if self._journal is not None:
                 self._journal.close()
                 self._journal = None
@@ -127,6 +115,7 @@ class TrainPart(
             token_rows,
             collate,
             args.ignore_data_skip,
+            pinned=self.runtime.device.type == "cuda" and args.dataloader_pin_memory,
         )
         self._run_id = uuid.uuid4().hex if folder is None else run_id_of(folder)
         self._identity = make_identity(args, self.train_dataset, self.model, self._run_id, per_step)
@@ -135,10 +124,7 @@ class TrainPart(
         if not is_sharded(self.model):  # by an earlier call of train
             self.model.to(self.runtime.device)
         self.create_optimizer_and_scheduler(self._horizon.num_steps)
-        self._engine = TrainState(self.model, self.optimizer, FeatureLoss(self._share_of_loss), self.runtime)
-        self.model_wrapped = compiled(self, self._engine.wrapped)
-        self._engine.wrapped = self.model_wrapped
-        self._engine.hooks = self._hooks()
+        self._engine = self._make_engine()
         self._begin_state(run, folder, trial)
         for name in ("model", "optimizer", "lr_scheduler"):
             setattr(self.callback_handler, name, getattr(self, name))
@@ -174,31 +160,6 @@ class TrainPart(
         progress.loss_since_log, progress.logged_step = notes["loss_since_log"], notes["logged_step"]
         progress.epoch_open = notes["epoch_open"]
         progress.loss_total = -progress.loss_since_log  # those steps belong to the mean of an earlier call
-
-    def _hooks(self) -> StepHooks:
-        """transformers' moments inside a step, each only where a callback looks at it."""
-
-        def begin(window: Any) -> None:
-            self._begin_window(window)
-            self._tell("on_step_begin")
-            every = self.args.torch_empty_cache_steps
-            if every and self.state.global_step % every == 0 and self.runtime.device.type == "cuda":
-                torch.cuda.empty_cache()
-
-        def after_update() -> None:
-            self._tell("on_optimizer_step")
-            self._step_scheduler()
-
-        return StepHooks(
-            begin=begin,
-            micro_step=self._run_micro_batch,
-            substep_end=lambda: self._tell("on_substep_end"),
-            before_update=(lambda: self._tell("on_pre_optimizer_step"))
-            if self._listens("on_pre_optimizer_step")
-            else None,
-            after_update=after_update,
-            sets_rate=True,
-        )
 
     def _run(self, run: RunDir, trial: Any, ignore_keys: Any) -> Any:
         assert self._engine is not None

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DataCollatorWithPadding, PreTrainedTokenizerFast, TrainerCallback
+from transformers import DataCollatorWithPadding, TrainerCallback
 
-from conftest import tiny_bert, token_lists
-from trainer_toys import Accuracy, Regression, RegressionDataset, Stream, arguments
+from conftest import tiny_bert
+from trainer_toys import Accuracy, Regression, RegressionDataset, Stream, arguments, arrow, tokenizer
 from tunesmith import Trainer
 
 
@@ -65,24 +65,6 @@ def test_predict_keeps_the_order_whatever_the_sampler(tmp_path: Path, kind: str)
     data = RegressionDataset(length=19, seed=4)
     trainer = make(tmp_path, kind=Trainer if kind == "grouped" else Own, train_sampling_strategy="random")
     assert np.allclose(trainer.predict(data).predictions, 1.5 * data.x + 2.5)
-
-
-def tokenizer() -> Any:
-    from tokenizers import Tokenizer, models
-
-    words = {"[PAD]": 0, "[UNK]": 1, **{f"w{i}": i for i in range(2, 100)}}
-    inner = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]")
-
-
-def arrow(rows: int, seed: int = 0) -> Any:
-    from datasets import Dataset
-
-    data = token_lists(rows, seed)
-    data["attention_mask"] = [[1] * len(r) for r in data["input_ids"]]
-    data["text"] = ["x"] * rows
-    data["label"] = data.pop("labels")
-    return Dataset.from_dict(data)
 
 
 def test_rows_sorted_by_length_come_back_in_order(tmp_path: Path) -> None:
