@@ -1,10 +1,10 @@
 """The whole engine beside transformers.Trainer on one GPU: BERT-base's shape, MRPC's token ids, batches of 8, 64 and 256.
 
     .venv/bin/python bench/token_ids.py                              # once, on a machine with ../shared
-    python bench/engine_gpu.py [--batch 8 64 256] [--rounds 3] [--output FILE.json]
+    python bench/engine_gpu.py [--batch 8 64 256] [--jobs 8] [--rounds 3] [--output FILE.json]
 
 Every contestant is a process of its own that has loaded its libraries and run some steps; they take turns. First `--rounds`
-turns of some steps each, of which the median is printed, then the whole job of each: 3 epochs from a fresh model, captures
+turns of some steps each, of which the median is printed, then for `--jobs` the whole job: 3 epochs from a fresh model, captures
 included. Random weights (speed needs only the shape), dropout on, learning rate 5e-5, linear. Memory is what torch's
 allocator gave out at most, and what it held, over all turns (captures are made in the first). `our_bf16` is this library's
 Trainer: the same script with the import changed. `host`: seconds of a plain loop of Python, alike in runs on a par.
@@ -260,11 +260,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, nargs="+", default=[8, 64, 256])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=192, help="a multiple of 16: so many are read back together")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="bert-base")
     parser.add_argument("--kinds", nargs="+", default=list(CONTESTANTS))
-    parser.add_argument("--no_jobs", action="store_true", help="steps only, not the whole job")
+    parser.add_argument("--jobs", type=int, nargs="*", default=[8], help="sizes of which the whole job is run too")
     parser.add_argument("--output")
     parser.add_argument("--commit", default=read_commit(), help="of the tree measured, where it is without git")
     parser.add_argument("--work")
@@ -286,7 +286,7 @@ def main() -> None:
     print(about, flush=True)
     results = {}
     for batch in args.batch:
-        options = {"rounds": args.rounds, "steps": args.steps, "epochs": args.epochs, "jobs": not args.no_jobs}
+        options = {"rounds": args.rounds, "steps": args.steps, "epochs": args.epochs, "jobs": batch in args.jobs}
         found = contest(batch, args.shape, args.kinds, **options)
         show(batch, found, rate)
         results[str(batch)] = found

@@ -18,7 +18,7 @@ from tunesmith.data.token_rows import TokenRows
 
 Turns = Callable[[int], list[float]]
 WARM_UP = {"cpu": 2, "cuda": 5}
-FIRST_ON_GPU = 600
+FIRST_ON_GPU = 300
 """Steps before the first turn on a GPU: each bucket of shapes is captured by then."""
 
 
