@@ -35,6 +35,8 @@ from token_files import ArrowRows, collator, engine_rows, pad, trainer_rows
 
 CONTESTANTS = ("tunesmith", "trainer_bf16", "trainer_fp32")
 SHAPES = {"bert-base": {}, "xlmr": {"vocab_size": 250002}}
+OUR_STEPS = 4
+"""Times as many steps in a turn of ours: they are short, and a bucket that comes now and then would weigh too much."""
 Turn = Callable[[int], dict[str, Any]]
 
 
@@ -63,8 +65,7 @@ def our_turns(batch: int, shape: str, epochs: int) -> Turn:
     rows, runtime = engine_rows("mrpc", "train"), make_runtime(precision="bf16")
     labels = LabelMap.for_classes(["0", "1"])
 
-    def start(max_steps: int) -> tuple[Any, int, Any]:
-        model = make_model(shape)
+    def start(model: Any, max_steps: int) -> tuple[Any, int, Any]:
         chosen = choose_strategies(model, rows, Padding(), device=runtime.device, precision="bf16")
         batches = Batches(rows, chosen.train_collate, batch, seed=1, sampling="random", ahead=4, pinned=True)
         steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=max_steps, num_epochs=epochs)
@@ -76,18 +77,15 @@ def our_turns(batch: int, shape: str, epochs: int) -> Turn:
     going: list[Any] = []
 
     def turn(steps: int) -> dict[str, Any]:
+        losses, tokens = [], 0
+        model = make_model(shape) if steps == 0 or not going else None
+        if steps and not going:
+            going.extend(start(model, 10**6))
+            for _ in range(4 * (len(rows) // batch) + 20):  # nearly every bucket is captured by then
+                _next(going[0], SafePoint)
         torch.cuda.synchronize()
-        began, losses, tokens = time.perf_counter(), [], 0
-        if steps == 0:
-            events, steps, state = start(-1)
-        else:
-            if not going:
-                going.extend(start(10**6))
-                for _ in range(2 * (len(rows) // batch) + 20):  # nearly every bucket is captured by then
-                    _next(going[0], SafePoint)
-                torch.cuda.synchronize()
-                began = time.perf_counter()
-            events, state = going[0], going[2]
+        began = time.perf_counter()
+        events, steps, state = start(model, -1) if steps == 0 else (going[0], OUR_STEPS * steps, going[2])
         done = 0
         while done < steps:
             event = next(events)
@@ -99,7 +97,7 @@ def our_turns(batch: int, shape: str, epochs: int) -> Turn:
         graphs = len(state.graphs) if state.graphs is not None else 0
         return _answer(began, steps, losses, tokens) | {"graphs": graphs}
 
-    events, _, _ = start(3)  # libraries are loaded and kernels compiled, as for the others
+    events, _, _ = start(make_model(shape), 3)  # libraries are loaded and kernels compiled, as for the others
     for _ in events:
         pass
     return turn
@@ -207,7 +205,7 @@ def ask(process: Any, steps: int) -> dict[str, Any]:
 
 
 def contest(
-    batch: int, shape: str, kinds: list[str], *, rounds: int, steps: int, epochs: int, jobs: bool
+    batch: int, shape: str, kinds: list[str], *, rounds: int, steps: int, epochs: int, jobs: list[str]
 ) -> dict[str, Any]:
     """All contestants at one batch size: turns of some steps, then each its whole job."""
     racing = {}
@@ -221,8 +219,8 @@ def contest(
     for _ in range(rounds):
         for kind, process in racing.items():
             found[kind]["turns"].append(ask(process, steps))
-    for kind, process in racing.items() if jobs else ():
-        found[kind]["job"] = ask(process, 0)
+    for kind in (kind for kind in kinds if kind in jobs):
+        found[kind]["job"] = ask(racing[kind], 0)
         print(f"  {kind}: whole job {found[kind]['job']['seconds']:.2f} s", flush=True)
     for process in racing.values():
         process.stdin.close()
@@ -264,6 +262,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="bert-base")
     parser.add_argument("--kinds", nargs="+", default=list(CONTESTANTS))
+    parser.add_argument("--job_kinds", nargs="+", help="only these run their whole job")
     parser.add_argument("--jobs", type=int, nargs="*", default=[8], help="sizes of which the whole job is run too")
     parser.add_argument("--output")
     parser.add_argument("--commit", default=read_commit(), help="of the tree measured, where it is without git")
@@ -286,7 +285,9 @@ def main() -> None:
     print(about, flush=True)
     results = {}
     for batch in args.batch:
-        options = {"rounds": args.rounds, "steps": args.steps, "epochs": args.epochs, "jobs": batch in args.jobs}
+        options: dict[str, Any] = {"rounds": args.rounds, "steps": args.steps, "epochs": args.epochs, "jobs": []}
+        if batch in args.jobs:
+            options["jobs"] = args.job_kinds or args.kinds
         found = contest(batch, args.shape, args.kinds, **options)
         show(batch, found, rate)
         results[str(batch)] = found
