@@ -38,13 +38,15 @@ class Packing:
     keys: tuple[str, ...]
     filled: bool = False
     """Fill batches up to one of few sizes, for steps that are captured once for each."""
+    finest: int = 64
+    """The smallest bound of the longest stretch in such a batch."""
 
     def __call__(self, tokens: dict[str, list[npt.NDArray[Any]]]) -> dict[str, Any]:
         """Model inputs of a packed batch."""
         size: dict[str, Any] = {}
         if self.filled:
             lengths = [len(ids) for ids in tokens["input_ids"]]
-            total, longest, fillers = bucket_of(sum(lengths), max(lengths))
+            total, longest, fillers = bucket_of(sum(lengths), max(lengths), self.finest)
             size = {"total": total, "longest": longest, "fillers": fillers, "dtype": np.int32}
         return dict(pack(tokens, first_position=self.first_position, keys=self.keys, **size))
 
@@ -155,7 +157,8 @@ def choose_strategies(
     if _wanted("cuda_graphs", cuda_graphs, _no_graphs(device, world, packed), notes):
         graphs = StepGraphs(device, before=None if fused is None else fused.refresh_if_changed)
         on.append("one launch a step")
-    cut, train_collate = None, collate if graphs is None else replace(collate, filled=True)
+    finest = 64 if fused is None else 128  # fused attention ends with each row
+    cut, train_collate = None, collate if graphs is None else replace(collate, filled=True, finest=finest)
     if rows is not None and _wanted(
         "restrict_vocabulary", restrict_vocabulary, parts or _no_cut(model, rows, restrict_vocabulary), notes
     ):

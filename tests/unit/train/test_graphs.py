@@ -49,10 +49,11 @@ def no_body(*_: Any) -> torch.Tensor:
     raise AssertionError("a captured step does not run its body again")
 
 
+@pytest.mark.parametrize("finest", [64, 128])
 @pytest.mark.parametrize("longest", [1, 60, 65, 128, 300])
-def test_a_bucket_holds_the_batch_and_little_more(longest: int) -> None:
+def test_a_bucket_holds_the_batch_and_little_more(longest: int, finest: int) -> None:
     for tokens in range(longest, 20_000, 37):
-        total, bound, fillers = bucket_of(tokens, longest)
+        total, bound, fillers = bucket_of(tokens, longest, finest)
         spare = total - tokens
         assert spare >= fillers >= 1
         assert -(-spare // fillers) <= bound >= longest
