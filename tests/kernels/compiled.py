@@ -44,7 +44,7 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     ),
     (
         adamw_kernel._update,
-        [LONG, LONG, LONG, *[FLOAT] * 3, *[NUMBER] * 6],
+        [LONG, LONG, LONG, *[FLOAT] * 3, *[NUMBER] * 7],
         {"CHUNK": 8192, "BLOCK": 1024, "HALF": triton.language.bfloat16},
     ),
 ]

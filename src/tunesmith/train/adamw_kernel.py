@@ -24,7 +24,7 @@ _BLOCK = 1024
 
 @triton.jit
 def _update(
-    chunks, tensors, gradients, rate, divisor, skip, beta1, beta2, log_beta1, log_beta2, eps, decay,
+    chunks, tensors, gradients, rate, divisor, skip, beta2, rest1, rest2, log_beta1, log_beta2, eps, decay,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     if tl.load(skip) != 0.0:
@@ -51,8 +51,8 @@ def _update(
         m = tl.load(mean + at, mask=inside, other=0.0)
         v = tl.load(square + at, mask=inside, other=0.0)
         p -= lr * decay * p
-        m += (1.0 - beta1) * (g - m)
-        v = beta2 * v + (1.0 - beta2) * g * g
+        m += rest1 * (g - m)
+        v = beta2 * v + rest2 * g * g
         p -= lr / correction1 * m / (tl.sqrt(v) / correction2 + eps)
         tl.store(weight + at, p, mask=inside)
         tl.store(mean + at, m, mask=inside)
@@ -122,7 +122,7 @@ class OneKernelAdamW:
         (beta1, beta2), eps = group["betas"], group["eps"]
         _update[(chunks.shape[0],)](
             chunks, tensors, gradients, self._rate(number, group, divisor), divisor, skip,
-            beta1, beta2, math.log(beta1), math.log(beta2), eps, group["weight_decay"],
+            beta2, 1 - beta1, 1 - beta2, math.log(beta1), math.log(beta2), eps, group["weight_decay"],
             CHUNK=_CHUNK, BLOCK=_BLOCK, HALF=self._half(), num_warps=4,
         )  # fmt: skip
 
