@@ -64,11 +64,13 @@ class ArrowRows:
         return self
 
 
-def collator() -> Any:
+def collator(multiple_of: int | None = None) -> Any:
     """DataCollatorWithPadding with the tokenizer that made the ids."""
     from transformers import AutoTokenizer, DataCollatorWithPadding
 
-    return DataCollatorWithPadding(AutoTokenizer.from_pretrained(str(TOKENS / "minilm")))
+    return DataCollatorWithPadding(
+        AutoTokenizer.from_pretrained(str(TOKENS / "minilm")), pad_to_multiple_of=multiple_of
+    )
 
 
 def read_texts() -> tuple[list[str], list[str]]:

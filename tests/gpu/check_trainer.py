@@ -1,8 +1,9 @@
 """Captured steps under the façade on a GPU: run by hand there, `python tests/gpu/check_trainer.py [--layers 2]`.
 
 From scratch/tokens (bench/token_ids.py). BERT-base's width with random weights. Prints a line a check, ends with 1 if one failed:
-float32 without dropout beside transformers.Trainer (losses of 60 steps 1e-5, weights 1e-4), also in two micro-batches beside
-its whole batch; in bf16 with dropout the same bits captured, uncaptured, and resumed in the middle.
+float32 without dropout beside transformers.Trainer (losses of 60 steps 1e-5, weights 1e-4); in two micro-batches beside the plain
+step, as transformers adds the means of micro-batches up (printed: how far it is with one whole batch, and how far from itself
+when that is padded further); in bf16 with dropout the same bits captured, uncaptured, and resumed in the middle.
 """
 
 from __future__ import annotations
@@ -37,7 +38,21 @@ class Uncaptured(Trainer):
         return engine
 
 
-def run(kind: Any, folder: Path, layers: int, dropout: float, resume: str | None = None, **options: Any) -> Any:
+class Plain(Trainer):
+    """Padded, uncaptured, every layer as transformers wrote it."""
+
+    use_speed_ups = False
+
+
+def run(
+    kind: Any,
+    folder: Path,
+    layers: int,
+    dropout: float,
+    width: int | None = None,
+    resume: str | None = None,
+    **options: Any,
+) -> Any:
     """A finished Trainer; the same start for all."""
     transformers.set_seed(0)
     config = transformers.BertConfig(
@@ -57,7 +72,7 @@ def run(kind: Any, folder: Path, layers: int, dropout: float, resume: str | None
         arguments,
         train_dataset=ArrowRows(engine_rows("mrpc", "train", 640)),
         eval_dataset=ArrowRows(engine_rows("mrpc", "validation", 64)),
-        data_collator=collator(),
+        data_collator=collator(width),
     )
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train(resume_from_checkpoint=resume)
@@ -91,10 +106,10 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for accumulation in (1, 2):
-            ours = run(Trainer, folder / f"a{accumulation}", layers, 0.0, gradient_accumulation_steps=accumulation)
-            whole = {"per_device_train_batch_size": 8 * accumulation}  # its own accumulation adds means up
-            theirs = run(transformers.Trainer, folder / f"b{accumulation}", layers, 0.0, **whole)
+        for accumulation, peer in ((1, transformers.Trainer), (2, Plain)):
+            options = {"gradient_accumulation_steps": accumulation}
+            ours = run(Trainer, folder / f"a{accumulation}", layers, 0.0, **options)
+            theirs = run(peer, folder / f"b{accumulation}", layers, 0.0, **options)
             print(
                 f"     {accumulation} micro-batches: {replayed(ours)} captures, loss {ours.state.log_history[0]['loss']}"
             )
@@ -102,6 +117,14 @@ def main() -> None:
             for number, limit in (("loss", 1e-5), ("grad_norm", 1e-4), ("learning_rate", 1e-12), ("eval_loss", 1e-5)):
                 check(f"float32, {accumulation} micro-batches: {number}", apart(ours, theirs, number), limit)
             check(f"float32, {accumulation} micro-batches: weights", weights_apart(ours, theirs), 1e-4)
+        whole, wider = (
+            run(transformers.Trainer, folder / f"c{width}", layers, 0.0, width, per_device_train_batch_size=16)
+            for width in (None, 64)
+        )
+        print(
+            f"     one batch of 16 rows by transformers: loss {apart(ours, whole, 'loss'):.2g} from our two of 8, "
+            f"{apart(whole, wider, 'loss'):.2g} from itself padded to 64"
+        )
         saving = {"bf16": True, "save_strategy": "steps", "save_steps": 37}
         one = run(Trainer, folder / "one", layers, 0.1, **saving)
         eager = run(Uncaptured, folder / "eager", layers, 0.1, bf16=True)
