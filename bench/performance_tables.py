@@ -1,0 +1,148 @@
+"""The tables of docs/performance.md, from the files in docs/performance/. bench/performance_plot.py writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RECORDS = Path(__file__).resolve().parents[1] / "docs" / "performance"
+_TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+Record = dict[str, Any]
+
+
+def read_record(name: str, folder: Path = RECORDS) -> Record | None:
+    """What a bench script wrote; None when it was not run."""
+    file = folder / f"{name}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def render_page(text: str, folder: Path = RECORDS) -> str:
+    """The page with every table made anew."""
+    return _TABLE.sub(lambda m: f"{m[1]}{render_table(m[2], read_record(m[2], folder))}\n{m[3]}", text)
+
+
+def render_table(name: str, record: Record | None) -> str:
+    """One table with what it takes to repeat it."""
+    if record is None:
+        return "*Not measured yet.*"
+    lines = MAKERS[name.split("_")[0]](record)
+    return "\n".join([describe(record), "", *lines])
+
+
+def describe(record: Record) -> str:
+    """Date, machine, versions, command."""
+    versions = record.get("versions", record)
+    parts = [record["date"], record.get("machine", record.get("device", ""))]
+    parts += [f"{name} {versions[name]}" for name in ("python", "torch", "transformers") if name in versions]
+    if record.get("commit"):
+        parts.append(f"commit {record['commit']}")
+    text = ", ".join(parts) + "."
+    if record.get("command"):
+        text += f" `{record['command']}`"
+    return text + (f" **{record['note'][0].upper()}{record['note'][1:]}.**" if record.get("note") else "")
+
+
+def make_table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """Markdown lines; all columns but the first are numbers."""
+    marks = ["---", *["---:"] * (len(head) - 1)]
+    return [f"| {' | '.join(cells)} |" for cells in (head, marks, *rows)]
+
+
+def engine_table(record: Record) -> list[str]:
+    """Steps beside the Trainer; the GPU's file has another form."""
+    if "batches" in record:
+        return gpu_table(record)
+    rows = [
+        [f"batch {one['batch']}, {one['name']}", f"{one['step_ms']:,.1f}", f"{one['ratio']:.2f}"]
+        for one in record["results"]
+    ]
+    return make_table(["", "ms a step", "times ours"], rows)
+
+
+CONTESTANTS = {
+    "tunesmith": "tunesmith",
+    "our_bf16": "tunesmith's Trainer",
+    "trainer_bf16": "transformers.Trainer, bf16",
+    "trainer_fp32": "transformers.Trainer, fp32",
+    "trainer_bf16_compile": "transformers.Trainer, bf16, compiled",
+}
+
+
+def gpu_table(record: Record) -> list[str]:
+    """Steps, whole jobs and memory of bench/engine_gpu.py."""
+    rows = []
+    for batch, found in record["batches"].items():
+        ours = found["tunesmith"]
+        for kind, one in found.items():
+            rows.append(
+                [
+                    f"batch {batch}, {CONTESTANTS[kind]}",
+                    f"{one['step_ms']:.2f}",
+                    f"{one['step_ms'] / ours['step_ms']:.2f}",
+                    *(("", "") if "job" not in one else (f"{one['job_s']:.1f}", f"{one['job_s'] / ours['job_s']:.2f}")),
+                    f"{one['peak_gb']:.2f}",
+                    f"{ours['peak_gb'] / one['peak_gb']:.2f}",
+                    f"{one['held_gb']:.2f}",
+                ]
+            )
+    head = ["", "ms a step", "times ours", "whole job s", "times ours", "peak GB", "ours of it", "held GB"]
+    each = {batch: 100 * found["tunesmith"]["share_of_matrix_rate"] for batch, found in record["batches"].items()}
+    shares = ", ".join(f"{share:.1f}% at batch {batch}" for batch, share in each.items())
+    rate = f"{record['matrix_rate'] / 1e12:.0f} TFLOP/s, the rate of a large product in the same run"
+    return [*make_table(head, rows), "", f"The engine's real tokens take {shares} of {rate}."]
+
+
+def predict_table(record: Record) -> list[str]:
+    """Prediction."""
+    rows = [
+        [
+            f"{one['work']}, {one['name']}",
+            f"{one['rows']:,}",
+            f"{one['seconds']:,.2f}",
+            f"{one['rows_per_second']:,.1f}",
+            f"{one['ratio']:.2f}",
+            f"{one['difference']:.0e}",
+        ]
+        for one in record["results"]
+    ]
+    return make_table(["", "rows", "seconds", "rows/s", "times ours", "largest difference"], rows)
+
+
+def sweep_table(record: Record) -> list[str]:
+    """Cost against batch size and length."""
+    rows = [
+        [
+            f"{one['sweep']} {one['value']}",
+            f"{one['tunesmith_ms']:,.2f}",
+            f"{one['trainer_ms']:,.2f}",
+            f"{one['ratio']:.2f}",
+        ]
+        for one in record["results"]
+    ]
+    return make_table(["", "ours, ms a step", "Trainer, ms a step", "ratio"], rows)
+
+
+def rows_table(record: Record) -> list[str]:
+    """Cost against data size."""
+    rows = [
+        [
+            f"{one['rows']:,} rows, {one['name']}",
+            f"{one['step_ms']:.2f}",
+            f"{one['order_s']:.3f}" if one["name"] == "tunesmith" else "",
+            f"{one['anonymous_mb']:,}",
+            f"{one['memory_mb']:,}",
+        ]
+        for one in record["results"]
+    ]
+    return make_table(["", "ms a step", "order of an epoch, s", "anonymous MB", "peak MB"], rows)
+
+
+MAKERS: dict[str, Callable[[Record], list[str]]] = {
+    "engine": engine_table,
+    "predict": predict_table,
+    "sweep": sweep_table,
+    "rows": rows_table,
+}
