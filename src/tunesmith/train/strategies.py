@@ -157,8 +157,7 @@ def choose_strategies(
     if _wanted("cuda_graphs", cuda_graphs, _no_graphs(device, world, packed), notes):
         graphs = StepGraphs(device, before=None if fused is None else fused.refresh_if_changed)
         on.append("one launch a step")
-    finest = 64 if fused is None else 128  # fused attention ends with each row
-    cut, train_collate = None, collate if graphs is None else replace(collate, filled=True, finest=finest)
+    cut, train_collate = None, collate if graphs is None else _filled(collate, fused)
     if rows is not None and _wanted(
         "restrict_vocabulary", restrict_vocabulary, parts or _no_cut(model, rows, restrict_vocabulary), notes
     ):
@@ -168,6 +167,10 @@ def choose_strategies(
         undo.append(enable_cpu_speed(model))
     said = tuple(note for note in notes if device.type == "cuda" or not note.startswith(ON_A_GPU))
     return Strategies(train_collate, collate, cut, tuple(on), said, tuple(undo), graphs, fused)
+
+
+def _filled(collate: Packing, fused: FusedLayers | None) -> Packing:
+    return replace(collate, filled=True, finest=64 if fused is None else 128)  # fused attention ends with each row
 
 
 def _repeats_layers(model: nn.Module) -> str | None:
