@@ -68,7 +68,7 @@ class StepGraphs:
         if around != self._around:
             self._around = around
             self._seen.clear()
-            self._clear()
+            self.close()
         captured = self._graphs.get(shape)
         if captured is None:
             self._seen[shape] += 1
@@ -110,10 +110,11 @@ class StepGraphs:
             return False
         log.warning("out of memory: the captured steps are let go, and steps run uncaptured, which needs less")
         self.off = True
-        self._clear()
+        self.close()
         return True
 
-    def _clear(self) -> None:
+    def close(self) -> None:
+        """Gives back what captured steps hold."""
         if not self._graphs:
             return
         if self._device.type == "cuda":

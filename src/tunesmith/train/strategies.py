@@ -110,7 +110,9 @@ class Strategies:
         return nullcontext() if self.cut is None else self.cut.whole()
 
     def disable(self) -> None:
-        """Leaves the model as it was, with its whole vocabulary."""
+        """Leaves the model as it was, with its whole vocabulary, and the memory of captured steps to others."""
+        if self.graphs is not None:
+            self.graphs.close()
         for strategy in reversed(self.undo):
             strategy.disable()
         if self.cut is not None:

@@ -204,12 +204,13 @@ def test_what_was_captured_before_the_model_changed_is_not_replayed(
     tmp_path: Path, captured: list[Emulated], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: list[int] = []
-    clear = Emulated._clear
-    monkeypatch.setattr(Emulated, "_clear", lambda self: (known.append(len(self)), clear(self))[-1])
+    close = Emulated.close
+    monkeypatch.setattr(Emulated, "close", lambda self: (known.append(len(self)), close(self))[-1])
     run(tmp_path, callbacks=[Meddles(what)], max_steps=24)
-    assert len(known) == 2, "at the first step, and after the change"
+    assert len(known) == 3, "at the first step, after the change, at the end"
     assert known[1] > 0
-    assert len(captured[0]) > 0, "captured anew"
+    assert known[2] > 0, "captured anew"
+    assert len(captured[0]) == 0, "nothing outlives the run"
 
 
 def test_another_optimizer_runs_uncaptured(tmp_path: Path, captured: list[Emulated]) -> None:
