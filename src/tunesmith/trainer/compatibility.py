@@ -57,7 +57,7 @@ What is different on purpose:
 | `hyperparameter_search` leaves the best trial's model, values, checkpoints. | No model; every trial's checkpoints. |
 | Early-stopping counters survive a resume. | Only with `restore_callback_states_from_checkpoint`. |
 | Rows of an Arrow dataset with `DataCollatorWithPadding` train without padding. Off: `Trainer.use_speed_ups = False`. | Padded. |
-| On one GPU steps are replayed as CUDA graphs, unless a callback or hook takes part in them (decision 0110). | Kernel by kernel. |
+| On one GPU steps are replayed as CUDA graphs, unless a callback or hook takes part in them (decision 0110). | They are not. |
 | `total_flos` counts the tokens that were computed, so no padding there. | Padding is counted. |
 | A stop that a callback asks for before the first step means no step. | One step. |
 | A stop asked for inside an accumulated step comes at its end. | The half of the step is dropped. |
