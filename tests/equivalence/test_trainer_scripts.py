@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distributed.launching import free_port
+
 COURSE = """
 import json, sys
 from pathlib import Path
@@ -151,7 +153,7 @@ def test_two_ranks_of_four_equal_one_rank_of_eight(tmp_path: Path) -> None:
     """33 rows: the last window holds one row, so that one rank has none of its own."""
     tests = str(Path(__file__).parents[1])
     one = run_script(RANKS, tmp_path / "one", str(tmp_path / "one" / "out"), tests, "1")
-    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29613")
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port()))
     two = run_script(RANKS, tmp_path / "two", str(tmp_path / "two" / "out"), tests, "2", launcher=launcher)
     assert np.allclose(one["losses"], two["losses"], atol=1e-6)
     assert len(one["losses"]) == 6
