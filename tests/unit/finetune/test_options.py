@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tiny_model import sentences
+from tunesmith.config.schema import RunConfig
+from tunesmith.data.batches import Padding
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Evaluated, RunEnded, StepDone
+from tunesmith.finetune.prepare import _say_model
 from tunesmith.run.journal import read_journal
 from tunesmith.run.sealed import read_manifest
+from tunesmith.train.strategies import Strategies
 
 
 def mood(count: int = 40, *, every: int = 2) -> list[dict[str, Any]]:
@@ -64,6 +70,17 @@ def test_the_order_that_was_chosen_belongs_to_the_run(train: Any, tmp_path: Path
     for order, what in {"group_by_length": "this very config", "random": "another config"}.items():
         with pytest.raises(CheckpointError, match=f"a finished run of {what}"):
             train(**options, max_steps=2, output_dir=tmp_path / "run", train_sampling_strategy=order)
+
+
+@pytest.mark.parametrize(("device", "asked", "lines"), [("cuda", None, 1), ("cuda", "random", 0), ("cpu", None, 0)])
+def test_an_order_that_depends_on_the_device_is_said_aloud(device: str, asked: Any, lines: int) -> None:
+    said: list[str] = []
+    config = RunConfig(train_sampling_strategy=asked, model_name_or_path="tiny")
+    strategies = Strategies(Padding(), Padding(), None, ("padding-free",), (), ())
+    runtime: Any = SimpleNamespace(device=torch.device(device), precision="no", sharding=None)
+    loaded: Any = SimpleNamespace(parameters=10, notes=())
+    _say_model(said.append, config, loaded, strategies, runtime)
+    assert len([line for line in said if line.startswith("Order: random")]) == lines
 
 
 def test_fixed_shapes_are_what_the_model_gets(train: Any) -> None:
