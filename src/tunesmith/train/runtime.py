@@ -25,8 +25,8 @@ Precision = Literal["no", "bf16", "fp16"]
 
 LETTING_GO = 0.2
 """Seconds before a rank on a CPU ends. A thread of gloo may still be letting go of the tensors of the last exchange, for which it
-takes Python's lock; an interpreter that is ending refuses it, and the process is aborted with its work done (seen in 4 of 12
-runs on a busy machine, with transformers.Trainer in 5 of 12)."""
+takes Python's lock; an interpreter that is ending refuses it, and the process is aborted with its work done (seen in 3 to 5
+of 12 runs on a busy machine, with transformers.Trainer as well)."""
 
 log = logging.getLogger(__name__)
 
