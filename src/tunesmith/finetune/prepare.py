@@ -155,7 +155,8 @@ def _say_model(say: Say, config: RunConfig, loaded: LoadedModel, strategies: Str
     say(f"Model: {name}, {size} parameters, on {runtime.device}.")
     if runtime.precision == "bf16" and config.bf16 is None:
         say("Precision: bf16, as this GPU has it (weights stay float32); --no_bf16 computes in float32.")
-    if config.train_sampling_strategy is None and strategies.best_order(runtime.device) == "random":
+    asked = config.train_sampling_strategy or config.token_budget
+    if asked is None and strategies.best_order(runtime.device) == "random":
         say("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
     if runtime.sharding is not None:
         say(f"FSDP: weights, gradients and optimizer state are dealt out over {runtime.world} ranks.")

@@ -64,9 +64,12 @@ def nobody_looks(parameters: Sequence[torch.Tensor]) -> bool:
         and torch.distributed.get_world_size() > 1
     ):
         return False
-    return not any(
-        p.grad is not None or p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters
-    )
+    return not any(p.grad is not None or is_hooked(p) for p in parameters)
+
+
+def is_hooked(parameter: torch.Tensor) -> bool:
+    """Whether somebody sees its gradient as soon as it is there."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 class SideStream:

@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.modules import module as global_hooks
 from torch.optim import Optimizer
 
+from tunesmith.model.fused_ops import is_hooked
+
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_ALL_MODULES = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -41,4 +43,4 @@ class Surroundings:
         of_modules = (hook for hooks in self._hooks if hooks for hook in hooks.values())
         if any(not str(getattr(hook, "__module__", "")).startswith("tunesmith.") for hook in of_modules):
             return True
-        return any(p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters)
+        return any(is_hooked(p) for p in parameters)

@@ -16,7 +16,7 @@ from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError, ResourceError
 from tunesmith.events import NonFinite, SafePoint, StepDone
 from tunesmith.labels import Task
-from tunesmith.train.graphs import StepGraphs
+from tunesmith.train.graphs import StepGraphs, _Captured
 from tunesmith.train.loop import train_events
 from tunesmith.train.losses import TaskLoss, resolve_class_weights
 from tunesmith.train.optim import make_optimizer
@@ -181,7 +181,7 @@ def test_out_of_memory_lets_go_of_captured_steps_before_it_splits_anything() -> 
 
     plain, state = make_state(dropout=0.1), make_state(Full(Task.BINARY, 2), dropout=0.1)
     held = state.graphs = StepGraphs(torch.device("cpu"))
-    held._graphs[("a shape",)] = object()  # type: ignore[assignment]
+    held._graphs[("a shape",)] = _Captured(None, [], torch.zeros(3))
     state.may_split = False
     for window in batches(8, 1).windows(0):
         first, second = (train_step(s, window, learning_rate=1e-2, max_grad_norm=1.0, seed=0) for s in (plain, state))

@@ -34,12 +34,7 @@ class Kernel:
 class Emulated(StepGraphs):
     """Keeps the body of a step instead of a graph."""
 
-    made: list[Emulated] = []  # noqa: RUF012
-
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.replays = 0
-        Emulated.made.append(self)
+    replays = 0
 
     def run(self, batches: Any, *given: Any) -> Any:
         self.given = batches  # attention on a CPU reads lengths on the host, which a copy of tensors does not bring
@@ -60,12 +55,18 @@ class Emulated(StepGraphs):
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> list[Emulated]:
     """From here on a CPU looks like a GPU that captures steps."""
-    Emulated.made, Kernel.written = [], 0
+    made: list[Emulated] = []
+
+    def make(*given: Any, **options: Any) -> Emulated:
+        made.append(Emulated(*given, **options))
+        return made[-1]
+
+    Kernel.written = 0
     monkeypatch.setattr(preparation, "has_triton", lambda: True)
     monkeypatch.setattr(strategies, "_no_graphs", lambda device, world, packed: None)
-    monkeypatch.setattr(strategies, "StepGraphs", Emulated)
+    monkeypatch.setattr(strategies, "StepGraphs", make)
     monkeypatch.setattr(stepping, "attach_kernel", lambda optimizer, layers: Kernel())
-    return Emulated.made
+    return made
 
 
 def run(folder: Path, *, callbacks: Any = (), kind: Any = Trainer, **options: Any) -> Any:
