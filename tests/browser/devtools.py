@@ -22,15 +22,24 @@ FLAGS = (
     "--no-first-run",
     "--disable-background-networking",
     "--disable-component-update",
+    "--disable-client-side-phishing-detection",
+    "--disable-domain-reliability",
+    "--disable-extensions",
+    "--disable-features=OptimizationHints,MediaRouter,Translate,NetworkTimeServiceQuerying",
     "--disable-sync",
     "--disable-default-apps",
+    "--metrics-recording-only",
+    "--no-pings",
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
 
 
 class Browser:
-    """A browser with one tab at a time. `console` and `requests` hold what the tab said and asked for."""
+    """A browser with one tab at a time. `console` and `requests` hold what its page reported and asked for.
+
+    Both come from DevTools events of that tab: what the browser fetches for itself is not among them.
+    """
 
     def __init__(self, profile: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
         self.console: list[str] = []
@@ -82,6 +91,16 @@ class Browser:
         """Goes to an address and waits until it is loaded."""
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
+
+    def open_fresh(self, url: str) -> None:
+        """Opens an address in a plain window, with `console` and `requests` of this page alone."""
+        self.call("Page.navigate", url="about:blank")  # the page before must not report any more
+        self.run("1")
+        self.console.clear()
+        self.requests.clear()
+        self.look()
+        self.open(url)
+        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
 
     def run(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page (a promise is awaited)."""

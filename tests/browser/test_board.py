@@ -18,16 +18,13 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from devtools import CHROMIUM, Browser
+from devtools import Browser
 from tiny_training import make_model, make_table, train_command
 
 from tunesmith.run.journal import Journal
 from tunesmith.serve.token import load_token
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine (apt-get install -y chromium)"),
-]
+pytestmark = pytest.mark.slow
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -51,19 +48,6 @@ class BoardProcess:
         return code
 
 
-@pytest.fixture(scope="module")
-def synthetic() -> SimpleNamespace:
-    import runpy
-
-    return SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "synthetic_runs.py")))
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
-
-
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[BoardProcess]:
     (tmp_path / "runs").mkdir()
@@ -79,15 +63,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(model=make_model(folder / "model"), table=make_table(folder / "reviews.csv"))
 
 
-def fresh(browser: Browser, url: str) -> None:
-    browser.call("Page.navigate", url="about:blank")  # the page before must not speak any more
-    browser.run("1")
-    browser.console.clear()
-    browser.requests.clear()
-    browser.look()
-    browser.open(url)
-
-
 def quiet(browser: Browser, board: BoardProcess) -> None:
     """No message in the console, no request to anywhere else."""
     assert browser.console == []
@@ -100,7 +75,7 @@ def test_the_list_filters_and_compares_by_ticking_boxes(
     events = synthetic.make_run([0.5, 0.3, 0.15], [0.45, 0.40, 0.46], accuracy=[0.78, 0.85, 0.86], steps_per_epoch=30)
     for name in ("first", "second"):
         synthetic.make_folder(tmp_path / "runs" / name, events)
-    fresh(browser, board.address)
+    browser.open_fresh(board.address)
     assert browser.run("location.search") == "", "the token stays in the address bar"
     browser.wait("document.querySelectorAll('#rows .run').length === 2")
     synthetic.make_folder(tmp_path / "runs" / "third", events)
@@ -125,7 +100,7 @@ def test_curves_diagnosis_and_numbers_move_without_reloading_while_a_journal_gro
     journal = Journal(folder / "journal.jsonl")
     for event in events[:60]:
         journal.append(event)
-    fresh(browser, board.address)
+    browser.open_fresh(board.address)
     browser.open(f"{board.own}/runs/growing")
     browser.wait("document.querySelector('.plot .raw') !== null")
     browser.run("window.untouched = true")
@@ -158,7 +133,7 @@ def test_a_chart_zooms_by_dragging_and_shows_the_whole_run_again(
 ) -> None:
     events = synthetic.make_run([0.5, 0.3], [0.45, 0.40], accuracy=[0.78, 0.85], steps_per_epoch=2000)
     synthetic.make_folder(tmp_path / "runs" / "long", events)
-    fresh(browser, board.address)
+    browser.open_fresh(board.address)
     browser.open(f"{board.own}/runs/long")
     browser.wait("document.querySelector('.plot .raw') !== null")
     box = browser.run(
@@ -190,7 +165,7 @@ def test_a_real_run_is_followed_and_stopped_and_can_be_tried_after_it_has_finish
     command = train_command(tiny.model, tiny.table, folder, "--num_train_epochs", "4000", "--save_strategy", "no")
     training = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        fresh(browser, board.address)
+        browser.open_fresh(board.address)
         browser.wait("document.querySelector('[data-run=real] .running') !== null", seconds=90)
         browser.open(f"{board.own}/runs/real")
         browser.wait("document.querySelector('.plot .raw') !== null", seconds=60)
@@ -238,7 +213,7 @@ def test_hostile_text_in_names_data_and_config_never_runs(
     names = ("<img src=x onerror=document.title='owned'>", "'\"><svg onload=document.title='owned'>", "{{7*7}}")
     for name in names:
         synthetic.make_folder(root / name, events, hostile=True, rows=60)
-    fresh(browser, board.address)
+    browser.open_fresh(board.address)
     browser.wait("document.querySelectorAll('#rows .run').length === 3")
     ids = browser.run("[...document.querySelectorAll('#rows .run')].map((row) => row.dataset.run)")
     pages = [
@@ -305,7 +280,7 @@ def test_a_page_on_another_port_can_neither_read_nor_act_nor_frame(
     browser: Browser, board: BoardProcess, tmp_path: Path, synthetic: SimpleNamespace
 ) -> None:
     synthetic.make_folder(tmp_path / "runs" / "alpha", synthetic.make_run([0.5], [0.5], steps_per_epoch=5), rows=12)
-    fresh(browser, board.address)
+    browser.open_fresh(board.address)
     EvilPage.target = board.own
     evil = http.server.ThreadingHTTPServer(("127.0.0.1", 0), EvilPage)
     threading.Thread(target=evil.serve_forever, daemon=True).start()
@@ -326,7 +301,7 @@ def test_an_open_page_survives_a_restart_of_the_board(
     browser: Browser, board: BoardProcess, tmp_path: Path, synthetic: SimpleNamespace
 ) -> None:
     synthetic.make_folder(tmp_path / "runs" / "alpha", synthetic.make_run([0.5], [0.5], steps_per_epoch=5), rows=12)
-    fresh(browser, board.address)
+    browser.open_fresh(board.address)
     browser.wait("document.getElementById('live').textContent === 'live'")
     began = time.monotonic()
     assert board.stop() in (-signal.SIGTERM, 143)
@@ -348,7 +323,7 @@ def test_no_page_is_wider_than_a_phone(
     events = synthetic.make_run([0.5, 0.3, 0.15], [0.45, 0.40, 0.46], accuracy=[0.78, 0.85, 0.86], steps_per_epoch=30)
     for name in ("a", "b" * 60):
         synthetic.make_folder(tmp_path / "runs" / name, events, hostile=name == "a")
-    fresh(browser, board.address)
+    browser.open_fresh(board.address)
     browser.look(width=360, height=780)
     for page in ("/", "/runs/a", f"/runs/{'b' * 60}", f"/compare?run=a&run={'b' * 60}"):
         browser.open(board.own + page)

@@ -1,0 +1,27 @@
+"""One browser for a file of tests, and runs made up for it."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from devtools import CHROMIUM, Browser
+
+
+@pytest.fixture(scope="session")
+def synthetic() -> SimpleNamespace:
+    return SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "synthetic_runs.py")))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine (apt-get install -y chromium)")
+    with Browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
