@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from conftest import token_lists
+from patience import patient
 from tunesmith.data.batches import Batches, Padding, evaluation_batches, make_batch, prefetched
 from tunesmith.data.token_rows import TokenRows
 
@@ -143,7 +144,7 @@ def test_leaving_a_prefetched_loop_stops_its_thread() -> None:
     items: Any = prefetched(forever(), lambda x: x)
     assert [next(items) for _ in range(3)] == [0, 1, 2]
     items.close()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + patient(5)
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threading.active_count() == before

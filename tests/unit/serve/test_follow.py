@@ -146,9 +146,9 @@ def test_a_glance_at_a_long_journal_knows_what_the_whole_says(tmp_path: Path, sy
     events = synthetic.make_run([0.5, 0.3], [0.45, 0.40], accuracy=[0.8, 0.85], steps_per_epoch=20_000)
     write(tmp_path, events[:-1])
     write(tmp_path, [StepDone(40_000 + s, 2.1, 0.3, 1.0, 1e-5, 8, 80, 80, 0.1) for s in range(1, 400)])
-    began = time.perf_counter()
+    began = time.process_time()
     peek = peek_journal(tmp_path / "journal.jsonl")
-    assert time.perf_counter() - began < 0.2
+    assert time.process_time() - began < 0.2
     assert (peek.step, peek.num_steps, peek.loss, peek.ended) == (40_399, 40_000, 0.3, None)
     assert peek.score == ("accuracy", 0.85)
     assert len(peek.spark) >= 30

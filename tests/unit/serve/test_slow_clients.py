@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import patient
 from tunesmith.serve.protocol import HEADER_SECONDS
 
 pytestmark = pytest.mark.slow
@@ -84,12 +85,12 @@ def test_five_hundred_slow_sockets_are_dropped_and_do_not_hold_up_a_good_client(
                 with suppress(OSError):
                     one.send(b"G")
             beside.append(slowest_but_one_percent(process, 2))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + patient(10)
         while process.files() > before + 5 and time.monotonic() < deadline:
             time.sleep(0.2)
         assert process.files() <= before + 5, "sockets stay open"
     # Twice as long is allowed; this machine also runs other tests, so a tenth of a second is forgiven.
-    assert sorted(beside)[len(beside) // 2] <= max(2 * alone, alone + 0.1)
+    assert sorted(beside)[len(beside) // 2] <= max(2 * alone, alone + patient(0.1))
     process.ask()
 
 
