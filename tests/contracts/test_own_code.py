@@ -67,9 +67,9 @@ def is_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_our_code_does_nothing_dangerous(path: Path) -> None:
-    assert list(faults_in(path.read_text(encoding="utf-8"))) == []
+def test_our_code_does_nothing_dangerous() -> None:
+    found = {p.relative_to(ROOT).as_posix(): list(faults_in(p.read_text(encoding="utf-8"))) for p in FILES}
+    assert {name: faults for name, faults in found.items() if faults} == {}
 
 
 @pytest.mark.parametrize(
