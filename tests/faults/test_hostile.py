@@ -226,7 +226,7 @@ CODE = "import pathlib\npathlib.Path({canary!r}).write_text('ran')\nclass Evil: 
         ({"auto_map": {"AutoConfig": "evil.Evil", "AutoModelForSequenceClassification": "evil.Evil"}}, "auto_map"),
         ({"num_hidden_layers": 10**6}, "layers"),
         ({"hidden_size": 10**9}, "parameters"),
-        ({"vocab_size": 10**12}, "parameters"),
+        ({"vocab_size": 10**12}, "vocab_size"),
         ({"intermediate_size": -4}, "intermediate_size"),
         ({"hidden_size": "many"}, "hidden_size"),
     ],

@@ -55,7 +55,8 @@ def prepare(config: Any) -> tuple[Any, Any, int, dict[str, Any]]:
     from tunesmith.cli.console import Console, quiet_libraries
     from tunesmith.data.tokenize import longest_allowed, tokenize
     from tunesmith.finetune.reading import read_run_data
-    from tunesmith.model.tokenizer import load_tokenizer, position_limit, read_config
+    from tunesmith.model.config_file import read_config
+    from tunesmith.model.tokenizer import load_tokenizer, position_limit
 
     quiet_libraries()
     console = Console()

@@ -41,7 +41,7 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
 def read_model_facts(args: argparse.Namespace) -> Any:
     """What the model of `args.run` says about itself. Needs no torch: a wrong file is told before the model loads."""
     from tunesmith.cli.console import quiet_libraries
-    from tunesmith.model.tokenizer import read_config
+    from tunesmith.model.config_file import read_config
     from tunesmith.predict.facts import model_folder_of, read_facts
 
     quiet_libraries()

@@ -11,9 +11,9 @@ from tunesmith.config.schema import RunConfig
 from tunesmith.data.load import DataBundle, load_data
 from tunesmith.finetune.watch import Progress
 from tunesmith.labels import Task
+from tunesmith.model.config_file import read_config
 from tunesmith.model.head import HeadNames, read_head_names
 from tunesmith.model.resolve import resolve_model
-from tunesmith.model.tokenizer import read_config
 
 PLAIN_OPTIONS = (
     "train_file",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,21 +10,11 @@ from typing import Any
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import LabelMap
+from tunesmith.model.config_file import name_field, read_config
+from tunesmith.model.guard import naming
 from tunesmith.model.head import start_head_afresh
-
-LARGEST_MODEL = 20_000_000_000
-"""Parameters; a config that asks for more is refused before anything is allocated."""
-
-_SIZE_KEYS = (
-    "num_hidden_layers",
-    "n_layers",
-    "hidden_size",
-    "dim",
-    "intermediate_size",
-    "hidden_dim",
-    "vocab_size",
-    "max_position_embeddings",
-)
+from tunesmith.model.probe import require_answer
+from tunesmith.model.sizes import require_fitting
 
 
 @dataclass(frozen=True)
@@ -39,43 +28,10 @@ class LoadedModel:
 
 def read_model_config(folder: Path) -> dict[str, Any]:
     """config.json as a dict, refused when it is missing, damaged, asks for code or for an absurd size."""
-    file = folder / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError("no config.json there, so it is not a model folder", where=str(folder)) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot be read as JSON ({error})", where=str(file)) from None
-    if not isinstance(config, dict):
-        raise ConfigError("is not a JSON object", where=str(file))
-    if "auto_map" in config:
-        raise ConfigError(
-            "asks to run Python code from the model folder (auto_map), which tunesmith never does",
-            where=str(file),
-            fix="Use a model whose architecture is part of transformers.",
-        )
-    estimate = _estimate_parameters(config, str(file))
-    if estimate > LARGEST_MODEL:
-        raise ConfigError(
-            f"describes a model of about {estimate:.1e} parameters; the limit is {LARGEST_MODEL:.0e}", where=str(file)
-        )
+    config = read_config(folder)
+    if not config:
+        raise ConfigError("no config.json there, so it is not a model folder", where=str(folder))
     return config
-
-
-def _estimate_parameters(config: dict[str, Any], where: str) -> float:
-    for key in _SIZE_KEYS:
-        value = config.get(key, 1)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-            raise ConfigError(f"{key} is {value!r}, not a positive whole number", where=where)
-    hidden = config.get("hidden_size", config.get("dim", 768)) or 768
-    inner = config.get("intermediate_size", config.get("hidden_dim", 4 * hidden)) or 4 * hidden
-    layers = config.get("num_hidden_layers", config.get("n_layers", 12)) or 12
-    if layers > 1000:
-        raise ConfigError(f"describes {layers} layers; the limit is 1000", where=where)
-    return (
-        float(layers) * (4 * hidden * hidden + 2 * hidden * inner)
-        + float(config.get("vocab_size", 30522) or 0) * hidden
-    )
 
 
 def load_model(
@@ -87,46 +43,49 @@ def load_model(
     new_head: bool = False,
 ) -> LoadedModel:
     """The model with a head of the right size and `id2label` set to the real names. `new_head` draws the head anew."""
-    from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification
 
     folder = Path(folder)
     stored = read_model_config(folder)
     _refuse_pickle(folder)
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, ImportError) as error:
-        raise ConfigError(
-            f"its config.json cannot be used: {str(error).splitlines()[0][:200]}", where=str(folder)
-        ) from error
-    for name in ("_attn_implementation_internal", "_experts_implementation_internal"):
-        if hasattr(config, name):
-            setattr(config, name, None)
-    config.num_labels = len(labels)
-    config.id2label = labels.id2label
-    config.label2id = labels.label2id
-    config.problem_type = labels.task.problem_type
+    config = _make_config(folder, labels)
+    require_fitting(config, stored, folder)
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
-    try:
-        with _quiet():
-            model, info = AutoModelForSequenceClassification.from_pretrained(
-                folder,
-                config=config,
-                local_files_only=True,
-                use_safetensors=True,
-                dtype="float32",
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                **options,
-            )
-    except (ValueError, KeyError, TypeError, OSError, RuntimeError, ImportError, SafetensorError) as error:
-        raise ConfigError(f"the model cannot be loaded: {str(error).splitlines()[0]}", where=str(folder)) from error
+    with _quiet(), naming("the model cannot be loaded", folder):
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            config=config,
+            local_files_only=True,
+            use_safetensors=True,
+            dtype="float32",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
+        )
     notes = _loading_notes(model, info, stored, labels, ignore_mismatched_sizes, str(folder))
     if new_head:
         notes = (f"new, to be trained: {', '.join(start_head_afresh(model))}",)
     _refuse_non_finite(model, str(folder))
+    require_answer(model, folder)
     model.train()
     return LoadedModel(model, notes, sum(p.numel() for p in model.parameters()))
+
+
+def _make_config(folder: Path, labels: LabelMap) -> Any:
+    from transformers import AutoConfig
+
+    with naming("its config.json cannot be used", folder):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        for name in ("_attn_implementation_internal", "_experts_implementation_internal"):
+            if hasattr(config, name):
+                setattr(config, name, None)
+        config.num_labels = len(labels)
+        config.id2label = labels.id2label
+        config.label2id = labels.label2id
+        config.problem_type = labels.task.problem_type
+        if getattr(config, "chunk_size_feed_forward", 0):
+            config.chunk_size_feed_forward = 0  # the same maths in pieces, for rows of a multiple of that length only
+    return config
 
 
 @contextmanager
@@ -150,7 +109,17 @@ def _loading_notes(
     model: Any, info: Any, stored: dict[str, Any], labels: LabelMap, allow_mismatch: bool, where: str
 ) -> tuple[str, ...]:
     missing = sorted(info["missing_keys"])
-    mismatched = sorted(str(k[0] if isinstance(k, (tuple, list)) else k) for k in info["mismatched_keys"])
+    shapes = {str(name): (tuple(there), tuple(asked)) for name, there, asked in info["mismatched_keys"]}
+    mismatched = sorted(shapes)
+    encoder = next((name for name in mismatched if name.startswith(f"{model.base_model_prefix}.")), None)
+    if encoder is not None:
+        there, asked = shapes[encoder]
+        side = next((new for new, old in zip(asked, there, strict=False) if new != old), 0)
+        raise ConfigError(
+            f"asks for {encoder} of the shape {asked}{name_field(stored, side)}; in the weights it is {there}",
+            where=str(Path(where) / "config.json"),
+            fix="Use the config.json that belongs to the weights.",
+        )
     if mismatched and not allow_mismatch:
         had = stored.get("num_labels") or len(stored.get("id2label") or {}) or 2
         raise ConfigError(

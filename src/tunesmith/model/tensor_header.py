@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import stat
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,18 @@ BITS = {
 
 def check_tensor_file(file: Path) -> None:
     """A ConfigError unless the file is a regular one whose header describes exactly the bytes behind it."""
+    _read_header(file)
+
+
+def count_parameters(folder: Path) -> int:
+    """Numbers in the weights of a model folder, by the headers of its files."""
+    headers = [_read_header(file) for file in sorted(folder.glob("*.safetensors"))]
+    return sum(math.prod(entry["shape"]) for header in headers for entry in header.values())
+
+
+def _read_header(file: Path) -> dict[str, Any]:
     try:
-        _check(file)
+        return _check(file)
     except (ValueError, RecursionError, TypeError, KeyError, OverflowError, OSError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -37,7 +48,7 @@ def check_tensor_file(file: Path) -> None:
         ) from None
 
 
-def _check(file: Path) -> None:
+def _check(file: Path) -> dict[str, Any]:
     info = file.stat()  # before it is opened: a pipe would wait forever
     if not stat.S_ISREG(info.st_mode):
         raise ValueError("not a regular file")
@@ -51,11 +62,12 @@ def _check(file: Path) -> None:
         text = stream.read(length)
     if not text.startswith(b"{"):
         raise ValueError("the header does not begin with {")
-    header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
+    header: dict[str, Any] = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
     header.pop("__metadata__", None)
     if len(header) > MOST_TENSORS:
         raise ValueError(f"{len(header)} tensors; the limit is {MOST_TENSORS}")
     _check_places(header, info.st_size - 8 - length)
+    return header
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import ConfigError
+from tunesmith.model.config_file import read_config, read_json_object, refuse_code
+from tunesmith.model.guard import naming
 from tunesmith.model.resolve import resolve_model
 
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
@@ -34,16 +35,28 @@ def load_tokenizer(
         need_weights=False,
     )
     _refuse_code(folder)
-    try:
+    with naming("the tokenizer cannot be loaded", folder):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except BaseException as error:  # a damaged tokenizer.json can panic in Rust: that is no Exception
-        if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
-            raise
-        text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise ConfigError(f"the tokenizer cannot be loaded ({text[:200]})", where=str(folder)) from error
-    if tokenizer.pad_token is None:
-        raise ConfigError("the tokenizer has no padding token", where=str(folder), fix="Use an encoder model.")
+        if tokenizer.pad_token is None:
+            raise ConfigError("the tokenizer has no padding token", where=str(folder), fix="Use an encoder model.")
+        _check_settings(tokenizer, folder)
     return tokenizer
+
+
+def _check_settings(tokenizer: Any, folder: Path) -> None:
+    """Refuses what transformers takes from tokenizer_config.json as it is and fails with later."""
+    longest, names = tokenizer.model_max_length, tokenizer.model_input_names
+    sides = (tokenizer.padding_side, tokenizer.truncation_side)
+    problems = {
+        f"model_max_length is {longest!r}, not a number from 1": not isinstance(longest, (int, float))
+        or not longest >= 1,
+        f"padding_side and truncation_side are {sides}, not left or right": not {*sides} <= {"left", "right"},
+        f"model_input_names is {names!r}, without input_ids": "input_ids" not in names,
+        f"the padding token {tokenizer.pad_token!r} has no id": not isinstance(tokenizer.pad_token_id, int),
+    }
+    for problem, found in problems.items():
+        if found:
+            raise ConfigError(problem[:300], where=str(folder / "tokenizer_config.json"))
 
 
 def position_limit(config: Any) -> int | None:
@@ -52,10 +65,15 @@ def position_limit(config: Any) -> int | None:
     rows = read("max_position_embeddings", None)
     if not isinstance(rows, int) or rows <= 0:
         return None
-    if read("model_type", "") in _OFFSET_BY_PADDING:
-        padding = read("pad_token_id", 1)
-        rows -= (1 if padding is None else int(padding)) + 1
-    return rows if rows > 0 else None
+    if read("model_type", "") not in _OFFSET_BY_PADDING:
+        return rows
+    padding = read("pad_token_id", 1)
+    offset = (padding if isinstance(padding, int) else 1) + 1
+    if rows <= offset:
+        raise ConfigError(
+            f"max_position_embeddings {rows} has no position behind the {offset} of pad_token_id {padding}"
+        )
+    return rows - offset
 
 
 def _refuse_code(folder: Path) -> None:
@@ -63,27 +81,5 @@ def _refuse_code(folder: Path) -> None:
         raise ConfigError(
             "has no tokenizer", where=str(folder), fix=f"One of these files is needed: {', '.join(TOKENIZER_FILES)}."
         )
-    for name in ("tokenizer_config.json", "config.json"):
-        if "auto_map" in _read_object(folder / name):
-            raise ConfigError(
-                "asks to run Python code from the model folder (auto_map), which tunesmith never does",
-                where=str(folder / name),
-                fix="Use a model that is part of transformers.",
-            )
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """config.json as a dict; empty when there is none (a folder with a tokenizer only)."""
-    return _read_object(folder / "config.json")
-
-
-def _read_object(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        stored = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot be read as JSON ({error})", where=str(file)) from None
-    if not isinstance(stored, dict):
-        raise ConfigError("is not a JSON object", where=str(file))
-    return stored
+    read_config(folder)
+    refuse_code(read_json_object(folder / "tokenizer_config.json"), folder / "tokenizer_config.json")

@@ -57,7 +57,7 @@ def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"is damaged ({error})", where=str(file)) from error
     names = config.get("id2label")
-    if not names and any(str(a).endswith("ForSequenceClassification") for a in config.get("architectures") or ()):
+    if not names and "ForSequenceClassification" in str(config.get("architectures")):
         names = {0: "LABEL_0", 1: "LABEL_1"}  # transformers leaves out of config.json what it would fill in itself
     if not names:
         raise ConfigError("config.json has no id2label: it is not a trained classifier", where=str(folder))
