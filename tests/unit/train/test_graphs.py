@@ -1,4 +1,4 @@
-"""Which steps are captured, and what a captured step is given. The capture itself needs a GPU: tests/gpu/check_graphs.py."""
+"""Which steps are captured, and what a captured step is given. The capture itself needs a GPU: tests/gpu/test_graphs.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Captured steps under the façade: what a replay does not do is done all the same, and who takes part is never left out.
 
 There is no GPU here: a stand-in "captures" by keeping the body of the step it saw then, and runs that again. The real capture
-is looked at by tests/gpu/check_trainer.py.
+is looked at by tests/gpu/test_trainer.py.
 """
 
 from __future__ import annotations

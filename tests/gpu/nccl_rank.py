@@ -1,4 +1,4 @@
-"""NCCL on one GPU: run there by hand, `torchrun --nproc_per_node 1 tests/gpu/check_nccl.py`.
+"""What test_nccl.py starts under torchrun: NCCL on one GPU.
 
 One rank is all that one GPU gives NCCL. DDP and FSDP wrap the model all the same, gradients and objects go through NCCL's
 own calls, and 30 steps must give the losses of the bare model: bit for bit under DDP, to 1e-6 under FSDP.
@@ -6,19 +6,22 @@ own calls, and 30 steps must give the losses of the bare model: bit for bit unde
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from check_graphs import OFF, check, engine_rows, failures, make_state, train
+from gpu_engine import OFF, engine_rows, make_state, train
 
 from tunesmith.train.runtime import leave_ranks
 from tunesmith.train.sharding import shard_model
 from tunesmith.train.sharding_options import Sharding
+
+failures: list[str] = []
+
+
+def check(name: str, found: float, limit: float) -> None:
+    """One printed line; notes a failure."""
+    print(f"{'ok  ' if found <= limit else 'FAIL'} {name}: {found:.3g} (limit {limit:.3g})", flush=True)
+    if found > limit:
+        failures.append(name)
 
 
 def main() -> None:

@@ -1,0 +1,38 @@
+"""Tests for a CUDA device: `python -m pytest tests/gpu` there. They need scratch/tokens, made by bench/token_ids.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+HERE = Path(__file__).resolve().parent
+TOKENS = HERE.parents[1] / "scratch" / "tokens" / "mrpc.npz"
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src"), str(HERE.parents[1] / "bench")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what lies here, with the reason, where it cannot run."""
+    reason = None if torch.cuda.is_available() else "no CUDA device"
+    if reason is None and not TOKENS.is_file():
+        reason = "no scratch/tokens: run bench/token_ids.py"
+    for item in items:
+        if reason and HERE in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> None:
+    """Float32 products in float32."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+@pytest.fixture(scope="session")
+def rows() -> Any:
+    """The training rows of MRPC."""
+    from gpu_engine import engine_rows
+
+    return engine_rows("mrpc", "train")

@@ -1,0 +1,101 @@
+"""The engine on a GPU for tests: BERT-base's width with random weights, token ids of scratch/tokens (bench/token_ids.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from token_files import engine_rows
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.token_rows import TokenRows
+from tunesmith.events import StepDone
+from tunesmith.labels import LabelMap
+from tunesmith.train.loop import train_events
+from tunesmith.train.losses import TaskLoss
+from tunesmith.train.optim import make_optimizer
+from tunesmith.train.plan import Plan, epoch_ends_for
+from tunesmith.train.runtime import make_runtime
+from tunesmith.train.schedule import Schedule
+from tunesmith.train.seed import seed_everything
+from tunesmith.train.state import TrainState
+from tunesmith.train.step import micro_step
+from tunesmith.train.strategies import choose_strategies
+
+OFF = dict.fromkeys(("pack_rows", "first_token_only", "restrict_vocabulary", "fused_layers", "cuda_graphs"), "off")
+__all__ = ["OFF", "apart", "difference", "engine_rows", "gradient", "make_state", "train", "weights"]
+
+
+def apart(one: Any, other: Any) -> float:
+    """The largest difference of two lists of numbers."""
+    return float(np.abs(np.subtract(one, other)).max())
+
+
+def make_state(
+    rows: TokenRows,
+    layers: int,
+    precision: Any,
+    dropout: float,
+    accumulation: int = 1,
+    weights: Any = None,
+    **wishes: Any,
+) -> tuple[TrainState, Batches, Any]:
+    """A fresh engine; the same start for all."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    seed_everything(0)
+    runtime = make_runtime(precision=precision)
+    labels = LabelMap.for_classes(["0", "1"])
+    config = BertConfig(
+        num_hidden_layers=layers, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, num_labels=2
+    )
+    model = BertForSequenceClassification(config).to(runtime.device)
+    chosen = choose_strategies(model, rows, Padding(), device=runtime.device, precision=precision, **wishes)
+    batches = Batches(
+        rows,
+        chosen.train_collate,
+        8,
+        seed=1,
+        accumulation=accumulation,
+        sampling="group_by_length",
+        ahead=2,
+        pinned=True,
+    )
+    optimizer = make_optimizer(model, learning_rate=5e-5, weight_decay=0.01, layers=chosen.fused)
+    objective = TaskLoss(labels.task, 2, weights)
+    return TrainState(model, optimizer, objective, runtime, cut=chosen.cut, graphs=chosen.graphs), batches, chosen
+
+
+def train(state: TrainState, batches: Batches, steps: int, total: int = 400) -> list[float]:
+    """Losses of the next steps of a run of `total`."""
+    _, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=total, num_epochs=1)
+    plan = Plan(total, ends, Schedule("linear", 5e-5, 10, total), seed=3, read_back_every=16)
+    losses: list[float] = []
+    target = state.step + steps
+    for event in train_events(state, batches, plan, wants_read_back=lambda step: step >= target):
+        if isinstance(event, StepDone):
+            losses.append(float("nan") if event.loss is None else event.loss)
+        if state.step >= target and len(losses) >= steps:
+            break
+    return losses
+
+
+def weights(state: TrainState, chosen: Any) -> dict[str, torch.Tensor]:
+    """All weights with the whole table, on the CPU."""
+    with chosen.whole():
+        return {n: p.detach().cpu().clone() for n, p in state.model.named_parameters()}
+
+
+def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Largest over all weights."""
+    return max(float((one[n] - other[n]).abs().max()) for n in one)
+
+
+def gradient(state: TrainState, batches: Batches) -> torch.Tensor:
+    """All gradients of the first batch but the word embedding's, as one vector."""
+    window = next(iter(batches.windows(0)))
+    state.model.train()
+    micro_step(state, state.runtime.move(window.micro_batches[0]), 1 / 8)
+    found = [p.grad.flatten() for n, p in state.model.named_parameters() if p.grad is not None and "word" not in n]
+    return torch.cat(found).double()

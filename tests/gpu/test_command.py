@@ -1,0 +1,37 @@
+"""`tunesmith train`, `evaluate` and `predict` on a GPU, from a file to labelled rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from token_files import TOKENS, read_texts
+
+
+def tunesmith(*words: str) -> str:
+    command = [sys.executable, "-m", "tunesmith", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def test_the_command_line_works_from_end_to_end(tmp_path: Path) -> None:
+    table, run, labelled = tmp_path / "pairs.csv", tmp_path / "run", tmp_path / "labelled.csv"
+    with table.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.writer(handle)
+        writer.writerow(["sentence1", "sentence2", "label"])
+        for a, b in zip(*read_texts(), strict=True):
+            writer.writerow([a, b, "same" if len(set(a.split()) & set(b.split())) > 9 else "other"])
+    model = ["--model_name_or_path", str(TOKENS / "minilm")]
+    shown = tunesmith("train", "--train_file", str(table), *model, "--num_train_epochs", "2", "--output_dir", str(run))
+    assert "bf16" in shown, "the precision is reported"
+    lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+    scores = [line["metrics"]["accuracy"] for line in lines if line["event"] == "Evaluated"]
+    assert max(scores) > 0.7, "words in common are easily learned"
+    assert "accuracy" in tunesmith("evaluate", str(run), "--test_file", str(table))
+    tunesmith("predict", str(run), "--input", str(table), "--output", str(labelled))
+    with labelled.open(encoding="utf-8", newline="") as handle:
+        assert {row["prediction"] for row in csv.DictReader(handle)} == {"same", "other"}

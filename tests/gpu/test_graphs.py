@@ -1,0 +1,109 @@
+"""Captured steps and fused layers: equal to the plain step in float32, as close as autocast in bf16, the same bits again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_engine import OFF, apart, difference, gradient, make_state, train, weights
+
+from tunesmith.model.fused_ops import SideStream
+from tunesmith.train.checkpoint import Identity, load_checkpoint, save_checkpoint
+from tunesmith.train.step import micro_step
+
+LAYERS = 4
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulation": 4, "weights": (0.7, 1.6)}], ids=["batch 8", "4 micro-batches, class weights"]
+)
+def test_a_hundred_float32_steps_are_those_of_the_plain_step(rows: Any, options: dict[str, Any]) -> None:
+    plain = make_state(rows, LAYERS, "no", 0.0, **options, **OFF)
+    ours = make_state(rows, LAYERS, "no", 0.0, **options)
+    expected, found = train(*plain[:2], 100), train(*ours[:2], 100)
+    assert ours[0].graphs is not None
+    assert len(ours[0].graphs) > 0, "nothing was captured"
+    assert not ours[0].graphs.off
+    assert apart(expected, found) < 1e-5
+    assert difference(weights(*plain[::2]), weights(*ours[::2])) < 1e-4
+
+
+def test_bf16_gradients_are_no_further_from_float32_than_those_of_autocast(rows: Any) -> None:
+    exact = gradient(*make_state(rows, LAYERS, "no", 0.0, **OFF)[:2])
+    theirs = gradient(*make_state(rows, LAYERS, "bf16", 0.0, **OFF)[:2])
+    ours = gradient(*make_state(rows, LAYERS, "bf16", 0.0)[:2])
+    autocast, fused = (float((g - exact).norm() / exact.norm()) for g in (theirs, ours))
+    assert fused < 1.1 * autocast
+
+
+@pytest.fixture(scope="module")
+def unbroken(rows: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses of 60 captured steps in bf16 with dropout, and the weights after them."""
+    state = make_state(rows, LAYERS, "bf16", 0.1)
+    return train(*state[:2], 60), weights(*state[::2])
+
+
+@pytest.mark.parametrize("how", ["again", "uncaptured", "on one stream"])
+def test_steps_have_the_same_bits(rows: Any, unbroken: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "on one stream":
+        monkeypatch.setattr(SideStream, "MOST_TOKENS", 0)
+    state = make_state(rows, LAYERS, "bf16", 0.1)
+    assert state[0].graphs is not None
+    state[0].graphs.off = how == "uncaptured"
+    assert train(*state[:2], 60) == unbroken[0]
+    assert difference(weights(*state[::2]), unbroken[1]) == 0
+
+
+def test_a_resumed_run_has_the_same_bits(rows: Any, unbroken: Any, tmp_path: Path) -> None:
+    first, second = (make_state(rows, LAYERS, "bf16", 0.1) for _ in range(2))
+    losses = train(*first[:2], 37)
+    save_checkpoint(tmp_path / "checkpoint-00000037", first[0], Identity("x", "d", {}, {}, {}))
+    load_checkpoint(tmp_path / "checkpoint-00000037", second[0])
+    assert losses + train(*second[:2], 23) == unbroken[0]
+    assert difference(weights(*second[::2]), unbroken[1]) == 0
+
+
+def test_training_continues_uncaptured_with_the_same_bits_after_a_capture_that_fails(rows: Any) -> None:
+    expected = train(*make_state(rows, 2, "bf16", 0.1)[:2], 40)
+    state, batches, _ = make_state(rows, 2, "bf16", 0.1)
+    inner, calls = state.objective, []
+
+    class Breaks:
+        weight = staticmethod(inner.weight)
+
+        def sum(self, model: Any, batch: Any) -> Any:
+            found = inner.sum(model, batch)
+            if torch.cuda.is_current_stream_capturing():
+                calls.append(1)
+                float(found[0].detach())  # reads from the device, which a capture forbids
+            return found
+
+    state.objective = Breaks()
+    assert train(state, batches, 40) == expected
+    assert state.graphs is not None
+    assert state.graphs.off
+    assert calls == [1]
+
+
+def test_dropout_has_the_mean_and_the_spread_of_the_plain_step(rows: Any) -> None:
+    draws, sides = 400, []
+    for wishes in (OFF, {}):
+        state, batches, _ = make_state(rows, 2, "bf16", 0.2, **wishes)
+        batch = state.runtime.move(next(iter(batches.windows(0))).micro_batches[0])
+        state.model.train()
+        losses, grads = [], []
+        for _ in range(draws):
+            state.optimizer.zero_grad(set_to_none=True)
+            losses.append(micro_step(state, batch, 1 / 8).double())
+            found = [p.grad.flatten() for n, p in state.model.named_parameters() if "layer.0" in n or "classifier" in n]
+            grads.append(torch.cat(found)[::997].double())
+        sides.append((torch.stack(losses), torch.stack(grads)))
+    (a, g), (b, h) = sides
+    error = float((a.var() / draws + b.var() / draws).sqrt())
+    assert abs(float(a.mean() - b.mean())) < 4 * error
+    assert abs(float((a.std() / b.std()).log())) < 0.25
+    errors = (g.mean(0) - h.mean(0)) / (g.var(0) / draws + h.var(0) / draws).sqrt()
+    assert abs(float(errors.std()) - 1) < 0.15, "the mean gradients differ by more than their standard errors"
+    assert abs(float((g.var(0).mean() / h.var(0).mean()).log())) < 0.1
