@@ -41,6 +41,7 @@ SAME_ROOM = ({"errors", "events", "findings", "labels"}, {"trainer", "finetune"}
 
 HOMES = {
     "datasets": ("data/",),
+    "peft": ("model/adapters.py",),
     "tokenizers": ("data/",),
     "transformers": ("model/", "trainer/", "measure/peers.py", "measure/agreement.py"),
     "accelerate": ("train/runtime.py",),

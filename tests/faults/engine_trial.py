@@ -25,7 +25,7 @@ from tunesmith.predict.export import export_model
 from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock
 from tunesmith.run.sealed import write_file_atomically
-from tunesmith.train.checkpoint import Identity, contiguous, load_weights, require_finite
+from tunesmith.train.checkpoint import Identity
 from tunesmith.train.evaluate import predict_rows
 from tunesmith.train.keeper import RunKeeper
 from tunesmith.train.loop import train_events
@@ -37,6 +37,7 @@ from tunesmith.train.runtime import make_runtime
 from tunesmith.train.schedule import Schedule
 from tunesmith.train.state import TrainState
 from tunesmith.train.strategies import choose_strategies
+from tunesmith.train.weight_files import contiguous, load_weights, require_finite
 
 ROWS = 48
 DEFAULTS: dict[str, Any] = {

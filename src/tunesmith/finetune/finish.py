@@ -20,9 +20,9 @@ from tunesmith.predict.predictor import predicted_names, probabilities_of
 from tunesmith.predict.tables import write_table
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import write_file_atomically
-from tunesmith.train.checkpoint import contiguous, load_weights, require_finite
 from tunesmith.train.evaluate import Predictions, predict_rows
 from tunesmith.train.strategies import choose_strategies
+from tunesmith.train.weight_files import contiguous, load_weights, require_finite
 
 Scores = dict[str, dict[str, Score]]
 MOST_PREDICTIONS = 200_000

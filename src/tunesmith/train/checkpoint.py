@@ -14,16 +14,25 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.optim import Optimizer
 
-from tunesmith.errors import CheckpointError, NumericsError
+from tunesmith.errors import CheckpointError
 from tunesmith.run.sealed import read_manifest
 from tunesmith.train.generators import generator_states, restore_generators
 from tunesmith.train.sharding import dealt, whole
 from tunesmith.train.snapshot import STATE, WEIGHTS, Snapshot
 from tunesmith.train.state import TrainState
 from tunesmith.train.stopping import Progress
+from tunesmith.train.weight_files import (
+    contiguous,
+    copy_weights,
+    load_weights,
+    read_weights,
+    require_finite,
+    weight_files,
+)
 
 OPTIMIZER, GENERATORS = "optimizer.safetensors", "generators.safetensors"
-PIECES = (WEIGHTS, OPTIMIZER, GENERATORS, STATE)
+PIECES = (OPTIMIZER, GENERATORS, STATE)
+"""Beside the weights (weight_files.py)."""
 VOCABULARY = "vocabulary.safetensors"
 """Only where weight decay shrinks embedding rows that do not occur in the data: their values before any decay."""
 
@@ -70,13 +79,15 @@ def capture(state: TrainState, identity: Identity) -> Snapshot | None:
     generators = state.runtime.gather_objects(generator_states(state.runtime.device))
     if not state.runtime.is_main and state.runtime.sharding is None:
         return None
-    weights = full_weights(state)  # sharded tensors are gathered here and below: all ranks take part
+    # sharded tensors are gathered here and below: all ranks take part
+    weights = weight_files(state.model, _whole_tensors(state))
     tensors, plain = pack_optimizer(state.optimizer)
     if not state.runtime.is_main:
         return None
-    require_finite(weights, state.step)
+    for held in weights.values():
+        require_finite(held, state.step)
     files = {
-        WEIGHTS: weights,
+        **weights,
         OPTIMIZER: tensors,
         GENERATORS: {f"{k}.{r}": v for r, g in enumerate(generators) for k, v in g["tensors"].items()},
     }
@@ -88,20 +99,14 @@ def capture(state: TrainState, identity: Identity) -> Snapshot | None:
 
 def full_weights(state: TrainState) -> dict[str, torch.Tensor]:
     """The model's tensors as transformers stores them, on the CPU, with the whole vocabulary."""
-    tensors = state.model.state_dict()
+    return contiguous(_whole_tensors(state))
+
+
+def _whole_tensors(state: TrainState) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = state.model.state_dict()
     if state.cut is not None:
         tensors[_embedding_name(state.model)] = state.cut.table()
-    return contiguous(tensors)
-
-
-def require_finite(weights: dict[str, torch.Tensor], step: int) -> None:
-    """A NumericsError before weights that are not finite reach the disk: an update can overflow where its gradient did not."""
-    for name, tensor in weights.items():
-        if tensor.is_floating_point() and tensor.numel() and not all(bool(torch.isfinite(v)) for v in tensor.aminmax()):
-            raise NumericsError(
-                f"step {step}: weight {name} is not finite; it was not saved",
-                fix="Lower --learning_rate; the last checkpoint holds finite weights.",
-            )
+    return tensors
 
 
 def bytes_of(state: TrainState) -> tuple[int, int]:
@@ -117,17 +122,6 @@ def bytes_of(state: TrainState) -> tuple[int, int]:
 def _embedding_name(model: nn.Module) -> str:
     weight = model.get_input_embeddings().weight  # type: ignore[operator]
     return next(name for name, parameter in model.named_parameters() if parameter is weight)
-
-
-def contiguous(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors ready for safetensors: on the CPU, each with memory of its own."""
-    seen: set[int] = set()
-    out = {}
-    for name, tensor in tensors.items():
-        tensor = whole(tensor.detach()).cpu().contiguous()
-        out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
-        seen.add(tensor.data_ptr())
-    return out
 
 
 def _plain_state(state: TrainState, optimizer: dict[str, Any], generators: list[dict[str, Any]]) -> dict[str, Any]:
@@ -195,8 +189,10 @@ def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any]) -> None
 
 def _load_weights_into(state: TrainState, folder: Path) -> None:
     """Weights of a checkpoint, also where the state trains a cut vocabulary."""
-    stored = load_file(folder / WEIGHTS)
-    if state.cut is not None:
+    if state.cut is None:
+        load_weights(state.model, folder)
+    else:
+        stored = read_weights(folder)
         name = _embedding_name(state.model)
         cut = {
             "table": stored[name],
@@ -205,26 +201,7 @@ def _load_weights_into(state: TrainState, folder: Path) -> None:
         }
         state.cut.load_state_dict(load_file(folder / VOCABULARY) if (folder / VOCABULARY).is_file() else cut)
         stored[name] = state.model.state_dict()[name]
-    _copy_weights(state.model, stored, str(folder / WEIGHTS))
-
-
-def load_weights(model: nn.Module, file: Path) -> None:
-    """Copies stored weights into the model, in place; names and shapes must be the model's own."""
-    _copy_weights(model, load_file(file), str(file))
-
-
-def _copy_weights(model: nn.Module, stored: dict[str, torch.Tensor], where: str) -> None:
-    if type(model).load_state_dict is not nn.Module.load_state_dict:
-        # A user's model that brings its own way, for buffers that grow, say.
-        model.load_state_dict(stored)
-        return
-    own = model.state_dict()
-    wrong = sorted(set(own) ^ set(stored)) or [n for n in own if own[n].shape != stored[n].shape]
-    if wrong:
-        raise CheckpointError(f"does not fit the model: {', '.join(wrong[:5])}", where=where)
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(dealt(stored[name], tensor))
+        copy_weights(state.model, stored, str(folder / WEIGHTS))
 
 
 def pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

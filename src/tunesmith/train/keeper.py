@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +15,8 @@ from tunesmith.run.journal import Journal, truncate_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import disk_error, read_manifest, require_space, sweep, verify, write_sealed
 from tunesmith.train.checkpoint import (
+    PIECES,
+    VOCABULARY,
     Identity,
     bytes_of,
     capture,
@@ -27,7 +27,7 @@ from tunesmith.train.checkpoint import (
 from tunesmith.train.history import newest_intact, rotate
 from tunesmith.train.plan import Plan
 from tunesmith.train.signals import StopRequest
-from tunesmith.train.snapshot import ASIDE_FROM, WEIGHTS, Aside, Snapshot, has_room
+from tunesmith.train.snapshot import ASIDE_FROM, Aside, Snapshot, has_room, link_files
 from tunesmith.train.state import TrainState
 from tunesmith.train.stopping import is_exhausted
 
@@ -230,14 +230,10 @@ class RunKeeper:
     def _link_best(self, folder: Path) -> None:
         """The weights of a checkpoint as `best/`: hard links where the disk can, so they cost nothing."""
         manifest = read_manifest(folder)
-        names = [n for n in manifest["files"] if n == WEIGHTS or not n.endswith((".safetensors", "state.json"))]
+        names = [n for n in manifest["files"] if n not in (*PIECES, VOCABULARY)]
 
         def fill(tmp: Path) -> dict[str, str]:
-            for name in names:
-                try:
-                    os.link(folder / name, tmp / name)
-                except OSError:
-                    shutil.copyfile(folder / name, tmp / name)
+            link_files(folder, tmp, names)
             return {name: manifest["files"][name]["sha256"] for name in names}
 
         fault_point("best.begin")
@@ -259,7 +255,7 @@ class RunKeeper:
         )
 
     def best_weights(self) -> Path | None:
-        """The verified best weights, or None when no evaluation was the best."""
+        """The folder of the best weights, verified, or None when no evaluation was the best."""
         if not self.keep_best or self.state.progress.step is None:
             return None
         found = verify(self.run.best)
@@ -268,7 +264,7 @@ class RunKeeper:
                 f"holds the weights of step {found['step']}, the best are those of step {self.state.progress.step}",
                 where=str(self.run.best),
             )
-        return self.run.best / WEIGHTS
+        return self.run.best
 
     def end(self, reason: str) -> None:
         """Writes the last event and closes the journal. A run that ended well is not over before that is on disk."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 
 import torch
 
+from tunesmith.model.adapters import ADAPTER
 from tunesmith.run.sealed import write_sealed
 from tunesmith.train.tensor_file import write_tensors
 
@@ -40,10 +43,7 @@ class Snapshot:
             if describe is not None:
                 # first: it may write weights of its own, and the hashes below are of what is written here
                 describe(tmp)
-            known = {
-                name: write_tensors(tmp / name, tensors, metadata={"format": "pt"} if name == WEIGHTS else None)
-                for name, tensors in self.files.items()
-            }
+            known = write_files(tmp, self.files)
             (tmp / STATE).write_text(self.state)
             return known
 
@@ -61,6 +61,26 @@ class Snapshot:
                     held = buffers[key] = torch.empty_like(tensor)
                 files[file][name] = held.copy_(tensor)
         return replace(self, files=files)
+
+
+def write_files(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> dict[str, Future[str]]:
+    """Writes tensors by file and name; gives the sha256 of each file, when it is ready. Weights say that they are torch's."""
+    known = {}
+    for name, tensors in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        metadata = {"format": "pt"} if name.endswith((WEIGHTS, ADAPTER)) else None
+        known[name] = write_tensors(folder / name, tensors, metadata=metadata)
+    return known
+
+
+def link_files(source: Path, target: Path, names: list[str]) -> None:
+    """Files of one folder in another: hard links where the disk can, so they cost nothing."""
+    for name in names:
+        (target / name).parent.mkdir(exist_ok=True)
+        try:
+            os.link(source / name, target / name)
+        except OSError:
+            shutil.copyfile(source / name, target / name)
 
 
 @dataclass

@@ -14,12 +14,14 @@ from safetensors.torch import save_file
 
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import RunStarted
+from tunesmith.model.adapters import has_adapters, is_mixed
 from tunesmith.run.journal import decode_line
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import MANIFEST, read_manifest, retire, verify, write_sealed
-from tunesmith.train.checkpoint import Identity, contiguous, load_weights, save_checkpoint
+from tunesmith.train.checkpoint import Identity, save_checkpoint
 from tunesmith.train.sharding import is_sharded, whole_state
-from tunesmith.train.snapshot import WEIGHTS
+from tunesmith.train.snapshot import WEIGHTS, write_files
+from tunesmith.train.weight_files import contiguous, load_weights, weight_files
 from tunesmith.trainer.attributes import TrainerAttributes
 from tunesmith.trainer.upstream import ExportableState, PreTrainedModel, TrainerState, parts, trainer_log
 
@@ -62,17 +64,14 @@ class CheckpointPart(TrainerAttributes):
         finally:
             self._gathered = None
 
-    def _weights(self) -> dict[str, torch.Tensor]:
-        return contiguous(self.model.state_dict() if self._gathered is None else self._gathered)
-
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         state_dict = self._gathered if state_dict is None else state_dict
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        if hasattr(self.model, "save_pretrained"):
+        if hasattr(self.model, "save_pretrained") and not is_mixed(self.model):
             self.model.save_pretrained(folder, state_dict=state_dict)
         else:
-            weights = self._weights() if state_dict is None else contiguous(state_dict)
+            weights = contiguous(self.model.state_dict() if state_dict is None else state_dict)
             save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
         self._save_companions(folder)
 
@@ -104,8 +103,8 @@ class CheckpointPart(TrainerAttributes):
             self.state.best_model_checkpoint = str(best)
         self._export_callbacks()
         self._engine.extra["trainer"] = self._resume_notes()
-        own = self.overrides("save_model") or self.overrides("_save")
-        with self._gathering() if own or self.args.save_only_model else contextlib.nullcontext():
+        whole = self._saves_by_itself() or self.args.save_only_model
+        with self._gathering() if whole else contextlib.nullcontext():
             if self.args.save_only_model:
                 self._save_weights_only(folder)
             else:
@@ -118,21 +117,25 @@ class CheckpointPart(TrainerAttributes):
 
     def _save_weights_only(self, folder: Path) -> None:
         if self.runtime.is_main:
-            weights = self._weights()
+            files = weight_files(self.model, self.model.state_dict() if self._gathered is None else self._gathered)
 
-            def fill(tmp: Path) -> None:
-                save_file(weights, tmp / WEIGHTS, metadata={"format": "pt"})
+            def fill(tmp: Path) -> Any:
                 self._describe(tmp)
+                return write_files(tmp, files)
 
             write_sealed(folder, fill, {"kind": "weights", "step": self.state.global_step, **self._identity.to_json()})
 
+    def _saves_by_itself(self) -> bool:
+        """Whether files of a checkpoint come from `save_model`, which a subclass overrides, or from PEFT."""
+        return self.overrides("save_model") or self.overrides("_save") or has_adapters(self.model)
+
     def _describe(self, tmp: Path) -> None:
-        """What makes a checkpoint loadable elsewhere, and what scripts look for in it."""
-        if self.overrides("save_model") or self.overrides("_save"):
+        """What makes a checkpoint loadable elsewhere, and what scripts look for in it. The engine's weights come after it."""
+        if self._saves_by_itself():
             self.save_model(str(tmp), _internal_call=True)
-            # a resume needs the weights as the engine names them
-            save_file(self._weights(), tmp / WEIGHTS, metadata={"format": "pt"})
-        if isinstance(self.model, PreTrainedModel):
+        if isinstance(self.model, PreTrainedModel) and not has_adapters(self.model):
+            self.model.config.architectures = [type(self.model).__name__.removeprefix("FSDP")]
+            self.model.config.dtype = self.model.dtype
             self.model.config.save_pretrained(tmp)
         self._save_companions(tmp)
         self.state.save_to_json(str(tmp / TRAINER_STATE))
@@ -200,7 +203,7 @@ class CheckpointPart(TrainerAttributes):
         """Puts the weights of the best checkpoint into the model."""
         folder = Path(self.state.best_model_checkpoint)
         verify(folder)
-        load_weights(self.model, folder / WEIGHTS)
+        load_weights(self.model, folder)
 
 
 def find_checkpoint(wanted: str | bool | Path, output_dir: str) -> Path:

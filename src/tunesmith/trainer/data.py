@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, Sampler
 from tunesmith.data.batches import Padding
 from tunesmith.data.token_rows import TOKEN_COLUMNS, TokenRows
 from tunesmith.errors import ConfigError, DataError
+from tunesmith.model.adapters import inner_model
 from tunesmith.trainer.attributes import TrainerAttributes
 from tunesmith.trainer.loaders import EpochBatches, RowBatches, SizedLoader
 from tunesmith.trainer.upstream import DataCollatorWithPadding, has_length, parts, utils
@@ -172,7 +173,7 @@ class DataPart(TrainerAttributes):
 
     def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:
-            names = list(inspect.signature(self.model.forward).parameters)
+            names = list(inspect.signature(inner_model(self.model).forward).parameters)
             self._signature_columns = [*names, *sorted({"label", "label_ids", *self.label_names} - set(names))]
 
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:

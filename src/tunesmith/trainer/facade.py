@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunesmith.errors import ConfigError
+from tunesmith.model.adapters import inner_model
 from tunesmith.trainer.arguments import check_arguments, make_trainer_runtime
 from tunesmith.trainer.callbacks import new_control
 from tunesmith.trainer.hub import HubPart
@@ -122,12 +123,13 @@ class Trainer(TrainPart, SearchPart, HubPart):
         if not (self.args.fp16_full_eval or self.args.bf16_full_eval):
             model.to(self.runtime.device)
         self.model = self.model_wrapped = model
-        kinds = [p.kind for p in inspect.signature(model.forward).parameters.values()]
+        inner = inner_model(model)
+        kinds = [p.kind for p in inspect.signature(inner.forward).parameters.values()]
         takes = inspect.Parameter.VAR_KEYWORD in kinds
-        self.model_accepts_loss_kwargs = getattr(model, "accepts_loss_kwargs", takes)
-        self.label_names = find_labels(type(model)) if self.args.label_names is None else self.args.label_names
-        self.can_return_loss = can_return_loss(type(model))
-        shifts = losses.LOSS_MAPPING.get(getattr(model, "loss_type", None)) is losses.ForCausalLMLoss
+        self.model_accepts_loss_kwargs = getattr(inner, "accepts_loss_kwargs", takes)
+        self.label_names = find_labels(type(inner)) if self.args.label_names is None else self.args.label_names
+        self.can_return_loss = can_return_loss(type(inner))
+        shifts = losses.LOSS_MAPPING.get(getattr(inner, "loss_type", None)) is losses.ForCausalLMLoss
         config = getattr(model, "config", None)
         self._loss_shifts_labels = shifts and not getattr(config, "is_encoder_decoder", False)
         self.label_smoother = None

@@ -17,6 +17,7 @@ from torch import nn
 
 from tunesmith.data.batches import Batch, Window
 from tunesmith.errors import ConfigError
+from tunesmith.model.adapters import inner_model
 from tunesmith.train.step import micro_step
 from tunesmith.trainer.attributes import TrainerAttributes
 from tunesmith.trainer.loaders import as_batch, count_rows, features_of
@@ -101,7 +102,8 @@ class LossPart(TrainerAttributes):
         if (self.label_smoother is not None or self.compute_loss_func is not None) and "labels" in inputs:
             inputs = dict(inputs)
             labels = inputs.pop("labels")
-        in_forward = COUNT in inspect.signature(getattr(self.model, "forward", model.forward)).parameters
+        inner = inner_model(self.model)
+        in_forward = COUNT in inspect.signature(getattr(inner, "forward", model.forward)).parameters
         if in_forward and num_items_in_batch is not None and labels is None:
             inputs = {**inputs, COUNT: num_items_in_batch}
             items = None
