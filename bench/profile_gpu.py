@@ -38,7 +38,7 @@ def make_state(batch: int) -> tuple[TrainState, list[Window]]:
     model = make_model("bert-base")
     chosen = choose_strategies(model, rows, Padding(), device=runtime.device, precision="bf16")
     print(", ".join(chosen.on))
-    optimizer = make_optimizer(model, learning_rate=5e-5, layers=chosen.fused)
+    optimizer = make_optimizer(model, learning_rate=5e-5, layers=chosen.fused, only_writer=True)
     state = TrainState(model, optimizer, TaskLoss(labels.task, 2), runtime, cut=chosen.cut, graphs=chosen.graphs)
     batches = Batches(rows, chosen.train_collate, batch, seed=1, sampling="random", ahead=4, pinned=True)
     return state, list(batches.windows(0))[: len(rows) // batch]

@@ -55,7 +55,7 @@ def train_ours(name: str, seed: int, epochs: float, rows: int | None, sampling: 
     steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=0, num_epochs=epochs)
     state = TrainState(
         model,
-        make_optimizer(model, learning_rate=5e-5, layers=strategies.fused),
+        make_optimizer(model, learning_rate=5e-5, layers=strategies.fused, only_writer=True),
         TaskLoss(labels.task, len(labels)),
         runtime,
         cut=strategies.cut,

@@ -87,8 +87,6 @@ class Arm:
 
     def collate(self, rows: Rows) -> dict[str, Any]:
         """Model inputs, by the way of this arm."""
-        if self.cut is not None:
-            rows = {**rows, "input_ids": [self.cut.remap(ids) for ids in rows["input_ids"]]}
         if self.packed is not None:
             return dict(pack(rows, first_position=self.packed.first_position, keys=self.packed.keys))
         longest = max(len(ids) for ids in rows["input_ids"])

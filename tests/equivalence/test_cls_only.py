@@ -49,10 +49,10 @@ def test_cut_last_layer_gives_the_plain_loss_logits_and_gradients(kind: str, sha
 def test_only_first_tokens_pass_through_the_last_feed_forward() -> None:
     model = make_model("bert", layers=3)
     seen: dict[int, tuple[int, ...]] = {}
-    for number, layer in enumerate(model.bert.encoder.layer):
-        layer.intermediate.register_forward_hook(lambda m, a, o, n=number: seen.__setitem__(n, tuple(o.shape[:2])))
     strategy = enable_padding_free(model)
     enable_first_token_only(model)
+    for number, layer in enumerate(model.bert.encoder.layer):
+        layer.intermediate.register_forward_hook(lambda m, a, o, n=number: seen.__setitem__(n, tuple(o.shape[:2])))
     model(**pack(make_rows(RAGGED), first_position=strategy.first_position, keys=strategy.keys))
     assert seen == {0: (1, sum(RAGGED)), 1: (1, sum(RAGGED)), 2: (1, len(RAGGED))}
 

@@ -59,10 +59,6 @@ def train(
     return optimizer
 
 
-def remapped(cut: VocabularyCut, rows: dict[str, list[np.ndarray]]) -> dict[str, list[np.ndarray]]:
-    return {**rows, "input_ids": [cut.remap(ids) for ids in rows["input_ids"]]}
-
-
 @pytest.mark.parametrize("everything", [False, True], ids=["alone", "with all strategies"])
 @pytest.mark.parametrize(("dtype", "rate", "tolerance"), [(torch.float32, 5e-5, 1e-4), (torch.float64, 1e-3, 1e-8)])
 @pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "distilbert"])
@@ -82,16 +78,11 @@ def test_weights_after_a_whole_run_equal_full_adamw(
         enable_cpu_speed(ours)
 
         def collate(r: Any) -> Any:
-            return pack(remapped(cut, r), first_position=strategy.first_position, keys=strategy.keys)
+            return pack(r, first_position=strategy.first_position, keys=strategy.keys)
     else:
-        compact_pad = int(cut.remap(np.array([PAD.get(kind, 0)]))[0])
 
         def collate(r: Any) -> Any:
-            batch = pad_rows(remapped(cut, r), kind=kind)
-            batch["input_ids"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, compact_pad)
-            if kind == "roberta":  # it counts positions from the padding id of the whole table
-                batch["position_ids"] = (batch["attention_mask"].cumsum(1) * batch["attention_mask"]) + PAD[kind]
-            return batch
+            return pad_rows(r, kind=kind)
 
     train(ours, collate, rows, labels, rate=rate, cut=cut, steps=range(STEPS))
     cut.restore()
@@ -128,17 +119,17 @@ def test_a_resumed_run_has_the_bits_of_one_never_stopped() -> None:
         model = make_model("bert")
         return model, VocabularyCut.apply(model, used)
 
-    def collate(cut: VocabularyCut) -> Any:
-        return lambda r: pad_rows(remapped(cut, r), kind="bert")
+    def collate(r: Any) -> Any:
+        return pad_rows(r, kind="bert")
 
     whole, whole_cut = start()
-    train(whole, collate(whole_cut), rows, labels, rate=1e-3, cut=whole_cut, steps=range(40))
+    train(whole, collate, rows, labels, rate=1e-3, cut=whole_cut, steps=range(40))
     saved = copy.deepcopy((whole_cut.state_dict(), whole.state_dict()))
     resumed, cut = start()
     cut.load_state_dict(saved[0])
     resumed.load_state_dict(saved[1])
     for model, vocabulary in ((whole, whole_cut), (resumed, cut)):
-        train(model, collate(vocabulary), rows, labels, rate=1e-3, cut=vocabulary, steps=range(40, 60))
+        train(model, collate, rows, labels, rate=1e-3, cut=vocabulary, steps=range(40, 60))
     assert torch.equal(whole_cut.table(), cut.table())
     assert largest_difference(dict(whole.named_parameters()), dict(resumed.named_parameters())) == 0.0
 
@@ -165,7 +156,12 @@ def test_padding_keeps_its_row_and_gets_no_gradient() -> None:
     embedding = model.get_input_embeddings()
     assert cut.ids.tolist() == [0, 5, 9]
     assert embedding.padding_idx == 0
-    assert cut.remap(np.array([[9, 0], [5, 5]])).tolist() == [[2, 0], [1, 1]]
+    out = embedding(torch.tensor([[9, 0], [5, 5]]))
+    assert torch.equal(out, embedding.weight[torch.tensor([[2, 0], [1, 1]])])
+    out.sum().backward()
+    assert embedding.weight.grad[0].abs().sum() == 0
+    with pytest.raises(IndexError):
+        embedding(torch.tensor([7]))
 
 
 def test_a_skipped_step_on_the_device_does_not_decay() -> None:

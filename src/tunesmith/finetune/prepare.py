@@ -238,6 +238,7 @@ def _make_state(
         epsilon=config.adam_epsilon,
         fused=config.optim == "adamw_torch_fused",
         layers=strategies.fused,
+        only_writer=True,  # a command has no code of the user's between its steps
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
     split = config.auto_find_batch_size

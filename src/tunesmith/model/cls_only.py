@@ -17,8 +17,17 @@ from tunesmith.model.packing import Layout
 class FirstTokenOnly:
     """The strategy as applied to one model. `disable` leaves the model as it was."""
 
-    def __init__(self, undo: list[Callable[[], None]]) -> None:
-        self._undo = undo
+    def __init__(self, model: nn.Module) -> None:
+        layers = anatomy_of(model).layers
+        assert layers is not None
+        self._model, self._layer = model, layers[-1]
+        self._undo: list[Callable[[], None]] = []
+        self.enable()
+
+    def enable(self) -> None:
+        """Cut the last layer to first tokens."""
+        hook = self._layer.register_forward_pre_hook(_keep_first_tokens, with_kwargs=True)
+        self._undo += [use_registered_attention(self._model), hook.remove]
 
     def disable(self) -> None:
         """Let the last layer run for all tokens again."""
@@ -31,9 +40,10 @@ def supports(model: nn.Module) -> str | None:
     reason = why_not(model)
     if reason:
         return reason
-    if anatomy_of(model).last_layer is None:
+    layers = anatomy_of(model).layers
+    if layers is None or any(layer is layers[-1] for layer in layers[:-1]):
         return f"the layers of {model.config.model_type} share one set of modules"  # type: ignore[union-attr]
-    return None
+    return None if len(layers) else "it has no layers"
 
 
 def enable_first_token_only(model: nn.Module) -> FirstTokenOnly:
@@ -44,10 +54,7 @@ def enable_first_token_only(model: nn.Module) -> FirstTokenOnly:
     reason = supports(model)
     if reason:
         raise ConfigError(f"the last layer cannot be cut: {reason}", fix="Leave it whole.")
-    layer = anatomy_of(model).last_layer
-    assert layer is not None
-    hook = layer.register_forward_pre_hook(_keep_first_tokens, with_kwargs=True)
-    return FirstTokenOnly([use_registered_attention(model), hook.remove])
+    return FirstTokenOnly(model)
 
 
 def _keep_first_tokens(

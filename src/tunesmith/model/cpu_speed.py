@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from tunesmith.model.random_mask import draw_keep_mask
@@ -16,8 +15,17 @@ from tunesmith.model.random_mask import draw_keep_mask
 class CpuSpeed:
     """The strategy as applied to one model. `disable` leaves the model as it was."""
 
-    def __init__(self, swapped: list[tuple[nn.Module, type[nn.Module]]]) -> None:
-        self._swapped = swapped
+    def __init__(self, model: nn.Module, quick: dict[type[nn.Module], type[nn.Module]]) -> None:
+        self._model, self._quick = model, quick
+        self._swapped: list[tuple[nn.Module, type[nn.Module]]] = []
+        self.enable()
+
+    def enable(self) -> None:
+        """Swap the class of every plain module that a quicker one exists for."""
+        for module in self._model.modules():
+            if type(module) in self._quick:
+                self._swapped.append((module, type(module)))
+                module.__class__ = self._quick[type(module)]
 
     def disable(self) -> None:
         """Give every module its own class back."""
@@ -31,17 +39,12 @@ def enable_cpu_speed(model: nn.Module, *, dropout: bool = True, linear: bool = T
 
     On another device, or in another dtype than float32, the swapped modules do what they did before.
     """
-    swapped: list[tuple[nn.Module, type[nn.Module]]] = []
     quick: dict[type[nn.Module], type[nn.Module]] = {}
     if dropout:
         quick[nn.Dropout] = QuickDropout
     if linear and _product() is not None:
         quick[nn.Linear] = QuickLinear
-    for module in model.modules():
-        if type(module) in quick:
-            swapped.append((module, type(module)))
-            module.__class__ = quick[type(module)]
-    return CpuSpeed(swapped)
+    return CpuSpeed(model, quick)
 
 
 def _is_plain(x: torch.Tensor) -> bool:
@@ -99,13 +102,14 @@ class _Linear(torch.autograd.Function):
         return _multiply(x, weight, bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
         need_x, need_weight, need_bias = ctx.needs_input_grad
+        # Gradients are enabled here while a second derivative is wanted, which oneDNN's product does not have.
+        towards_x = functional.linear if torch.is_grad_enabled() else _multiply
         return (
-            _multiply(grad, weight.t(), None) if need_x else None,
+            towards_x(grad, weight.t(), None) if need_x else None,
             grad.t() @ x if need_weight else None,  # oneDNN would copy both operands first: no gain
             grad.sum(0) if ctx.has_bias and need_bias else None,
         )

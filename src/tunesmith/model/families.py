@@ -3,38 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
+
+from tunesmith.model.recognition import why_not_original
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """Names of the parts of one architecture, as transformers spells them."""
 
+    classifier: str
+    """transformers' own class with a head that reads one token."""
     stack: str
     """Attribute of the bare model that holds the layers; its output is what the head reads."""
-    keys: str
-    values: str
     layers: str | None = "layer"
     """Attribute of the stack with the list of layers; None where layers share weights."""
     positions_follow_padding: bool = False
     """RoBERTa numbers positions from `pad_token_id + 1`."""
     segments: bool = True
     """Whether the forward takes `token_type_ids`."""
+    own_head: tuple[str, ...] = ()
+    """Parts that are handed one vector for each row, and may therefore be the user's own."""
 
 
-_BERT = Family(stack="encoder", keys="key", values="value")
-_ROBERTA = Family(stack="encoder", keys="key", values="value", positions_follow_padding=True)
+def _like_bert(name: str, **options: Any) -> Family:
+    return Family(f"{name}ForSequenceClassification", "encoder", **options)
+
 
 FAMILIES: dict[str, Family] = {
-    "bert": _BERT,
-    "electra": _BERT,
-    "roberta": _ROBERTA,
-    "xlm-roberta": _ROBERTA,
-    "camembert": _ROBERTA,
-    "distilbert": Family(stack="transformer", keys="k_lin", values="v_lin", segments=False),
-    "albert": Family(stack="encoder", keys="key", values="value", layers=None),
+    "bert": _like_bert("Bert", own_head=("dropout", "classifier")),
+    "electra": _like_bert("Electra"),
+    "roberta": _like_bert("Roberta", positions_follow_padding=True),
+    "xlm-roberta": _like_bert("XLMRoberta", positions_follow_padding=True),
+    "camembert": _like_bert("Camembert", positions_follow_padding=True),
+    "distilbert": Family(
+        "DistilBertForSequenceClassification",
+        "transformer",
+        segments=False,
+        own_head=("pre_classifier", "dropout", "classifier"),
+    ),
+    "albert": _like_bert("Albert", layers=None, own_head=("dropout", "classifier")),
 }
 """By `config.model_type`. DeBERTa and MPNet add a bias per position pair, ModernBERT unpads by itself."""
 
@@ -53,27 +64,34 @@ class Anatomy:
     family: Family
     bare: nn.Module
     stack: nn.Module
-    last_layer: nn.Module | None
+    layers: nn.ModuleList | None
     first_position: int
     """The position id of a row's first token."""
 
 
 def why_not(model: nn.Module) -> str | None:
-    """Why this model cannot run packed, as the rest of the sentence "padding-free is off: ..."; None when it can."""
+    """Why this model cannot run packed, as the rest of the sentence "padding-free is off: ..."; None when it can.
+
+    Known by what it is, not by what it is called: a class of one's own may read any token, or take other arguments.
+    """
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)
     if kind not in FAMILIES:
         return f"{kind} does not fit, {_REASONS.get(kind, 'no description of its parts is known')}"
-    if not type(model).__name__.endswith("ForSequenceClassification"):
-        return f"{type(model).__name__} is not a sequence classification model, its head reads more than one token"
+    import transformers
+
+    family = FAMILIES[kind]
+    if type(model) is not getattr(transformers, family.classifier):
+        return f"{type(model).__name__} is not transformers' own {family.classifier}, its head may read any token"
     if getattr(config, "is_decoder", False):
         return "the model is configured as a decoder"
     if getattr(config, "position_embedding_type", None) not in (None, "absolute"):
         return "its position embeddings are relative"
-    bare = getattr(model, str(getattr(model, "base_model_prefix", "")), None)
-    if not isinstance(getattr(bare, FAMILIES[kind].stack, None), nn.Module):
-        return f"the layers of this {kind} are not where transformers keeps them"
-    return None
+    if getattr(config, "output_hidden_states", False) or getattr(config, "output_attentions", False):
+        return "its config asks for hidden states or attention weights"
+    if any(getattr(module, "chunk_size_feed_forward", 0) for module in model.modules()):
+        return "it computes its feed-forward layers in chunks"
+    return why_not_original(model, family.own_head)
 
 
 def anatomy_of(model: nn.Module) -> Anatomy:
@@ -88,7 +106,7 @@ def anatomy_of(model: nn.Module) -> Anatomy:
         family=family,
         bare=bare,
         stack=stack,
-        last_layer=layers[-1] if layers is not None and len(layers) else None,
+        layers=layers,
         first_position=offset,
     )
 

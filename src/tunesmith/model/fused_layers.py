@@ -13,6 +13,7 @@ from tunesmith.model.fused_attention import attend_fused
 from tunesmith.model.fused_ops import add_norm, gelu_linear, linear
 from tunesmith.model.layer_parts import LayerParts, parts_of, why_not_fused
 from tunesmith.model.packing import Layout
+from tunesmith.model.recognition import hook_tables, is_watched
 
 
 class LayerCopies:
@@ -29,7 +30,6 @@ class LayerCopies:
         three = (parts.query, parts.key, parts.value)
         self.three = (*(m.weight for m in three), *(m.bias for m in three))
         self.copied = (*self.three, *(m.weight for m in others))
-        self.sources = [p.detach() for p in self.copied]
         self.targets = [
             *self.qkv.chunk(3), *self.qkv_bias.chunk(3), self.attention_output, self.widen, self.narrow
         ]  # fmt: skip
@@ -44,51 +44,59 @@ class FusedLayers:
             raise ConfigError(f"fused layers are not possible: {reason}", fix="Train it unfused.")
         self.dtype, self.first_token_only = dtype, first_token_only
         self._stack = anatomy_of(model).stack
-        self._plain = self._stack.forward
         self._inner = [module for module in self._stack.modules() if module is not self._stack]
+        self._listeners = hook_tables(self._inner)
         self._layers = [LayerCopies(parts, dtype) for parts in parts_of(model)]
         self._targets = [t for layer in self._layers for t in layer.targets]
-        self._sources = [s for layer in self._layers for s in layer.sources]
-        self._versions: list[int] = []
+        self._copied = [p for layer in self._layers for p in layer.copied]
+        self._seen: list[tuple[int, int]] = []
         self.kept_fresh = False
-        """Set by an optimizer that writes the copies together with the weights."""
-        self._stack.forward = self._forward
+        """Set where nothing but an optimizer's kernel, which writes the copies too, writes weights between steps."""
+        self.enable()
 
     @property
     def copies(self) -> dict[torch.Tensor, torch.Tensor]:
         """Each parameter that has one, with its copy."""
         return {p: t for layer in self._layers for p, t in zip(layer.copied, layer.targets, strict=True)}
 
+    def enable(self) -> None:
+        """Let the stack run fused."""
+        self._stack.forward = self._forward
+
     def disable(self) -> None:
         """Give the stack its own forward back."""
-        self._stack.forward = self._plain
+        vars(self._stack).pop("forward", None)
 
     def refresh_if_changed(self) -> None:
-        """Copy the weights if somebody but the optimizer's kernel wrote to them, such as a checkpoint that was loaded."""
-        versions = [source._version for source in self._sources]
-        if versions != self._versions:
+        """Copy the weights if anything but the optimizer's kernel wrote to them, or put others in their place."""
+        seen = [(p._version, p.data_ptr()) for p in self._copied]
+        if seen != self._seen:
             self._refresh()
-            self._versions = versions
+            self._seen = seen
 
     def _refresh(self) -> None:
         with torch.no_grad():
-            torch._foreach_copy_(self._targets, self._sources)
+            torch._foreach_copy_(self._targets, self._copied)
 
     def _forward(self, hidden_states: torch.Tensor, *args: Any, layout: Layout | None = None, **kwargs: Any) -> Any:
-        """Packed batches fused; others, and all while somebody listens to a layer, as transformers runs them."""
-        if layout is None or any(module._forward_hooks for module in self._inner):
+        """Packed batches fused; others, and all while a hook listens to a layer, as transformers runs them."""
+        if layout is None or self._is_watched():
             given = kwargs if layout is None else {**kwargs, "layout": layout}
-            return self._plain(hidden_states, *args, **given)
+            return type(self._stack).forward(self._stack, hidden_states, *args, **given)
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as Output
 
         with torch.autocast(hidden_states.device.type, enabled=False):
             out = self._run(hidden_states.squeeze(0), layout)
         return Output(last_hidden_state=out.unsqueeze(0))  # type: ignore[arg-type]
 
+    def _is_watched(self) -> bool:
+        """Hooks of the user's of any kind; of our own, those that look for a value that is not finite."""
+        return any(module._forward_hooks for module in self._inner) or is_watched(self._listeners)
+
     def _run(self, residual: torch.Tensor, layout: Layout) -> torch.Tensor:
         if self.kept_fresh:
             self.refresh_if_changed()
-        else:  # copied anew each time: nobody has to say that the weights have changed
+        else:  # copied anew each time: a write through `.data` leaves no sign
             self._refresh()
         device, training = residual.device, self._stack.training
         # Drawn from torch's generator, which is seeded for the step: what is dropped is a function of the step.
@@ -103,6 +111,11 @@ class FusedLayers:
         return residual
 
 
+def probability(dropout: nn.Dropout | None, training: bool) -> float:
+    """The share of values that a layer's dropout drops now."""
+    return dropout.p if training and dropout is not None else 0.0
+
+
 def _run_layer(
     layer: LayerCopies, residual: torch.Tensor, x: torch.Tensor, layout: Layout, *,
     first_only: bool, training: bool, seeds: torch.Tensor, call: int,
@@ -113,14 +126,14 @@ def _run_layer(
         layer, residual, x, layout, first_only=first_only, training=training, seeds=seeds, call=call
     )
     h = linear(context, layer.attention_output, None, parts.attention_output.weight)
-    drop = parts.drop_attention if training else 0.0
+    drop = probability(parts.drop_attention, training)
     residual, x = add_norm(
         h, parts.attention_output.bias, residual, parts.attention_norm, drop=drop, seeds=seeds, call=call + 1
     )
     h = gelu_linear(
         linear(x, layer.widen, None, parts.widen.weight), parts.widen.bias, layer.narrow, parts.narrow.weight
     )
-    drop = parts.drop_output if training else 0.0
+    drop = probability(parts.drop_output, training)
     return add_norm(h, parts.narrow.bias, residual, parts.output_norm, drop=drop, seeds=seeds, call=call + 2)
 
 
@@ -130,7 +143,7 @@ def _attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(what attention makes of x, the residual that goes with it: all tokens, or the first ones)."""
     parts = layer.parts
-    width, drop = parts.query.out_features, parts.drop_weights if training else 0.0
+    width, drop = parts.query.out_features, probability(parts.drop_weights, training)
     shape = (-1, parts.heads, width // parts.heads)
     if first_only:
         residual, firsts = residual.index_select(0, layout.starts), x.index_select(0, layout.starts)
@@ -140,5 +153,5 @@ def _attend(
         packed = both.view(-1, 2, *shape[1:])
     else:
         q, packed = None, linear(x, layer.qkv, layer.qkv_bias, *layer.three).view(-1, 3, *shape[1:])
-    out = attend_fused(q, packed, layout, scale=shape[-1] ** -0.5, drop=drop, seeds=seeds, call=call)
+    out = attend_fused(q, packed, layout, scale=parts.attention.scaling, drop=drop, seeds=seeds, call=call)
     return out.reshape(-1, width), residual

@@ -203,7 +203,8 @@ class _AddNorm(torch.autograd.Function):
             h, bias, residual, gamma, beta, eps=eps, drop=drop, seeds=seeds, call=call, dtype=h.dtype, keep=keep
         )
         ctx.save_for_backward(unit, gamma, rstd, seeds)
-        ctx.bias, ctx.drop, ctx.call = bias, drop, call
+        ctx.drop, ctx.call = drop, call
+        ctx.parameters = (bias, gamma, beta)
         return out if copy is out else (out, copy)
 
     @staticmethod
@@ -214,7 +215,7 @@ class _AddNorm(torch.autograd.Function):
         unit, gamma, rstd, seeds = ctx.saved_tensors
         given = d_out.contiguous(), None if d_copy is None else d_copy.contiguous()
         d_h, d_residual, sums = add_norm_backward(*given, unit, gamma, rstd, drop=ctx.drop, seeds=seeds, call=ctx.call)
-        with side_stream.after(sums, parameters=(ctx.bias, gamma)):
+        with side_stream.after(sums, parameters=ctx.parameters):
             d_gamma, d_beta, d_bias = sum_rows(sums).unbind(0)
         wanted = ctx.needs_input_grad
         some = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from tunesmith.model.families import anatomy_of, why_not
@@ -12,7 +13,7 @@ from tunesmith.model.families import anatomy_of, why_not
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
-    """Self-attention, its norm, feed-forward, its norm. Dropouts are probabilities during training."""
+    """Self-attention, its norm, feed-forward, its norm, and the dropouts after each (None: there is none)."""
 
     query: nn.Linear
     key: nn.Linear
@@ -23,9 +24,11 @@ class LayerParts:
     narrow: nn.Linear
     output_norm: nn.LayerNorm
     heads: int
-    drop_weights: float
-    drop_attention: float
-    drop_output: float
+    attention: Any
+    """The module whose `scaling` the scores are multiplied by."""
+    drop_weights: nn.Dropout
+    drop_attention: nn.Dropout | None
+    drop_output: nn.Dropout
 
 
 def _like_bert(layer: Any) -> LayerParts:
@@ -33,7 +36,7 @@ def _like_bert(layer: Any) -> LayerParts:
     return LayerParts(
         own.query, own.key, own.value, after.dense, after.LayerNorm,
         layer.intermediate.dense, layer.output.dense, layer.output.LayerNorm,
-        own.num_attention_heads, own.dropout.p, after.dropout.p, layer.output.dropout.p,
+        own.num_attention_heads, own, own.dropout, after.dropout, layer.output.dropout,
     )  # fmt: skip
 
 
@@ -42,7 +45,7 @@ def _like_distilbert(layer: Any) -> LayerParts:
     return LayerParts(
         own.q_lin, own.k_lin, own.v_lin, own.out_lin, layer.sa_layer_norm,
         layer.ffn.lin1, layer.ffn.lin2, layer.output_layer_norm,
-        own.n_heads, own.dropout.p, 0.0, layer.ffn.dropout.p,
+        own.n_heads, own, own.dropout, None, layer.ffn.dropout,
     )  # fmt: skip
 
 
@@ -75,11 +78,12 @@ def why_not_fused(model: nn.Module) -> str | None:
     activation = getattr(config, "hidden_act", getattr(config, "activation", None))
     if activation != "gelu":
         return f"its activation is {activation}, not gelu"
-    try:
-        parts = parts_of(model)
-    except AttributeError as error:
-        return f"its layers are not where transformers keeps them ({error})"
-    linears = [(p.query, p.key, p.value, p.attention_output, p.widen, p.narrow) for p in parts]
-    if any(type(x) is not nn.Linear or x.bias is None for group in linears for x in group):
-        return "its layers are not plain linear ones"  # adapters such as LoRA
+    stack = anatomy_of(model).stack
+    parameters = list(stack.named_parameters(remove_duplicate=False))
+    if len({id(p) for _, p in parameters}) < len(parameters):
+        return "its layers share parameters"
+    if any(p.dtype != torch.float32 for _, p in parameters):
+        return "its weights are not float32"
+    if any(m.bias is None for m in stack.modules() if isinstance(m, (nn.Linear, nn.LayerNorm))):
+        return "a layer has no bias"
     return None

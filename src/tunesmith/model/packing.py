@@ -38,6 +38,8 @@ class Layout:
         return self.with_parts(*(part.to(device, non_blocking=non_blocking) for part in self.parts()))
 
 
+FILLER = 0
+"""The token id of what fills up a batch; its stretches are never read."""
 PackedBatch = dict[str, "torch.Tensor | Layout"]
 
 
@@ -46,7 +48,6 @@ def pack(
     *,
     first_position: int = 0,
     keys: Sequence[str] = ("input_ids", "token_type_ids"),
-    filler: int = 0,
     total: int | None = None,
     longest: int | None = None,
     fillers: int = 1,
@@ -75,7 +76,7 @@ def pack(
     for name in keys:
         if name in rows:
             parts = [np.asarray(rows[name][i]) for i in sorted_rows]
-            parts.append(np.full(spare, filler if name == "input_ids" else 0))
+            parts.append(np.full(spare, FILLER))
             batch[name] = torch.from_numpy(np.concatenate(parts).astype(dtype)).unsqueeze(0)
     batch["position_ids"] = torch.from_numpy(positions.astype(dtype)).unsqueeze(0)
     batch["layout"] = Layout(

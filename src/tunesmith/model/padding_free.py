@@ -10,17 +10,25 @@ from torch import nn
 
 from tunesmith.errors import ConfigError
 from tunesmith.model.attention import use_registered_attention
-from tunesmith.model.families import Anatomy, anatomy_of, why_not
+from tunesmith.model.families import anatomy_of, why_not
 from tunesmith.model.packing import Layout
 
 
 class PaddingFree:
     """The strategy as applied to one model. `disable` leaves the model as it was."""
 
-    def __init__(self, anatomy: Anatomy, undo: list[Callable[[], None]]) -> None:
+    def __init__(self, model: nn.Module) -> None:
+        anatomy = anatomy_of(model)
         self.first_position = anatomy.first_position
         self.keys = ("input_ids", "token_type_ids") if anatomy.family.segments else ("input_ids",)
-        self._undo = undo
+        self._model, self._stack = model, anatomy.stack
+        self._undo: list[Callable[[], None]] = []
+        self.enable()
+
+    def enable(self) -> None:
+        """Put the hook in and let the model attend within rows."""
+        hook = self._stack.register_forward_hook(_hand_over_first_tokens, with_kwargs=True)
+        self._undo += [use_registered_attention(self._model), hook.remove]
 
     def disable(self) -> None:
         """Take the hook out and give the model its attention back."""
@@ -41,9 +49,7 @@ def enable_padding_free(model: nn.Module) -> PaddingFree:
     reason = supports(model)
     if reason:
         raise ConfigError(f"padding-free is not possible: {reason}", fix="Train it padded.")
-    anatomy = anatomy_of(model)
-    hook = anatomy.stack.register_forward_hook(_hand_over_first_tokens, with_kwargs=True)
-    return PaddingFree(anatomy, [use_registered_attention(model), hook.remove])
+    return PaddingFree(model)
 
 
 def _hand_over_first_tokens(stack: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:

@@ -10,16 +10,33 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn import functional
 
 from tunesmith.errors import CheckpointError, ConfigError
+from tunesmith.model.fused_ops import is_hooked
+from tunesmith.model.recognition import replaced_method
+
+
+class CutEmbedding(nn.Embedding):
+    """A table of the used rows. It takes the token ids of the whole table: whatever else reads them sees what it knows."""
+
+    rows_of: torch.Tensor
+    """int32 (whole table): the row of each token id."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The embeddings of token ids. An id without a row is our mistake: it is outside the table."""
+        if self.rows_of.device != input.device:
+            self.rows_of = self.rows_of.to(input.device)
+        rows = self.rows_of.index_select(0, input.reshape(-1)).view(input.shape)
+        return functional.embedding(rows, self.weight, self.padding_idx)
 
 
 class VocabularyCut:
     """A word embedding of which only the used rows are a parameter.
 
     A row that never occurs has gradient zero, so both Adam moments stay zero, and AdamW does nothing to it but
-    `row *= 1 - lr * weight_decay` at each step. `decay` takes these factors and keeps their product. Exact for AdamW
-    (decoupled decay) and for plain SGD without decay; not for optimizers that mix rows or put the decay into the gradient.
+    `row *= 1 - lr * weight_decay` at each step. `decay` takes these factors and keeps their product. `train/cut_optimizers.py`
+    knows for which optimizers that is exact: not for those that mix rows or put the decay into the gradient.
     """
 
     def __init__(self, embedding: nn.Embedding, used_ids: NDArray[np.integer]) -> None:
@@ -27,7 +44,7 @@ class VocabularyCut:
         self.size = embedding.num_embeddings
         self._embedding = embedding
         self._padding = embedding.padding_idx
-        self._lookup = np.full(self.size, -1, dtype=np.int64)
+        self._lookup = np.full(self.size, len(self.ids), dtype=np.int32)
         self._lookup[self.ids] = np.arange(len(self.ids))
         table = embedding.weight.detach()
         self._rows = torch.from_numpy(self.ids)
@@ -35,7 +52,7 @@ class VocabularyCut:
         self.kept = torch.ones((), dtype=torch.float64, device=table.device)
         """Product of the decay factors so far. Lives on the device, so that a captured step can multiply into it."""
         self._compact = nn.Parameter(table[self._rows.to(table.device)].clone(), embedding.weight.requires_grad)
-        self._install(self._compact, None if self._padding is None else int(self._lookup[self._padding]))
+        self._install_compact()
 
     @classmethod
     def apply(cls, model: nn.Module, used_ids: NDArray[np.integer]) -> VocabularyCut:
@@ -48,14 +65,10 @@ class VocabularyCut:
             raise ConfigError(f"the vocabulary cannot be cut: {reason}", fix="Train the whole table.")
         return cls(model.get_input_embeddings(), used_ids)  # type: ignore[operator]
 
-    def remap(self, ids: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Row numbers of the compact table for token ids of training batches. An id outside the cut is our mistake."""
-        rows: NDArray[np.int64] = self._lookup[ids]
-        assert rows.min(initial=0) >= 0, "a training batch holds an id that was not in the training data"
-        return rows
-
     def decay(self, factor: float | torch.Tensor) -> None:
         """Note one optimizer step: `factor` is `1 - lr * weight_decay` of the embedding's group (1 if the step was skipped)."""
+        if isinstance(factor, torch.Tensor) and factor.device != self.kept.device:  # the model was moved after the cut
+            self.kept = self.kept.to(factor.device)
         self.kept.mul_(factor)
 
     def table(self) -> torch.Tensor:
@@ -64,21 +77,23 @@ class VocabularyCut:
         table[self._rows] = self._compact.detach().cpu()
         return table
 
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The used rows: what the optimizer trains."""
+        return self._compact
+
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Inside, the model has its whole table and takes plain token ids: for evaluation and `save_pretrained`."""
-        compact_padding = self._embedding.padding_idx
-        self._install(nn.Parameter(self.table().to(self._compact.device), requires_grad=False), self._padding)
+    def whole(self, *, trainable: bool = False) -> Iterator[None]:
+        """Inside, the model has its whole table: for evaluation and `save_pretrained`."""
+        self._install_whole(trainable)
         try:
             yield
         finally:
-            self._install(self._compact, compact_padding)
+            self._install_compact()
 
     def restore(self) -> nn.Parameter:
         """Undo the cut for good; the model's new embedding parameter comes back."""
-        whole = nn.Parameter(self.table().to(self._compact.device), self._compact.requires_grad)
-        self._install(whole, self._padding)
-        return whole
+        return self._install_whole(self._compact.requires_grad)
 
     def expand(self, compact: torch.Tensor) -> torch.Tensor:
         """A moment of the optimizer for the compact table as plain training would have it: zero in the other rows."""
@@ -111,6 +126,18 @@ class VocabularyCut:
             self._compact.copy_(state["table"][self._rows])
             self.kept.copy_(state["kept"])
 
+    def _install_compact(self) -> None:
+        self._embedding.__class__ = CutEmbedding
+        vars(self._embedding)["rows_of"] = torch.from_numpy(self._lookup).to(self._compact.device)
+        self._install(self._compact, None if self._padding is None else int(self._lookup[self._padding]))
+
+    def _install_whole(self, trainable: bool) -> nn.Parameter:
+        self._embedding.__class__ = nn.Embedding
+        vars(self._embedding).pop("rows_of", None)
+        table = nn.Parameter(self.table().to(self._compact.device), trainable)
+        self._install(table, self._padding)
+        return table
+
     def _install(self, weight: nn.Parameter, padding: int | None) -> None:
         self._embedding.weight = weight
         self._embedding.num_embeddings = weight.shape[0]
@@ -122,6 +149,8 @@ def supports(model: nn.Module) -> str | None:
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]
     if type(embedding) is not nn.Embedding:
         return "its input embedding is not a plain table"
+    if replaced_method(embedding) or is_hooked(embedding.weight) or type(embedding.weight) is not nn.Parameter:
+        return "its input embedding was changed, or hooks listen to its gradient"
     if embedding.max_norm is not None or embedding.scale_grad_by_freq or embedding.sparse:
         return "its input embedding rescales rows or gradients"
     if sum(parameter is embedding.weight for _, parameter in model.named_parameters(remove_duplicate=False)) > 1:

@@ -29,10 +29,12 @@ def make_optimizer(
     epsilon: float = 1e-8,
     fused: bool = True,
     layers: FusedLayers | None = None,
+    only_writer: bool = False,
 ) -> AdamW:
     """AdamW over the trainable parameters; each group knows its parameter names and its share of the rate.
 
-    With fused `layers` the copies they compute with are written by the same kernel as the weights.
+    With fused `layers` the copies they compute with are written by the same kernel as the weights. `only_writer` says that
+    nothing else writes weights between steps; else they are copied before each forward pass.
     """
     by_name = dict(model.named_parameters())
     groups: list[dict[str, Any]] = [
@@ -51,7 +53,7 @@ def make_optimizer(
             group["lr"] = torch.full((), group["lr"], device=group["params"][0].device)
     made = AdamW(groups, lr=learning_rate, betas=betas, eps=epsilon, fused=fused, capturable=on_gpu)
     if layers is not None:
-        attach_kernel(made, layers)
+        layers.kept_fresh = attach_kernel(made, layers) is not None and only_writer
     return made
 
 
@@ -66,8 +68,6 @@ def attach_kernel(optimizer: Optimizer, layers: FusedLayers | None) -> Any:
     from tunesmith.train.adamw_kernel import OneKernelAdamW
 
     vars(optimizer)[_KERNEL] = kernel = OneKernelAdamW(optimizer, copies)
-    if layers is not None:
-        layers.kept_fresh = True
     return kernel
 
 
@@ -133,7 +133,7 @@ def apply_update(optimizer: Optimizer, divisor: torch.Tensor, skip: torch.Tensor
         return
     if is_fused(optimizer):
         fused: Any = optimizer
-        fused.grad_scale, fused.found_inf = divisor, skip
+        fused.grad_scale, fused.found_inf = divisor.float(), skip.float()  # of a float64 model they are float64
         try:
             optimizer.step()
         finally:

@@ -19,7 +19,8 @@ from tunesmith.model import cls_only, padding_free, vocabulary
 from tunesmith.model.cpu_speed import enable_cpu_speed
 from tunesmith.model.fused_layers import FusedLayers
 from tunesmith.model.layer_parts import why_not_fused
-from tunesmith.model.packing import pack
+from tunesmith.model.packing import FILLER, pack
+from tunesmith.model.recognition import hook_tables, is_watched
 from tunesmith.model.vocabulary import VocabularyCut
 from tunesmith.train.graphs import StepGraphs, bucket_of
 from tunesmith.train.runtime import Precision
@@ -67,25 +68,6 @@ class Packing:
             labels = None if batch.labels is None else batch.labels[at : at + limit]
             out.append(Batch(self(tokens), labels, np.asarray(batch.rows[at : at + limit]), size, size, batch.extra))
         return out
-
-
-@dataclass(frozen=True)
-class Remapped:
-    """Collates after token ids became row numbers of a cut vocabulary."""
-
-    inner: Any
-    cut: VocabularyCut
-
-    def __call__(self, tokens: dict[str, list[npt.NDArray[Any]]]) -> dict[str, Any]:
-        """Model inputs with remapped ids. Padding comes after: its id is remapped as well."""
-        remapped = {**tokens, "input_ids": [self.cut.remap(ids) for ids in tokens["input_ids"]]}
-        inputs: dict[str, Any] = self.inner(remapped)
-        return inputs
-
-    def split(self, batch: Batch, limit: int) -> list[Batch]:
-        """As the collator inside does; ids are remapped already."""
-        pieces: list[Batch] = self.inner.split(batch, limit)
-        return pieces
 
 
 @dataclass
@@ -143,8 +125,8 @@ def choose_strategies(
     collate: Any = padding
     parts = "the weights are sharded (fsdp)" if sharded else None
     whole = parts or _repeats_layers(model)
-    fixed = "rows of a fixed length were asked for" if padding.fixed_length or padding.multiple_of else None
-    if _wanted("padding_free", pack_rows, parts or fixed or whole or padding_free.supports(model), notes):
+    rows_as = _why_padded(padding)
+    if _wanted("padding_free", pack_rows, parts or rows_as or whole or padding_free.supports(model), notes):
         undo.append(padding_free.enable_padding_free(model))
         collate = Packing(undo[-1].first_position, undo[-1].keys)
         on.append("padding-free")
@@ -163,12 +145,20 @@ def choose_strategies(
     if rows is not None and _wanted(
         "restrict_vocabulary", restrict_vocabulary, parts or _no_cut(model, rows, restrict_vocabulary), notes
     ):
-        cut, train_collate = _cut_vocabulary(model, rows, train_collate)
+        cut = VocabularyCut.apply(model, _ids_of_batches(model, rows, padding))
         on.append(f"vocabulary of {len(cut.ids)} of {cut.size} tokens")
     if device.type == "cpu" and not sharded:
         undo.append(enable_cpu_speed(model))
     said = tuple(note for note in notes if device.type == "cuda" or not note.startswith(ON_A_GPU))
     return Strategies(train_collate, collate, cut, tuple(on), said, tuple(undo), graphs, fused)
+
+
+def _why_padded(padding: Padding) -> str | None:
+    """Why rows must stay padded as they are, whatever the model."""
+    if padding.fixed_length or padding.multiple_of:
+        return "rows of a fixed length were asked for"
+    # The positions of padding count, and a head that reads the first token reads padding: not what packed rows give.
+    return "rows are padded on the left" if padding.side == "left" else None
 
 
 def _filled(collate: Packing, fused: FusedLayers | None) -> Packing:
@@ -180,13 +170,10 @@ def _repeats_layers(model: nn.Module) -> str | None:
     return "gradient checkpointing repeats layers" if again else None
 
 
-def _cut_vocabulary(model: nn.Module, rows: TokenRows, collate: Any) -> tuple[VocabularyCut, Collate]:
-    """The cut, and a collator that gives row numbers of it."""
-    size = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
-    cut = VocabularyCut.apply(model, rows.used_ids(size))
-    if isinstance(collate, Padding):
-        collate = replace(collate, pad_token_id=int(cut.remap(np.array([collate.pad_token_id]))[0]))
-    return cut, Remapped(collate, cut)
+def _ids_of_batches(model: nn.Module, rows: TokenRows, padding: Padding) -> npt.NDArray[np.int64]:
+    """Every id a batch can hold: those of the rows, of padding, and of what fills up a packed batch."""
+    used = rows.used_ids(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+    return np.union1d(used, [padding.pad_token_id, FILLER])
 
 
 def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, packed: bool) -> str | None:
@@ -211,6 +198,8 @@ def _no_cut(model: nn.Module, rows: TokenRows, wish: Wish) -> str | None:
     reason = vocabulary.supports(model)
     if reason:
         return reason
+    if is_watched(hook_tables(model.modules())):
+        return "hooks listen to its modules"
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     if not embedding.weight.requires_grad:
         return "the embeddings are frozen"

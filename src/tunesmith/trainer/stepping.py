@@ -28,6 +28,8 @@ class SteppingPart(LossPart, OptimizerPart, CallbackPart):
         chosen, graphs = self._speed_ups, None
         if chosen is not None and (chosen.fused is not None or chosen.graphs is not None):
             kernel = attach_kernel(self.optimizer, chosen.fused)
+            if kernel is not None and chosen.fused is not None:
+                chosen.fused.kept_fresh = self._is_only_writer()
             if kernel is not None and chosen.graphs is not None:
                 graphs = chosen.graphs
                 graphs.before.append(kernel.write_rates)
@@ -35,6 +37,11 @@ class SteppingPart(LossPart, OptimizerPart, CallbackPart):
         engine.wrapped = self.model_wrapped = compiled(self, engine.wrapped)
         engine.hooks = self._hooks(engine)
         return engine
+
+    def _is_only_writer(self) -> bool:
+        """Whether no code of the user's runs between two steps: it could write weights through `.data`, which leaves no sign."""
+        around = (self, *self.callback_handler.callbacks)
+        return all(type(part).__module__.startswith(("tunesmith.", "transformers.")) for part in around)
 
     def _undo_speed_ups(self) -> None:
         """Leaves model and optimizer as a user knows them."""

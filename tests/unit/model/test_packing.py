@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tunesmith.model.packing import Layout, pack
+from tunesmith.model.packing import FILLER, Layout, pack
 
 ROWS = {
     "input_ids": [np.array([10, 11, 12]), np.array([20]), np.array([30, 31])],
@@ -49,13 +49,13 @@ def test_only_the_inputs_the_model_takes_are_made() -> None:
 
 def test_filling_is_a_stretch_of_its_own() -> None:
     for total in (7, 9):
-        batch = pack(ROWS, total=total, longest=4, filler=7, first_position=2)
+        batch = pack(ROWS, total=total, longest=4, first_position=2)
         layout = layout_of(batch)
         assert batch["input_ids"].shape == batch["position_ids"].shape == (1, total)
         assert layout.lengths == (1, 2, 3, total - 6)
         assert layout.starts.tolist() == [0, 1, 3, 6]
         assert layout.longest == 4
-        assert batch["input_ids"][0, 6:].tolist() == [7] * (total - 6)
+        assert batch["input_ids"][0, 6:].tolist() == [FILLER] * (total - 6)
         assert batch["position_ids"][0, 6:].tolist() == [2] * (total - 6)
 
 
