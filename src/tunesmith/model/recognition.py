@@ -34,17 +34,18 @@ def why_not_original(model: nn.Module, own_head: tuple[str, ...]) -> str | None:
 
     Parts under the names of `own_head` may be anything: they are handed a vector for each row.
     """
-    built: Any = model
+    kind: Any = type(model)
+    config: Any = model.config
     try:
-        expected = _classes_built(type(built), built.config.to_json_string())
+        expected = _classes_built(kind, config.to_json_string())
     except Exception as error:  # a config that somebody changed by hand can fail in any way
         return f"transformers does not build it from its config ({type(error).__name__})"
     for name, module in model.named_modules(remove_duplicate=False):
         if name.split(".", 1)[0] in own_head:
             continue
-        kind = _class_of(module)
-        if kind is not expected.get(name):
-            return f"{name} is a {kind.__module__}.{kind.__qualname__}, which is not what transformers has there"
+        found = _class_of(module)
+        if found is not expected.get(name):
+            return f"{name} is a {found.__module__}.{found.__qualname__}, which is not what transformers has there"
         replaced = replaced_method(module)
         if replaced:
             return f"{replaced} of {name or type(model).__name__} was replaced"
