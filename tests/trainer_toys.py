@@ -52,6 +52,21 @@ class Regression(nn.Module):
         return out if labels is None else (nn.functional.mse_loss(y, labels), *out)
 
 
+class Noisy(nn.Module):
+    """Regression with dropout, so that a resume must bring back the generators too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(1, 8)
+        self.outer = nn.Linear(8, 1)
+
+    def forward(self, input_x: torch.Tensor, labels: Any = None) -> Any:
+        hidden = nn.functional.dropout(self.inner(input_x[:, None]), 0.3, self.training)
+        y = self.outer(hidden)[:, 0]
+        return (y,) if labels is None else (nn.functional.mse_loss(y, labels), y)
+
+
 class RegressionConfig(PretrainedConfig):
     model_type = "toy-regression"
 
@@ -97,6 +112,18 @@ def _record(name: str) -> Any:
 for _name in dir(TrainerCallback):
     if _name.startswith("on_"):
         setattr(Recorder, _name, _record(_name))
+
+
+def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
+    out = {n: t.clone() for n, t in trainer.model.state_dict().items()}
+    for index, values in enumerate(trainer.optimizer.state.values()):
+        out |= {f"{index}.{k}": v.clone() for k, v in values.items() if isinstance(v, torch.Tensor)}
+    return out
+
+
+def lasting(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    timed = ("runtime", "per_second", "train_loss")
+    return [{k: v for k, v in entry.items() if not any(t in k for t in timed)} for entry in history]
 
 
 def arguments(folder: Path | str, **options: Any) -> TrainingArguments:

@@ -12,11 +12,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
-from torch.optim import Optimizer
 
 from tunesmith.errors import CheckpointError
 from tunesmith.run.sealed import read_manifest
 from tunesmith.train.generators import generator_states, restore_generators
+from tunesmith.train.optimizer_state import pack_optimizer, unpack_optimizer
 from tunesmith.train.sharding import dealt, whole
 from tunesmith.train.snapshot import STATE, WEIGHTS, Snapshot
 from tunesmith.train.state import TrainState
@@ -82,6 +82,7 @@ def capture(state: TrainState, identity: Identity) -> Snapshot | None:
     # sharded tensors are gathered here and below: all ranks take part
     weights = weight_files(state.model, _whole_tensors(state))
     tensors, plain = pack_optimizer(state.optimizer)
+    tensors = contiguous(tensors)
     if not state.runtime.is_main:
         return None
     for held in weights.values():
@@ -149,8 +150,11 @@ def _read_state(file: Path) -> dict[str, Any]:
     return plain
 
 
-def load_checkpoint(folder: Path, state: TrainState) -> None:
-    """Puts a verified checkpoint into the state. A missing piece is refused: a resume is whole or it is none."""
+def load_checkpoint(folder: Path, state: TrainState, *, settings: bool = True) -> None:
+    """Puts a verified checkpoint into the state. A missing piece is refused: a resume is whole or it is none.
+
+    Without `settings` the optimizer's groups (rate, decay, ...) stay as this run has made them.
+    """
     plain = _read_state(folder / STATE)
     for piece in (*PIECES, VOCABULARY) if plain.get("vocabulary") == "decayed" else PIECES:
         if not (folder / piece).is_file():
@@ -160,20 +164,21 @@ def load_checkpoint(folder: Path, state: TrainState) -> None:
                 fix=f"To start a new run from its weights: --model_name_or_path {folder} and another --output_dir.",
             )
     try:
-        _load_pieces(folder, state, plain)
+        _load_pieces(folder, state, plain, settings=settings)
     except (KeyError, IndexError, TypeError, ValueError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"does not hold a whole state: {error}", where=str(folder)) from error
 
 
-def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any]) -> None:
+def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, settings: bool) -> None:
     if (plain["vocabulary"] is None) != (state.cut is None):
         raise CheckpointError(
             "has a cut vocabulary on one side only (restrict_vocabulary, which fsdp switches off)", where=str(folder)
         )
     _load_weights_into(state, folder)
-    unpack_optimizer(state.optimizer, load_file(folder / OPTIMIZER), plain["optimizer"], str(folder))
+    tensors = load_file(folder / OPTIMIZER)
+    unpack_optimizer(state.optimizer, tensors, plain["optimizer"], str(folder), settings=settings)
     state.step = int(plain["step"])
     state.progress = Progress(**plain["progress"])
     state.rows_limit = plain["rows_limit"]
@@ -202,45 +207,6 @@ def _load_weights_into(state: TrainState, folder: Path) -> None:
         state.cut.load_state_dict(load_file(folder / VOCABULARY) if (folder / VOCABULARY).is_file() else cut)
         stored[name] = state.model.state_dict()[name]
         copy_weights(state.model, stored, str(folder / WEIGHTS))
-
-
-def pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """(tensors by "key.parameter", everything else as JSON) of any optimizer with tensor or number state."""
-    tensors: dict[str, torch.Tensor] = {}
-    plain: dict[str, Any] = {"groups": [], "values": {}}
-    for index, group in enumerate(optimizer.param_groups):
-        names = group.get("names") or [f"{index}.{i}" for i in range(len(group["params"]))]
-        plain["groups"].append(list(names))
-        for name, parameter in zip(names, group["params"], strict=True):
-            for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    tensors[f"{key}:{name}"] = whole(value.detach()).cpu().contiguous()
-                else:
-                    plain["values"].setdefault(name, {})[key] = value
-    plain["tensors"] = sorted(tensors)
-    return contiguous(tensors), plain
-
-
-def unpack_optimizer(optimizer: Optimizer, tensors: dict[str, torch.Tensor], plain: dict[str, Any], where: str) -> None:
-    """Restores what `pack_optimizer` made; the parameters must be the same, in the same groups."""
-    missing = sorted(set(plain["tensors"]) ^ set(tensors))
-    if missing:
-        raise CheckpointError(f"the optimizer's state is not whole: {', '.join(missing[:3])}", where=where)
-    by_name: dict[str, dict[str, Any]] = {n: dict(v) for n, v in plain["values"].items()}
-    for key_and_name, tensor in tensors.items():
-        key, _, name = key_and_name.partition(":")
-        by_name.setdefault(name, {})[key] = tensor
-    for index, group in enumerate(optimizer.param_groups):
-        names = group.get("names") or [f"{index}.{i}" for i in range(len(group["params"]))]
-        if index >= len(plain["groups"]) or list(names) != plain["groups"][index]:
-            raise CheckpointError("the optimizer's parameters are not those of this run", where=where)
-        for name, parameter in zip(names, group["params"], strict=True):
-            state = optimizer.state[parameter] = {}
-            for key, value in by_name.get(name, {}).items():
-                moved = isinstance(value, torch.Tensor) and (
-                    key != "step" or group.get("fused") or group.get("capturable")
-                )
-                state[key] = dealt(value.to(parameter.device) if moved else value, parameter)
 
 
 def differences(folder: Path, identity: Identity) -> list[str]:

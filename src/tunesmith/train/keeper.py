@@ -94,7 +94,7 @@ class RunKeeper:
                 where=str(folder),
                 fix="Put it back, give another --output_dir, or --allow_changed_data to go on all the same.",
             )
-        load_checkpoint(folder, self.state)
+        load_checkpoint(folder, self.state, settings=not found)
         if not self.state.runtime.is_main:
             return
         truncate_journal(self.run.journal_file, self.state.step)

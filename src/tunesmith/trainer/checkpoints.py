@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tunesmith.errors import CheckpointError, ConfigError
+from tunesmith.errors import CheckpointError
 from tunesmith.events import RunStarted
 from tunesmith.model.adapters import has_adapters, is_mixed
 from tunesmith.run.journal import decode_line
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import MANIFEST, read_manifest, retire, verify, write_sealed
 from tunesmith.train.checkpoint import Identity, save_checkpoint
+from tunesmith.train.plain import to_plain
 from tunesmith.train.sharding import is_sharded, whole_state
 from tunesmith.train.snapshot import WEIGHTS, write_files
 from tunesmith.train.weight_files import contiguous, load_weights, weight_files
@@ -184,8 +183,7 @@ class CheckpointPart(TrainerAttributes):
         """What a resume needs beside the engine's state."""
         progress = self._progress
         return {
-            "scheduler": to_plain(self.lr_scheduler.state_dict()),
-            "rates": [float(g["lr"]) for g in self.optimizer.param_groups],
+            "scheduler": to_plain(self.lr_scheduler.state_dict(), "scheduler"),
             "ended_epochs": list(progress.ended_epochs),
             "epoch": progress.epoch,
             "epoch_open": progress.epoch_open,
@@ -193,11 +191,6 @@ class CheckpointPart(TrainerAttributes):
             "loss_since_log": progress.loss_since_log,
             "logged_step": progress.logged_step,
         }
-
-    def _restore_rates(self, notes: dict[str, Any]) -> None:
-        self.lr_scheduler.load_state_dict(from_plain(notes["scheduler"]))
-        for group, rate in zip(self.optimizer.param_groups, notes["rates"], strict=True):
-            group["lr"] = rate
 
     def _load_best_model(self) -> None:
         """Puts the weights of the best checkpoint into the model."""
@@ -261,32 +254,3 @@ def load_trainer_state(folder: Path) -> Any:
         log.warning("the best checkpoint %s is gone; it is forgotten", state.best_model_checkpoint)
         state.best_model_checkpoint = None
     return state
-
-
-def to_plain(value: Any) -> Any:
-    """A JSON-ready copy of a scheduler's state; numbers that JSON has no word for are spelled out."""
-    if isinstance(value, torch.Tensor):
-        value = value.tolist()
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"__float__": repr(value)}
-    if isinstance(value, dict):
-        return {str(k): to_plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_plain(v) for v in value]
-    try:
-        json.dumps(value)
-    except TypeError as error:
-        raise ConfigError(
-            f"the scheduler's state holds a {type(value).__name__}, which cannot be written as JSON",
-            fix="Set save_strategy='no', or leave it out of the scheduler's state_dict().",
-        ) from error
-    return value
-
-
-def from_plain(value: Any) -> Any:
-    """What `to_plain` wrote."""
-    if isinstance(value, dict):
-        return (
-            float(value["__float__"]) if set(value) == {"__float__"} else {k: from_plain(v) for k, v in value.items()}
-        )
-    return [from_plain(v) for v in value] if isinstance(value, list) else value

@@ -22,6 +22,7 @@ from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock
 from tunesmith.train.checkpoint import load_checkpoint
 from tunesmith.train.loop import train_events
+from tunesmith.train.plain import from_plain
 from tunesmith.train.rank_watch import rank_watch
 from tunesmith.train.sharding import is_sharded
 from tunesmith.train.signals import StopRequest
@@ -141,7 +142,7 @@ class TrainPart(SteppingPart, ReactionPart, JournalPart, EvaluationPart, LengthP
             self.state = load_trainer_state(folder)
             utils.compare_trainer_and_checkpoint_args(self.args, self.state)
             self._load_callback_state()
-            self._restore_rates(self._engine.extra["trainer"])
+            self.lr_scheduler.load_state_dict(from_plain(self._engine.extra["trainer"]["scheduler"]))
         self._progress = Progress(self._engine.step)
         if folder is not None:
             self._restore_progress(self._engine.extra["trainer"])

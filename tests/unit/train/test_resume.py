@@ -188,3 +188,17 @@ def test_a_missing_piece_is_refused_even_when_the_manifest_agrees(tmp_path: Path
     second, batches = make_keeper(tmp_path)
     with pytest.raises(CheckpointError, match=r"optimizer\.safetensors"):
         run(second, batches)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_run_told_to_go_on_with_another_config_takes_its_settings_and_not_the_checkpoints(
+    tmp_path: Path, changed: bool
+) -> None:
+    first, batches = make_keeper(tmp_path)
+    first.state.optimizer.param_groups[0]["weight_decay"] = 0.25
+    run(first, batches, until=3)
+    second, _ = make_keeper(tmp_path, accumulation=2 if changed else 1)
+    second.allow_changed = changed
+    second.begin(RunStarted("run", 0, 1, 1, 1, ROWS))
+    second.close()
+    assert second.state.optimizer.param_groups[0]["weight_decay"] == (0.1 if changed else 0.25)

@@ -15,6 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from trainer_toys import (
     Accuracy,
+    Noisy,
     PretrainedRegression,
     Recorder,
     Regression,
@@ -22,26 +23,13 @@ from trainer_toys import (
     RegressionDataset,
     Stream,
     arguments,
+    lasting,
+    weights_of,
 )
 from tunesmith import Trainer
 from tunesmith.errors import CheckpointError
 from tunesmith.events import Evaluated, Note, StepDone
 from tunesmith.run.journal import read_journal
-
-
-class Noisy(torch.nn.Module):
-    """Regression with dropout, so that a resume must bring back the generators too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.inner = torch.nn.Linear(1, 8)
-        self.outer = torch.nn.Linear(8, 1)
-
-    def forward(self, input_x: torch.Tensor, labels: Any = None) -> Any:
-        hidden = torch.nn.functional.dropout(self.inner(input_x[:, None]), 0.3, self.training)
-        y = self.outer(hidden)[:, 0]
-        return (y,) if labels is None else (torch.nn.functional.mse_loss(y, labels), y)
 
 
 def make(
@@ -62,18 +50,6 @@ def make(
         callbacks=callbacks,
         compute_metrics=Accuracy(),
     )
-
-
-def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
-    out = {n: t.clone() for n, t in trainer.model.state_dict().items()}
-    for index, values in enumerate(trainer.optimizer.state.values()):
-        out |= {f"{index}.{k}": v.clone() for k, v in values.items() if isinstance(v, torch.Tensor)}
-    return out
-
-
-def lasting(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    timed = ("runtime", "per_second", "train_loss")
-    return [{k: v for k, v in entry.items() if not any(t in k for t in timed)} for entry in history]
 
 
 class OwnLoader(Trainer):
