@@ -15,9 +15,7 @@ CRASH_INTERVAL = 500
 
 def make_plan(config: RunConfig, batches: Batches, suite: Suite, *, has_validation: bool, on_gpu: bool = False) -> Plan:
     """The frozen plan that the loop follows."""
-    epochs = range(max(1, int(-(-config.num_train_epochs // 1)))) if config.token_budget is not None else range(1)
-    per_epoch = [batches.steps_in_epoch(e) for e in epochs]
-    steps, ends = epoch_ends_for(per_epoch, max_steps=config.max_steps, num_epochs=config.num_train_epochs)
+    steps, ends = epoch_ends_for(batches.steps_in_epoch, max_steps=config.max_steps, num_epochs=config.num_train_epochs)
     schedule = Schedule(
         config.lr_scheduler_type,
         config.learning_rate,

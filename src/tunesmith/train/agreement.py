@@ -43,6 +43,19 @@ def require_one_plan(state: TrainState, batches: Any, plan: Plan) -> None:
     require_agreement(state.runtime, facts)
 
 
+def require_own_epochs(batches: Any, plan: Plan, step: int) -> None:
+    """Refuses to resume with a plan whose epochs end elsewhere than those of the batches: it would be at other rows."""
+    epoch = plan.epoch_of(step)[0]
+    if epoch == 0 or not hasattr(batches, "steps_in_epoch"):
+        return
+    ended = sum(batches.steps_in_epoch(e) for e in range(epoch))
+    if ended != plan.epoch_ends[epoch - 1]:
+        raise ConfigError(
+            f"epoch {epoch} of the plan ends at step {plan.epoch_ends[epoch - 1]}, that of the batches at step {ended}",
+            fix="Make the plan with epoch_ends_for(batches.steps_in_epoch, ...): with a token budget epochs differ in length.",
+        )
+
+
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -20,7 +20,7 @@ from tunesmith.events import (
     StepDone,
     finite_or_none,
 )
-from tunesmith.train.agreement import require_one_plan
+from tunesmith.train.agreement import require_one_plan, require_own_epochs
 from tunesmith.train.culprit import find_culprit
 from tunesmith.train.optim import current_rate
 from tunesmith.train.plan import Plan
@@ -53,6 +53,7 @@ def train_events(
 ) -> Iterator[Event]:
     """Trains from `state.step` to the end of the plan. After a `break` the state is complete as of the last event."""
     require_one_plan(state, batches, plan)
+    require_own_epochs(batches, plan, state.step)
     pending: list[StepResult] = []
     if state.evaluation_due and evaluate is not None:  # the run was stopped in the middle of it
         yield from _evaluate(state, plan, evaluate)

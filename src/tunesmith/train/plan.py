@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -68,26 +69,32 @@ class Plan:
         return epoch + inside / (self.epoch_ends[epoch] - start)
 
 
-def epoch_ends_for(steps_in_epoch: list[int], *, max_steps: int, num_epochs: float) -> tuple[int, tuple[int, ...]]:
-    """(number of steps, end step of each epoch begun). `max_steps` > 0 wins over `num_epochs`, as in transformers."""
-    if not steps_in_epoch or min(steps_in_epoch) < 1:
-        raise ConfigError(
-            "an epoch has no step: the training set is smaller than one batch and --dataloader_drop_last is on"
-        )
+def epoch_ends_for(
+    steps_in_epoch: Callable[[int], int] | Sequence[int], *, max_steps: int, num_epochs: float
+) -> tuple[int, tuple[int, ...]]:
+    """(number of steps, end step of each epoch begun). `max_steps` > 0 wins over `num_epochs`, as in transformers.
+
+    `steps_in_epoch` is `Batches.steps_in_epoch`, or a list whose last entry stands for all later epochs.
+    """
     ends: list[int] = []
     total = 0
-    wanted = max_steps if max_steps > 0 else None
-    epoch = 0
     while True:
-        size = steps_in_epoch[min(epoch, len(steps_in_epoch) - 1)]
+        epoch = len(ends)
+        if callable(steps_in_epoch):
+            size = steps_in_epoch(epoch)
+        else:
+            size = steps_in_epoch[min(epoch, len(steps_in_epoch) - 1)]
+        if size < 1:
+            raise ConfigError(
+                "an epoch has no step: the training set is smaller than one batch and --dataloader_drop_last is on"
+            )
         total += size
         ends.append(total)
-        epoch += 1
-        if wanted is not None and total >= wanted:
-            return wanted, tuple(ends)
-        if wanted is None and epoch >= num_epochs:
-            whole = int(num_epochs)
-            part = num_epochs - whole
+        if max_steps > 0:
+            if total >= max_steps:
+                return max_steps, tuple(ends)
+        elif len(ends) >= num_epochs:
+            part = num_epochs - int(num_epochs)
             steps = total if part == 0 else total - size + -(-int(size * part * 10**6) // 10**6)
             return max(1, steps), tuple(ends)
 

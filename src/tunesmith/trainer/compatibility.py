@@ -54,7 +54,7 @@ What is different on purpose:
 | The order of an epoch depends on `seed` (or `data_seed`) and the epoch alone. | It depends on the generator's history. |
 | A checkpoint of `save_only_model` cannot be resumed: refused. | It goes on with a fresh optimizer, without a word. |
 | `training_args.json`, `optimizer.safetensors`, `state.json`. | `training_args.bin`, `optimizer.pt`, `scheduler.pt`. |
-| An optimizer or scheduler that keeps an object in its state (not numbers, text, tensors, lists, dicts): refused when it is to be saved. | It is pickled. |
+| An optimizer whose state is more than numbers, text, tensors, lists and dicts is refused at a save. | It is pickled. |
 | `hyperparameter_search` leaves the best trial's model, values, checkpoints. | No model; every trial's checkpoints. |
 | Early-stopping counters survive a resume. | Only with `restore_callback_states_from_checkpoint`. |
 | Rows of an Arrow dataset with `DataCollatorWithPadding` train without padding. Off: `Trainer.use_speed_ups = False`. | Padded. |

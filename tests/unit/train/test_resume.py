@@ -14,7 +14,7 @@ import torch
 from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.token_rows import TokenRows
-from tunesmith.errors import CheckpointError
+from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import WALL_CLOCK, Evaluated, Event, Improved, RunStarted, SafePoint, StepDone, to_json
 from tunesmith.labels import Task
 from tunesmith.run.journal import read_journal
@@ -32,6 +32,8 @@ from tunesmith.train.state import TrainState
 from tunesmith.train.strategies import choose_strategies
 
 ROWS = 46
+BUDGET: dict[str, Any] = {"token_budget": 96, "shuffle_window": 2}
+"""With this, epochs differ in length."""
 
 
 def make_keeper(
@@ -41,10 +43,12 @@ def make_keeper(
     sampling: Any = "group_by_length",
     patience: int | None = None,
     fast: bool = False,
+    **order: Any,
 ) -> tuple[RunKeeper, Batches]:
     rows = TokenRows.from_lists(token_lists(ROWS))
-    batches = Batches(rows, Padding(), 4 // accumulation, seed=3, accumulation=accumulation, sampling=sampling)
-    steps, ends = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=0, num_epochs=2)
+    batches = Batches(rows, Padding(), 4 // accumulation, seed=3, accumulation=accumulation, sampling=sampling, **order)
+    epochs = 3 if order else 2
+    steps, ends = epoch_ends_for(batches.steps_in_epoch, max_steps=0, num_epochs=epochs)
     plan = Plan(
         steps,
         ends,
@@ -103,8 +107,8 @@ def tensors_of(state: TrainState) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"accumulation": 2}, {"sampling": "random"}, {"patience": 2}, {"fast": True}],
-    ids=["grouped", "accumulation", "random", "early-stop", "all-strategies"],
+    [{}, {"accumulation": 2}, {"sampling": "random"}, {"patience": 2}, {"fast": True}, BUDGET],
+    ids=["grouped", "accumulation", "random", "early-stop", "all-strategies", "token-budget"],
 )
 def test_resume_from_any_safe_point_repeats_the_same_events(tmp_path: Path, options: dict[str, Any]) -> None:
     keeper, batches = make_keeper(tmp_path / "whole", **options)
@@ -125,6 +129,20 @@ def test_resume_from_any_safe_point_repeats_the_same_events(tmp_path: Path, opti
         assert tensors.keys() == whole.keys()
         assert all(torch.equal(tensors[n], whole[n]) for n in whole), step
         assert again.state.progress == keeper.state.progress
+
+
+def test_a_plan_whose_epochs_are_not_those_of_the_batches_is_refused_before_it_resumes_at_another_row(
+    tmp_path: Path,
+) -> None:
+    first, batches = make_keeper(tmp_path, **BUDGET)
+    run(first, batches, until=20)
+    second, batches = make_keeper(tmp_path, **BUDGET)
+    _, guessed = epoch_ends_for([batches.steps_in_epoch(0)], max_steps=0, num_epochs=3)
+    assert guessed != second.plan.epoch_ends
+    second.plan = replace(second.plan, epoch_ends=guessed)
+    with pytest.raises(ConfigError, match=r"epoch_ends_for\(batches\.steps_in_epoch"):
+        run(second, batches)
+    second.close()
 
 
 def test_a_run_broken_off_in_its_loop_goes_on_exactly(tmp_path: Path) -> None:

@@ -244,6 +244,7 @@ def test_the_number_of_steps_is_that_of_transformers() -> None:
     assert epoch_ends_for([10], max_steps=25, num_epochs=1) == (25, (10, 20, 30))
     assert epoch_ends_for([10], max_steps=0, num_epochs=2.5)[0] == 25
     assert epoch_ends_for([10], max_steps=0, num_epochs=0.33)[0] == 4
+    assert epoch_ends_for(lambda epoch: 10 + epoch, max_steps=35, num_epochs=1) == (35, (10, 21, 33, 46))
     assert warmup_steps_for(0.1, 1377) == 138
     assert warmup_steps_for(30, 1377) == 30
 
