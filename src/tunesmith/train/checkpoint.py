@@ -17,7 +17,6 @@ from tunesmith.errors import CheckpointError
 from tunesmith.run.sealed import read_manifest
 from tunesmith.train.generators import generator_states, restore_generators
 from tunesmith.train.optimizer_state import pack_optimizer, unpack_optimizer
-from tunesmith.train.sharding import dealt, whole
 from tunesmith.train.snapshot import STATE, WEIGHTS, Snapshot
 from tunesmith.train.state import TrainState
 from tunesmith.train.stopping import Progress
