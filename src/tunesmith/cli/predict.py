@@ -68,13 +68,18 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
 def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.cli.console import Console
     from tunesmith.data.load import read_unlabelled
-    from tunesmith.labels import Task
+    from tunesmith.predict.column_names import choose_names, describe_renaming, list_answers
     from tunesmith.predict.tables import write_delimited, write_table
 
     console = Console()
     text = text_columns(args, facts, args.input)
     reading = partial(console.progress, "reading")
     source = read_unlabelled(Path(args.input), text=text, on_progress=reading, **reading_options(args))
+    ours = list_answers(facts.labels)
+    names = choose_names(ours, source.column_names)
+    renamed = describe_renaming(ours, names)
+    if renamed is not None:
+        console.say(renamed)
     predictor = load_predictor(args)
     from tunesmith.predict.predictor import predicted_names, probabilities_of
     from tunesmith.predict.stream import chunks_of_dataset
@@ -89,11 +94,8 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     labels = predictor.facts.labels
     probabilities = probabilities_of(logits, labels.task)
     columns: dict[str, Any] = {name: source.dataset[name][:] for name in source.column_names}
-    added: dict[str, Any] = {"prediction": predicted_names(probabilities, labels)}
-    if labels.task is not Task.REGRESSION:
-        added |= {f"prob_{name}": probabilities[:, i].tolist() for i, name in enumerate(labels.names)}
-    for name, values in added.items():
-        columns[name if name not in columns else f"tunesmith_{name}"] = values
+    answers = [predicted_names(probabilities, labels), *probabilities.T.tolist()]
+    columns |= dict(zip(names, answers, strict=False))  # a regression has no probabilities
     if args.output is None:
         write_delimited(sys.stdout, columns, ",")
         return 0

@@ -36,6 +36,8 @@ def encode_labels(
     """
     if columns.label is None:
         raise DataError("there is no label column", fix="Name it with --label_column_name.")
+    if ENCODED in columns.text:
+        raise DataError(f"a text column is named {ENCODED!r}, as the labels are inside", fix="Rename it in the data.")
     if columns.task is Task.REGRESSION:
         return _encode_scores(sources, columns.label)
     labelled = {split: s for split, s in sources.items() if columns.label in s.column_names}

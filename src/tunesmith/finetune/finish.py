@@ -15,6 +15,7 @@ import torch
 from tunesmith.finetune.prepare import Prepared
 from tunesmith.labels import Task
 from tunesmith.metrics.uncertainty import Score
+from tunesmith.predict.column_names import names_of_run
 from tunesmith.predict.export import describe_model, export_model
 from tunesmith.predict.predictor import predicted_names, probabilities_of
 from tunesmith.predict.tables import write_table
@@ -105,6 +106,7 @@ def write_data_summary(run: RunDir, prepared: Prepared) -> None:
         "task": bundle.labels.task.value,
         "labels": list(bundle.labels.names),
         "columns": {"text": list(bundle.columns.text), "label": bundle.columns.label},
+        "prediction_columns": {k: v for k, v in names_of_run(bundle.columns.text, bundle.labels).items() if k != v},
         "rows": {split: len(dataset) for split, dataset in bundle.splits.items()},
         "label_counts": {s: _label_counts(prepared, t.rows.labels) for s, t in prepared.tokenized.items()},
         "truncation": {split: asdict(t.truncated) for split, t in prepared.tokenized.items()},
@@ -146,11 +148,12 @@ def _prediction_columns(prepared: Prepared, predictions: dict[str, Predictions])
         predicted += predicted_names(probabilities, labels)
         cut += [bool(v) for v in prepared.tokenized[split].rows.lengths[:n] >= (prepared.facts.max_length or 10**9)]
         tables.append(probabilities)
-    columns |= {**texts, "label": gold, "prediction": predicted, "truncated": cut}
+    own = {"label": gold, "prediction": predicted, "truncated": cut}
     if labels.task is not Task.REGRESSION:
         stacked = np.concatenate(tables)
-        columns |= {f"prob_{name}": stacked[:, i].tolist() for i, name in enumerate(labels.names)}
-    return columns
+        own |= {f"prob_{name}": stacked[:, i].tolist() for i, name in enumerate(labels.names)}
+    names = names_of_run(prepared.bundle.columns.text, labels)
+    return {names[k]: v for k, v in columns.items()} | texts | {names[k]: v for k, v in own.items()}
 
 
 def _gold(labels: npt.NDArray[Any] | None, n: int, prepared: Prepared) -> list[Any]:

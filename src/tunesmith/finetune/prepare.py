@@ -23,6 +23,7 @@ from tunesmith.model.load import LoadedModel, load_model, read_model_config
 from tunesmith.model.params import freeze
 from tunesmith.model.resolve import EMBEDDED
 from tunesmith.model.tokenizer import load_tokenizer, position_limit
+from tunesmith.predict.column_names import describe_renaming, names_of_run
 from tunesmith.predict.facts import ModelFacts
 from tunesmith.predict.predictor import padding_of
 from tunesmith.train.agreement import require_agreement
@@ -135,8 +136,10 @@ def _set_tf32(allowed: bool | None) -> None:
 
 def _say_data(say: Say, data: RunData) -> None:
     sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in data.bundle.splits.items())
-    for note in (*data.bundle.notes, *data.notes, f"Rows: {sizes}."):
-        say(note)
+    ours = names_of_run(data.bundle.columns.text, data.bundle.labels)
+    for note in (*data.bundle.notes, *data.notes, describe_renaming(ours, ours.values()), f"Rows: {sizes}."):
+        if note is not None:
+            say(note)
 
 
 def _say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int) -> None:

@@ -22,7 +22,7 @@ from tunesmith.metrics.rows import Scale
 from tunesmith.report.diagnosis import diagnose_with, goes_on
 from tunesmith.report.files import read_config, read_json
 from tunesmith.report.pairing import labelled_splits, pair_sides, read_side
-from tunesmith.report.predictions import make_predictions
+from tunesmith.report.predictions import make_predictions, own_columns
 from tunesmith.report.scores import Headline, headline_scores
 from tunesmith.run.layout import RunDir, open_run
 
@@ -151,7 +151,8 @@ def _test_all(
     metric: str | None,
     split: str | None,
 ) -> tuple[PairTest, ...]:
-    shared = [s for s in labelled_splits(tables[0]) if all(s in labelled_splits(t) for t in tables[1:])]
+    own = [own_columns(table, summary) for table, summary in zip(tables, summaries, strict=True)]
+    shared = [s for s in labelled_splits(own[0]) if all(s in labelled_splits(t) for t in own[1:])]
     wanted = split or (shared[0] if shared else None)
     first = read_side(tables[0], summaries[0], wanted) if wanted in shared and wanted else None
     results: list[Tested | DataError] = []
@@ -159,7 +160,7 @@ def _test_all(
         try:
             other = read_side(table, summary, wanted) if first is not None and wanted else None
             if first is None or other is None or wanted is None:
-                raise DataError(_no_rows(wanted, tables, runs))
+                raise DataError(_no_rows(wanted, own, runs))
             pair = pair_sides(first, other, split=wanted)
             name = metric or main_metric(first.task, config)
             scale: Scale = "probabilities" if pair.given_a.ndim == 2 else "logits"

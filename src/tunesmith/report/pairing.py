@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
-from tunesmith.report.predictions import make_predictions
+from tunesmith.report.predictions import make_predictions, own_columns
 
 Key = tuple[int, tuple[str, ...]]
 
@@ -62,7 +62,8 @@ def labelled_splits(columns: Mapping[str, Sequence[Any]]) -> list[str]:
 
 def read_side(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any], split: str) -> Side | None:
     """The labelled rows of a split; None when there are none."""
-    every = columns.get("split", [split] * len(columns.get("label", [])))
+    own = own_columns(columns, summary)
+    every = own.get("split", [split] * len(own.get("label", [])))
     inside = [k for k, s in enumerate(every) if str(s) == split]
     part = {name: [values[k] for k in inside] for name, values in columns.items()}
     found = make_predictions(part, summary)

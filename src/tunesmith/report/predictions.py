@@ -47,6 +47,8 @@ class Predictions:
 
 def make_predictions(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> Predictions | None:
     """The rows to explain: those of `validation` if there are any with labels, else of the first split that has some."""
+    texts = {c: columns[c] for c in _texts(columns, summary)}
+    columns = own_columns(columns, summary)
     if "label" not in columns or "prediction" not in columns or not len(columns["label"]):
         return None
     task = _task(columns, summary)
@@ -69,14 +71,20 @@ def make_predictions(columns: Mapping[str, Sequence[Any]], summary: Mapping[str,
         names=names,
         task=task,
         row=np.array([int(index[k]) for k in keep], dtype=np.int64),
-        texts={
-            c: ["" if columns[c][k] is None else str(columns[c][k]) for k in keep] for c in _texts(columns, summary)
-        },
+        texts={c: ["" if values[k] is None else str(values[k]) for k in keep] for c, values in texts.items()},
         labels=labels[keep],
         predicted=predicted[keep],
         probabilities=_probabilities(columns, names, keep),
         truncated=None if cut is None else np.array([bool(cut[k]) for k in keep]),
     )
+
+
+def own_columns(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> Mapping[str, Sequence[Any]]:
+    """The columns with ours under their usual names, where text columns of the data have taken these."""
+    moved = summary.get("prediction_columns")
+    if not isinstance(moved, dict):
+        return columns
+    return {**columns, **{str(own): columns[name] for own, name in moved.items() if name in columns}}
 
 
 def _task(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> Task:

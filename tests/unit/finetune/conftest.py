@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tiny_model import save_tiny_bert
+from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.finetune import RunResult, Watch, finetune
 
 
@@ -46,3 +46,13 @@ def train(tiny: Path, cache: Path, tmp_path: Path) -> Train:
         return finetune(watch=Watch(say=said.append), **{**defaults, **options}), said
 
     return run
+
+
+@pytest.fixture(scope="session")
+def trained(tiny: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two steps on the labels good and bad, from the column text."""
+    folder = tmp_path_factory.mktemp("trained")
+    rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(40)]
+    file = write_csv(folder / "train.csv", rows)
+    options: dict[str, Any] = {"model_name_or_path": tiny, "cache_dir": cache, "use_cpu": True, "max_steps": 2}
+    return finetune(train_file=file, output_dir=folder / "run", **options).run.path
