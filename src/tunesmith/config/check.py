@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tunesmith.config.metric_names import METRIC_ALIASES, METRIC_NAMES
+from tunesmith.config.schedule_options import schedule_problems
 from tunesmith.config.schema import RunConfig, list_options
 from tunesmith.errors import did_you_mean
 
@@ -38,6 +39,20 @@ _AT_LEAST: dict[str, float] = {
 }
 """Smallest value of an option."""
 
+_AT_MOST: dict[str, float] = {
+    "num_train_epochs": 1_000_000,
+    "gradient_accumulation_steps": 1_000_000_000,
+    "pad_to_multiple_of": 4096,
+    "preprocessing_num_workers": 1024,
+    "ddp_timeout": 10_000_000,
+    "seed": 2**32 - 1,
+    "data_seed": 2**32 - 1,
+}
+"""Largest value of an option: a list is made of it, or a library counts it in 32 bits (NumPy takes no larger seed)."""
+
+LARGEST_NUMBER = 10**15
+"""Of any other option: larger whole numbers do not fit the arithmetic of the libraries."""
+
 _ABOVE_ZERO = (
     "learning_rate",
     "num_train_epochs",
@@ -56,9 +71,6 @@ _WHOLE_FROM_ONE = ("warmup_steps", "eval_steps", "save_steps", "logging_steps")
 
 DATA_SOURCES = ("train_file", "task_name", "dataset_name")
 """The options that say where training rows come from: a run has one of them."""
-
-MAX_SEED = 2**32 - 1
-"""NumPy takes no larger seed."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +110,11 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
         value = getattr(config, name)
         if value is not None and value < low:
             yield Problem(name, f"{value} is too small", f"Use {low:g} or more{_default_hint(name)}")
+    for name in list_options():
+        value, high = getattr(config, name), _AT_MOST.get(name, LARGEST_NUMBER)
+        if isinstance(value, int if name not in _AT_MOST else (int, float)) and value > high:
+            shown = value if isinstance(value, float) or value < 10**30 else "this number"
+            yield Problem(name, f"{shown} is too large", f"Use at most {high}")
     for name in _ABOVE_ZERO:
         value = getattr(config, name)
         if value is not None and value <= 0:
@@ -111,9 +128,6 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
             yield Problem(name, f"{value} is neither a share below 1 nor whole steps", f"Write {round(value)}")
     if config.max_steps == 0 or config.max_steps < -1:
         yield Problem("max_steps", f"{config.max_steps} is not a number of steps", "Use 1 or more, or -1 for epochs")
-    for name in ("seed", "data_seed"):
-        if (getattr(config, name) or 0) > MAX_SEED:
-            yield Problem(name, f"{getattr(config, name)} is too large", f"Use at most {MAX_SEED}")
     if config.layerwise_lr_decay > 1:
         yield Problem("layerwise_lr_decay", f"{config.layerwise_lr_decay} is above 1", "Use a value such as 0.9")
 
@@ -241,6 +255,8 @@ def _check_batches(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 "token_budget", "sorts rows, so it contradicts train_sampling_strategy sequential", "Give one"
             )
+        if config.num_train_epochs > 10_000:
+            yield Problem("num_train_epochs", "is above 10000 with token_budget, which counts each epoch", "Lower it")
     if config.pad_to_max_length and config.padding_free == "on":
         yield Problem("padding_free", "on contradicts pad_to_max_length", "Give one of them")
 
@@ -252,10 +268,9 @@ def _check_engine(config: RunConfig) -> Iterator[Problem]:
         yield Problem("cuda_graphs", "on cannot be used together with torch_compile", "Give one of them")
     if config.use_cpu and config.cuda_graphs == "on":
         yield Problem("cuda_graphs", "on needs a GPU, but use_cpu is set", "Leave one of them out")
-    if config.lr_scheduler_type == "cosine_with_min_lr" and not config.lr_scheduler_kwargs:
-        yield Problem(
-            "lr_scheduler_kwargs", "cosine_with_min_lr needs min_lr or min_lr_rate", 'Add {"min_lr_rate": 0.1}'
-        )
+    options = (config.lr_scheduler_type, config.lr_scheduler_kwargs, config.learning_rate)
+    for text, fix in schedule_problems(*options):
+        yield Problem("lr_scheduler_kwargs", text, fix)
 
 
 def _check_saving(config: RunConfig) -> Iterator[Problem]:

@@ -96,8 +96,10 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
         _say_data(say, data)
         stored = read_model_config(folder)
         tokenizer = _load_tokenizer(config, folder)
-        length = longest_allowed(tokenizer, model_max=position_limit(stored), asked=config.max_seq_length)
+        limit = position_limit(stored)
+        length = longest_allowed(tokenizer, model_max=limit, asked=config.max_seq_length)
         tokenized = _tokenize(config, bundle, tokenizer, length, stored, watch.progress)
+        _check_rounding(config.pad_to_multiple_of, tokenized, limit)
     identity = make_identity(
         config, bundle, folder, precision=runtime.precision, world=runtime.world, sharding=runtime.sharding
     )
@@ -195,6 +197,17 @@ def _tokenize(
         )
         for split, dataset in bundle.splits.items()
     }
+
+
+def _check_rounding(multiple: int | None, tokenized: dict[str, Tokenized], limit: int | None) -> None:
+    """Refuses a padding that goes beyond the positions of the model."""
+    longest = max(int(split.rows.lengths.max()) for split in tokenized.values())
+    padded = longest if multiple is None else -(-longest // multiple) * multiple
+    if limit is not None and padded > limit:
+        raise ConfigError(
+            f"pad_to_multiple_of {multiple} pads rows of {longest} tokens to {padded}, and the model takes {limit}",
+            fix="Use a smaller multiple, or a smaller --max_seq_length.",
+        )
 
 
 def _check_best_metric(config: RunConfig, suite: Suite) -> None:

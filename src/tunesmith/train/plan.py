@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tunesmith.errors import ConfigError
 from tunesmith.train.schedule import Schedule
+
+MOST_EPOCHS = 1_000_000
+"""The end of each epoch is worked out before the first step."""
 
 Cadence = Literal["no", "steps", "epoch", "both"]
 
@@ -53,12 +57,10 @@ class Plan:
 
     def epoch_of(self, step: int) -> tuple[int, int]:
         """(epoch, steps done inside it) of the step that follows `step` completed ones."""
-        start = 0
-        for epoch, end in enumerate(self.epoch_ends):
-            if step < end:
-                return epoch, step - start
-            start = end
-        return len(self.epoch_ends), 0
+        epoch = bisect_right(self.epoch_ends, step)
+        if epoch == len(self.epoch_ends):
+            return epoch, 0
+        return epoch, step - (self.epoch_ends[epoch - 1] if epoch else 0)
 
     def fraction(self, step: int) -> float:
         """Epochs done after `step` steps, as a fraction."""
@@ -88,6 +90,9 @@ def epoch_ends_for(
             raise ConfigError(
                 "an epoch has no step: the training set is smaller than one batch and --dataloader_drop_last is on"
             )
+        epochs = max_steps / size if max_steps > 0 else num_epochs
+        if epoch == 0 and epochs > MOST_EPOCHS:
+            raise ConfigError(f"the run has {epochs:g} epochs; the limit is {MOST_EPOCHS}", fix="Train for fewer steps.")
         total += size
         ends.append(total)
         if max_steps > 0:

@@ -60,6 +60,9 @@ class Sharding:
 def read_sharding(asked: bool | str | Sequence[str] | None, config: Mapping[str, Any] | str | None) -> Sharding | None:
     """What `fsdp` and `fsdp_config` ask for, None when it is nothing; a ConfigError names all that is not supported."""
     options = _options_of(config)
+    unknown = [problem for name in options for problem in _unknown_option(name)]
+    if unknown:
+        raise ConfigError("; ".join(unknown), problems=tuple(unknown))
     words = [] if not asked or asked is True else asked.split() if isinstance(asked, str) else [str(w) for w in asked]
     words = [getattr(w, "value", w).lower() for w in words]
     if not asked or words in (["false"], ["no"]):
@@ -141,13 +144,16 @@ def _option_problems(options: Mapping[str, Any]) -> list[str]:
             plain = "" if value is None else str(value).lower()
             if plain not in good:
                 problems.append(f"fsdp_config {name} {value!r} is not supported. {fix}")
-        elif name in _REFUSED_KEYS:
-            if _means_something(value):
-                problems.append(f"fsdp_config {name} is not supported. {_REFUSED_KEYS[name]}")
-        elif name not in (*_LAYERS, *_DECIDED_BY_TORCH):
-            near = did_you_mean(name, (*_KNOWN, *_LAYERS, *_DECIDED_BY_TORCH)) or "Leave it out."
-            problems.append(f"fsdp_config has no {name!r}. {near}")
+        elif name in _REFUSED_KEYS and _means_something(value):
+            problems.append(f"fsdp_config {name} is not supported. {_REFUSED_KEYS[name]}")
     return problems
+
+
+def _unknown_option(name: str) -> list[str]:
+    known = (*_KNOWN, *_LAYERS, *_DECIDED_BY_TORCH)
+    if name in known or name in _REFUSED_KEYS:
+        return []
+    return [f"fsdp_config has no {name!r}. {did_you_mean(name, known) or 'Leave it out.'}"]
 
 
 def _layers_of(options: Mapping[str, Any]) -> tuple[str, ...] | None:

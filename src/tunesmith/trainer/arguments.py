@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunesmith.errors import ConfigError, did_you_mean
-from tunesmith.train.plan import Plan
+from tunesmith.train.plan import MOST_EPOCHS, Plan
 from tunesmith.train.runtime import Precision, Runtime, make_runtime
 from tunesmith.train.schedule import Schedule
 from tunesmith.train.sharding_options import read_sharding
@@ -129,6 +129,9 @@ def make_horizon(args: Any, *, batches: int | None, rows: int | None, rows_per_s
             steps, sys.maxsize, steps, steps * args.gradient_accumulation_steps, float(steps * rows_per_step)
         )
     per_epoch = max(-(-batches // args.gradient_accumulation_steps), 1)
+    epochs = args.max_steps / per_epoch if args.max_steps > 0 else args.num_train_epochs
+    if not epochs <= MOST_EPOCHS:
+        raise ConfigError(f"num_train_epochs or max_steps ask for {epochs:g} epochs; the limit is {MOST_EPOCHS}")
     if args.max_steps > 0:
         steps = int(args.max_steps)
         return Horizon(steps, -(-steps // per_epoch), per_epoch, batches, float(steps * rows_per_step))

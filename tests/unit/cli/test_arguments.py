@@ -86,7 +86,7 @@ def test_dashes_and_underscores_are_the_same() -> None:
         ("--max_steps -1", "max_steps", -1),
         ("--resume_from_checkpoint", "resume_from_checkpoint", True),
         ("--resume_from_checkpoint runs/a/checkpoint-5", "resume_from_checkpoint", "runs/a/checkpoint-5"),
-        ("--lr_scheduler_kwargs '{\"power\": 2}'", "lr_scheduler_kwargs", {"power": 2}),
+        ("--lr_scheduler_type polynomial --lr_scheduler_kwargs '{\"power\": 2}'", "lr_scheduler_kwargs", {"power": 2}),
         ("--save_total_limit none", "save_total_limit", None),
         ("--delimiter '\\t'", "delimiter", "\t"),
         ("--quoting none", "quoting", "none"),

@@ -13,6 +13,10 @@ from tunesmith.config.schema import RunConfig
 GOOD = {"train_file": "a.csv"}
 
 
+def _schedule(kind: str, **options: Any) -> dict[str, Any]:
+    return {"lr_scheduler_type": kind, "lr_scheduler_kwargs": options}
+
+
 @pytest.mark.parametrize(
     ("options", "start"),
     [
@@ -79,6 +83,39 @@ GOOD = {"train_file": "a.csv"}
         ({"torch_compile": True, "cuda_graphs": "on"}, "cuda_graphs: on cannot be used together with torch_compile"),
         ({"use_cpu": True, "cuda_graphs": "on"}, "cuda_graphs: on needs a GPU, but use_cpu is set"),
         ({"lr_scheduler_type": "cosine_with_min_lr"}, "lr_scheduler_kwargs: cosine_with_min_lr needs min_lr"),
+        (
+            {"lr_scheduler_type": "warmup_stable_decay"},
+            "lr_scheduler_kwargs: warmup_stable_decay needs num_decay_steps",
+        ),
+        ({"lr_scheduler_kwargs": {"power": 2}}, "lr_scheduler_kwargs: linear has no 'power'. It takes none"),
+        (
+            _schedule("cosine", num_cycle=2),
+            "lr_scheduler_kwargs: cosine has no 'num_cycle'. Did you mean 'num_cycles'?",
+        ),
+        (_schedule("polynomial", num_cycles=2), "lr_scheduler_kwargs: polynomial has no 'num_cycles'. It takes lr_end"),
+        (_schedule("cosine", num_cycles="many"), "lr_scheduler_kwargs: num_cycles 'many' is not a number"),
+        (_schedule("cosine", num_cycles=1e308), "lr_scheduler_kwargs: num_cycles 1e+308 is out of range"),
+        (_schedule("polynomial", power=-1), "lr_scheduler_kwargs: power -1 is out of range"),
+        (_schedule("polynomial", lr_end=1), "lr_scheduler_kwargs: lr_end 1 is not below the learning rate 5e-05"),
+        (_schedule("inverse_sqrt", timescale=1.5), "lr_scheduler_kwargs: timescale 1.5 is not a whole number"),
+        (_schedule("inverse_sqrt", timescale=0), "lr_scheduler_kwargs: timescale 0 is out of range"),
+        (
+            _schedule("cosine_with_min_lr", min_lr=1e-6, min_lr_rate=0.1),
+            "lr_scheduler_kwargs: cosine_with_min_lr needs",
+        ),
+        (
+            _schedule("warmup_stable_decay", num_decay_steps=3, decay_type="sine"),
+            "lr_scheduler_kwargs: decay_type 'sine' is not a shape. Use one of linear, cosine, 1-sqrt",
+        ),
+        ({"num_train_epochs": 1e308}, "num_train_epochs: 1e+308 is too large. Use at most 1000000"),
+        ({"num_train_epochs": 2e4, "token_budget": 512}, "num_train_epochs: is above 10000 with token_budget"),
+        ({"gradient_accumulation_steps": 10**12}, "gradient_accumulation_steps: 1000000000000 is too large"),
+        ({"pad_to_multiple_of": 10**6}, "pad_to_multiple_of: 1000000 is too large. Use at most 4096"),
+        ({"preprocessing_num_workers": 10**6}, "preprocessing_num_workers: 1000000 is too large"),
+        ({"ddp_timeout": 10**18}, "ddp_timeout: 1000000000000000000 is too large"),
+        ({"max_steps": 10**18}, "max_steps: 1000000000000000000 is too large. Use at most 1000000000000000"),
+        ({"per_device_train_batch_size": 10**30}, "per_device_train_batch_size: this number is too large"),
+        ({"data_seed": 2**70}, "data_seed: 1180591620717411303424 is too large. Use at most 4294967295"),
         ({"weights_only": True}, "weights_only: needs resume_from_checkpoint"),
         ({"report_to": ("tensorbord",)}, "report_to: 'tensorbord' is not a known tracker. Did you mean 'tensorboard'?"),
     ],

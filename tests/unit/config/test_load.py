@@ -36,10 +36,11 @@ def problems_of(file: str | None, flags: dict[str, Any] | None = None, **options
 def test_the_same_config_can_be_yaml_json_or_toml(write: Any, name: str) -> None:
     texts = {
         "yaml": "train_file: a.csv\nlearning_rate: 1e-5\nbf16: true\n"
-        "text_column_names: [s1, s2]\nlr_scheduler_kwargs: {power: 2}\n",
+        "text_column_names: [s1, s2]\nlr_scheduler_type: polynomial\nlr_scheduler_kwargs: {power: 2}\n",
         "json": '{"train_file": "a.csv", "learning_rate": 1e-5, "bf16": true,\n\t"text_column_names": ["s1", "s2"],'
-        ' "lr_scheduler_kwargs": {"power": 2}}',
+        ' "lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": 2}}',
         "toml": 'train_file = "a.csv"\nlearning_rate = 1e-5\nbf16 = true\ntext_column_names = ["s1", "s2"]\n'
+        'lr_scheduler_type = "polynomial"\n'
         "[lr_scheduler_kwargs]\npower = 2\n",
     }
     config = load_config(write(texts[name.split(".")[1].replace("yml", "yaml")], name))
@@ -48,6 +49,7 @@ def test_the_same_config_can_be_yaml_json_or_toml(write: Any, name: str) -> None
         learning_rate=1e-5,
         bf16=True,
         text_column_names=("s1", "s2"),
+        lr_scheduler_type="polynomial",
         lr_scheduler_kwargs={"power": 2},
     )
 

@@ -90,6 +90,13 @@ def test_fixed_shapes_are_what_the_model_gets(train: Any) -> None:
     assert "Padding_free is off: rows of a fixed length were asked for." in said
 
 
+def test_rows_are_not_padded_beyond_the_positions_of_the_model(train: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"pad_to_multiple_of 100 pads rows of \d+ tokens to 100, and the model takes 64"
+    ):
+        train(train_data=mood(), pad_to_multiple_of=100)
+
+
 def test_balanced_weights_and_label_smoothing_change_the_loss(train: Any, tmp_path: Path) -> None:
     rows = mood(every=5)
     first = losses(train(train_data=rows, output_dir=tmp_path / "a")[0])[0]

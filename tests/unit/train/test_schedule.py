@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import get_scheduler
 
+from tunesmith.config.schedule_options import SCHEDULE_OPTIONS
 from tunesmith.errors import ConfigError
 from tunesmith.train.schedule import SCHEDULES, Schedule, lr_at
 
@@ -67,3 +68,15 @@ def test_unknown_schedule_names_the_nearest() -> None:
 def test_a_schedule_with_a_floor_says_what_it_needs() -> None:
     with pytest.raises(ConfigError, match="min_lr"):
         lr_at(0, Schedule("cosine_with_min_lr", 1e-3, 0, 10))
+
+
+def test_the_config_knows_the_options_that_transformers_takes_for_each_schedule() -> None:
+    import inspect
+
+    from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION, SchedulerType
+
+    given = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
+    for kind, names in SCHEDULE_OPTIONS.items():
+        taken = set(inspect.signature(TYPE_TO_SCHEDULER_FUNCTION[SchedulerType(kind)]).parameters) - given
+        assert set(names) == taken, kind
+    assert set(SCHEDULE_OPTIONS) == set(SCHEDULES)

@@ -55,6 +55,7 @@ def test_what_is_asked_for_is_read_in_transformers_words(asked: Any, config: Any
         (True, {"version": 1}, "fsdp_config version 1 is not supported. Use 2"),
         (True, {"xla": True}, "There is no XLA here"),
         (True, {"reshard_after_forwards": True}, "Did you mean 'reshard_after_forward'?"),
+        (None, {"reshard_after_forwards": False}, "fsdp_config has no 'reshard_after_forwards'. Did you mean"),
         (None, {"reshard_after_forward": True}, "fsdp_config sets reshard_after_forward, but fsdp is off"),
         (True, "/nowhere.json", "fsdp_config /nowhere.json: is not a JSON file of options"),
     ],

@@ -245,6 +245,9 @@ def test_the_number_of_steps_is_that_of_transformers() -> None:
     assert epoch_ends_for([10], max_steps=0, num_epochs=2.5)[0] == 25
     assert epoch_ends_for([10], max_steps=0, num_epochs=0.33)[0] == 4
     assert epoch_ends_for(lambda epoch: 10 + epoch, max_steps=35, num_epochs=1) == (35, (10, 21, 33, 46))
+    for options in ({"max_steps": 10**12, "num_epochs": 3}, {"max_steps": 0, "num_epochs": 1e308}):
+        with pytest.raises(ConfigError, match=r"epochs.*; the limit is 1000000"):
+            epoch_ends_for([4], **options)
     assert warmup_steps_for(0.1, 1377) == 138
     assert warmup_steps_for(30, 1377) == 30
 

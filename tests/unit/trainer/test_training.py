@@ -114,6 +114,19 @@ def test_a_plateau_scheduler_lowers_the_rate_after_evaluations_without_gain(tmp_
     assert rates == pytest.approx([0.1, 0.1, 0.1, 0.05, 0.05, 0.025])
 
 
+def test_an_option_that_the_schedule_does_not_take_is_an_error_before_the_first_step(tmp_path: Path) -> None:
+    trainer = make(tmp_path, lr_scheduler_type="cosine", lr_scheduler_kwargs={"num_cycle": 2})
+    with pytest.raises(TypeError, match="num_cycle"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_a_number_of_epochs_that_nobody_lives_to_see_is_refused(tmp_path: Path) -> None:
+    for options in ({"num_train_epochs": 1e308}, {"max_steps": 10**15}):
+        with pytest.raises(ValueError, match="epochs; the limit is 1000000"):
+            make(tmp_path, **options).train()
+
+
 def test_weight_decay_leaves_biases_and_norms_alone(tmp_path: Path) -> None:
     trainer = make(tmp_path, model=tiny_bert(), weight_decay=0.1)
     trainer.create_optimizer_and_scheduler(10)
