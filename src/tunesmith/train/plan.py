@@ -92,7 +92,9 @@ def epoch_ends_for(
             )
         epochs = max_steps / size if max_steps > 0 else num_epochs
         if epoch == 0 and epochs > MOST_EPOCHS:
-            raise ConfigError(f"the run has {epochs:g} epochs; the limit is {MOST_EPOCHS}", fix="Train for fewer steps.")
+            raise ConfigError(
+                f"the run has {epochs:g} epochs; the limit is {MOST_EPOCHS}", fix="Train for fewer steps."
+            )
         total += size
         ends.append(total)
         if max_steps > 0:
