@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -115,10 +115,14 @@ def disk_error(error: OSError, path: Path, bytes_needed: int = 0) -> ResourceErr
     return ResourceError(f"cannot be written: {kind} ({free}{needed})", where=str(path), fix=fix)
 
 
-def verify(folder: Path) -> dict[str, Any]:
-    """The manifest of an intact folder; a CheckpointError names the first file that is not as it was written."""
+def verify(folder: Path, *, names: Container[str] | None = None) -> dict[str, Any]:
+    """The manifest of an intact folder; a CheckpointError names the first file that is not as it was written.
+
+    With `names` only these files are looked at.
+    """
     manifest = read_manifest(folder)
-    for name, entry in sorted(manifest["files"].items()):
+    wanted = {name: entry for name, entry in manifest["files"].items() if names is None or name in names}
+    for name, entry in sorted(wanted.items()):
         file = folder / name
         try:
             if not file.is_file():
@@ -244,16 +248,21 @@ def _seal(folder: Path, meta: dict[str, Any], known: dict[str, str | Future[str]
             name: {"size": files[name].stat().st_size, "sha256": value if isinstance(value, str) else value.result()}
             for name, value in hashes.items()
         }
-    manifest = {"format": FORMAT, **meta, "files": entries}
-    manifest["self"] = _own_hash(manifest)
     file = folder / MANIFEST
     with file.open("wb") as handle:
-        handle.write(json.dumps(manifest, indent=1, sort_keys=True).encode())
+        handle.write(manifest_bytes(meta, entries))
         handle.flush()
         os.fsync(handle.fileno())
     for sub in sorted(p for p in folder.rglob("*") if p.is_dir()):
         fsync_folder(sub)
     fsync_folder(folder)
+
+
+def manifest_bytes(meta: dict[str, Any], entries: dict[str, Any]) -> bytes:
+    """A manifest with its own hash, as it is written."""
+    manifest = {"format": FORMAT, **meta, "files": entries}
+    manifest["self"] = _own_hash(manifest)
+    return json.dumps(manifest, indent=1, sort_keys=True).encode()
 
 
 def _own_hash(manifest: dict[str, Any]) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tunesmith.errors import CheckpointError
 from tunesmith.run.layout import RunDir, checkpoint_step
-from tunesmith.run.sealed import read_manifest, retire, verify
+from tunesmith.run.sealed import read_manifest, retire
+from tunesmith.train.shards import verify_checkpoint
 
 
 def newest_intact(run: RunDir) -> tuple[Path | None, tuple[str, ...]]:
@@ -14,7 +15,7 @@ def newest_intact(run: RunDir) -> tuple[Path | None, tuple[str, ...]]:
     skipped: list[str] = []
     for folder in reversed(run.checkpoints()):
         try:
-            verify(folder)
+            verify_checkpoint(folder)
         except CheckpointError as error:
             skipped.append(error.line())
             continue

@@ -68,6 +68,7 @@ def write_files(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> dict
     known = {}
     for name, tensors in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).unlink(missing_ok=True)
         metadata = {"format": "pt"} if name.endswith((WEIGHTS, ADAPTER)) else None
         known[name] = write_tensors(folder / name, tensors, metadata=metadata)
     return known

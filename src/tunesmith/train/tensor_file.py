@@ -47,6 +47,27 @@ def write_tensors(
         ready: Future[str] = Future()
         ready.set_result(hash_file(file))
         return ready
+    parts = _parts(tensors, metadata)
+    digest = _hash_aside(parts, tensors)
+    try:
+        with file.open("wb", buffering=0) as out:
+            for part in parts:
+                _write_all(out, part)
+    except BaseException:
+        digest.cancel()
+        raise
+    return digest
+
+
+def hash_tensors(tensors: dict[str, torch.Tensor], *, metadata: dict[str, str] | None = None) -> str | None:
+    """The sha256 of the file that `write_tensors` would write; None where that is left to the library."""
+    if any(tensor.dtype not in DTYPES for tensor in tensors.values()):
+        return None
+    return _hash_aside(_parts(tensors, metadata), tensors).result()
+
+
+def _parts(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None) -> list[memoryview]:
+    """The bytes of a safetensors file: header, then tensor after tensor."""
     place = list(DTYPES).index
     ordered = sorted(tensors.items(), key=lambda item: (place(item[1].dtype), item[0]))
     header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
@@ -59,16 +80,7 @@ def write_tensors(
         start = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    parts = [memoryview(len(text).to_bytes(8, "little") + text), *(_bytes_of(tensor) for _, tensor in ordered)]
-    digest = _hash_aside(parts, tensors)
-    try:
-        with file.open("wb", buffering=0) as out:
-            for part in parts:
-                _write_all(out, part)
-    except BaseException:
-        digest.cancel()
-        raise
-    return digest
+    return [memoryview(len(text).to_bytes(8, "little") + text), *(_bytes_of(tensor) for _, tensor in ordered)]
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
 from tunesmith.errors import CheckpointError, NumericsError
 from tunesmith.model.adapters import ADAPTER, adapter_files, has_adapters, trained_beside
+from tunesmith.run.sealed import read_manifest
 from tunesmith.train.sharding import dealt, whole
+from tunesmith.train.shards import INDEX, read_shards
 from tunesmith.train.snapshot import WEIGHTS
 
 BESIDE = "trained.safetensors"
@@ -57,8 +60,40 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The stored tensors of a model without adapters."""
-    return _read(folder, WEIGHTS)
+    """The stored tensors of a model without adapters, in one file or in shards."""
+    return (
+        read_shards(folder)
+        if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file()
+        else _read(folder, WEIGHTS)
+    )
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of a checkpoint holds weights, or says which files do."""
+    return name in (WEIGHTS, BESIDE, INDEX) or name.endswith(ADAPTER)
+
+
+def weight_names(folder: Path) -> set[str]:
+    """The files of a sealed folder that hold weights, shards among them."""
+    names = set(read_manifest(folder)["files"])
+    shards = {n for n in names if n.startswith("model-") and n.endswith(".safetensors")}
+    return {name for name in names if is_weights(name)} | shards
+
+
+def holds(folder: Path, model: nn.Module) -> bool:
+    """Whether the stored weights are the model's, bit for bit."""
+    own = model.state_dict()
+    files = weight_files(model, own) if has_adapters(model) else {WEIGHTS: own}
+    try:
+        pairs = [
+            (tensor.cpu(), stored[key])
+            for name, tensors in files.items()
+            for stored in [read_weights(folder) if name == WEIGHTS else _read(folder, name)]
+            for key, tensor in _fitting(tensors, stored, str(folder)).items()
+        ]
+    except (CheckpointError, SafetensorError):
+        return False
+    return all(mine.dtype == stored.dtype and torch.equal(mine, stored) for mine, stored in pairs)
 
 
 def copy_weights(model: nn.Module, stored: dict[str, torch.Tensor], where: str) -> None:
@@ -85,12 +120,22 @@ def _load_adapters(model: nn.Module, folder: Path) -> None:
 
 
 def _copy(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], where: str) -> None:
-    wrong = sorted(set(own) ^ set(stored)) or [n for n in own if own[n].shape != stored[n].shape]
+    with torch.no_grad():
+        for name, tensor in _fitting(own, stored, where).items():
+            tensor.copy_(dealt(stored[name], tensor))
+
+
+def _fitting(
+    own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], where: str
+) -> dict[str, torch.Tensor]:
+    """The model's tensors that the stored ones are for. `save_pretrained` stores one of several names of a tensor."""
+    missing = [name for name in own if name not in stored]
+    there = {own[name].data_ptr() for name in own if name in stored} if missing else set()
+    fitting = {name: tensor for name, tensor in own.items() if name in stored or tensor.data_ptr() not in there}
+    wrong = sorted(set(fitting) ^ set(stored)) or [n for n in fitting if fitting[n].shape != stored[n].shape]
     if wrong:
         raise CheckpointError(f"does not fit the model: {', '.join(wrong[:5])}", where=where)
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(dealt(stored[name], tensor))
+    return fitting
 
 
 def _read(folder: Path, name: str) -> dict[str, torch.Tensor]:

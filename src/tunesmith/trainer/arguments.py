@@ -84,8 +84,11 @@ def check_arguments(args: Any) -> None:
 
 
 def make_trainer_runtime(args: Any) -> Runtime:
-    """Device, ranks and precision as the arguments ask for them."""
+    """Device, ranks and precision as the arguments ask for them. fp16 on a CPU is float32, as in transformers."""
     precision: Precision = args.mixed_precision if args.mixed_precision in ("bf16", "fp16") else "no"
+    if precision == "fp16" and args.device.type == "cpu":
+        log.warning("fp16=True has no effect on a CPU: the run trains in float32. bf16=True works there")
+        precision = "no"
     names = {
         "ddp_find_unused_parameters": "find_unused_parameters",
         "ddp_bucket_cap_mb": "bucket_cap_mb",

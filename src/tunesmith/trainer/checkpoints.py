@@ -11,22 +11,22 @@ import torch
 from safetensors.torch import save_file
 
 from tunesmith.errors import CheckpointError
-from tunesmith.events import RunStarted
 from tunesmith.model.adapters import has_adapters, is_mixed
-from tunesmith.run.journal import decode_line
 from tunesmith.run.layout import RunDir
-from tunesmith.run.sealed import MANIFEST, read_manifest, retire, verify, write_sealed
+from tunesmith.run.sealed import retire, verify, write_sealed
 from tunesmith.train.checkpoint import Identity, save_checkpoint
 from tunesmith.train.plain import to_plain
 from tunesmith.train.sharding import is_sharded, whole_state
+from tunesmith.train.shards import verify_checkpoint
 from tunesmith.train.snapshot import WEIGHTS, write_files
-from tunesmith.train.weight_files import contiguous, load_weights, weight_files
+from tunesmith.train.weight_files import contiguous, load_weights, weight_files, weight_names
 from tunesmith.trainer.attributes import TrainerAttributes
-from tunesmith.trainer.upstream import ExportableState, PreTrainedModel, TrainerState, parts, trainer_log
+from tunesmith.trainer.resuming import TRAINER_STATE, belongs_to
+from tunesmith.trainer.upstream import ExportableState, PreTrainedModel, parts, trainer_log
 
 log = trainer_log
 
-TRAINER_STATE, TRAINING_ARGS = "trainer_state.json", "training_args.json"
+TRAINING_ARGS = "training_args.json"
 
 
 class CheckpointPart(TrainerAttributes):
@@ -144,7 +144,7 @@ class CheckpointPart(TrainerAttributes):
         limit = self.args.save_total_limit
         if limit is None or limit <= 0:
             return
-        mine = [f for f in run.checkpoints() if _belongs_to(f, self._run_id)]
+        mine = [f for f in run.checkpoints() if belongs_to(f, self._run_id)]
         best = None if self.state.best_model_checkpoint is None else Path(self.state.best_model_checkpoint).resolve()
         kept = {f for f in mine[-1:] if not at_end} | {f for f in mine if f.resolve() == best}
         if at_end and (limit != 1 or best is None):
@@ -193,64 +193,14 @@ class CheckpointPart(TrainerAttributes):
         }
 
     def _load_best_model(self) -> None:
-        """Puts the weights of the best checkpoint into the model."""
+        """Puts the weights of the best checkpoint into the model. Other files of it may have changed since: a warning."""
         folder = Path(self.state.best_model_checkpoint)
-        verify(folder)
-        load_weights(self.model, folder)
-
-
-def find_checkpoint(wanted: str | bool | Path, output_dir: str) -> Path:
-    """The folder to go on from: the newest intact one of the output folder's last run, or the one that is named."""
-    if wanted is not True:
-        folder = Path(str(wanted))
-        if not (folder / MANIFEST).is_file():
-            found = (
-                "it was written by transformers" if (folder / TRAINER_STATE).is_file() else "it has no MANIFEST.json"
-            )
-            raise CheckpointError(
-                f"Can't find a valid checkpoint at {folder}: {found if folder.is_dir() else 'there is no such folder'}",
-                fix="Load its weights with from_pretrained and start a new run." if folder.is_dir() else None,
-            )
-        verify(folder)
-        return folder
-    run = RunDir(output_dir)
-    mine = [f for f in run.checkpoints() if not (run_id := last_run_id(run)) or _belongs_to(f, run_id, damaged=True)]
-    skipped = []
-    for folder in reversed(mine or run.checkpoints()):
+        if not folder.is_dir():
+            log.warning("Could not locate the best model at %s: the weights stay those of the last step", folder)
+            return
         try:
-            verify(folder)
+            verify_checkpoint(folder)
         except CheckpointError as error:
-            skipped.append(error.line())
-            continue
-        for line in skipped:
-            log.warning("not used: %s", line)
-        return folder
-    why = f": {'; '.join(skipped)}" if skipped else ""
-    raise CheckpointError(f"No valid checkpoint found in output directory ({output_dir}){why}")
-
-
-def last_run_id(run: RunDir) -> str | None:
-    """The run that the folder's journal belongs to: checkpoints of an older run may lie beside it."""
-    if not run.journal_file.is_file():
-        return None
-    with run.journal_file.open("rb") as file:
-        first = file.readline()
-    event = decode_line(first.rstrip(b"\n"), where=str(run.journal_file)) if first.endswith(b"\n") else None
-    return event.run_id if isinstance(event, RunStarted) else None
-
-
-def _belongs_to(folder: Path, run_id: str, *, damaged: bool = False) -> bool:
-    """Whether a checkpoint is of this run; `damaged` is the answer for one that cannot be read."""
-    try:
-        return bool(read_manifest(folder)["run_id"] == run_id)
-    except CheckpointError:
-        return damaged
-
-
-def load_trainer_state(folder: Path) -> Any:
-    """The TrainerState of a checkpoint; a best checkpoint that is gone is forgotten."""
-    state = TrainerState.load_from_json(str(folder / TRAINER_STATE))
-    if state.best_model_checkpoint is not None and not Path(state.best_model_checkpoint).is_dir():
-        log.warning("the best checkpoint %s is gone; it is forgotten", state.best_model_checkpoint)
-        state.best_model_checkpoint = None
-    return state
+            verify(folder, names=weight_names(folder))
+            log.warning("its weights are intact and used as the best, but: %s", error.line())
+        load_weights(self.model, folder)

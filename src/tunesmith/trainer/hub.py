@@ -10,6 +10,7 @@ import huggingface_hub
 from huggingface_hub import ModelCard, metadata_load, metadata_save
 
 from tunesmith.trainer.attributes import TrainerAttributes
+from tunesmith.trainer.resuming import TRAINER_STATE
 from tunesmith.trainer.upstream import TrainingSummary, utils
 
 log = logging.getLogger(__name__)
@@ -134,9 +135,6 @@ class HubPart(TrainerAttributes):
         for job in self.push_in_progress:
             job.result()
         self.push_in_progress = []
-
-
-TRAINER_STATE = "trainer_state.json"
 
 
 def _api() -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tunesmith.errors import CheckpointError
 from tunesmith.run.environment import package_versions
+from tunesmith.run.resealed import CHANGED
 from tunesmith.run.sealed import read_manifest
 from tunesmith.train.checkpoint import Identity, differences, version_changes
 from tunesmith.trainer.data import is_arrow_dataset
@@ -54,6 +55,7 @@ def require_same_run(folder: Any, identity: Identity, *, allow: bool) -> list[st
             "from_pretrained and start a new run.",
         )
     changed = [f"goes on although {text}" for text in found] + version_changes(folder, identity)
+    changed += [f"{name} of {folder} was changed by a callback" for name in read_manifest(folder).get(CHANGED, ())]
     for text in changed:
         trainer_log.warning("not an exact resume: %s", text)
     return changed

@@ -14,6 +14,16 @@ from tunesmith.trainer.upstream import get_scheduler, is_optimizer_factory, opti
 _NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 
 
+def keep_embeddings_in_32_bits(model: nn.Module) -> None:
+    """Tells bitsandbytes to keep the optimizer's state of embeddings in 32 bits, as transformers does."""
+    import bitsandbytes
+
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
+
+
 class OptimizerPart(TrainerAttributes):
     """The methods of a Trainer that make the optimizer and the scheduler."""
 
@@ -47,6 +57,8 @@ class OptimizerPart(TrainerAttributes):
         else:
             given = next((options.pop(n) for n in ("params", "model", "optimizer_dict") if n in options), groups)
             self.optimizer = kind(given, **options)
+        if "bitsandbytes" in str(kind) and options.get("optim_bits") == 8:
+            keep_embeddings_in_32_bits(module)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:

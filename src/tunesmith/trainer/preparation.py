@@ -12,7 +12,6 @@ import torch
 from tunesmith.data.batches import Padding
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
-from tunesmith.model.adapters import inner_model
 from tunesmith.model.fused_ops import has_triton
 from tunesmith.train.strategies import Strategies, choose_strategies
 from tunesmith.trainer.upstream import (
@@ -64,9 +63,6 @@ def choose_speed_ups(trainer: Any, rows: TokenRows | None, padding: Padding | No
     own = any(trainer.overrides(n) for n in ("compute_loss", "training_step", "floating_point_ops"))
     plain = trainer.compute_loss_func is None and not args.torch_compile and args.include_num_input_tokens_seen == "no"
     plain = plain and args.neftune_noise_alpha is None  # its noise depends on the width of the batch
-    plain = (
-        plain and inner_model(trainer.model) is trainer.model
-    )  # PEFT's forward adds prompts, and knows no packed rows
     if rows is None or padding is None or own or not plain or not trainer.use_speed_ups:
         return None
     if trainer.is_fsdp_enabled:

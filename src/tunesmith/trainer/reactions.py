@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.trainer.attributes import TrainerAttributes
+from tunesmith.trainer.callback_changes import sealing_again
 from tunesmith.trainer.upstream import trainer_log
 
 
@@ -126,7 +128,10 @@ class ReactionPart(TrainerAttributes):
             self._save_checkpoint(self.model, self._trial)  # type: ignore[attr-defined]
             name = f"checkpoint-{self.state.global_step}"
             self._note_saved(Path(name), time.perf_counter() - started)  # type: ignore[attr-defined]
-            self._tell("on_save")  # type: ignore[attr-defined]
+            folder = Path(self._get_output_dir(self._trial)) / name  # type: ignore[attr-defined]
+            watched = self.runtime.is_main and folder.is_dir() and self._listens("on_save")  # type: ignore[attr-defined]
+            with sealing_again(folder, self.model) if watched else contextlib.nullcontext():
+                self._tell("on_save")  # type: ignore[attr-defined]
 
     def _evaluate(self, trial: Any, ignore_keys: Any, skip_scheduler: bool = False) -> dict[str, float]:
         """An evaluation during training; a scheduler that waits for a metric gets it."""

@@ -27,7 +27,7 @@ from tunesmith.train.rank_watch import rank_watch
 from tunesmith.train.sharding import is_sharded
 from tunesmith.train.signals import StopRequest
 from tunesmith.trainer.arguments import make_plan
-from tunesmith.trainer.checkpoints import CheckpointPart, find_checkpoint, load_trainer_state
+from tunesmith.trainer.checkpoints import CheckpointPart
 from tunesmith.trainer.data import DataPart
 from tunesmith.trainer.evaluation import EvaluationPart
 from tunesmith.trainer.identity import make_identity, require_same_run, run_id_of
@@ -37,6 +37,7 @@ from tunesmith.trainer.loaders import TrainWindows
 from tunesmith.trainer.preparation import choose_speed_ups, prepared_model, seed_for
 from tunesmith.trainer.progress import Progress
 from tunesmith.trainer.reactions import ReactionPart
+from tunesmith.trainer.resuming import find_checkpoint, load_trainer_state
 from tunesmith.trainer.stepping import SteppingPart
 from tunesmith.trainer.upstream import has_length, speed_metrics, trainer_log, utils
 from tunesmith.trainer.workers import naming_workers

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import DataCollatorWithPadding, TrainerCallback
 
 from conftest import tiny_bert
@@ -301,3 +302,19 @@ def test_persistent_workers_keep_the_evaluation_loaders(tmp_path: Path) -> None:
     fresh = make(tmp_path, eval_dataset=sets)
     assert fresh.get_eval_dataloader("a") is not fresh.get_eval_dataloader("a")
     assert fresh.get_eval_dataloader("a").dataset is sets["a"]
+
+
+def test_the_loss_of_an_evaluation_is_the_mean_over_rows_whatever_the_batches_of_an_own_loader(tmp_path: Path) -> None:
+    def of_five(self: Any, eval_dataset: Any = None) -> Any:
+        return torch.utils.data.DataLoader(self.eval_dataset, batch_size=5)
+
+    data = RegressionDataset(length=12)
+    seen = {}
+    for name, kind in (("ours", Trainer), ("theirs", transformers.Trainer)):
+        own = type("Own", (kind,), {"get_eval_dataloader": of_five})
+        seen[name] = own(Regression(a=1.5), arguments(tmp_path), eval_dataset=data).evaluate()["eval_loss"]
+    rows = (1.5 * data.x - data.ys[0]) ** 2
+    assert seen["ours"] == pytest.approx(rows.mean(), rel=1e-6)
+    # transformers repeats each batch's mean eval_batch_size times, so that the 2 rows of the last batch weigh as much as 5
+    assert seen["theirs"] == pytest.approx(np.mean([rows[i : i + 5].mean() for i in (0, 5, 10)]), rel=1e-6)
+    assert seen["ours"] != pytest.approx(seen["theirs"], rel=1e-3)
