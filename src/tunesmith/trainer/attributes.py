@@ -72,6 +72,6 @@ class TrainerAttributes:
         return bool(self.args.local_process_index == 0)
 
     def overrides(self, name: str) -> bool:
-        """Whether a subclass brings its own version of a method of ours."""
-        own = getattr(type(self), name)
-        return not own.__module__.startswith("tunesmith.trainer.")
+        """Whether a method of ours was replaced, in a subclass or on this object."""
+        own = vars(self).get(name, getattr(type(self), name))
+        return not str(getattr(own, "__module__", None)).startswith("tunesmith.trainer.")

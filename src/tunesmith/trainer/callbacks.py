@@ -33,13 +33,14 @@ class CallbackPart(TrainerAttributes):
         """Removes a callback."""
         self.callback_handler.remove_callback(callback)
 
-    def _make_handler(self, callbacks: list[Any] | None) -> Any:
+    def _make_handler(self, callbacks: list[Any] | None) -> None:
         """Default flow, trackers, the user's own, then progress or printing: transformers' order."""
         trackers = get_reporting_integration_callbacks(self.args.report_to)
         given = [DefaultFlowCallback, *trackers, *(callbacks or [])]
-        handler = CallbackHandler(given, self.model, self.processing_class, self.optimizer, self.lr_scheduler)
-        handler.add_callback(PrinterCallback if self.args.disable_tqdm else progress_callback())
-        return handler
+        self.callback_handler = CallbackHandler(
+            given, self.model, self.processing_class, self.optimizer, self.lr_scheduler
+        )
+        self.add_callback(PrinterCallback if self.args.disable_tqdm else progress_callback())
 
     def _fresh_state(self) -> Any:
         """An empty TrainerState that knows the stateful callbacks."""

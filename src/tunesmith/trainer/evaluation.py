@@ -139,7 +139,7 @@ class EvaluationPart(LossPart):
         labels = parts.nested_detach(tuple(inputs.get(n) for n in self.label_names)) if with_loss else None
         labels = labels[0] if labels is not None and len(labels) == 1 else labels
         loss = None
-        with torch.no_grad(), self.compute_loss_context_manager():
+        with torch.no_grad(), self._in_context():
             if with_loss:
                 items = count_items(inputs, shifted=self._loss_shifts_labels) if self._passes_count() else None
                 options = {COUNT: items} if items is not None and accepts(self.compute_loss, COUNT) else {}

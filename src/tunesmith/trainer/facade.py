@@ -79,6 +79,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
         self.runtime = make_trainer_runtime(self.args)
         self.is_fsdp_enabled = self.runtime.sharding is not None
         self.accelerator = AcceleratorView(self)
+        self.gather_function = self.accelerator.gather_for_metrics
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class, self.model_init = processing_class, model_init
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
@@ -91,7 +92,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
         self.data_collator = default if data_collator is None else data_collator
         self._set_counters()
         self._set_model(model)
-        self._check()
+        self._validate_args()
         self._set_callbacks(callbacks)
         self._memory_tracker.stop_and_update_metrics()
 
@@ -143,7 +144,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
         if config is not None:
             config.use_cache = self.args.use_cache
 
-    def _check(self) -> None:
+    def _validate_args(self) -> None:
         """Combinations that cannot work are refused before anything runs."""
         args = self.args
         strategy = getattr(args.eval_strategy, "value", args.eval_strategy)
@@ -173,7 +174,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
             )
 
     def _set_callbacks(self, callbacks: list[Any] | None) -> None:
-        self.callback_handler = self._make_handler(callbacks)
+        self._make_handler(callbacks)
         if self.args.push_to_hub:
             self.init_hf_repo()
         if self.args.should_save:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from tunesmith.errors import ConfigError
@@ -77,12 +78,23 @@ NOT_CALLED: dict[str, str] = {
     "_load_optimizer_and_scheduler": _SAVE,
     "_load_rng_state": _SAVE,
     "_load_scaler": _SAVE,
+    "_issue_warnings_after_load": "a checkpoint whose weights do not fit the model is refused",
+    "_update_auto_batch_size": _LOOP,
+    "_move_model_to_device": "the device comes from TrainingArguments and the launcher",
+    "_build_accelerator_args": "the device comes from TrainingArguments and the launcher",
+    "_prepare_context_parallel_inputs": "there is no context parallelism",
+    "_has_mixed_mesh_grads": "there is no tensor parallelism",
+    "_mixed_mesh_grad_norm": "there is no tensor parallelism",
+    "_sync_replicated_trainable_parameters": "there is no tensor parallelism",
+    "_tune_save_checkpoint": "the backend of a search is optuna",
 }
-"""Methods of transformers' loop that a subclass may have overridden there; here nobody would call them."""
+"""Methods of transformers' loop that a script may have replaced there; nothing would call them here."""
 
 
-def check_overrides(kind: type[Any]) -> None:
-    """Refuses a subclass that overrides what is never called: silence would be a different experiment."""
-    problems = tuple(f"{name} is never called here: {NOT_CALLED[name]}" for name in NOT_CALLED if hasattr(kind, name))
+def check_overrides(kind: type[Any], own: Collection[str] = ()) -> None:
+    """Refuses a class or an object with attributes of its `own` that replaces what is never called: silence would be a
+    different experiment."""
+    found = [name for name in NOT_CALLED if hasattr(kind, name) or name in own]
+    problems = tuple(f"{name} is never called here: {NOT_CALLED[name]}" for name in found)
     if problems:
         raise ConfigError("; ".join(problems), where=kind.__name__, problems=problems)

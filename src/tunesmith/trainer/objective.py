@@ -6,7 +6,7 @@ import contextlib
 import dis
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -24,6 +24,7 @@ from tunesmith.trainer.loaders import as_batch, count_rows, features_of
 from tunesmith.trainer.upstream import trainer_log
 
 COUNT = "num_items_in_batch"
+CONTEXTS = ("compute_loss_context_manager", "autocast_smart_context_manager")
 
 
 def uses_count(function: Callable[..., Any]) -> bool:
@@ -128,7 +129,7 @@ class LossPart(TrainerAttributes):
             self._window_items = torch.as_tensor(num_items_in_batch, device=self.args.device)
         if self._engine is None:  # called by hand, outside of a run: this batch is a window of its own
             self._window_rows = count_rows(inputs)
-            with self.compute_loss_context_manager():
+            with self.runtime.autocast():
                 loss = self._share_of_loss(model, inputs)
             self.accelerator.backward(loss)
             return loss.detach()
@@ -139,7 +140,7 @@ class LossPart(TrainerAttributes):
             self._engine.wrapped = wrapped
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
-        """The precision of forward passes; the engine has set it already while training."""
+        """The precision of forward passes."""
         return self.autocast_smart_context_manager()
 
     def autocast_smart_context_manager(
@@ -147,6 +148,12 @@ class LossPart(TrainerAttributes):
     ) -> contextlib.AbstractContextManager[Any]:
         """Autocast as bf16 or fp16 ask for it."""
         return self.runtime.autocast()
+
+    @contextlib.contextmanager
+    def _in_context(self) -> Iterator[None]:
+        """Inside, a forward pass has the run's precision, whatever the context says that a user may have put around it."""
+        with self.compute_loss_context_manager(), self.runtime.autocast():
+            yield
 
     def floating_point_ops(self, inputs: Any) -> float:
         """6 operations per token and parameter (without embeddings); 0 for a model that cannot count its parameters."""
@@ -217,12 +224,14 @@ class LossPart(TrainerAttributes):
         items = count_items(inputs, shifted=self._loss_shifts_labels)
         passed = self._window_items if self._passes_count() else None
         options: dict[str, Any] = {COUNT: passed} if accepts(self.compute_loss, COUNT) else {}
-        loss: torch.Tensor = self.compute_loss(model, inputs, **options)
+        own = any(self.overrides(n) for n in CONTEXTS)  # the engine has set the precision already
+        with self._in_context() if own else contextlib.nullcontext():
+            loss: torch.Tensor = self.compute_loss(model, inputs, **options)
         loss = loss.mean() if loss.ndim else loss
         shared = self.loss_is_scaled_for_ga
         if shared is None:
             ours = not self.overrides("compute_loss")
-            shared = passed is not None and items is not None and (ours or uses_count(type(self).compute_loss))
+            shared = passed is not None and items is not None and (ours or uses_count(self.compute_loss))
         if shared:
             return loss
         if items is None or self._window_items is None:

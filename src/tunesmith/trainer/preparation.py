@@ -14,6 +14,7 @@ from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.model.fused_ops import has_triton
 from tunesmith.train.strategies import Strategies, choose_strategies
+from tunesmith.trainer.objective import CONTEXTS
 from tunesmith.trainer.upstream import (
     PreTrainedTokenizerBase,
     enable_full_determinism,
@@ -60,7 +61,7 @@ def choose_speed_ups(trainer: Any, rows: TokenRows | None, padding: Padding | No
     The vocabulary is never cut: callbacks see the model, and may save it.
     """
     args = trainer.args
-    own = any(trainer.overrides(n) for n in ("compute_loss", "training_step", "floating_point_ops"))
+    own = any(trainer.overrides(n) for n in ("compute_loss", "training_step", "floating_point_ops", *CONTEXTS))
     plain = trainer.compute_loss_func is None and not args.torch_compile and args.include_num_input_tokens_seen == "no"
     plain = plain and args.neftune_noise_alpha is None  # its noise depends on the width of the batch
     if rows is None or padding is None or own or not plain or not trainer.use_speed_ups:
@@ -86,10 +87,7 @@ def choose_speed_ups(trainer: Any, rows: TokenRows | None, padding: Padding | No
 
 def _may_capture(trainer: Any) -> bool:
     """Whether the optimizer will be the one whose update our kernel can do: all else is looked at before every step."""
-    own = any(
-        trainer.overrides(n)
-        for n in ("create_optimizer", "get_optimizer_cls_and_kwargs", "compute_loss_context_manager")
-    )
+    own = any(trainer.overrides(n) for n in ("create_optimizer", "get_optimizer_cls_and_kwargs"))
     asked = trainer.args.optim == "adamw_torch_fused" and trainer.optimizer_cls_and_kwargs is None
     return has_triton() and asked and not own and trainer.label_smoother is None
 

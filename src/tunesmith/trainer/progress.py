@@ -17,6 +17,8 @@ class Progress:
     loss_total: float = 0.0
     grad_norm: float | None = None
     learning_rate: float | None = None
+    reported_rate: float | None = None
+    """What a `_get_learning_rate` of the user's said of the last step."""
     epoch: int = 0
     epoch_open: bool = False
     """An epoch has begun whose end was not announced yet."""
@@ -28,6 +30,11 @@ class Progress:
 
     def __post_init__(self) -> None:
         self.logged_step = self.announced_step = self.first_step
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate of the last step, as it is logged."""
+        return self.learning_rate if self.reported_rate is None else self.reported_rate
 
     def add(self, loss: float | None, grad_norm: float | None, learning_rate: float) -> None:
         """Counts one step that was read back."""

@@ -113,8 +113,8 @@ class ReactionPart(TrainerAttributes):
             logs = {"loss": self._progress.mean_loss(step)}
             if self._progress.grad_norm is not None:
                 logs["grad_norm"] = self._progress.grad_norm
-            if self._progress.learning_rate is not None:
-                logs["learning_rate"] = self._progress.learning_rate
+            if self._progress.rate is not None:
+                logs["learning_rate"] = self._progress.rate
             self.store_flos()
             self.log(logs, self._progress.started)  # type: ignore[attr-defined]
         if self.control.should_evaluate:

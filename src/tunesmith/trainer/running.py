@@ -34,6 +34,7 @@ from tunesmith.trainer.identity import make_identity, require_same_run, run_id_o
 from tunesmith.trainer.journalling import JournalPart
 from tunesmith.trainer.length import LengthPart
 from tunesmith.trainer.loaders import TrainWindows
+from tunesmith.trainer.methods import check_overrides
 from tunesmith.trainer.preparation import choose_speed_ups, prepared_model, seed_for
 from tunesmith.trainer.progress import Progress
 from tunesmith.trainer.reactions import ReactionPart
@@ -56,6 +57,7 @@ class TrainPart(SteppingPart, ReactionPart, JournalPart, EvaluationPart, LengthP
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
     ) -> Any:
         """Trains to the end of the plan, or until a callback says stop. Returns (global_step, training_loss, metrics)."""
+        check_overrides(type(self), vars(self))
         self._memory_tracker.start()
         if self.model_init is not None:
             seed_for(self.args)

@@ -70,6 +70,7 @@ class SteppingPart(LossPart, OptimizerPart, CallbackPart):
 
         def after_update() -> None:
             self._tell("on_optimizer_step")
+            self._progress.reported_rate = self._get_learning_rate() if self.overrides("_get_learning_rate") else None
             self._step_scheduler()
 
         hooks = StepHooks(begin, self._run_micro_batch, after_update=after_update, sets_rate=True)

@@ -1,0 +1,185 @@
+"""Methods that a script replaces, in a subclass or on the Trainer object, take part here as they do in transformers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import BertConfig, BertForSequenceClassification, set_seed
+
+from trainer_toys import arguments, arrow, tokenizer
+from tunesmith import Trainer
+from tunesmith.errors import ConfigError
+from tunesmith.trainer.methods import NOT_CALLED
+
+DOORS = (transformers.Trainer, Trainer)
+METHODS = [n for n, v in vars(transformers.Trainer).items() if inspect.isfunction(v) and not n.startswith("__")]
+
+
+def tiny_bert() -> Any:
+    set_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return BertForSequenceClassification(BertConfig(vocab_size=100, max_position_embeddings=64, **sizes, **dropout))
+
+
+def make(door: Any, folder: Path, **options: Any) -> Any:
+    """A Trainer over rows for which ours would choose its speed-ups."""
+    given = {"max_steps": 4, "logging_steps": 2, "learning_rate": 1e-2, "train_sampling_strategy": "sequential"}
+    data = {"train_dataset": arrow(40), "eval_dataset": arrow(20, 1), "processing_class": tokenizer()}
+    return door(tiny_bert(), arguments(folder, **given, **options), **data)
+
+
+def lines(trainer: Any) -> list[dict[str, float]]:
+    """What was logged, but for times."""
+    kept = ("loss", "learning_rate", "step", "epoch")
+    return [{k: pytest.approx(v, abs=2e-5) for k, v in line.items() if k in kept} for line in trainer.state.log_history]
+
+
+def counting(door: Any) -> tuple[Any, Counter[str]]:
+    """A subclass in which every method counts its calls."""
+    calls: Counter[str] = Counter()
+    kind = type("Counting", (door,), {})
+    for name in METHODS:
+        method = inspect.getattr_static(door, name, None)
+        if not inspect.isfunction(method):
+            continue
+
+        def counted(self: Any, *args: Any, _name: str = name, _method: Any = method, **options: Any) -> Any:
+            calls[_name] += 1
+            return _method(self, *args, **options)
+
+        functools.update_wrapper(counted, method)
+        counted.__module__ = __name__
+        setattr(kind, name, counted)
+    return kind, calls
+
+
+def test_every_method_is_here_or_its_override_is_refused() -> None:
+    assert [n for n in METHODS if not hasattr(Trainer, n) and n not in NOT_CALLED] == []
+
+
+def test_every_method_that_transformers_calls_is_called_here(tmp_path: Path) -> None:
+    counts = []
+    for number, door in enumerate(DOORS):
+        kind, calls = counting(door)
+        folder = tmp_path / str(number)
+        every = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+        best = {"load_best_model_at_end": True, "include_num_input_tokens_seen": "all"}
+        trainer = make(kind, folder, **every, **best)
+        trainer.train()
+        trainer.predict(arrow(8, 2))
+        counts.append(calls)
+    theirs, ours = counts
+    assert len(theirs) > 40
+    assert [n for n in theirs if n not in NOT_CALLED and not ours[n]] == []
+
+
+@pytest.mark.parametrize("place", ["class", "object"])
+@pytest.mark.parametrize("name", ["compute_loss", "training_step", "prediction_step", "floating_point_ops"])
+def test_a_method_of_the_users_sees_the_batches_of_the_collator(tmp_path: Path, name: str, place: str) -> None:
+    seen = []
+    for number, door in enumerate(DOORS):
+        shapes: list[Any] = []
+
+        def look(self: Any, *args: Any, _door: Any = door, _shapes: list[Any] = shapes, **options: Any) -> Any:
+            inputs = next(a for a in args if hasattr(a, "keys"))
+            _shapes.append({k: tuple(v.shape) for k, v in inputs.items()})
+            return getattr(_door, name)(self, *args, **options)
+
+        kind = type("Looking", (door,), {name: look} if place == "class" else {})
+        trainer = make(kind, tmp_path / str(number))
+        if place == "object":
+            setattr(trainer, name, functools.partial(look, trainer))
+        trainer.train()
+        trainer.evaluate()
+        seen.append((shapes, lines(trainer)))
+    assert seen[1][0] == seen[0][0]
+    assert seen[1][1] == seen[0][1]
+
+
+def test_a_loader_put_on_the_object_may_be_any_iterable(tmp_path: Path) -> None:
+    logged = []
+    for number, door in enumerate(DOORS):
+        trainer = make(door, tmp_path / str(number))
+        one = torch.ones(4, 5, dtype=torch.long)
+        labels = torch.tensor([0, 1, 0, 1])
+        batches = [{"input_ids": one * (i + 3), "attention_mask": one, "labels": labels} for i in range(4)]
+        trainer.get_train_dataloader = lambda found=batches: found
+        trainer.train()
+        logged.append(lines(trainer))
+    assert logged[1] == logged[0]
+
+
+def test_a_save_model_put_on_the_object_writes_the_checkpoints(tmp_path: Path) -> None:
+    for number, door in enumerate(DOORS):
+        trainer = make(door, tmp_path / str(number), save_strategy="steps", save_steps=2)
+        own = trainer.save_model
+
+        def save(folder: str | None = None, *args: Any, _own: Any = own, **options: Any) -> None:
+            _own(folder, *args, **options)
+            (Path(folder or "") / "mine.txt").write_text("mine")
+
+        trainer.save_model = save
+        trainer.train()
+        assert (tmp_path / str(number) / "checkpoint-4" / "mine.txt").read_text() == "mine"
+
+
+def test_a_method_put_on_the_object_that_is_never_called_is_refused(tmp_path: Path) -> None:
+    trainer = make(Trainer, tmp_path)
+    trainer.get_batch_samples = lambda *args: None
+    with pytest.raises(ConfigError, match="get_batch_samples is never called here"):
+        trainer.train()
+
+
+@pytest.mark.parametrize("name", ["compute_loss_context_manager", "autocast_smart_context_manager"])
+def test_a_context_of_the_users_is_around_every_forward_pass_and_leaves_its_precision(
+    tmp_path: Path, name: str
+) -> None:
+    found = []
+    for number, door in enumerate(DOORS):
+        entered: list[str] = []
+
+        @contextlib.contextmanager
+        def own(self: Any, *args: Any, _entered: list[str] = entered, **options: Any) -> Any:
+            _entered.append("in")
+            yield
+            _entered.append("out")
+
+        trainer = make(type("Own", (door,), {name: own}), tmp_path / str(number), bf16=True)
+        dtypes: list[torch.dtype] = []
+        trainer.model.classifier.register_forward_hook(lambda *args, seen=dtypes: seen.append(args[2].dtype))
+        trainer.train()
+        trainer.evaluate()
+        found.append((entered, dtypes))
+    assert found[1] == found[0]
+    assert found[1] == (["in", "out"] * 7, [torch.bfloat16] * 7)
+
+
+def test_the_rate_that_the_user_reports_is_logged(tmp_path: Path) -> None:
+    logged = []
+    for number, door in enumerate(DOORS):
+        own = {"_get_learning_rate": lambda self: 1.0 + self.state.global_step}
+        trainer = make(type("Reporting", (door,), own), tmp_path / str(number))
+        trainer.train()
+        logged.append([line["learning_rate"] for line in trainer.state.log_history if "learning_rate" in line])
+    assert logged[1] == logged[0] == [2.0, 4.0]
+
+
+def test_the_check_of_arguments_may_be_extended(tmp_path: Path) -> None:
+    for door in DOORS:
+
+        class Strict(door):  # type: ignore[misc, valid-type]
+            def _validate_args(self) -> None:
+                super()._validate_args()
+                raise KeyError("not with these")
+
+        with pytest.raises(KeyError, match="not with these"):
+            make(Strict, tmp_path)
