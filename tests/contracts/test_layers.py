@@ -17,6 +17,7 @@ FILES = sorted(SRC.rglob("*.py"))
 LEVELS = {
     "errors": 0,
     "events": 0,
+    "files": 0,
     "findings": 0,
     "labels": 0,
     "sample": 1,
@@ -36,7 +37,7 @@ LEVELS = {
     "measure": 6,
     "cli": 7,
 }
-SAME_ROOM = ({"errors", "events", "findings", "labels"}, {"trainer", "finetune"})
+SAME_ROOM = ({"errors", "events", "files", "findings", "labels"}, {"trainer", "finetune"})
 """Files that stand at the top of the package and share a level: they are one room."""
 
 HOMES = {
@@ -51,7 +52,7 @@ HOMES = {
     "pyarrow": ("data/", "predict/", "run/columns.py"),
     "yaml": ("config/",),
 }
-TORCH_FREE = ("errors", "events", "findings", "labels", "config", "run", "metrics", "curves", "diagnose", "report")
+TORCH_FREE = ("errors", "events", "files", "findings", "labels", "config", "run", "metrics", "curves", "diagnose", "report")
 TORCH_FREE_FILES = ("cli/main.py", "cli/parser.py", "cli/arguments.py", "__init__.py", "__main__.py")
 ENGINE = ("train/", "model/", "metrics/", "data/token_rows.py", "data/order.py", "data/batches.py")
 """What must run on a machine without `datasets`."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from tunesmith.run.commit import current_commit
 
 PACKAGES = (
     "tunesmith",
@@ -45,17 +46,3 @@ def describe_environment() -> dict[str, Any]:
         "folder": os.getcwd(),
         "commit": current_commit(),
     }
-
-
-def current_commit() -> str | None:
-    """The commit of the folder the command runs in, with "+changes" when the tree is not clean; None outside git."""
-    try:
-        commit = _git("rev-parse", "HEAD")
-        return commit + "+changes" if _git("status", "--porcelain", "--untracked-files=no") else commit
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=5, check=True)
-    return done.stdout.strip()
