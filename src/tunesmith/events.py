@@ -7,7 +7,8 @@ A number that is not finite is written as null: a curve shows a gap, never a mad
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any, get_args
 
 
@@ -180,10 +181,83 @@ def to_json(event: Event) -> dict[str, Any]:
     return {"event": type(event).__name__, **{k: _clean(v) for k, v in asdict(event).items()}}
 
 
-def from_json(data: dict[str, Any]) -> Event:
-    """The event that `to_json` wrote. Unknown fields of newer versions are dropped; an unknown event is a KeyError."""
-    cls = _BY_NAME[data["event"]]
-    known = {f.name for f in fields(cls)}
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known}
+def from_json(data: Any) -> Event:
+    """The event that `to_json` wrote, every field of its type. Unknown fields of newer versions are dropped; an unknown
+    event is a KeyError, a missing field or a value of another type a ValueError."""
+    if not isinstance(data, dict):
+        raise ValueError("it is not a JSON object")
+    cls = _BY_NAME[str(data["event"])]
+    values = {}
+    for name, (check, is_needed) in _FIELDS[cls].items():
+        if name in data:
+            try:
+                values[name] = check(data[name])
+            except (TypeError, ValueError):
+                raise ValueError(f"{name} of {cls.__name__} is {str(data[name])[:40]!r}") from None
+        elif is_needed:
+            raise ValueError(f"{cls.__name__} has no {name}")
     event: Event = cls(**values)
     return event
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise ValueError
+    return value
+
+
+def _count(value: Any) -> int:
+    if not 0 <= _whole(value) < 2**53:
+        raise ValueError
+    return int(value)
+
+
+def _finite(value: Any) -> float | None:
+    """A number; None for null and for what is not finite."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _real(value: Any) -> float:
+    found = _finite(value)
+    return math.nan if found is None else found
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "int": _whole,
+    "float": _real,
+    "float | None": _finite,
+    "str": _text,
+    "tuple[str, ...]": lambda value: tuple(_text(v) for v in value),
+    "tuple[int, ...]": lambda value: tuple(_whole(v) for v in value),
+    "dict[str, float | None]": lambda value: {k: _finite(v) for k, v in _object(value).items()},
+    "dict[str, Any]": _object,
+}
+_FIELDS = {
+    cls: {
+        f.name: (
+            _count if f.name == "step" else _CHECKS[str(f.type)],
+            f.default is MISSING and f.default_factory is MISSING,
+        )
+        for f in fields(cls)
+    }
+    for cls in get_args(Event)
+}

@@ -69,7 +69,7 @@ def read_plain(path: str | Path, limit: int, *, follow: bool = False) -> bytes:
         except OSError as error:
             raise BadFile(_reason(error)) from None
     if size > limit or len(data) > limit:
-        raise BadFile(f"has {max(size, len(data)):,} bytes, more than the {limit:,} that are read")
+        raise BadFile(f"is larger than {limit:,} bytes")
     return data
 
 
@@ -78,8 +78,11 @@ def read_json(path: str | Path, *, limit: int = MAX_JSON_BYTES, follow: bool = F
     return parse_json(read_plain(path, limit, follow=follow))
 
 
-def parse_json(data: bytes | str) -> Any:
-    """The value: NaN and infinities are None, half a character is "?"; a BadFile for damage, depth and endless numbers."""
+def parse_json(data: bytes | str, *, mend: bool = True) -> Any:
+    """The value, with None for NaN and infinities; a BadFile for damage, depth and endless numbers.
+
+    `mend` makes half a character "?", so that every text can be printed and written.
+    """
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
         value = json.loads(text, parse_constant=_no_number, parse_int=_whole, parse_float=_real)
@@ -91,7 +94,7 @@ def parse_json(data: bytes | str) -> Any:
         raise BadFile(f"is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start})") from None
     except ValueError as error:
         raise BadFile(f"is not JSON ({error})") from None
-    return _checked(value, broken="\\ud" in text.lower())
+    return _checked(value, broken=mend and "\\ud" in text.lower())
 
 
 def _checked(value: Any, depth: int = 0, *, broken: bool) -> Any:

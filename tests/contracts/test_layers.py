@@ -52,7 +52,19 @@ HOMES = {
     "pyarrow": ("data/", "predict/", "run/columns.py"),
     "yaml": ("config/",),
 }
-TORCH_FREE = ("errors", "events", "files", "findings", "labels", "config", "run", "metrics", "curves", "diagnose", "report")
+TORCH_FREE = (
+    "errors",
+    "events",
+    "files",
+    "findings",
+    "labels",
+    "config",
+    "run",
+    "metrics",
+    "curves",
+    "diagnose",
+    "report",
+)
 TORCH_FREE_FILES = ("cli/main.py", "cli/parser.py", "cli/arguments.py", "__init__.py", "__main__.py")
 ENGINE = ("train/", "model/", "metrics/", "data/token_rows.py", "data/order.py", "data/batches.py")
 """What must run on a machine without `datasets`."""

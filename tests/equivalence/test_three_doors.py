@@ -17,8 +17,8 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import Task
-from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
+from tunesmith.run.reader import read_journal
 from tunesmith.train.losses import TaskLoss
 from tunesmith.train.optim import make_optimizer, set_rate
 from tunesmith.train.plan import Plan, epoch_ends_for

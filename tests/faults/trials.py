@@ -15,8 +15,8 @@ from typing import Any
 
 from tunesmith.errors import CheckpointError
 from tunesmith.events import WALL_CLOCK, EpochStarted, Evaluated, Improved, StepDone, to_json
-from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
+from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import TMP_PREFIX, read_manifest, verify
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,10 @@ def read_config(folder: RunDir) -> RunConfig:
 
 def _home_of(folder: RunDir) -> Path:
     """The folder that the run was started in."""
+    from tunesmith.errors import CheckpointError
+    from tunesmith.run.records import read_environment
+
     try:
-        return Path(json.loads(folder.environment_file.read_text(encoding="utf-8"))["folder"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return Path(read_environment(folder.environment_file).get("folder") or "")
+    except CheckpointError:
         return Path()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import ConfigError
+from tunesmith.files import BadFile, read_plain
 
 MAX_BYTES = 1_000_000
 """A config larger than this is not a config."""
@@ -64,13 +65,12 @@ def refuse_more(count: int, file: str) -> None:
 
 def _read_text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        fix = "Check the path" if isinstance(error, FileNotFoundError) else None
-        raise ConfigError(f"cannot read the config: {error.strerror}", where=str(path), fix=fix) from None
-    if len(content) > MAX_BYTES:
-        raise ConfigError(f"is larger than {MAX_BYTES:,} bytes", where=str(path), fix="Is it a data file?")
+        content = read_plain(path, MAX_BYTES, follow=True)
+    except FileNotFoundError as error:
+        raise ConfigError(f"cannot read the config: {error.strerror}", where=str(path), fix="Check the path") from None
+    except BadFile as error:
+        fix = "Is it a data file?" if path.is_file() else "Give a config file."
+        raise ConfigError(str(error), where=str(path), fix=fix) from None
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -21,9 +21,9 @@ from tunesmith.events import RunEnded
 from tunesmith.finetune.reading import read_run_data
 from tunesmith.finetune.refused import refuse_what_is_not_built
 from tunesmith.finetune.watch import RunResult, Watch
-from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock
+from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import verify
 
 __all__ = ["RunResult", "Watch", "finetune", "is_complete"]

@@ -26,8 +26,9 @@ from tunesmith.finetune.refused import is_installed
 from tunesmith.finetune.watch import RunResult, Watch
 from tunesmith.predict.export import describe_model
 from tunesmith.run.environment import describe_environment
-from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
+from tunesmith.run.reader import read_journal
+from tunesmith.run.records import read_environment
 from tunesmith.run.sealed import write_file_atomically
 from tunesmith.train.evaluate import predict_rows
 from tunesmith.train.keeper import RunKeeper
@@ -57,7 +58,7 @@ def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
     ended = bool(events) and isinstance(events[-1], RunEnded) and events[-1].reason in ("completed", "early_stopping")
     if not ended:
         return
-    same = json.loads(run.environment_file.read_text()).get("run_id") == prepared.identity.run_id
+    same = read_environment(run.environment_file).get("run_id") == prepared.identity.run_id
     raise CheckpointError(
         "holds a finished run of this very config" if same else "holds a finished run of another config",
         where=str(run.path),

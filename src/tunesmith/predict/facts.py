@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import ConfigError
+from tunesmith.files import read_json
 from tunesmith.labels import LabelMap, Task
 from tunesmith.model.resolve import resolve_model
 from tunesmith.run.layout import RunDir
@@ -44,7 +45,7 @@ def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
     file = folder / FACTS_FILE
     if file.is_file():
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            data = read_json(file, follow=True)
             columns, metrics = data["text_columns"], data["metrics"]
             return ModelFacts(
                 LabelMap.from_json(data["labels"]),

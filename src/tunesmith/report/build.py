@@ -18,12 +18,13 @@ from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import ReliabilityBin, expected_calibration_error, reliability_bins
 from tunesmith.report.diagnosis import diagnose_with, goes_on
-from tunesmith.report.files import read_config, read_json
+from tunesmith.report.files import read_config
 from tunesmith.report.mistakes import Confusion, LabelCount, Mistake, count_confusions, count_labels, find_mistakes
 from tunesmith.report.predictions import Predictions, make_predictions
 from tunesmith.report.scores import Headline, headline_scores
 from tunesmith.report.slices import Slice, find_slices
 from tunesmith.run.layout import RunDir, open_run
+from tunesmith.run.records import read_environment, read_metrics, read_summary
 
 Rows = tuple[tuple[str, ...], ...]
 
@@ -68,8 +69,8 @@ def build_report(run: str | Path | RunDir) -> Report:
     """Everything that can be said about the run folder."""
     folder = run if isinstance(run, RunDir) else open_run(run)
     config = read_config(folder.config_file)
-    summary = read_json(folder.data_summary_file)
-    environment = read_json(folder.environment_file)
+    summary = read_summary(folder.data_summary_file)
+    environment = read_environment(folder.environment_file)
     curves = load_curves(folder.path)
     predictions = make_predictions(read_prediction_columns(folder.predictions_file), summary)
     table, labels = _decisions(predictions)
@@ -83,7 +84,7 @@ def build_report(run: str | Path | RunDir) -> Report:
     return Report(
         name=str(config.get("run_name") or folder.name),
         curves=curves,
-        scores=headline_scores(read_json(folder.metrics_file), predictions, curves),
+        scores=headline_scores(read_metrics(folder.metrics_file), predictions, curves),
         findings=diagnose_with(curves, config, summary, running=goes_on(folder, curves)),
         facts=_facts(curves, config, summary),
         splits=_splits(summary),

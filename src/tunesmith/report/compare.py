@@ -20,11 +20,12 @@ from tunesmith.metrics.names import DEFAULTS, METRICS, canonical_name
 from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
 from tunesmith.metrics.rows import Scale
 from tunesmith.report.diagnosis import diagnose_with, goes_on
-from tunesmith.report.files import read_config, read_json
+from tunesmith.report.files import read_config
 from tunesmith.report.pairing import labelled_splits, pair_sides, read_side
 from tunesmith.report.predictions import make_predictions, own_columns
 from tunesmith.report.scores import Headline, headline_scores
 from tunesmith.run.layout import RunDir, open_run
+from tunesmith.run.records import read_metrics, read_summary
 
 MAX_RUNS = 8
 """As many line colours as a picture has."""
@@ -96,7 +97,7 @@ def compare_runs(paths: Sequence[str | Path], *, metric: str | None = None, spli
     if len(twice) < len(folders):
         raise ConfigError("the same run folder is given twice", fix="Name each run once.")
     configs = [read_config(f.config_file) for f in folders]
-    summaries = [read_json(f.data_summary_file) for f in folders]
+    summaries = [read_summary(f.data_summary_file) for f in folders]
     tables = [read_prediction_columns(f.predictions_file) for f in folders]
     runs = tuple(_compared(k, folders[k], configs[k], summaries[k], tables[k]) for k in range(len(folders)))
     differences = _differences(configs)
@@ -122,7 +123,7 @@ def _compared(
         name=str(config.get("run_name") or folder.name),
         path=folder.path,
         curves=dataclasses.replace(curves, name=letter),
-        scores=headline_scores(read_json(folder.metrics_file), predictions, curves),
+        scores=headline_scores(read_metrics(folder.metrics_file), predictions, curves),
         findings=diagnose_with(curves, config, summary, running=goes_on(folder, curves)),
     )
 

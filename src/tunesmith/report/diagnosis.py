@@ -11,16 +11,17 @@ from tunesmith.curves.series import Curves
 from tunesmith.diagnose.advise import diagnose
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
-from tunesmith.report.files import read_config, read_json
+from tunesmith.report.files import read_config
 from tunesmith.run.layout import RunDir, open_run
 from tunesmith.run.lock import read_holder
+from tunesmith.run.records import read_summary
 
 
 def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
     """Findings about a run folder, the verdict first."""
     folder = run if isinstance(run, RunDir) else open_run(run)
     curves = load_curves(folder.path)
-    config, summary = read_config(folder.config_file), read_json(folder.data_summary_file)
+    config, summary = read_config(folder.config_file), read_summary(folder.data_summary_file)
     return diagnose_with(curves, config, summary, running=goes_on(folder, curves))
 
 

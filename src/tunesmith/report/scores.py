@@ -39,7 +39,7 @@ class Headline:
 
 def headline_scores(metrics: Mapping[str, Any], predictions: Predictions | None, curves: Curves) -> list[Headline]:
     """Scores in the order to be read: the test set before validation, the loss last."""
-    found = _from_file(metrics)
+    found = scores_in_file(metrics)
     if not found and predictions is not None:
         found = _from_predictions(predictions)
     found = found or _from_journal(curves)
@@ -47,7 +47,8 @@ def headline_scores(metrics: Mapping[str, Any], predictions: Predictions | None,
     return sorted(found, key=lambda score: (rank.get(score.split, 2), score.name == "loss"))
 
 
-def _from_file(metrics: Mapping[str, Any]) -> list[Headline]:
+def scores_in_file(metrics: Mapping[str, Any]) -> list[Headline]:
+    """The scores of a metrics.json, ours or one of another tool. What is not a finite number is left out."""
     found = []
     for key, value in metrics.items():
         if isinstance(value, dict) and "value" not in value:

@@ -7,6 +7,7 @@ A million StepDone lines are 240 MB: `json.loads` of each took 10.0 s, by column
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunesmith.errors import CheckpointError
 from tunesmith.events import Event, StepDone
-from tunesmith.run.journal import decode_line, read_journal
+from tunesmith.files import BadFile, open_plain
+from tunesmith.run.reader import MAX_LINE, decode_line, parse_events, read_bytes
 
 log = logging.getLogger(__name__)
 
 FLOATS = ("epoch", "loss", "grad_norm", "learning_rate", "seconds")
 INTEGERS = ("step", "examples", "tokens", "padded_tokens")
+SHORTEST = 13
+"""Bytes of a line up to where the name of its event tells a StepDone."""
+NEVER_NULL = ("epoch", "learning_rate", *INTEGERS)
 SMALL_BYTES = 2_000_000
 """Below this many bytes (about 8,000 steps, 80 ms) reading line by line is as quick as importing pyarrow."""
+MOST_BYTES = 64_000_000
+"""Bytes that `ColumnsTail` reads line by line in one poll; what is left waits for the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +43,59 @@ class JournalColumns:
 
 def read_columns(path: str | Path, *, small_bytes: int = SMALL_BYTES) -> JournalColumns:
     """The same content as `read_journal`, which also sets what is tolerated and what is an error."""
-    path = Path(path)
-    if path.stat().st_size <= small_bytes:
-        return _by_line(path)
+    return _parse(read_bytes(path), path, small_bytes)
+
+
+class ColumnsTail:
+    """The live reading end: follows a journal that another process writes, also across a truncation."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.columns: JournalColumns | None = None
+        self._offset, self._lines, self._inode = 0, 0, 0
+
+    def poll(self) -> bool:
+        """Reads what was appended since the last time; gives whether that is anything. A line being written waits."""
+        try:
+            with open_plain(self.path) as file:
+                info = os.fstat(file.fileno())
+                again = self.columns is None or info.st_ino != self._inode or info.st_size < self._offset
+                if not again:
+                    file.seek(self._offset)
+                    data = file.read(MOST_BYTES)
+        except BadFile as error:
+            raise CheckpointError(str(error), where=str(self.path)) from None
+        if again:  # truncated or replaced by a resumed run
+            data = read_bytes(self.path)
+            self.columns = _parse(data, self.path, SMALL_BYTES)
+            self._inode, self._offset, self._lines = info.st_ino, data.rfind(b"\n") + 1, data.count(b"\n")
+            return True
+        assert self.columns is not None
+        events = list(parse_events(data, self.path, first_line=self._lines + 1))
+        self._offset += data.rfind(b"\n") + 1
+        self._lines += data.count(b"\n")
+        if events:
+            self.columns = _joined(self.columns, columns_of(events))
+        return bool(events)
+
+
+def _joined(old: JournalColumns, new: JournalColumns) -> JournalColumns:
+    last = max([int(old.steps["line"][-1]) if len(old.steps["line"]) else -1, *(line for line, _ in old.others[-1:])])
+    new.steps["line"] = new.steps["line"] + (last + 1)
+    steps: dict[str, NDArray[Any]] = {k: np.concatenate([old.steps[k], new.steps[k]]) for k in old.steps}
+    return JournalColumns(steps, [*old.others, *((line + last + 1, e) for line, e in new.others)])
+
+
+def _parse(data: bytes, path: str | Path, small_bytes: int) -> JournalColumns:
+    if len(data) <= small_bytes:
+        return columns_of(list(parse_events(data, path)))
     from pyarrow import ArrowInvalid
 
     try:
-        return _by_column(path)
+        return _by_column(data, path)
     except ArrowInvalid as error:
         log.info("%s: read line by line, since %s", path, error)
-        return _by_line(path)
-
-
-def _by_line(path: Path) -> JournalColumns:
-    return columns_of(read_journal(path))
+        return columns_of(list(parse_events(data, path)))
 
 
 def columns_of(events: list[Event]) -> JournalColumns:
@@ -63,14 +110,19 @@ def columns_of(events: list[Event]) -> JournalColumns:
     return JournalColumns(steps, [(line, e) for line, e in enumerate(events) if not isinstance(e, StepDone)])
 
 
-def _by_column(path: Path) -> JournalColumns:
+def _by_column(data: bytes, path: str | Path) -> JournalColumns:
     import pyarrow as pa
     import pyarrow.json
 
-    data = path.read_bytes()
-    data = data[: data.rfind(b"\n") + 1]
+    end = data.rfind(b"\n") + 1
+    if len(data) - end > MAX_LINE:
+        raise pa.ArrowInvalid("its last line is too long")
+    data = data[:end]
     starts = _line_starts(data)
     view = np.frombuffer(data, dtype=np.uint8)
+    lengths = np.diff(starts, append=end)
+    if len(starts) and not (lengths.min() > SHORTEST and lengths.max() <= MAX_LINE):
+        raise pa.ArrowInvalid("a line is too short or too long")
     # {"event": "St... : StepDone is the only event whose name begins with St.
     is_step = (view[starts + 11] == ord("S")) & (view[starts + 12] == ord("t"))
     schema = pa.schema([(n, pa.float64()) for n in FLOATS] + [(n, pa.int64()) for n in INTEGERS])
@@ -82,7 +134,11 @@ def _by_column(path: Path) -> JournalColumns:
     if table.num_rows != len(starts):
         raise pa.ArrowInvalid(f"{len(starts)} lines hold {table.num_rows} objects")
     table = table.filter(pa.array(is_step))
+    if any(table.column(name).null_count for name in NEVER_NULL) or (table.num_rows and _lowest(table, "step") < 0):
+        raise pa.ArrowInvalid("a step lacks a number")
     steps: dict[str, NDArray[Any]] = {n: table.column(n).to_numpy() for n in FLOATS + INTEGERS}
+    for name in FLOATS:
+        steps[name] = np.where(np.isfinite(steps[name]), steps[name], np.nan)
     steps["line"] = np.flatnonzero(is_step)
     others: list[tuple[int, Event]] = []
     for line in np.flatnonzero(~is_step):
@@ -93,6 +149,12 @@ def _by_column(path: Path) -> JournalColumns:
         if event is not None:
             others.append((int(line), event))
     return JournalColumns(steps, others)
+
+
+def _lowest(table: Any, name: str) -> int:
+    import pyarrow.compute
+
+    return int(pyarrow.compute.min(table.column(name)).as_py())
 
 
 def _line_starts(data: bytes) -> NDArray[np.int64]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.events import Event, RunEnded, StepDone
-from tunesmith.run.journal import drop_cut_line, read_journal
+from tunesmith.files import BadFile, read_json
+from tunesmith.run.journal import drop_cut_line
 from tunesmith.run.layout import RunDir, checkpoint_step
 from tunesmith.run.lock import RunLock, read_holder
+from tunesmith.run.reader import parse_events, read_bytes, read_journal
 from tunesmith.run.sealed import disk_error, is_leftover, retire, sweep, verify
 
 Health = Literal["sound", "note", "useless", "broken"]
@@ -97,33 +99,37 @@ def _problem_of(folder: Path) -> str | None:
 
 def _look_at_json(file: Path) -> Part:
     try:
-        json.loads(file.read_text(encoding="utf-8"))
+        is_object = isinstance(read_json(file, follow=True), dict)
     except FileNotFoundError:
         return Part(file.name, "note", "is not there; the next start writes it")
-    except (OSError, ValueError, RecursionError) as error:
-        return Part(file.name, "note", f"cannot be read ({error}); the next start writes it again")
+    except BadFile as error:
+        return Part(file.name, "note", f"{error}; the next start writes it again")
+    if not is_object:
+        return Part(file.name, "note", "does not hold an object; the next start writes it again")
     return Part(file.name, "sound", "reads well")
 
 
 def _look_at_journal(run: RunDir) -> Iterator[Part]:
     name = run.journal_file.name
     try:
-        events = read_journal(run.journal_file)
+        data = read_bytes(run.journal_file)
+        events = list(parse_events(data, run.journal_file))
     except FileNotFoundError:
         yield Part(name, "broken", "is not there: the curves of this run are lost")
         return
     except (OSError, TunesmithError) as error:
         yield Part(name, "broken", str(error))
         return
-    data = run.journal_file.read_bytes()
     if data and not data.endswith(b"\n"):
         yield Part(name, "note", "its last line was cut by a kill; the next start drops it")
     steps = [event.step for event in events if isinstance(event, StepDone)]
-    missing = sorted(set(range(1, max(steps, default=0) + 1)) - set(steps))
+    seen = set(steps)
+    absent = (step for step in range(1, max(steps, default=0) + 1) if step not in seen)
+    missing = list(islice(absent, 6))  # a journal may name any step: all that are absent may not fit into memory
     if missing:
         shown = ", ".join(str(s) for s in missing[:5]) + (", ..." if len(missing) > 5 else "")
         yield Part(name, "broken", f"has no line for step {shown}: the curves have a gap there")
-    elif len(steps) != len(set(steps)) or steps != sorted(steps):
+    elif len(steps) != len(seen) or steps != sorted(steps):
         yield Part(name, "broken", "holds steps twice or out of order")
     else:
         yield Part(name, "sound", f"{len(events)} events, {len(steps)} steps")

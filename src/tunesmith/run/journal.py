@@ -11,24 +11,12 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from tunesmith.errors import CheckpointError
-from tunesmith.events import (
-    EpochStarted,
-    Event,
-    Note,
-    Resumed,
-    RunEnded,
-    RunStarted,
-    SafePoint,
-    from_json,
-    to_json,
-)
+from tunesmith.events import EpochStarted, Event, Note, Resumed, RunEnded, RunStarted, SafePoint, to_json
+from tunesmith.run.reader import decode_line
 
 log = logging.getLogger(__name__)
 
@@ -104,76 +92,6 @@ def _end_of_last_line(file: BinaryIO, size: int) -> int:
             return start + found + 1
         end = start
     return 0
-
-
-def read_journal(path: str | Path) -> list[Event]:
-    """All events, in the order written. A cut last line is left out; a damaged line elsewhere is a CheckpointError."""
-    return [event for _, event in _read_lines(Path(path), Path(path).read_bytes(), first_line=1)]
-
-
-def _read_lines(path: Path, data: bytes, *, first_line: int) -> Iterator[tuple[int, Event]]:
-    complete = data[: data.rfind(b"\n") + 1]
-    for number, line in enumerate(complete.splitlines(), start=first_line):
-        event = decode_line(line, where=f"{path}:{number}")
-        if event is not None:
-            yield number, event
-
-
-def decode_line(line: bytes, *, where: str) -> Event | None:
-    """The event of a line; None for an event of a newer version, which is passed over with a log line."""
-    try:
-        data: dict[str, Any] = json.loads(line)
-        return from_json(data)
-    except KeyError:
-        log.info("%s: unknown event %r left out (written by a newer tunesmith?)", where, data.get("event"))
-        return None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"the journal is damaged ({error})",
-            where=where,
-            fix="Delete that line to read the rest; its step becomes a gap.",
-        ) from None
-
-
-@dataclass(frozen=True, slots=True)
-class Tail:
-    """What `JournalTail.poll` found. `restarted`: forget earlier events, the journal was truncated or replaced."""
-
-    events: list[Event]
-    restarted: bool
-
-
-class JournalTail:
-    """The live reading end: follows a journal that another process writes, also across a truncation."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._offset = 0
-        self._lines = 0
-        self._inode: int | None = None
-
-    def poll(self) -> Tail:
-        """The events since the last poll (all, at first). An absent file has none; a line being written waits."""
-        try:
-            file = open(self.path, "rb")  # noqa: SIM115
-        except FileNotFoundError:
-            return Tail([], self._restart(None) if self._inode is not None else False)
-        with file:
-            info = os.fstat(file.fileno())
-            restarted = False
-            if self._inode != info.st_ino or info.st_size < self._offset:
-                restarted = self._restart(info.st_ino)
-            file.seek(self._offset)
-            data = file.read()
-        events = [event for _, event in _read_lines(self.path, data, first_line=self._lines + 1)]
-        self._offset += data.rfind(b"\n") + 1
-        self._lines += data.count(b"\n")
-        return Tail(events, restarted)
-
-    def _restart(self, inode: int | None) -> bool:
-        had_read = self._offset > 0
-        self._offset, self._lines, self._inode = 0, 0, inode
-        return had_read
 
 
 def truncate_journal(path: str | Path, step: int) -> int:

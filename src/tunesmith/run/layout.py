@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def checkpoint_step(path: Path) -> int:
 def open_run(path: str | Path) -> RunDir:
     """The run folder at `path`, which must hold a journal; a ConfigError says what was found instead."""
     run = RunDir(path)
-    if run.journal_file.is_file():
+    if os.path.lexists(run.journal_file):  # what it is, the reader says
         return run
     if not run.path.exists():
         parent = run.path.parent

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tunesmith.errors import ResourceError
+from tunesmith.files import parse_json
 from tunesmith.run.sealed import disk_error
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class RunLock:
 def read_holder(file: Path) -> str | None:
     """Who holds the lock of a run now, in words; None when nobody does."""
     try:
-        descriptor = os.open(file, os.O_RDONLY)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
@@ -94,7 +95,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 def _read_holder(descriptor: int) -> str:
     try:
-        holder = json.loads(os.pread(descriptor, 4096, 0))
+        holder = parse_json(os.pread(descriptor, 4096, 0))
         return f"process {holder['pid']} on {holder['host']}"
-    except (ValueError, KeyError, OSError):
+    except (ValueError, KeyError, TypeError, OSError):
         return "another process"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
+from tunesmith.files import MAX_JSON_BYTES, read_plain
 from tunesmith.run.fault_points import fault_point
 
 MANIFEST = "MANIFEST.json"
@@ -141,7 +142,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest, checked against its own hash; the files it lists are not looked at."""
     file = folder / MANIFEST
     try:
-        manifest = json.loads(file.read_bytes())
+        manifest = json.loads(read_plain(file, MAX_JSON_BYTES, follow=True))
         stored = manifest.pop("self")
     except OSError as error:
         raise CheckpointError(f"cannot be read ({error.strerror})", where=str(file)) from error

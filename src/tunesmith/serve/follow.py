@@ -7,24 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tunesmith.curves.build import build_curves
 from tunesmith.curves.series import Curves, Series
 from tunesmith.errors import TunesmithError
-from tunesmith.events import Evaluated, Event, NonFinite, Note, RunEnded
+from tunesmith.events import Evaluated, NonFinite, Note, RunEnded
 from tunesmith.findings import Finding
 from tunesmith.report.diagnosis import diagnose_with
-from tunesmith.report.files import read_config, read_json
-from tunesmith.run.columns import JournalColumns, columns_of, read_columns
-from tunesmith.run.journal import decode_line
+from tunesmith.report.files import read_config
+from tunesmith.run.columns import ColumnsTail
 from tunesmith.run.layout import RunDir
+from tunesmith.run.records import read_summary
 from tunesmith.serve.runs import status_of
 
 POINTS = 900
 """Points sent per curve: a chart is about 600 pixels wide, and thinning keeps every bucket's lowest and highest."""
-MAX_READ = 64_000_000
-"""Bytes parsed line by line in one poll; what is left waits for the next."""
 
 Line = tuple[str, str, str, Series]
 """Name, kind, colour, curve."""
@@ -40,9 +37,7 @@ class LiveRun:
         self.notes: list[str] = []
         self.problem: str | None = None
         self.status = ""
-        self._columns: JournalColumns | None = None
-        self._offset = 0
-        self._inode = 0
+        self._tail = ColumnsTail(run.journal_file)
         self._diagnosed: tuple[Any, ...] = ()
 
     def poll(self) -> bool:
@@ -50,12 +45,12 @@ class LiveRun:
         before = (self.status, self.problem)
         changed = False
         try:
-            changed = self._read()
+            changed = self._tail.poll()
             self.problem = None
         except (TunesmithError, OSError) as error:
             self.problem = str(error)
-        if changed and self._columns is not None:
-            self.curves = build_curves(self._columns, name=self.run.name)
+        if changed and self._tail.columns is not None:
+            self.curves = build_curves(self._tail.columns, name=self.run.name)
         try:
             updated = os.lstat(self.run.journal_file).st_mtime
         except OSError:
@@ -65,32 +60,10 @@ class LiveRun:
             self._diagnose()
         return changed or before != (self.status, self.problem)
 
-    def _read(self) -> bool:
-        with open(self.run.journal_file, "rb") as file:
-            info = os.fstat(file.fileno())
-            if self._columns is None or info.st_ino != self._inode or info.st_size < self._offset:
-                # Truncated or replaced by a resumed run: begin again. Lines that are appended while the columns are
-                # read may be read twice, which `build_curves` counts once.
-                self._inode, self._diagnosed = info.st_ino, ()
-                end = _last_newline(file.fileno(), info.st_size)
-                self._columns = read_columns(self.run.journal_file)
-                self._offset = end
-                return True
-            file.seek(self._offset)
-            data = file.read(MAX_READ)
-        complete = data[: data.rfind(b"\n") + 1]
-        if not complete:
-            return False
-        where = str(self.run.journal_file)
-        events = [e for line in complete.splitlines() if (e := decode_line(line, where=where)) is not None]
-        self._offset += len(complete)
-        self._columns = _joined(self._columns, events)
-        return True
-
     def _diagnose(self) -> None:
-        assert self._columns is not None
+        assert self._tail.columns is not None
         assert self.curves is not None
-        others = [event for _, event in self._columns.others]
+        others = [event for _, event in self._tail.columns.others]
         self.notes = list(dict.fromkeys(e.text for e in others if isinstance(e, Note)))[-8:]
         seen = tuple(e for e in others if isinstance(e, (Evaluated, NonFinite, RunEnded)))
         running = self.status == "running"
@@ -99,8 +72,8 @@ class LiveRun:
             self._diagnosed = mark
             try:
                 config = read_config(self.run.config_file)
-                summary = read_json(self.run.data_summary_file)
-            except (TunesmithError, OSError, ValueError):
+                summary = read_summary(self.run.data_summary_file)
+            except (TunesmithError, OSError):
                 config, summary = {}, {}
             self.findings = diagnose_with(self.curves, config, summary, running=running)
 
@@ -199,23 +172,3 @@ def _recent(series: Series) -> float:
     good = series.value[-50:]
     good = good[np.isfinite(good)]
     return float(np.median(good)) if len(good) else float("nan")
-
-
-def _joined(old: JournalColumns, events: list[Event]) -> JournalColumns:
-    new = columns_of(events)
-    last = max([int(old.steps["line"][-1]) if len(old.steps["line"]) else -1, *(line for line, _ in old.others[-1:])])
-    new.steps["line"] = new.steps["line"] + (last + 1)
-    steps: dict[str, NDArray[Any]] = {k: np.concatenate([old.steps[k], new.steps[k]]) for k in old.steps}
-    return JournalColumns(steps, [*old.others, *((line + last + 1, e) for line, e in new.others)])
-
-
-def _last_newline(handle: int, size: int) -> int:
-    """The offset behind the last newline in the first `size` bytes."""
-    end = size
-    while end > 0:
-        start = max(0, end - 65_536)
-        found = os.pread(handle, end - start, start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        end = start
-    return 0

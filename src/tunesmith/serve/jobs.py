@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
 import socket
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunesmith.errors import ResourceError
+from tunesmith.files import parse_json
 from tunesmith.run.layout import RunDir
 
 
@@ -83,7 +83,7 @@ def _terminate(handle: int, holder: Holder, run: RunDir) -> None:
 
 def _read_holder(handle: int) -> Holder | None:
     try:
-        data = json.loads(os.pread(handle, 4096, 0))
+        data = parse_json(os.pread(handle, 4096, 0))
         return Holder(int(data["pid"]), str(data["host"]))
     except (ValueError, KeyError, TypeError, OSError):
         return None

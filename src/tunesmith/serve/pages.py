@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import os
 import re
 import threading
@@ -14,6 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from tunesmith.files import read_json
+from tunesmith.predict.facts import FACTS_FILE
 from tunesmith.run.layout import RunDir
 from tunesmith.serve.runs import RunRow, spark_points
 
@@ -48,9 +49,8 @@ def run_page(row: RunRow, run: RunDir, facts: dict[str, Any] | None) -> str:
 
 def model_facts(run: RunDir) -> dict[str, Any] | None:
     """Text columns and labels of the finished model, without loading it; None when there is none."""
-    file = run.model / "tunesmith.json"
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = read_json(run.model / FACTS_FILE)
         columns = data["text_columns"] or ["text"]
         return {"columns": [str(c) for c in columns][:2], "labels": [str(n) for n in data["labels"]["names"]]}
     except (OSError, ValueError, KeyError, TypeError):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
-import stat
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunesmith.errors import CheckpointError
+from tunesmith.files import BadFile, is_plain, open_plain, parse_json
+from tunesmith.report.scores import scores_in_file
 from tunesmith.run.layout import RunDir
+from tunesmith.run.peek import Peek, peek_journal
+from tunesmith.run.records import read_metrics
 from tunesmith.serve.jobs import is_running
-from tunesmith.serve.peek import Peek, peek_journal
 
 RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 FRESH_SECONDS = 60
@@ -36,6 +38,8 @@ class RunRow:
     peek: Peek
     score: Score | None
     updated: float
+    problem: str | None = None
+    """What of the run folder is damaged; the other values are what could still be read."""
 
     def to_json(self) -> dict[str, Any]:
         """What the page's script needs."""
@@ -51,6 +55,7 @@ class RunRow:
             "score": self.score,
             "spark": spark_points(peek.spark),
             "updated": self.updated,
+            "problem": self.problem,
         }
 
 
@@ -59,12 +64,13 @@ class RunIndex:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).resolve()
-        self._known: dict[tuple[Any, ...], tuple[Peek, str, str, Score | None]] = {}
+        self._known: dict[tuple[Any, ...], Glance] = {}
         self._lock = threading.Lock()
 
     def find_all(self) -> dict[str, RunDir]:
-        """Id -> run folder: direct subfolders with a journal, or the root itself when it is a run."""
-        found = {run_id(self.root.name): RunDir(self.root)} if _is_file(self.root / "journal.jsonl") else {}
+        """Id -> run folder: direct subfolders with a journal, whatever it is, or the root itself when it is a run."""
+        root = RunDir(self.root)
+        found = {run_id(self.root.name): root} if os.path.lexists(root.journal_file) else {}
         try:
             with os.scandir(self.root) as listing:
                 entries = list(listing)
@@ -74,7 +80,7 @@ class RunIndex:
             if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
                 continue
             run = RunDir(entry.path)
-            if _is_file(run.journal_file):
+            if os.path.lexists(run.journal_file):
                 found[run_id(entry.name)] = run
         return found
 
@@ -96,14 +102,14 @@ class RunIndex:
             info = os.lstat(run.journal_file)
         except OSError:
             return None
-        scored = os.lstat(run.metrics_file).st_mtime_ns if _is_file(run.metrics_file) else 0
+        scored = os.lstat(run.metrics_file).st_mtime_ns if is_plain(run.metrics_file) else 0
         mark = (key, info.st_ino, info.st_size, info.st_mtime_ns, scored)
         if mark not in self._known:
             self._known = {k: v for k, v in self._known.items() if k[0] != key}
-            peek = peek_journal(run.journal_file)
-            self._known[mark] = (peek, *_names(run), _score(run, peek))
-        peek, name, model, score = self._known[mark]
-        return RunRow(key, name, model, status_of(run, peek.ended, info.st_mtime), peek, score, info.st_mtime)
+            self._known[mark] = _glance(run)
+        seen = self._known[mark]
+        status = "damaged" if seen.problem else status_of(run, seen.peek.ended, info.st_mtime)
+        return RunRow(key, seen.name, seen.model, status, seen.peek, seen.score, info.st_mtime, seen.problem)
 
 
 def run_id(name: str) -> str:
@@ -144,38 +150,55 @@ def has_no_links(run: RunDir) -> bool:
     return not run.model.is_dir() or not any(file.is_symlink() for file in run.model.iterdir())
 
 
-def _is_file(path: Path) -> bool:
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What a row shows of the files of a run."""
+
+    peek: Peek
+    name: str
+    model: str
+    score: Score | None
+    problem: str | None
+
+
+def _glance(run: RunDir) -> Glance:
+    peek = peek_journal(run.journal_file)
+    score: Score | None = (f"validation {peek.score[0]}", peek.score[1], None, None) if peek.score is not None else None
+    problem = peek.problem
     try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
-    except OSError:
-        return False
+        if os.path.islink(run.metrics_file):  # a link could show any file of this machine
+            raise CheckpointError("is a link, not a file")
+        score = _first_score(read_metrics(run.metrics_file)) or score
+    except CheckpointError as error:
+        problem = problem or f"{run.metrics_file.name} {error.problem}"
+    return Glance(peek, *_names(run), score, problem)
 
 
 def _names(run: RunDir) -> tuple[str, str]:
     """Run name and model by a glance at run.yaml: parsing 200 of them takes seconds. A value is one line of JSON."""
     found: dict[str, str] = {}
-    if _is_file(run.config_file):
-        text = run.config_file.read_text(encoding="utf-8", errors="replace")[:100_000]
-        for name, value in _OPTION.findall(text):
-            try:
-                read = json.loads(value)
-            except ValueError:
-                read = value
-            found[name] = str(read) if read is not None and read != "null" else ""
+    try:
+        with open_plain(run.config_file) as file:
+            text = file.read(100_000).decode("utf-8", "replace")
+    except (OSError, BadFile):
+        text = ""
+    for name, value in _OPTION.findall(text):
+        try:
+            read = parse_json(value)
+        except BadFile:
+            read = value
+        found[name] = str(read)[:200] if read is not None and read != "null" else ""
     return found.get("run_name") or run.name, Path(found.get("model_name_or_path") or "").name
 
 
-def _score(run: RunDir, peek: Peek) -> Score | None:
-    """The first score of the test or validation rows with its interval; while training the newest evaluation."""
-    try:
-        data = json.loads(run.metrics_file.read_text(encoding="utf-8")) if _is_file(run.metrics_file) else {}
-        splits = [s for s in ("test", "validation") if isinstance(data.get(s), dict)]
-        for split, name, found in ((s, *item) for s in splits for item in data[s].items()):
-            if name != "loss" and isinstance(found, dict) and isinstance(found.get("value"), float):
-                return f"{split} {name}", found["value"], found.get("low"), found.get("high")
-    except (OSError, ValueError, AttributeError):
-        pass
-    return (f"validation {peek.score[0]}", peek.score[1], None, None) if peek.score is not None else None
+def _first_score(metrics: dict[str, Any]) -> Score | None:
+    """The first score of the test or validation rows with its interval."""
+    for split in ("test", "validation"):
+        found = scores_in_file({split: metrics[split]}) if isinstance(metrics.get(split), dict) else []
+        best = next((score for score in found if score.name != "loss"), None)
+        if best is not None:
+            return f"{split} {best.name}", best.value, best.low, best.high
+    return None
 
 
 def spark_points(losses: tuple[float, ...]) -> str:

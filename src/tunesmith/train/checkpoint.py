@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from tunesmith.errors import CheckpointError
+from tunesmith.files import MAX_JSON_BYTES, read_plain
 from tunesmith.run.sealed import read_manifest
 from tunesmith.train.generators import generator_states, restore_generators
 from tunesmith.train.optimizer_state import pack_optimizer, unpack_optimizer
@@ -141,7 +142,7 @@ def _plain_state(state: TrainState, optimizer: dict[str, Any], generators: list[
 
 def _read_state(file: Path) -> dict[str, Any]:
     try:
-        plain = json.loads(file.read_text()) if file.is_file() else {}
+        plain = json.loads(read_plain(file, MAX_JSON_BYTES)) if file.is_file() else {}
     except (ValueError, RecursionError):
         plain = None
     if not isinstance(plain, dict):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import ConfigError, did_you_mean
+from tunesmith.files import read_json
 
 STRATEGIES = {"full_shard": True, "shard_grad_op": False, "1": True, "2": False, "true": True, "false": False}
 """Name of a strategy -> whether a layer's weights are given back after its forward pass."""
@@ -105,8 +104,8 @@ def _options_of(config: Mapping[str, Any] | str | None) -> dict[str, Any]:
     """The options without their prefix `fsdp_`; a string is the path of a JSON file, as in transformers."""
     if isinstance(config, str) and config:
         try:
-            config = json.loads(Path(config).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            config = read_json(config, follow=True)
+        except (OSError, ValueError) as error:
             raise ConfigError(f"is not a JSON file of options: {error}", where=f"fsdp_config {config}") from None
         if not isinstance(config, dict):
             raise ConfigError("does not hold a JSON object", where="fsdp_config")

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tunesmith.events import Evaluated, Note, Resumed, RunStarted, Saved
-from tunesmith.run.journal import Journal, read_journal, truncate_journal
+from tunesmith.run.journal import Journal, truncate_journal
 from tunesmith.run.layout import RunDir
+from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import sweep
 from tunesmith.trainer.attributes import TrainerAttributes
 from tunesmith.trainer.upstream import has_length

@@ -7,8 +7,8 @@ from typing import Any
 
 from tunesmith.errors import CheckpointError
 from tunesmith.events import RunStarted
-from tunesmith.run.journal import decode_line
 from tunesmith.run.layout import RunDir
+from tunesmith.run.reader import first_event
 from tunesmith.run.sealed import MANIFEST, read_manifest
 from tunesmith.train.shards import verify_checkpoint
 from tunesmith.trainer.upstream import TrainerState, trainer_log
@@ -52,9 +52,7 @@ def last_run_id(run: RunDir) -> str | None:
     """The run that the folder's journal belongs to: checkpoints of an older run may lie beside it."""
     if not run.journal_file.is_file():
         return None
-    with run.journal_file.open("rb") as file:
-        first = file.readline()
-    event = decode_line(first.rstrip(b"\n"), where=str(run.journal_file)) if first.endswith(b"\n") else None
+    event = first_event(run.journal_file)
     return event.run_id if isinstance(event, RunStarted) else None
 
 

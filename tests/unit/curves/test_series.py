@@ -10,7 +10,8 @@ import numpy as np
 from tunesmith.curves.build import curves_from_events, load_curves
 from tunesmith.curves.series import Series, greater_is_better
 from tunesmith.events import Evaluated, Event, Resumed, RunStarted, StepDone
-from tunesmith.run.journal import Journal, read_journal, truncate_journal
+from tunesmith.run.journal import Journal, truncate_journal
+from tunesmith.run.reader import read_journal
 
 
 def series(values: list[float]) -> Series:

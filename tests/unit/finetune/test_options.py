@@ -16,7 +16,7 @@ from tunesmith.data.batches import Padding
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Evaluated, RunEnded, StepDone
 from tunesmith.finetune.prepare import _say_model
-from tunesmith.run.journal import read_journal
+from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import read_manifest
 from tunesmith.train.strategies import Strategies
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tunesmith.errors import DataError
+from tunesmith.errors import CheckpointError
 from tunesmith.labels import Task
 from tunesmith.report.build import build_report
 from tunesmith.report.diagnosis import diagnose_run
@@ -187,11 +187,11 @@ def test_the_class_shares_of_the_data_summary_reach_the_diagnosis(synthetic: Sim
 def test_a_damaged_file_is_named(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     synthetic.make_folder(tmp_path, synthetic.make_run([0.5], [0.5]))
     (tmp_path / "data_summary.json").write_text("{")
-    with pytest.raises(DataError, match=r"data_summary\.json: is not JSON"):
+    with pytest.raises(CheckpointError, match=r"data_summary\.json: is not JSON"):
         build_report(tmp_path)
     (tmp_path / "data_summary.json").unlink()
     (tmp_path / "predictions.parquet").write_bytes(b"no parquet")
-    with pytest.raises(DataError, match=r"predictions\.parquet: is not a parquet file"):
+    with pytest.raises(CheckpointError, match=r"predictions\.parquet: is not a parquet file"):
         build_report(tmp_path)
 
 

@@ -63,7 +63,9 @@ def test_nothing_that_a_repository_configures_is_run(
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("head", [b"", b"ref: ../../secret", b"ref: refs/heads/../../../secret", b"\xff\xfe", b"x" * 9000])
+@pytest.mark.parametrize(
+    "head", [b"", b"ref: ../../secret", b"ref: refs/heads/../../../secret", b"\xff\xfe", b"x" * 9000]
+)
 def test_a_head_that_git_did_not_write_names_no_commit(repository: Path, head: bytes) -> None:
     (repository.parent / "secret").write_text("1" * 40)
     (repository / ".git" / "HEAD").write_bytes(head)

@@ -1,4 +1,4 @@
-"""Append, read, follow and truncate."""
+"""Append, read and truncate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from tunesmith.events import (
     Saved,
     StepDone,
 )
-from tunesmith.run.journal import Journal, JournalTail, encode_event, read_journal, truncate_journal
+from tunesmith.run.journal import Journal, truncate_journal
+from tunesmith.run.reader import read_journal
 
 
 def step_done(step: int, loss: float | None = 0.5) -> StepDone:
@@ -161,29 +162,3 @@ def test_a_failed_truncation_leaves_the_journal_as_it_was(path: Path, monkeypatc
 
 def test_truncating_an_absent_journal_does_nothing(tmp_path: Path) -> None:
     assert truncate_journal(tmp_path / "none.jsonl", 3) == 0
-
-
-def test_the_tail_gives_each_event_once_and_waits_for_a_line_being_written(tmp_path: Path) -> None:
-    path = tmp_path / "j.jsonl"
-    tail = JournalTail(path)
-    assert tail.poll().events == []
-    write(path, [step_done(1)])
-    assert tail.poll().events == [step_done(1)]
-    line = encode_event(step_done(2))
-    with open(path, "ab") as file:
-        file.write(line[:20])
-        file.flush()
-        assert tail.poll().events == []
-        file.write(line[20:])
-    found = tail.poll()
-    assert found.events == [step_done(2)]
-    assert not found.restarted
-
-
-def test_the_tail_starts_over_when_the_journal_was_truncated(path: Path) -> None:
-    tail = JournalTail(path)
-    assert not tail.poll().restarted
-    truncate_journal(path, 4)
-    found = tail.poll()
-    assert found.restarted
-    assert found.events == two_epochs()[:8]

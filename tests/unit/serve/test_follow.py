@@ -14,9 +14,9 @@ from tunesmith.events import Evaluated, NonFinite, Note, Resumed, RunEnded, RunS
 from tunesmith.run.journal import Journal, encode_event, truncate_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock
+from tunesmith.run.peek import peek_journal
 from tunesmith.serve.follow import LiveRun, make_panels
 from tunesmith.serve.hub import encode_message
-from tunesmith.serve.peek import peek_journal
 
 
 def write(path: Path, events) -> None:

@@ -17,8 +17,8 @@ from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import WALL_CLOCK, Evaluated, Event, Improved, RunStarted, SafePoint, StepDone, to_json
 from tunesmith.labels import Task
-from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
+from tunesmith.run.reader import read_journal
 from tunesmith.train.checkpoint import Identity
 from tunesmith.train.evaluate import predict_rows
 from tunesmith.train.keeper import RunKeeper

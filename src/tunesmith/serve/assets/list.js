@@ -25,6 +25,7 @@ const fill = (row, run) => {
   name.href = "/runs/" + encodeURIComponent(run.id);
   set(row, ".name", run.name);
   set(row, ".model", run.model);
+  set(row, ".trouble", run.problem || "");
   pill.className = "pill " + run.status;
   set(row, ".pill", run.status);
   const bar = row.querySelector("progress");
