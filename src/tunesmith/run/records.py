@@ -15,7 +15,7 @@ SUMMARY: dict[str, Any] = {
     "columns": {str: Any},
     "rows": COUNTS,
     "label_counts": {str: COUNTS},
-    "truncation": {str: COUNTS},
+    "truncation": {str: {"rows": int, "rows_cut": int, "tokens_cut": int, "max_length": int}},
     "notes": [str],
     "findings": [{str: Any}],
 }
@@ -47,13 +47,12 @@ def _read(file: Path, shapes: dict[str, Any]) -> dict[str, Any]:
         raise _damage(file, str(error)) from None
     if not isinstance(data, dict):
         raise _damage(file, "does not hold an object")
-    for name, shape in shapes.items():
-        if data.get(name) is not None:
-            _check(file, name, data[name], shape)
+    _check(file, "", data, shapes)
     return data
 
 
 def _check(file: Path, name: str, value: Any, shape: Any) -> None:
+    """`shape`: a type, a list of one shape, a dict of `str` to the shape of every value, or of names to shapes."""
     if shape is Any:
         return
     kind: Any = shape if isinstance(shape, type) else type(shape)
@@ -65,7 +64,9 @@ def _check(file: Path, name: str, value: Any, shape: Any) -> None:
             _check(file, name, one, shape[0])
     elif isinstance(shape, dict):
         for key, one in value.items():
-            _check(file, f"{name}.{key[:40]}", one, shape[str])
+            known = shape.get(str, shape.get(key, Any))
+            if one is not None or str in shape:
+                _check(file, f"{name}.{key[:40]}".removeprefix("."), one, known)
 
 
 def _damage(file: Path, problem: str) -> CheckpointError:
