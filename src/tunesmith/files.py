@@ -41,6 +41,8 @@ def open_plain(path: str | Path, *, follow: bool = False) -> BinaryIO:
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
         handle = os.open(path, flags)
     except FileNotFoundError:
+        if os.path.islink(path):
+            raise BadFile("is a link that leads nowhere") from None
         raise
     except (OSError, ValueError) as error:
         raise error if isinstance(error, BadFile) else BadFile(_reason(error)) from None
