@@ -19,6 +19,10 @@ class Finding:
     confidence: float | None = None
     numbers: dict[str, Any] = field(default_factory=dict)
 
+    def line(self) -> str:
+        """One line for a person: how serious, what, and the best thing to do."""
+        return f"{self.severity.capitalize()}: {' '.join((self.evidence, *self.advice[:1]))}"
+
     def to_json(self) -> dict[str, Any]:
         """A plain dict; `from_json` gives an equal finding back."""
         return {

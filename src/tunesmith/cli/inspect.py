@@ -98,6 +98,7 @@ def describe_data(bundle: Any, tokenizer: Any, max_length: int) -> list[str]:
         f"task       {bundle.labels.task.value}: {names}",
         f"tokenizer  {type(tokenizer).__name__}, {len(tokenizer)} tokens, {types} token types, rows of at most {max_length}",
         *(f"note       {note}" for note in bundle.notes),
+        *(f"warning    {f.line().partition(': ')[2]}" for f in bundle.findings if f.severity != "info"),
     ]
 
 

@@ -68,6 +68,7 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
 def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.cli.console import Console
     from tunesmith.data.load import read_unlabelled
+    from tunesmith.data.truncation import describe_empty
     from tunesmith.predict.column_names import choose_names, describe_renaming, list_answers
     from tunesmith.predict.tables import write_delimited, write_table
 
@@ -89,6 +90,8 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     found = predictor.predict_texts(chunks, max_rows=args.batch_size, on_batch=console.counter("predicting", count))
     if found.truncated.rows_cut:
         console.say(found.truncated.sentence("input"))
+    if found.empty:
+        console.say(describe_empty("input", found.empty))
     console.close()
     logits = found.logits
     labels = predictor.facts.labels

@@ -73,6 +73,7 @@ def text_columns(args: argparse.Namespace, facts: Any, file: str) -> tuple[str, 
 def tokenize_rows(dataset: Any, predictor: Any, text: tuple[str, ...], console: Any) -> Any:
     """Token rows of the file; how many texts were cut is said aloud."""
     from tunesmith.data.tokenize import tokenize
+    from tunesmith.data.truncation import describe_empty
 
     tokenized = tokenize(
         dataset,
@@ -84,4 +85,6 @@ def tokenize_rows(dataset: Any, predictor: Any, text: tuple[str, ...], console: 
     )
     if tokenized.truncated.rows_cut:
         console.say(tokenized.truncated.sentence("input"))
+    if tokenized.empty:
+        console.say(describe_empty("input", tokenized.empty))
     return tokenized.rows

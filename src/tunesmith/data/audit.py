@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tunesmith.data.label_alikes import find_alikes
 from tunesmith.data.part import Part
 from tunesmith.data.sentences import number_sentences
 from tunesmith.findings import Finding
@@ -20,9 +21,16 @@ IMBALANCE_SHARE = 0.8
 Ints = np.ndarray[Any, Any]
 
 
-def audit_parts(parts: Mapping[str, Part], text: Sequence[str], labels: LabelMap) -> list[Finding]:
-    """Findings, most serious first. Texts are equal when they are after " ".join(text.lower().split())."""
+def audit_parts(
+    parts: Mapping[str, Part], text: Sequence[str], labels: LabelMap, *, names_given: bool = False
+) -> list[Finding]:
+    """Findings, most serious first. Texts are equal when they are after " ".join(text.lower().split()).
+
+    `names_given`: a person listed the labels, so labels that look alike are meant.
+    """
     findings = _label_findings(parts, labels)
+    if not names_given and labels.task is not Task.REGRESSION and "train" in parts:
+        findings += find_alikes(dict(zip(labels.names, map(int, _count(parts["train"], labels)), strict=True)))
     rows = sum(len(part) for part in parts.values())
     if rows > MAX_ROWS:
         evidence = (
@@ -145,6 +153,8 @@ def _baseline(split: str, counts: Ints, top: int, labels: LabelMap) -> list[Find
 
 def _count(part: Part, labels: LabelMap) -> Ints:
     ids = _labels(part)
+    if labels.task is Task.MULTILABEL:
+        return np.stack(list(ids)).sum(axis=0) if len(ids) else np.zeros(len(labels), dtype=np.int64)
     return np.bincount(ids[ids >= 0], minlength=len(labels))
 
 

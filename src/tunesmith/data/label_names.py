@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from tunesmith.data.label_alikes import alike
 from tunesmith.data.label_survey import Survey, class_names
 from tunesmith.data.source import Source
 from tunesmith.errors import ConfigError, DataError, did_you_mean
@@ -125,9 +126,11 @@ def _given_names(names: tuple[str, ...], found: Sequence[str], train: Source, co
 
 def _unknown(value: str, naming: Naming, where: str, *, is_train: bool) -> DataError:
     shown = naming.values if len(naming.values) <= 20 else (*naming.values[:20], "...")
-    same = next((v for v in naming.values if _fold(v) == _fold(value)), None)
+    same = next((v for v in naming.values if alike(v) == alike(value)), None)
     if same is not None:
-        problem = f"{value!r} differs from {same!r} only in case or spaces"
+        seen = _fold(same) == _fold(value)
+        how = "case or spaces" if seen else "its Unicode form, invisible characters or the way a number is written"
+        problem = f"{value!a} differs from {same!a} only in {how}"
         return DataError(problem, where=where, fix="Write both the same.")
     of = "" if is_train else " (the labels in train)"
     problem = f"{value!r} is not one of {', '.join(shown)}{of}"

@@ -89,7 +89,7 @@ def load_data(
     parts = _hold_out(parts, columns, labels, notes, fraction=validation_split_fraction, seed=seed)
     limits = {"train": max_train_samples, "validation": max_eval_samples, "test": max_predict_samples}
     parts = {split: _cut(split, part, limits, notes) for split, part in parts.items()}
-    return _bundle(parts, replace(columns, task=labels.task), labels, notes)
+    return _bundle(parts, replace(columns, task=labels.task), labels, notes, names_given=label_names is not None)
 
 
 def read_unlabelled(
@@ -185,14 +185,16 @@ def _cut(split: str, part: Part, limits: Mapping[str, int | None], notes: list[s
     return cut
 
 
-def _bundle(parts: Mapping[str, Part], columns: Columns, labels: LabelMap, notes: list[str]) -> DataBundle:
+def _bundle(
+    parts: Mapping[str, Part], columns: Columns, labels: LabelMap, notes: list[str], *, names_given: bool
+) -> DataBundle:
     splits = {split: part.dataset() for split, part in parts.items()}
     for split, part in parts.items():
         if labels.task in (Task.BINARY, Task.MULTICLASS) and split.startswith("test"):
             missing = int((np.asarray(part.labels()) < 0).sum())
             if missing:
                 notes.append(f"{missing:,} of {len(part):,} {split} rows are unlabelled (-1).")
-    findings = tuple(audit_parts(parts, columns.text, labels))
+    findings = tuple(audit_parts(parts, columns.text, labels, names_given=names_given))
     fingerprint = fingerprint_parts(parts, columns.text, labels)
     for dataset in splits.values():
         release_pages(dataset)

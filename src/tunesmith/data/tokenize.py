@@ -22,6 +22,7 @@ from tunesmith.data.mapped_pages import release_pages
 from tunesmith.data.token_cache import TokenCache, content_hash, default_cache_dir
 from tunesmith.data.token_encoder import UNKNOWN, Encoder, make_encoder
 from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.truncation import TruncationCount
 from tunesmith.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -38,28 +39,6 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class TruncationCount:
-    """What `max_length` cut off in one split. `by_side`: tokens cut of each text; None when the tokenizer cannot tell."""
-
-    rows: int
-    rows_cut: int
-    tokens_cut: int
-    by_side: tuple[int, ...] | None
-    max_length: int
-
-    def sentence(self, split: str) -> str:
-        """One line for a person."""
-        if not self.rows_cut:
-            return f"{split}: no row is longer than {self.max_length} tokens"
-        share = 100 * self.rows_cut / self.rows
-        sides = f" ({' + '.join(str(n) for n in self.by_side)})" if self.by_side and len(self.by_side) > 1 else ""
-        return (
-            f"{split}: {self.rows_cut} of {self.rows} rows ({share:.1f}%) were cut at {self.max_length} tokens, "
-            f"{self.tokens_cut}{sides} tokens lost"
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Tokenized:
     """One split, tokenized. `dataset` holds the same rows on disk; `reused` says that they came from the cache."""
 
@@ -67,6 +46,8 @@ class Tokenized:
     truncated: TruncationCount
     dataset: Dataset
     reused: bool = False
+    empty: tuple[int, ...] = ()
+    """Rows of which the model sees special tokens alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +108,9 @@ def tokenize(
         max_length=max_length,
     )
     rows = TokenRows.from_arrow(stored.data.table, known_ids=_unpack_ids(facts["used_ids"]))
+    empty = np.flatnonzero(rows.lengths <= tokenizer.num_special_tokens_to_add(pair=len(text) == 2))
     release_pages(stored)  # lengths and labels were copied out: their pages, and those read along with them
-    return Tokenized(rows, truncated, stored, reused=found is not None)
+    return Tokenized(rows, truncated, stored, reused=found is not None, empty=tuple(empty.tolist()))
 
 
 def longest_allowed(tokenizer: Any, *, model_max: int | None = None, asked: int | None = None) -> int:

@@ -14,6 +14,7 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.load import DataBundle
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.data.tokenize import Tokenized, longest_allowed, tokenize
+from tunesmith.data.truncation import describe_empty
 from tunesmith.errors import ConfigError
 from tunesmith.finetune.identity import make_identity, with_order
 from tunesmith.finetune.reading import RunData
@@ -142,6 +143,9 @@ def _say_data(say: Say, data: RunData) -> None:
     for note in (*data.bundle.notes, *data.notes, describe_renaming(ours, ours.values()), f"Rows: {sizes}."):
         if note is not None:
             say(note)
+    for finding in data.bundle.findings:
+        if finding.severity != "info":
+            say(finding.line())
 
 
 def _say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int) -> None:
@@ -151,6 +155,9 @@ def _say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int) -> None
         say(f"Cut: {count.sentence(split)}.")
     if not cut:
         say(f"Tokens: no row is longer than {length}, so nothing is cut.")
+    for split, part in tokenized.items():
+        if part.empty:
+            say(describe_empty(split, part.empty))
 
 
 def _say_model(say: Say, config: RunConfig, loaded: LoadedModel, strategies: Strategies, runtime: Runtime) -> None:

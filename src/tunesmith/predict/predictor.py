@@ -107,6 +107,7 @@ class Predictor:
             has_types="token_type_ids" in self.tokenizer.model_input_names,
             max_length=self.max_length,
             vocab_size=self.model.get_input_embeddings().num_embeddings,
+            special=(self.tokenizer.num_special_tokens_to_add(), self.tokenizer.num_special_tokens_to_add(pair=True)),
         )
 
     def probabilities(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> npt.NDArray[np.float64]:

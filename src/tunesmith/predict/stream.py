@@ -17,7 +17,8 @@ import numpy.typing as npt
 from tunesmith.data.batches import prefetched
 from tunesmith.data.token_encoder import UNKNOWN, EncodedRow, Encoder
 from tunesmith.data.token_rows import Ragged, TokenRows
-from tunesmith.data.tokenize import TruncationCount, require_text
+from tunesmith.data.tokenize import require_text
+from tunesmith.data.truncation import TruncationCount
 from tunesmith.errors import DataError
 
 CHUNK_ROWS = 8192
@@ -34,6 +35,8 @@ class TextPredictions:
 
     logits: npt.NDArray[np.float32]
     truncated: TruncationCount
+    empty: tuple[int, ...] = ()
+    """Rows of which the model saw special tokens alone."""
 
 
 def predict_chunks(
@@ -44,11 +47,13 @@ def predict_chunks(
     has_types: bool,
     max_length: int,
     vocab_size: int,
+    special: tuple[int, int] = (0, 0),
 ) -> TextPredictions:
-    """Logits of all texts, in input order."""
+    """Logits of all texts, in input order. `special`: the special tokens of a row with one text, and with two."""
     logits: list[npt.NDArray[np.float32]] = []
     rows = rows_cut = tokens_cut = second_cut = sides = 0
     unknown = False
+    empty: list[int] = []
 
     def encode(chunk: Chunk) -> tuple[Chunk, list[EncodedRow], TokenRows]:
         encoded = encoder.encode(chunk)
@@ -63,6 +68,7 @@ def predict_chunks(
             )
         logits.append(predict(tokens))
         sides = len(chunk)
+        empty += (rows + np.flatnonzero(tokens.lengths <= special[sides - 1])).tolist()
         rows += len(encoded)
         for row in encoded:
             if row.cut:
@@ -72,7 +78,7 @@ def predict_chunks(
                 unknown = unknown or row.cut_second == UNKNOWN
     by_side = None if unknown else (tokens_cut - second_cut, second_cut)[:sides]
     found = np.concatenate(logits) if logits else np.zeros((0, 0), dtype=np.float32)
-    return TextPredictions(found, TruncationCount(rows, rows_cut, tokens_cut, by_side, max_length))
+    return TextPredictions(found, TruncationCount(rows, rows_cut, tokens_cut, by_side, max_length), tuple(empty))
 
 
 def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenRows:
