@@ -45,7 +45,9 @@ def _number(name: str) -> str:
 
 
 _KEYS: dict[str, Callable[[str], str]] = {
-    "in their Unicode form (an accent of its own or within the letter)": lambda name: unicodedata.normalize("NFC", name),
+    "in their Unicode form (an accent of its own or within the letter)": lambda name: unicodedata.normalize(
+        "NFC", name
+    ),
     "in invisible characters": visible,
     "in the way a number is written": _number,
     "in case or spaces": lambda name: " ".join(name.casefold().split()),
