@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from tunesmith.cli.bars import BAR, BYTES, TRAINING_BAR, format_bytes, format_duration
+from tunesmith.cli.streams import drop
 from tunesmith.events import (
     Evaluated,
     Event,
@@ -208,10 +209,13 @@ class Console:
     def _write(self, text: str) -> None:
         """A line above the bars."""
         bar = self._bar if self._bar is not None else self._training
-        if bar is not None:
-            bar.write(text, file=self.stream)
-        else:
-            print(text, file=self.stream, flush=True)
+        try:
+            if bar is not None:
+                bar.write(text, file=self.stream)
+            else:
+                print(text, file=self.stream, flush=True)
+        except OSError:  # the reader of stderr has gone, or its disk is full: no reason to end a run
+            drop(self.stream)
 
     def _open(
         self, what: str, total: int | None, style: dict[str, Any], *, leave: bool = True, initial: int = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from tunesmith import __version__
-from tunesmith.errors import ConfigError, TunesmithError, nearest
+from tunesmith.cli.streams import LostOutput, drop, prepare_streams
+from tunesmith.errors import ConfigError, ResourceError, TunesmithError, nearest
 
 VERBS: dict[str, dict[str, str]] = {
     "Train": {
@@ -43,6 +43,9 @@ VERBS: dict[str, dict[str, str]] = {
 }
 """Title -> verb -> one line. A verb lives in `tunesmith/cli/<verb>.py`; one that is not in this build is not listed."""
 
+LEAVES_FILES = ("train", "resume", "demo")
+"""Verbs whose work is done without a word on stdout."""
+
 _ENVIRONMENT_ERRORS = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -58,6 +61,7 @@ _ENVIRONMENT_ERRORS = (
 
 def entry() -> None:
     """The console script."""
+    prepare_streams()
     sys.exit(main(sys.argv[1:]))
 
 
@@ -67,12 +71,15 @@ def main(argv: Sequence[str]) -> int:
     words = [word for word in argv if word != "--debug"]
     try:
         with _notes_on_stderr(debug):
-            return run_command(words, debug=debug)
+            code = run_command(words, debug=debug)
+        sys.stdout.flush()
+        if code == 0 and isinstance(sys.stdout, LostOutput) and sys.stdout.lost and words[0] not in LEAVES_FILES:
+            raise ResourceError("stdout is closed, so what was printed is lost", fix="Leave stdout open.")
+        return code
     except SystemExit as stop:  # argparse after --help
         return stop.code if isinstance(stop.code, int) else 0
-    except BrokenPipeError:
-        # The reader (`| head`) has gone. Python would complain once more when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (`| head`) has gone
+        drop(sys.stdout)
         return 141
     except BaseException as error:  # PanicException of Rust libraries is no Exception
         if debug and not isinstance(error, KeyboardInterrupt):
@@ -83,7 +90,11 @@ def main(argv: Sequence[str]) -> int:
         try:
             print(f"tunesmith: {text}", file=sys.stderr, flush=True)
         except OSError:  # stderr may be a file on the disk that is full: the exit code must still say why
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+            drop(sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            drop(sys.stdout)
         return code
 
 
@@ -163,7 +174,7 @@ def explain(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
         return error.exit_code, f"error: {error}"
     again = "" if debug else ". Run again with --debug for the traceback"
     kind = type(error).__name__
-    if isinstance(error, MemoryError) or kind == "OutOfMemoryError":
+    if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error):
         return 4, f"error: out of memory: use a smaller batch or --max_seq_length{again}"
     reason = " ".join(str(error).split()) or "no message"
     if kind == "PanicException":

@@ -15,6 +15,7 @@ from tunesmith.cli.reading import (
     reading_options,
     text_columns,
 )
+from tunesmith.cli.streams import print_data
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +101,7 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     answers = [predicted_names(probabilities, labels), *probabilities.T.tolist()]
     columns |= dict(zip(names, answers, strict=False))  # a regression has no probabilities
     if args.output is None:
-        write_delimited(sys.stdout, columns, ",")
+        write_delimited(print_data(sys.stdout), columns, ",")
         return 0
     write_table(Path(args.output), columns)
     print(f"{args.output}: {count:,} rows", file=sys.stderr)

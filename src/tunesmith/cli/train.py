@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import shlex
 import shutil
 import sys
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tunesmith.cli.arguments import add_config_arguments, config_from_args
 from tunesmith.config.schema import RunConfig
+from tunesmith.run.launcher import read_launch
 
 if TYPE_CHECKING:
     from tunesmith.finetune import RunResult
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
 def train(config: RunConfig) -> int:
     """Trains a config and prints what came out, on rank 0."""
-    first = int(os.environ.get("RANK", "0")) == 0
+    first = read_launch().rank == 0
     if not first:
         logging.getLogger("tunesmith").setLevel(logging.ERROR)
     result = train_on_console(config)

@@ -130,6 +130,8 @@ def _read_json(text: str, file: str) -> Reading:
             at = _skip(text, _expect(text, _skip(text, at), ":"))
             value, at = decoder.raw_decode(text, at)
             where = f"{file}:{_place(text, start)}"
+            if re.search("[\ud800-\udfff]", json.dumps([name, value], ensure_ascii=False)):
+                raise ConfigError("holds half of a surrogate pair, which is no character", where=where)
             if name in entries:
                 problems.append(f"{where}: {name} is given twice. Keep one of them")
             entries[name] = Entry(name, value, where)

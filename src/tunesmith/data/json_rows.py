@@ -65,6 +65,9 @@ class ColumnKinds:
         for key in record:
             if not isinstance(key, str):
                 raise DataError(f"the key {key!r} is not text", where=f"{self.origin}:{number}")
+            if any("\ud800" <= char <= "\udfff" for char in key):
+                problem = f"the key {key!r} holds half of a surrogate pair, which is no character"
+                raise DataError(problem, where=f"{self.origin}:{number}", fix="Rename it.")
         self.names = list(record)
         self.kinds = dict.fromkeys(self.names, "null")
         self._since = dict.fromkeys(self.names, number)

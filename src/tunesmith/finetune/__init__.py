@@ -6,7 +6,6 @@ two, before the heavy libraries load and before a run folder is made.
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +20,7 @@ from tunesmith.events import RunEnded
 from tunesmith.finetune.reading import read_run_data
 from tunesmith.finetune.refused import refuse_what_is_not_built
 from tunesmith.finetune.watch import RunResult, Watch
+from tunesmith.run.launcher import read_launch
 from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock
 from tunesmith.run.reader import read_journal
@@ -47,11 +47,12 @@ def finetune(
     refuse_what_is_not_built(config)
     watch = watch or Watch()
     run = RunDir(config.run_folder)
-    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    launch = read_launch()
+    alone = launch.world == 1
     # Several ranks read one after the other: the first builds the table that the others find.
     found = read_run_data(config, data, watch.progress) if alone else None
     # One rank holds the lock for all of them.
-    with RunLock(run.lock_file) if int(os.environ.get("RANK", "0")) == 0 else nullcontext():
+    with RunLock(run.lock_file) if launch.rank == 0 else nullcontext():
         from tunesmith.finetune.prepare import prepare, start_runtime
         from tunesmith.finetune.running import train_run
         from tunesmith.train.rank_watch import rank_watch

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from tunesmith.data.batches import Batch
 from tunesmith.errors import ConfigError, WorkerError, short_text
 from tunesmith.model.families import why_not
+from tunesmith.run.launcher import read_launch
 from tunesmith.train.sharding import is_sharded, shard_model
 from tunesmith.train.sharding_options import Sharding, sharding_of_launcher
 
@@ -150,7 +151,7 @@ def make_runtime(
     handlers: list[Any] = [DistributedDataParallelKwargs(**ddp)] if ddp else []
     if timeout_seconds is not None:
         handlers.append(InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_seconds)))
-    asked = int(os.environ.get("WORLD_SIZE", "1"))
+    asked = read_launch().world
     # Without a GPU accelerate joins the ranks only when told that it is on a CPU.
     on_cpu = use_cpu or (asked > 1 and not torch.accelerator.is_available())
     with _without_fsdp(), _named_when_ranks_do_not_meet(asked):

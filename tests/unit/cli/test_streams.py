@@ -1,0 +1,116 @@
+"""stdout and stderr closed, full, broken or ASCII only; and what a launcher says. Real processes of verbs that need no torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunesmith.cli.main import main
+from tunesmith.errors import ConfigError
+from tunesmith.run.launcher import Launch, read_launch
+
+
+def shell(line: str, folder: Path, **environ: str) -> Any:
+    """What a shell makes of a line in which $T is the tunesmith command."""
+    environ = {**os.environ, "T": f"{sys.executable} -m tunesmith", **environ}
+    return subprocess.run(["bash", "-c", line], cwd=folder, env=environ, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("$T schema >&-", 4, "stdout is closed, so what was printed is lost"),
+        ("$T schema 2>&- >/dev/null", 0, ""),
+        ("$T nope 2>&-", 2, ""),
+        ("$T nope >&- 2>&- <&-", 2, ""),
+        ("$T schema >/dev/full", 4, "No space left on device"),
+        ("$T nope 2>/dev/full", 2, ""),
+    ],
+)
+def test_a_stream_that_cannot_be_written_ends_with_the_right_code(
+    line: str, code: int, said: str, tmp_path: Path
+) -> None:
+    ended = shell(line, tmp_path)
+    assert ended.returncode == code, ended.stderr
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "Exception ignored" not in ended.stderr
+
+
+@pytest.mark.parametrize("line", ["schema", "--help"])
+def test_a_reader_that_has_gone_is_no_traceback(line: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "tunesmith", line]
+    ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+def test_a_name_that_an_ascii_stream_cannot_hold_is_escaped(tmp_path: Path) -> None:
+    ended = shell("$T train --train_file n\u00f6.csv", tmp_path, PYTHONIOENCODING="ascii", PYTHONUTF8="1")
+    assert ended.returncode == 3, ended.stderr
+    assert "n\\xf6.csv: no such file" in ended.stderr
+
+
+def test_a_closed_stderr_is_never_a_file_of_ours(tmp_path: Path) -> None:
+    code = "from tunesmith.cli.streams import prepare_streams; prepare_streams(); print(open('x', 'w').fileno() > 2)"
+    assert shell(f'{sys.executable} -c "{code}" 2>&- <&-', tmp_path).stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RANK": "abc"}, "the variable RANK is 'abc'"),
+        ({"RANK": "1"}, "RANK is 1 and WORLD_SIZE not set"),
+        ({"RANK": "-1"}, "RANK is '-1'"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT is not set"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'"),
+        ({"WORLD_SIZE": "1e3"}, "WORLD_SIZE is '1e3'"),
+        ({"LOCAL_RANK": "x"}, "LOCAL_RANK is 'x'"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT is '99999'"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK is 2 and WORLD_SIZE 2"),
+    ],
+)
+def test_a_launcher_that_makes_no_sense_is_told_with_exit_2(
+    variables: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"torchrun or accelerate launch") as error:
+        read_launch(variables)
+    assert said in str(error.value)
+    assert error.value.exit_code == 2
+
+
+def test_a_malformed_rank_ends_the_command_with_exit_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "abc")
+    assert main(["train", "--train_file", "x.csv"]) == 2
+    assert "the variable RANK is 'abc'" in capsys.readouterr().err
+
+
+def test_no_launcher_is_rank_0_of_1() -> None:
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    assert read_launch({}) == Launch(0, 1)
+    assert read_launch({"RANK": "", "WORLD_SIZE": "1"}) == Launch(0, 1)
+    assert read_launch({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", **meeting}) == Launch(1, 2)
+
+
+def test_half_a_surrogate_pair_in_a_json_key_or_config_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a", "label": "x", "\\ud800": 1}\n')
+    run = ["--cache_dir", str(tmp_path), "--output_dir", str(tmp_path / "run")]
+    assert main(["train", "--train_file", str(rows), *run]) == 3
+    assert "rows.jsonl:1: the key '\\ud800' holds half of a surrogate pair" in capsys.readouterr().err
+    config = tmp_path / "run.json"
+    for text in ('{"\\ud800": 1}', '{"train_file": "\\udfff.csv"}', '{"label_names": ["x", "\\ud801"]}'):
+        config.write_text(text)
+        assert main(["train", str(config)]) == 2
+        assert "run.json:1:2: holds half of a surrogate pair" in capsys.readouterr().err
