@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
@@ -43,6 +44,8 @@ class Runtime:
     world: int
     sharding: Sharding | None = None
     """How the model is dealt out over the ranks (FSDP); None: every rank holds a whole copy (DDP)."""
+    sync_each_batch: bool = False
+    """Ranks exchange gradients in every micro-batch: more traffic, and no rank keeps its own sum."""
 
     @property
     def is_main(self) -> bool:
@@ -79,7 +82,7 @@ class Runtime:
 
         A rank that kept whole gradients until the last pass would need the memory that sharding saves.
         """
-        if last or self.world == 1 or is_sharded(model):
+        if last or self.world == 1 or self.sync_each_batch or is_sharded(model):
             return contextlib.nullcontext()
         context: contextlib.AbstractContextManager[Any] = self.accelerator.no_sync(model)
         return context
@@ -137,14 +140,16 @@ def make_runtime(
     ddp: Mapping[str, Any] | None = None,
     sharding: Sharding | None = None,
     timeout_seconds: float | None = None,
+    loading: Mapping[str, Any] | None = None,
+    accumulation: Mapping[str, Any] | None = None,
 ) -> Runtime:
     """The runtime this process was launched for (alone, torchrun, accelerate launch, notebook_launcher).
 
-    A rank that does not answer for `timeout_seconds` ends the others (default: torch's own half hour).
+    A rank that does not answer for `timeout_seconds` ends the others (default: torch's own half hour). `loading` and
+    `accumulation` are accelerate's settings of these names; the accelerator shows them to the user's code.
     """
-    from datetime import timedelta
-
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+    from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 
     _refuse_what_a_launcher_wants()
     sharding = sharding or sharding_of_launcher(os.environ)
@@ -155,26 +160,38 @@ def make_runtime(
     # Without a GPU accelerate joins the ranks only when told that it is on a CPU.
     on_cpu = use_cpu or (asked > 1 and not torch.accelerator.is_available())
     with _without_fsdp(), _named_when_ranks_do_not_meet(asked):
-        accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", kwargs_handlers=handlers or None)
+        accelerator = Accelerator(
+            cpu=on_cpu,
+            mixed_precision="no",
+            kwargs_handlers=handlers or None,
+            dataloader_config=DataLoaderConfiguration(**(loading or {})),
+            gradient_accumulation_plugin=GradientAccumulationPlugin(**(accumulation or {"num_steps": 1})),
+        )
     if accelerator.num_processes < asked:
         raise ConfigError(
             f"this process was launched as one of {asked}, but it stands alone: each would train a whole run",
             fix="Give use_cpu (--use_cpu) where there is no GPU, and make no Accelerator before.",
         )
     device = accelerator.device
-    if precision == "fp16" and device.type == "cpu":
-        raise ConfigError(
-            "fp16 needs a GPU, and this run is on a CPU", fix="Leave --fp16 out, or use --bf16, which a CPU can do."
-        )
-    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise ConfigError("this GPU has no bf16", fix="Use --fp16.")
+    _require_precision(precision, device)
     world = accelerator.num_processes
     if sharding is not None and world == 1:
         log.warning("fsdp has no effect on one rank: there is nobody to share the weights with")
         sharding = None
     if world > 1 and device.type == "cpu":
         atexit.register(time.sleep, LETTING_GO)
-    return Runtime(accelerator, device, precision, accelerator.process_index, world, sharding)
+    each = bool((accumulation or {}).get("sync_each_batch"))
+    return Runtime(accelerator, device, precision, accelerator.process_index, world, sharding, each)
+
+
+def _require_precision(precision: Precision, device: torch.device) -> None:
+    """A ConfigError where the device cannot compute in this precision."""
+    if precision == "fp16" and device.type == "cpu":
+        raise ConfigError(
+            "fp16 needs a GPU, and this run is on a CPU", fix="Leave --fp16 out, or use --bf16, which a CPU can do."
+        )
+    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ConfigError("this GPU has no bf16", fix="Use --fp16.")
 
 
 def has_bf16(*, use_cpu: bool = False) -> bool:

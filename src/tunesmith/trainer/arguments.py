@@ -36,9 +36,10 @@ DROPPED = {
     "fp16_backend": "there is one backend",
     "half_precision_backend": "there is one backend",
     "fp16_opt_level": "there is one level",
-    "dispatch_batches": "the data order is the engine's own",
-    "split_batches": "the data order is the engine's own",
 }
+
+MOVED = ("dispatch_batches", "split_batches")
+"""Old options that are values of `accelerator_config` now."""
 
 
 class TrainingArguments(library.TrainingArguments):  # type: ignore[misc]
@@ -52,6 +53,7 @@ def modern_names(options: dict[str, Any]) -> dict[str, Any]:
     """The options under their present names; an unknown name is a ConfigError that suggests the nearest."""
     known = {f.name for f in dataclasses.fields(library.TrainingArguments) if f.init}
     out: dict[str, Any] = {}
+    moved: dict[str, Any] = {}
     for name, value in options.items():
         if name in known:
             out[name] = value
@@ -68,12 +70,20 @@ def modern_names(options: dict[str, Any]) -> dict[str, Any]:
         elif name == "include_inputs_for_metrics":
             log.warning("include_inputs_for_metrics is called include_for_metrics=['inputs'] now")
             out |= {"include_for_metrics": ["inputs"]} if value else {}
+        elif name in MOVED:
+            log.warning("%s is part of accelerator_config now", name)
+            moved[name] = value
         elif name in DROPPED:
             log.warning("%s is not needed: %s", name, DROPPED[name])
         else:
-            names = tuple(sorted(known | set(RENAMED) | set(DROPPED)))
+            names = tuple(sorted(known | set(RENAMED) | set(DROPPED) | set(MOVED)))
             raise ConfigError(f"TrainingArguments has no {name!r}", fix=did_you_mean(name, names))
-    return out
+    config = out.get("accelerator_config") or {}
+    if moved and not isinstance(config, dict):
+        raise ConfigError(
+            f"{', '.join(moved)} and accelerator_config are both given", fix="Set it in accelerator_config."
+        )
+    return {**out, "accelerator_config": {**config, **moved}} if moved else out
 
 
 def check_arguments(args: Any) -> None:
@@ -96,10 +106,45 @@ def make_trainer_runtime(args: Any) -> Runtime:
         "ddp_static_graph": "static_graph",
     }
     ddp = {new: getattr(args, old) for old, new in names.items() if getattr(args, old, None) is not None}
-    sharding = read_sharding(args.fsdp, args.fsdp_config)
+    config = args.accelerator_config
+    loading = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking")
     return make_runtime(
-        precision=precision, use_cpu=args.use_cpu, ddp=ddp, sharding=sharding, timeout_seconds=args.ddp_timeout
+        precision=precision,
+        use_cpu=args.use_cpu,
+        ddp=ddp,
+        sharding=read_sharding(args.fsdp, args.fsdp_config),
+        timeout_seconds=args.ddp_timeout,
+        loading={name: getattr(config, name) for name in loading},
+        accumulation={**(config.gradient_accumulation_kwargs or {}), "num_steps": 1},
     )
+
+
+def take_accumulation(args: Any) -> None:
+    """Sets `gradient_accumulation_steps` where `gradient_accumulation_kwargs` of the accelerator_config says it instead."""
+    asked = (args.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps")
+    if asked is None:
+        return
+    if args.gradient_accumulation_steps not in (1, asked):
+        raise ConfigError(
+            "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1 "
+            f"({asked} and {args.gradient_accumulation_steps})",
+            where="TrainingArguments",
+            fix="Set one of the two.",
+        )
+    args.gradient_accumulation_steps = asked
+
+
+def rows_per_rank(args: Any, batch_size: int, world: int) -> int:
+    """The rows of a rank's batch: `batch_size`, or its share of it with `split_batches`."""
+    if not args.accelerator_config.split_batches or world == 1:
+        return batch_size
+    if batch_size % world:
+        raise ConfigError(
+            f"with split_batches a batch of {batch_size} rows is split over {world} ranks, which does not come out even",
+            where="TrainingArguments",
+            fix=f"Use a batch size that is a multiple of {world}, or leave split_batches out of accelerator_config.",
+        )
+    return batch_size // world
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tunesmith.trainer.arguments import DROPPED, RENAMED
-from tunesmith.trainer.fields import FIELDS
+from tunesmith.trainer.arguments import DROPPED, MOVED, RENAMED
+from tunesmith.trainer.fields import ACCELERATOR, FIELDS
 from tunesmith.trainer.methods import NOT_CALLED, PROVIDED
 from tunesmith.trainer.upstream import library
 
@@ -82,6 +82,8 @@ def render() -> str:
         note = entry.note if entry.allowed is None else f"{entry.note}. Otherwise: {entry.instead}"
         note = entry.instead if status == "refused" else note
         lines.append(f"| `{field.name}` | `{_default(field)!r}` | {status} | {_cell(note)} |")
+    lines += ["", "### accelerator_config", "", "| value | effect |", "| --- | --- |"]
+    lines += [f"| `{name}` | {_cell(effect)} |" for name, effect in ACCELERATOR.items()]
     lines += ["", "## Old names", "", "`tunesmith.TrainingArguments` accepts them with a one-line note.", ""]
     lines += ["| old name | now |", "| --- | --- |"]
     lines += [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]
@@ -91,6 +93,7 @@ def render() -> str:
         "| `include_inputs_for_metrics` | `include_for_metrics=['inputs']` |",
         "| `tokenizer=` of the Trainer | `processing_class=` |",
     ]
+    lines += [f"| `{old}` | `accelerator_config={{'{old}': ...}}` |" for old in MOVED]
     lines += [f"| `{old}` | left out: {_cell(why)} |" for old, why in DROPPED.items()]
     lines += ["", "## Methods", "", "| method | status | note |", "| --- | --- | --- |"]
     lines += [f"| `{name}` | honoured | {_cell(note) or 'as in transformers'} |" for name, note in PROVIDED.items()]

@@ -16,8 +16,10 @@ from tunesmith.data.batches import Padding
 from tunesmith.data.token_rows import TOKEN_COLUMNS, TokenRows
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.model.adapters import inner_model
+from tunesmith.trainer.arguments import rows_per_rank
 from tunesmith.trainer.attributes import TrainerAttributes
 from tunesmith.trainer.loaders import EpochBatches, RowBatches, SizedLoader
+from tunesmith.trainer.streams import SentRows, dealt_stream
 from tunesmith.trainer.upstream import DataCollatorWithPadding, has_length, parts, utils
 from tunesmith.trainer.workers import SECONDS
 
@@ -54,7 +56,7 @@ class DataPart(TrainerAttributes):
         loader = self._get_dataloader(
             self.eval_dataset if dataset is None else dataset,
             "Evaluation",
-            self.args.eval_batch_size,
+            self._eval_batch_size(),
             sampler_fn=self._get_eval_sampler,
         )
         self._eval_dataloaders[key] = loader
@@ -62,7 +64,10 @@ class DataPart(TrainerAttributes):
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """The DataLoader of `predict`."""
-        return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, sampler_fn=self._get_eval_sampler)
+        return self._get_dataloader(test_dataset, "test", self._eval_batch_size(), sampler_fn=self._get_eval_sampler)
+
+    def _eval_batch_size(self) -> int:
+        return rows_per_rank(self.args, self.args.eval_batch_size, self.runtime.world)
 
     def get_total_train_batch_size(self, args: Any = None) -> int:
         """Rows of one optimizer step over all micro-batches and ranks."""
@@ -111,7 +116,7 @@ class DataPart(TrainerAttributes):
         ):
             order = np.argsort(-rows.lengths, kind="stable")
         mine = order[self.runtime.rank :: self.runtime.world]
-        return RowBatches(mine, self.args.eval_batch_size, self.args.dataloader_drop_last)
+        return RowBatches(mine, self._eval_batch_size(), self.args.dataloader_drop_last)
 
     def _lengths_of(self, dataset: Any) -> npt.NDArray[np.int64]:
         """The number of tokens in each row: from a length column, from Arrow, or by looking at every row."""
@@ -146,19 +151,20 @@ class DataPart(TrainerAttributes):
             collator = self._get_collator_with_removed_columns(self.data_collator, description)
         options: dict[str, Any] = {
             "collate_fn": collator,
-            "num_workers": args.dataloader_num_workers,
             "pin_memory": args.dataloader_pin_memory and self.runtime.device.type != "cpu",
-            "persistent_workers": args.dataloader_persistent_workers,
-            "multiprocessing_context": args.dataloader_multiprocessing_context,
-            "prefetch_factor": args.dataloader_prefetch_factor,
-            "in_order": args.dataloader_in_order,
-            "timeout": self.worker_timeout if args.dataloader_num_workers else 0,
         }
         if isinstance(dataset, IterableDataset):
-            if self.runtime.world > 1:
-                dataset = parts.IterableDatasetShard(
-                    dataset, batch_size, args.dataloader_drop_last, self.runtime.world, self.runtime.rank
-                )
+            dataset = dealt_stream(dataset, batch_size, args, self.runtime)
+        if not isinstance(dataset, SentRows):  # whose rows come over the process group, which workers are not part of
+            options |= {
+                "num_workers": args.dataloader_num_workers,
+                "persistent_workers": args.dataloader_persistent_workers,
+                "multiprocessing_context": args.dataloader_multiprocessing_context,
+                "prefetch_factor": args.dataloader_prefetch_factor,
+                "in_order": args.dataloader_in_order,
+                "timeout": self.worker_timeout if args.dataloader_num_workers else 0,
+            }
+        if isinstance(dataset, IterableDataset):
             options |= {"batch_size": batch_size, "drop_last": args.dataloader_drop_last}
         else:
             sampler = sampler_fn(dataset) if sampler_fn is not None else None

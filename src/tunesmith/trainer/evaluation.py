@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from tunesmith.events import Evaluated
 from tunesmith.train.sharding import is_sharded, whole_weights
+from tunesmith.trainer.arguments import rows_per_rank
 from tunesmith.trainer.gathering import Gathered
 from tunesmith.trainer.loaders import RecordedBatches, RowBatches, count_rows
 from tunesmith.trainer.objective import COUNT, LossPart, accepts, count_items
@@ -207,7 +208,7 @@ class EvaluationPart(LossPart):
         return self.model
 
     def _speed(self, prefix: str, started: float, rows: int) -> dict[str, float]:
-        per_step = self.args.eval_batch_size * self.runtime.world
+        per_step = rows_per_rank(self.args, self.args.eval_batch_size, self.runtime.world) * self.runtime.world
         found: dict[str, float] = speed_metrics(prefix, started, num_samples=rows, num_steps=math.ceil(rows / per_step))
         return found
 

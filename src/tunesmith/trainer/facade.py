@@ -11,7 +11,7 @@ from typing import Any
 
 from tunesmith.errors import ConfigError
 from tunesmith.model.adapters import inner_model
-from tunesmith.trainer.arguments import check_arguments, make_trainer_runtime
+from tunesmith.trainer.arguments import check_arguments, make_trainer_runtime, rows_per_rank, take_accumulation
 from tunesmith.trainer.callbacks import new_control
 from tunesmith.trainer.hub import HubPart
 from tunesmith.trainer.loaders import EpochClock
@@ -67,6 +67,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
     ) -> None:
         self.args = library.TrainingArguments(output_dir="tmp_trainer") if args is None else args
         check_arguments(self.args)
+        take_accumulation(self.args)
         check_overrides(type(self))
         seed_for(self.args)
         if tokenizer is not None:
@@ -103,7 +104,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
         self.current_flos, self._initial_num_input_tokens_seen = 0.0, 0.0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
-        self._train_batch_size = self.args.train_batch_size
+        self._train_batch_size = rows_per_rank(self.args, self.args.train_batch_size, self.runtime.world)
         self._created_lr_scheduler, self._signature_columns, self._eval_dataloaders = False, None, {}
         self._clock = EpochClock()
         self._engine, self._journal, self._trial, self._journalled = None, None, None, set()

@@ -161,11 +161,7 @@ FIELDS: dict[str, Field] = {
         "Leave it True: the loss is divided by the items of all devices, or two ranks would not equal one.",
     ),
     "save_on_each_node": Field("rank 0 alone writes", _unset, "Leave it out, and copy the folder to the other nodes."),
-    "accelerator_config": Field(
-        "defaults only: the data order is ours",
-        lambda value: value is None or _default_accelerator_config(value),
-        "Leave it out: data order, batch splitting and gradient accumulation are the engine's own.",
-    ),
+    "accelerator_config": Field("each of its values has its line below"),
     "debug": Field(
         "none needed: a value that is not finite is named with its tensor and its rows",
         _unset,
@@ -205,11 +201,22 @@ def sharding_problems(asked: Any, config: Any) -> list[str]:
     return []
 
 
-def _default_accelerator_config(value: Any) -> bool:
-    given = value if isinstance(value, dict) else value.to_dict()
-    plain = {"split_batches": False, "dispatch_batches": None, "even_batches": True, "use_seedable_sampler": True}
-    plain |= {"gradient_accumulation_kwargs": None, "use_configured_state": False}
-    return all(given.get(name, default) == default for name, default in plain.items())
+ACCELERATOR: dict[str, str] = {
+    "split_batches": "True: `per_device_train_batch_size` and `per_device_eval_batch_size` are the rows of all ranks together, "
+    "and must be a multiple of their number",
+    "dispatch_batches": "True: rank 0 alone reads a stream and sends each rank its rows; `dataloader_num_workers` does not "
+    "apply to it. None or False: each rank reads the stream and takes its rows, which must then come in one order on all of "
+    "them. Of a dataset with a length each rank reads its own rows, whatever the value: the order is known to all",
+    "even_batches": "no effect: a row is never trained or evaluated twice to fill up a batch. A rank without rows in the last "
+    "step adds nothing to it, so that two ranks equal one. The last rows of a stream are completed as in transformers",
+    "use_seedable_sampler": "no effect: the order of an epoch depends on the seed and the epoch alone",
+    "non_blocking": "no effect: batches are always copied to the device without waiting",
+    "gradient_accumulation_kwargs": "`num_steps` sets `gradient_accumulation_steps`, which must then be 1; "
+    "`sync_each_batch`: ranks exchange gradients in each micro-batch, to the same sum. `adjust_scheduler` and "
+    "`sync_with_dataloader` have no effect, as in transformers: the scheduler is stepped once for each update",
+    "use_configured_state": "as in transformers: `TrainingArguments` takes the device of the state that you made",
+}
+"""Every value of `accelerator_config`, and what it does."""
 
 
 def refused(args: Any) -> list[str]:

@@ -105,9 +105,6 @@ def compiled(trainer: Any, model: Any) -> Any:
 class AcceleratorView:
     """The accelerator as user code sees it: `backward` knows the engine's loss scale."""
 
-    use_seedable_sampler = True
-    """The order of rows is our own, and depends on the seed and the epoch alone."""
-
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 

@@ -13,7 +13,7 @@ import torch
 from tunesmith.errors import ConfigError
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import retire
-from tunesmith.trainer.arguments import make_trainer_runtime
+from tunesmith.trainer.arguments import make_trainer_runtime, rows_per_rank
 from tunesmith.trainer.attributes import TrainerAttributes
 from tunesmith.trainer.upstream import search, utils
 
@@ -87,7 +87,7 @@ class SearchPart(TrainerAttributes):
         self._settle_trials(best_of(trial))
         self._trial_folders[trial.number] = Path(self._get_output_dir(trial))  # type: ignore[attr-defined]
         self._set_options(self.hp_space(trial))
-        self._train_batch_size = self.args.train_batch_size
+        self._train_batch_size = rows_per_rank(self.args, self.args.train_batch_size, self.runtime.world)
         self.runtime = make_trainer_runtime(self.args)
 
     def _set_options(self, values: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ class SearchPart(TrainerAttributes):
 
         known = {n: v for n, v in values.items() if hasattr(self.args, n)}
         self._set_options(known)
-        self._train_batch_size = self.args.train_batch_size
+        self._train_batch_size = rows_per_rank(self.args, self.args.train_batch_size, self.runtime.world)
         self.model = self.call_model_init(optuna.trial.FixedTrial(values, number)).to(self.runtime.device)
         self.model_wrapped = self.model
         self.model.load_state_dict(self._trial_weights[number])

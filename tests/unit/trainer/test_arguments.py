@@ -32,7 +32,6 @@ REFUSED: dict[str, Any] = {
     "save_on_each_node": True,
     "average_tokens_across_devices": False,
     "train_sampling_strategy": "batch_rebalance",
-    "accelerator_config": {"split_batches": True},
 }
 
 
