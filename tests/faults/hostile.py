@@ -225,7 +225,8 @@ def mutate_text(rng: random.Random, data: bytes) -> bytes:
 
 def by_content(path: Path, rng: random.Random) -> None:
     """Changes a file's content in the way of its kind, or as bytes."""
-    if not stat.S_ISREG(os.lstat(path).st_mode):  # an earlier change replaced it
+    info = os.lstat(path)
+    if not stat.S_ISREG(info.st_mode) or info.st_size > 10**8:  # an earlier change replaced it
         return
     data = path.read_bytes()
     ways = {".json": _as_json, ".jsonl": mutate_lines, ".csv": mutate_cells, ".tsv": mutate_cells}

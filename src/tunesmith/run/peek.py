@@ -57,8 +57,8 @@ def peek_journal(path: Path) -> Peek:
     problems = [f"its last line has more than {MAX_LINE:,} bytes"] if endless else []
     first = _decoded(head[: head.rfind(b"\n") + 1].split(b"\n")[:1], problems)
     started = _newest(first, RunStarted)
-    # The first line of the tail may be the second half of one.
-    last = _decoded(_newest_lines(tail.split(b"\n")[1 if size > TAIL else 0 :]), problems)
+    lines = _whole_lines(tail, size > TAIL) or _whole_lines(far, size > FAR_TAIL)
+    last = _decoded(_newest_lines(lines), problems)
     evaluated = next((e for e in last if isinstance(e, Evaluated) and e.split == "validation"), None)
     if evaluated is None and _EVALUATED in far:
         found = _decoded([far[far.rfind(_EVALUATED) :].split(b"\n", 1)[0]], problems)
@@ -83,10 +83,15 @@ def _read_end(handle: int, size: int, count: int) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
+def _whole_lines(tail: bytes, is_part: bool) -> list[bytes]:
+    """The lines; the first of a part may be the second half of one."""
+    return [line for line in tail.split(b"\n")[1 if is_part else 0 :] if line]
+
+
 def _newest_lines(lines: list[bytes]) -> list[bytes]:
     """From the last line back; of the steps only the newest, which begins as we write it."""
     steps = [line for line in lines if line.startswith(_STEP)]
-    return [line for line in reversed(lines) if line and (not line.startswith(_STEP) or line is steps[-1])]
+    return [line for line in reversed(lines) if not line.startswith(_STEP) or line is steps[-1]]
 
 
 def _decoded(lines: list[bytes], problems: list[str]) -> list[Event]:

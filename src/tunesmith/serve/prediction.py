@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tunesmith.errors import ConfigError
+from tunesmith.errors import CheckpointError, ConfigError
+from tunesmith.predict.facts import FACTS_FILE
 from tunesmith.run.layout import RunDir
+from tunesmith.run.sealed import MANIFEST, verify
 from tunesmith.serve.pages import model_facts
 from tunesmith.serve.routes import answer_texts, refuse_in_json
-from tunesmith.serve.tryit import Classifier
+from tunesmith.serve.tryit import Classifier, model_marks
 
 
 class PredictionService:
@@ -23,6 +28,8 @@ class PredictionService:
             raise ConfigError(
                 "holds no finished model", where=str(run.path), fix="Give a run that has ended, with its model/ folder."
             )
+        self._marks = model_marks(run)
+        self._problem: str | None = None
 
     def routes(self) -> list[Route]:
         """Every route of the service."""
@@ -39,7 +46,26 @@ class PredictionService:
         self.classifier.close()
 
     async def _health(self, request: Request) -> Response:
+        problem = await asyncio.to_thread(self._find_problem)
+        if problem is not None:
+            return JSONResponse({"run": self.run.name, "error": problem}, 503)
         return JSONResponse({"run": self.run.name, **(model_facts(self.run) or {})})
+
+    def _find_problem(self) -> str | None:
+        """Why the model on disk cannot be used; files that changed since the last time are hashed, once."""
+        marks = model_marks(self.run)
+        if marks != self._marks:
+            self._marks, self._problem = marks, None
+            if not marks:
+                self._problem = "model/ is gone"
+            elif model_facts(self.run) is None:
+                self._problem = f"model/{FACTS_FILE} cannot be read"
+            elif os.path.lexists(self.run.model / MANIFEST):
+                try:
+                    verify(self.run.model)
+                except CheckpointError as error:
+                    self._problem = error.line()
+        return self._problem
 
     async def _predict(self, request: Request) -> Response:
         return await answer_texts(request, self.run, self.classifier)

@@ -58,6 +58,16 @@ def load_predictor(run: RunDir) -> Any:
     return Predictor.load(run.path, use_cpu=True)
 
 
+def model_marks(run: RunDir) -> tuple[tuple[Any, ...], ...]:
+    """What tells the files of model/ from others under the same names; empty when there are none."""
+    try:
+        with os.scandir(run.model) as entries:
+            found = [(e.name, e.stat(follow_symlinks=False)) for e in entries]
+    except OSError:
+        return ()
+    return tuple(sorted((name, info.st_ino, info.st_size, info.st_mtime_ns) for name, info in found))
+
+
 class Classifier:
     """`classify` from any task. The thread starts with the first request and the model is loaded when it is first asked."""
 
@@ -151,12 +161,11 @@ class Classifier:
             item.reply(error)
 
     def _model(self, run: RunDir) -> Any:
-        """The loaded model; loaded again when its folder was replaced meanwhile."""
-        try:
-            info = os.stat(run.model)
-        except OSError:
-            raise BadRequest(409, "the run has no finished model yet") from None
-        key = (str(run.path), info.st_ino, info.st_mtime_ns)
+        """The loaded model; loaded again when its folder or a file in it was replaced meanwhile."""
+        marks = model_marks(run)
+        if not marks:
+            raise BadRequest(409, "the run has no finished model")
+        key = (str(run.path), *marks)
         if key not in self._kept:
             for old in [k for k in self._kept if k[0] == key[0]]:
                 del self._kept[old]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import pytest
 
 from tunesmith.errors import ConfigError
 from tunesmith.run.layout import RunDir
+from tunesmith.run.sealed import write_sealed
 from tunesmith.serve.bodies import BadRequest, Texts
 from tunesmith.serve.prediction import PredictionService
 from tunesmith.serve.tryit import Classifier, load_predictor
@@ -37,6 +39,22 @@ def test_health_and_predict_answer_and_nothing_else_exists(service: Any) -> None
     assert service.post("/predict", {"texts": ["a" * 30, "b" * 90]})[1]["results"][1]["label"] == "long"
     assert service.ask("GET", "/runs/alpha")[0] == 404
     assert service.ask("GET", "/predict")[0] == 405
+
+
+def test_health_knows_that_the_model_is_gone_or_changed(service: Any, runs: Path) -> None:
+    model = RunDir(runs / "alpha").model
+    facts = (model / "tunesmith.json").read_text()
+    (model / "tunesmith.json").write_text("[" * 5000)
+    status, _, body = service.ask("GET", "/health")
+    assert (status, json.loads(body)["error"]) == (503, "model/tunesmith.json cannot be read")
+    shutil.rmtree(model)
+    assert json.loads(service.ask("GET", "/health")[2])["error"] == "model/ is gone"
+    write_sealed(model, lambda folder: (folder / "tunesmith.json").write_text(facts), {})
+    assert service.ask("GET", "/health")[0] == 200
+    (model / "tunesmith.json").write_text(facts.replace("short", "slight"))
+    status, _, body = service.ask("GET", "/health")
+    assert status == 503
+    assert "tunesmith.json" in json.loads(body)["error"]
 
 
 def test_a_run_without_a_model_is_refused_before_anything_listens(runs: Path) -> None:
