@@ -79,6 +79,8 @@ ENCODINGS = {
         "x.csv", at_line(6, "\u3042,pos").encode(), ("x.csv:6:1: ", "byte offset"), {"encoding": "ascii"}
     ),
     "NUL": Bad("x.csv", at_line(7, "a\0b,pos"), ("x.csv:7:1: ", "NUL")),
+    "NUL at the start of json lines": Bad("x.jsonl", b"\0" * 99, ("x.jsonl:1:1: ", "NUL")),
+    "NUL at the start of json": Bad("x.json", b"\0" * 99, ("x.json:1:1: ", "NUL")),
     "NUL in tsv": Bad("x.tsv", "text\tlabel\na\tb\nc\t\0\n", ("x.tsv:3:2: ", "NUL")),
     "latin-1 json line": Bad("x.jsonl", jsonl('{"text": "caf\u00e9"}').encode("latin-1"), ("x.jsonl:5:14: ", "0xe9")),
 }

@@ -34,9 +34,12 @@ def json_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds, arra
     """Record batches of the objects, in order, with line numbers."""
     blocks = iter(blocks)
     head = ""
-    for head in blocks:
-        if head.strip():
-            break
+    try:
+        for head in blocks:
+            if head.strip():
+                break
+    except UnreadableText as fault:
+        raise fault.at(f"{origin}:1:1") from None
     if head.lstrip().startswith("["):
         if not array_allowed:
             fix = "Write one object a line, or name the file .json."

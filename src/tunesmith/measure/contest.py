@@ -75,7 +75,7 @@ class Contestant:
         self._errors = log.open("wb")
         began = time.perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tunesmith.measure.worker", kind, json.dumps(options)],
+            [sys.executable, "-P", "-m", "tunesmith.measure.worker", kind, json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

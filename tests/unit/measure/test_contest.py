@@ -46,9 +46,14 @@ def test_the_trainer_beside_us_on_the_users_own_rows(tmp_path: Path, capsys: pyt
     assert len({round(ours, 6) for ours, _ in found["losses"]}) > 5, "the losses do not move"
 
 
-def test_a_contestant_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
+def test_a_contestant_that_dies_is_named_with_its_last_words_and_imports_nothing_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "statistics.py").write_text("open('canary', 'w')\nmedian = None\n")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(WorkerError, match=r"plain PyTorch loop ended with 1: .*no\.csv"):
         Contestant("loop", {"train_file": str(tmp_path / "no.csv")}, tmp_path / "loop.log")
+    assert not (tmp_path / "canary").exists()
 
 
 @pytest.mark.parametrize(
