@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tunesmith.run.sealed import fsync_file, hash_file
+from tunesmith.run.sealed import hash_file
+from tunesmith.run.writing import fsync_file
 from tunesmith.train.snapshot import Aside, Snapshot
 
 STEP_SECONDS = 0.1

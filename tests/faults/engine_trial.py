@@ -24,7 +24,7 @@ from tunesmith.labels import Task
 from tunesmith.predict.export import export_model
 from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock
-from tunesmith.run.sealed import write_file_atomically
+from tunesmith.run.writing import write_file
 from tunesmith.train.checkpoint import Identity
 from tunesmith.train.evaluate import predict_rows
 from tunesmith.train.keeper import RunKeeper
@@ -255,7 +255,7 @@ def follow(keeper: RunKeeper, batches: Any, options: dict[str, Any]) -> None:
         export_model(keeper.run.model, weights, keeper.describe, "card")
         keeper.end("completed")
         outcome = json.dumps({"step": state.step, "tensors": tensors})
-        write_file_atomically(Path(f"{keeper.run.path}.outcome"), outcome.encode())
+        write_file(Path(f"{keeper.run.path}.outcome"), outcome.encode())
     state.runtime.barrier()
 
 

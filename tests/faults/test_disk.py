@@ -17,7 +17,8 @@ import pytest
 from faults.trials import clean, damaged_checkpoints, fingerprint, intact_checkpoints, leftovers, seed_of, size
 from tunesmith.errors import ResourceError
 from tunesmith.run.layout import RunDir
-from tunesmith.run.sealed import require_space, write_file_atomically, write_sealed
+from tunesmith.run.sealed import require_space, write_sealed
+from tunesmith.run.writing import write_file
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace (apt-get install strace)")
 SHORT = {"rows": 16, "epochs": 1, "evaluate_every": 2}
@@ -246,9 +247,9 @@ def test_a_save_that_fails_leaves_the_folder_it_would_have_replaced(tmp_path: Pa
 
 def test_a_small_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    write_file_atomically(file, b"old")
+    write_file(file, b"old")
     with pytest.raises(ResourceError, match=r"run\.yaml"):
-        write_file_atomically(tmp_path / "missing" / "run.yaml", b"new")
+        write_file(tmp_path / "missing" / "run.yaml", b"new")
     assert file.read_bytes() == b"old"
     with pytest.raises(ResourceError, match=r"MB are needed"):
         require_space(tmp_path, 10**18)

@@ -17,7 +17,8 @@ from tunesmith.errors import CheckpointError
 from tunesmith.events import WALL_CLOCK, EpochStarted, Evaluated, Improved, StepDone, to_json
 from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import read_journal
-from tunesmith.run.sealed import TMP_PREFIX, read_manifest, verify
+from tunesmith.run.sealed import read_manifest, verify
+from tunesmith.run.writing import TMP_PREFIX
 
 TESTS = Path(__file__).resolve().parents[1]
 FULL = os.environ.get("TUNESMITH_FAULT_TRIALS", "") == "full"

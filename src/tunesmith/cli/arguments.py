@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any
 
-from tunesmith.cli.parser import Switch
+from tunesmith.cli.parser import Switch, user_path
 from tunesmith.config.convert import choices_of, is_boolean, is_list
 from tunesmith.config.load import load_config
 from tunesmith.config.old_names import IGNORED, REFUSED, RENAMED
@@ -27,9 +27,13 @@ def add_config_arguments(
     parser.epilog = (
         "A switch stands alone or takes true or false: --bf16, --bf16 false and --no_bf16 all work. [x]: default x."
     )
-    parser.add_argument("--config", metavar="FILE", help="Read options from a .yaml, .json or .toml file.")
+    parser.add_argument(
+        "--config", type=user_path, metavar="FILE", help="Read options from a .yaml, .json or .toml file."
+    )
     if positional:
-        parser.add_argument("config_file", nargs="?", metavar="run.yaml", help="The same as --config run.yaml.")
+        parser.add_argument(
+            "config_file", nargs="?", type=user_path, metavar="run.yaml", help="The same as --config run.yaml."
+        )
     sections: dict[str, Any] = {}
     for option in list_options().values():
         if wanted is None or option.group in wanted:

@@ -12,11 +12,12 @@ import tempfile
 from pathlib import Path
 
 from tunesmith.cli.arguments import add_config_arguments, config_from_args
+from tunesmith.cli.parser import user_path
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError
 from tunesmith.measure.contest import CONTESTANTS, kinds_for
 from tunesmith.run.environment import package_versions
-from tunesmith.run.sealed import write_file_atomically
+from tunesmith.run.writing import write_file
 
 OTHERS = [kind for kind in CONTESTANTS if kind != "tunesmith"]
 
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant [3]")
     parser.add_argument("--steps", type=int, default=8, help="steps of a turn [8]")
     parser.add_argument("--against", nargs="+", metavar="NAME", help=f"of {', '.join(OTHERS)} [what suits the device]")
-    parser.add_argument("--json", metavar="FILE", help="also write the numbers to a file")
+    parser.add_argument("--json", type=user_path, metavar="FILE", help="also write the numbers to a file")
     add_config_arguments(parser, positional=True)
 
 
@@ -93,7 +94,7 @@ def _measure(config: RunConfig, args: argparse.Namespace) -> None:
         facts = {"what": title, "versions": package_versions(), "largest_loss_difference": worst}
         facts |= {"matrix_rate": limits.matrix_rate, "copy_rate": limits.copy_rate, "did_not_run": failures_of(results)}
         text = json.dumps(to_json(lines, **facts, losses=pairs), indent=1) + "\n"
-        write_file_atomically(Path(args.json), text.encode())
+        write_file(Path(args.json), text.encode())
         print(f"written: {args.json}")
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 
+from tunesmith.cli.parser import user_path
+
 DEFAULT_PORT = 8321
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("runs_dir", nargs="?", default="runs", metavar="RUNS_DIR", help="folder of run folders [runs]")
+    parser.add_argument(
+        "runs_dir", nargs="?", type=user_path, default="runs", metavar="RUNS_DIR", help="folder of run folders [runs]"
+    )
     add_server_arguments(parser, DEFAULT_PORT)
 
 

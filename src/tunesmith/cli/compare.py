@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tunesmith.cli.parser import user_path
+
 if TYPE_CHECKING:
     from tunesmith.report.compare import Comparison
 
@@ -14,7 +16,11 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="run folders, 2 to 8; the others are tested against the first"
+        "runs",
+        nargs="+",
+        type=user_path,
+        metavar="RUN",
+        help="run folders, 2 to 8; the others are tested against the first",
     )
     parser.add_argument(
         "--metric",
@@ -24,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split", metavar="NAME", help="split to test on; default: test where all runs have one, else validation"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="write one self-contained HTML page, too")
+    parser.add_argument(
+        "-o", "--output", type=user_path, metavar="FILE", help="write one self-contained HTML page, too"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
@@ -32,13 +40,18 @@ def run(args: argparse.Namespace) -> int:
     """Prints the comparison and writes the page; gives the exit code."""
     from tunesmith.report.compare import compare_runs
 
+    if args.output:
+        from tunesmith.run.writing import require_plain
+
+        require_plain(Path(args.output))
     comparison = compare_runs(args.runs, metric=args.metric, split=args.split)
     print(json.dumps(to_json(comparison), allow_nan=False, indent=1) if args.json else to_text(comparison))
     if args.output:
         from tunesmith.report.compare_page import write_comparison
+        from tunesmith.run.writing import make_folder
 
         path = Path(args.output)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         written = write_comparison(comparison, path)
         if not args.json:
             print(f"\n{written}")

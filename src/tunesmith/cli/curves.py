@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
+
+from tunesmith.cli.parser import user_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder (or a journal.jsonl)")
+    parser.add_argument("runs", nargs="+", type=user_path, metavar="RUN", help="run folder (or a journal.jsonl)")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="where to write; .png and .svg are written beside each other"
+        "-o",
+        "--output",
+        type=user_path,
+        metavar="FILE",
+        help="where to write; .png and .svg are written beside each other",
     )
     parser.add_argument("--x", choices=("step", "epoch"), default="step", help="what the horizontal axis counts")
     parser.add_argument("--no_sketch", action="store_true", help="print no sketch")
@@ -34,16 +41,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _free(name: str) -> Path:
+    """A file of the current folder that is not there yet: it was not named, so nothing is replaced."""
+    from tunesmith.errors import ConfigError
+
+    if os.path.lexists(name):
+        raise ConfigError("exists already", where=name, fix=f"Use -o {name} to replace it, or -o OTHER.png")
+    return Path(name)
+
+
 def _targets(output: str | None, runs: list[str]) -> tuple[Path, Path]:
     """One run: into its folder. Several: into the current folder."""
     from tunesmith.run.layout import RunDir
+    from tunesmith.run.writing import make_folder
 
     if output is None:
         if len(runs) > 1:
-            return Path("curves.png"), Path("curves.svg")
+            return _free("curves.png"), _free("curves.svg")
         folder = RunDir(Path(runs[0]).parent if Path(runs[0]).is_file() else runs[0])
         return folder.curves_png, folder.curves_svg
     path = Path(output)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     known = path.suffix.lower() in (".png", ".svg")
     return (path.with_suffix(".png"), path.with_suffix(".svg")) if known else (Path(f"{path}.png"), Path(f"{path}.svg"))

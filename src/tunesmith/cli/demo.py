@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from pathlib import Path
 
+from tunesmith.cli.parser import user_path
 from tunesmith.config.schema import RunConfig
 
 RECIPE = {
@@ -19,7 +21,9 @@ RECIPE = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("--output_dir", metavar="FOLDER", help="run folder [runs/demo, or the next free runs/demo-2]")
+    parser.add_argument(
+        "--output_dir", type=user_path, metavar="FOLDER", help="run folder [runs/demo, or the next free runs/demo-2]"
+    )
     parser.add_argument("--max_steps", type=int, default=-1, metavar="N", help="stop after this many steps [all]")
     parser.add_argument("--disable_tqdm", action="store_true", help="plain lines instead of progress bars")
 
@@ -56,8 +60,16 @@ def make_config(output_dir: str | None = None, *, max_steps: int = -1, plain: bo
 
 
 def free_folder(folder: Path) -> Path:
-    """The folder, or folder-2, folder-3, ...: the first that holds no finished run."""
+    """The folder, or folder-2, folder-3, ...: the first that is new, empty or holds an unfinished run."""
     from itertools import count
 
+    from tunesmith.run.claim import is_run
+    from tunesmith.run.layout import RunDir
+
+    def is_free(name: Path) -> bool:
+        if not os.path.lexists(name) or (name.is_dir() and not any(name.iterdir())):
+            return True
+        return is_run(RunDir(name)) and not RunDir(name).report_file.exists()
+
     names = (folder.with_name(f"{folder.name}-{n}") if n > 1 else folder for n in count(1))
-    return next(name for name in names if not (name / "report.html").exists())
+    return next(filter(is_free, names))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 
+from tunesmith.cli.parser import user_path
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder")
+    parser.add_argument("runs", nargs="+", type=user_path, metavar="RUN", help="run folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
 
 

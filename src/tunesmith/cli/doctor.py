@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 
+from tunesmith.cli.parser import user_path
+
 MARKS = {"sound": "ok", "note": "note", "useless": "useless", "broken": "BROKEN"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("run_folder", metavar="RUN", help="run folder")
+    parser.add_argument("run_folder", type=user_path, metavar="RUN", help="run folder")
     parser.add_argument("--repair", action="store_true", help="remove what nothing can use: leftovers, damaged copies")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

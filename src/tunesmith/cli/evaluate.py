@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tunesmith.cli.parser import user_path
 from tunesmith.cli.reading import (
     add_reading_arguments,
     load_predictor,
@@ -18,9 +19,15 @@ from tunesmith.cli.reading import (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("run", metavar="RUN", help="run folder, or any folder with a trained classifier")
     parser.add_argument(
-        "--test_file", required=True, metavar="FILE", help="labelled rows: csv, tsv, jsonl, parquet or arrow"
+        "run", type=user_path, metavar="RUN", help="run folder, or any folder with a trained classifier"
+    )
+    parser.add_argument(
+        "--test_file",
+        required=True,
+        type=user_path,
+        metavar="FILE",
+        help="labelled rows: csv, tsv, jsonl, parquet or arrow",
     )
     parser.add_argument(
         "--text_column_names", metavar="NAMES", help="one text column or two, with a comma; default: as in training"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
+from tunesmith.cli.parser import user_path
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, list_options
 from tunesmith.config.write import dump_value
-from tunesmith.errors import ConfigError, ResourceError
+from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
+from tunesmith.run.claim import require_not_of_a_run
+from tunesmith.run.writing import require_plain, write_file
 
 USUAL = (
     "train_file",
@@ -40,10 +42,14 @@ USUAL = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The data file and where to write."""
-    parser.add_argument("train_file", metavar="data.csv", help="Training rows: csv, tsv, jsonl, parquet or arrow.")
-    parser.add_argument("-o", "--output", default="run.yaml", metavar="FILE", help="Config to write. [run.yaml]")
-    parser.add_argument("--validation_file", metavar="FILE", help="Rows to evaluate on while training.")
-    parser.add_argument("--test_file", metavar="FILE", help="Rows to evaluate or predict at the end.")
+    parser.add_argument(
+        "train_file", type=user_path, metavar="data.csv", help="Training rows: csv, tsv, jsonl, parquet or arrow."
+    )
+    parser.add_argument(
+        "-o", "--output", type=user_path, default="run.yaml", metavar="FILE", help="Config to write. [run.yaml]"
+    )
+    parser.add_argument("--validation_file", type=user_path, metavar="FILE", help="Rows to evaluate on while training.")
+    parser.add_argument("--test_file", type=user_path, metavar="FILE", help="Rows to evaluate or predict at the end.")
     parser.add_argument("--force", action="store_true", help="Overwrite the config when it exists.")
 
 
@@ -54,12 +60,14 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("the config is written as YAML", where=str(output), fix="Give a name that ends in .yaml")
     if output.exists() and not args.force:
         raise ConfigError("exists already", where=str(output), fix="Use --force to overwrite it, or -o OTHER.yaml")
+    require_plain(output)
+    require_not_of_a_run(output)
     files = {
         name: getattr(args, name) for name in ("train_file", "validation_file", "test_file") if getattr(args, name)
     }
     found, why = look_at(files)
     config = load_config(None, {**files, **found})
-    write_text(output, describe_run(config, why))
+    write_file(output, describe_run(config, why).encode())
     for sentence in why:
         print(sentence)
     print(f"Wrote {output}. Train with: tunesmith train {output}")
@@ -95,14 +103,3 @@ def describe_run(config: RunConfig, why: tuple[str, ...]) -> str:
         if option.name not in USUAL:
             lines += ["#", f"# {option.help}", f"#{option.name}: {dump_value(option.default)}"]
     return "\n".join(lines) + "\n"
-
-
-def write_text(path: Path, text: str) -> None:
-    """The whole file or none of it."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise ResourceError(f"cannot write: {error.strerror}", where=str(path), fix="Check the folder") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -10,6 +11,11 @@ from tunesmith.config.convert import WORDS
 from tunesmith.config.load import load_config, raise_problems
 from tunesmith.config.old_names import suggest
 from tunesmith.errors import ConfigError
+
+
+def user_path(text: str) -> str:
+    """A path with `~` as the home folder: the shell leaves it as it is in `--output=~/x`."""
+    return os.path.expanduser(text)
 
 
 class Switch(argparse.Action):

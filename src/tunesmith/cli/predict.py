@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tunesmith.cli.parser import user_path
 from tunesmith.cli.reading import (
     add_reading_arguments,
     load_predictor,
@@ -20,10 +21,17 @@ from tunesmith.cli.streams import print_data
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("run", metavar="RUN", help="run folder, or any folder with a trained classifier")
-    parser.add_argument("--input", metavar="FILE", help="rows to label: csv, tsv, jsonl, parquet or arrow")
     parser.add_argument(
-        "--output", metavar="FILE", help="where to write: .csv, .tsv, .jsonl or .parquet; default: stdout as csv"
+        "run", type=user_path, metavar="RUN", help="run folder, or any folder with a trained classifier"
+    )
+    parser.add_argument(
+        "--input", type=user_path, metavar="FILE", help="rows to label: csv, tsv, jsonl, parquet or arrow"
+    )
+    parser.add_argument(
+        "--output",
+        type=user_path,
+        metavar="FILE",
+        help="where to write: .csv, .tsv, .jsonl or .parquet; default: stdout as csv",
     )
     parser.add_argument(
         "--text", nargs="+", metavar="TEXT", help="classify one text, or two that form a pair, and print the result"
@@ -38,11 +46,15 @@ def run(args: argparse.Namespace) -> int:
     """Predicts and writes the table; gives the exit code."""
     from tunesmith.errors import ConfigError
     from tunesmith.predict.tables import check_format
+    from tunesmith.run.claim import require_not_of_a_run
+    from tunesmith.run.writing import require_plain
 
     if (args.input is None) == (args.text is None):
         raise ConfigError("give either --input FILE or --text")
     if args.output is not None:
         check_format(Path(args.output))
+        require_plain(Path(args.output))
+        require_not_of_a_run(Path(args.output))
         if args.input is not None and Path(args.output).resolve() == Path(args.input).resolve():
             raise ConfigError("is the input file", where=args.output, fix="Give another --output.")
     facts = read_model_facts(args)
@@ -71,12 +83,14 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.data.load import read_unlabelled
     from tunesmith.data.truncation import describe_empty
     from tunesmith.predict.column_names import choose_names, describe_renaming, list_answers
-    from tunesmith.predict.tables import write_delimited, write_table
+    from tunesmith.predict.tables import check_cells, write_delimited, write_table
 
     console = Console()
     text = text_columns(args, facts, args.input)
     reading = partial(console.progress, "reading")
     source = read_unlabelled(Path(args.input), text=text, on_progress=reading, **reading_options(args))
+    output = None if args.output is None else Path(args.output)
+    check_cells(output, {name: source.dataset[name] for name in source.column_names})
     ours = list_answers(facts.labels)
     names = choose_names(ours, source.column_names)
     renamed = describe_renaming(ours, names)
@@ -100,9 +114,9 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     columns: dict[str, Any] = {name: source.dataset[name][:] for name in source.column_names}
     answers = [predicted_names(probabilities, labels), *probabilities.T.tolist()]
     columns |= dict(zip(names, answers, strict=False))  # a regression has no probabilities
-    if args.output is None:
+    if output is None:
         write_delimited(print_data(sys.stdout), columns, ",")
         return 0
-    write_table(Path(args.output), columns)
+    write_table(output, columns)
     print(f"{args.output}: {count:,} rows", file=sys.stderr)
     return 0

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from tunesmith.cli.parser import user_path
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("run", metavar="RUN", help="run folder")
+    parser.add_argument("run", metavar="RUN", type=user_path, help="run folder")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="where to write (default: report.html in the run folder)"
+        "-o", "--output", type=user_path, metavar="FILE", help="where to write (default: report.html in the run folder)"
     )
 
 
@@ -19,9 +21,12 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.report.build import build_report
     from tunesmith.report.render import write_report
     from tunesmith.run.layout import open_run
+    from tunesmith.run.ledger import require_own
+    from tunesmith.run.writing import make_folder
 
     folder = open_run(args.run)
     path = Path(args.output) if args.output else folder.report_file
-    path.parent.mkdir(parents=True, exist_ok=True)
+    require_own(path)
+    make_folder(path.parent)
     print(write_report(build_report(folder), path))
     return 0

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tunesmith.cli.parser import user_path
 from tunesmith.config.schema import RunConfig
 from tunesmith.run.layout import RunDir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("run_folder", metavar="RUN", help="run folder")
+    parser.add_argument("run_folder", type=user_path, metavar="RUN", help="run folder")
     parser.add_argument(
         "--allow_changed_data",
         action="store_true",

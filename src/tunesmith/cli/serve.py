@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 
 from tunesmith.cli.board import add_server_arguments, warn_network
+from tunesmith.cli.parser import user_path
 
 DEFAULT_PORT = 8322
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("run", metavar="RUN", help="run folder with a finished model")
+    parser.add_argument("run", type=user_path, metavar="RUN", help="run folder with a finished model")
     add_server_arguments(parser, DEFAULT_PORT)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tunesmith.config.metric_names import METRIC_ALIASES, METRIC_NAMES
+from tunesmith.config.paths import find_path_problems
 from tunesmith.config.schedule_options import schedule_problems
 from tunesmith.config.schema import RunConfig, list_options
 from tunesmith.errors import did_you_mean
@@ -101,6 +102,7 @@ def find_problems(
         *_check_batches(config),
         *_check_engine(config),
         *_check_saving(config),
+        *(Problem(*found) for found in find_path_problems(config)),
     ]
     return tuple(problem.line(wheres or {}) for problem in problems)
 

@@ -6,6 +6,7 @@ The string under a field is its only help text: `--help`, the reference page and
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
@@ -37,6 +38,13 @@ DELIMITER_WORDS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pi
 """Separators that are hard to type in a shell."""
 
 
+PATH_OPTIONS = (
+    *("output_dir", "cache_dir", "resume_from_checkpoint", "train_file", "validation_file", "test_file"),
+    *("model_name_or_path", "tokenizer_name", "config_name", "dataset_name"),
+)
+"""Options that are, or may be, the path of a file or folder."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(
     OutputOptions,
@@ -52,7 +60,11 @@ class RunConfig(
     """Everything a run is made from. Names and meanings follow transformers v5 where it has them."""
 
     def __post_init__(self) -> None:
-        """One spelling inside: a tab is a tab, `eval_mcc` is `matthews_correlation`."""
+        """One spelling inside: a tab is a tab, `eval_mcc` is `matthews_correlation`, `~` is the home folder."""
+        for name in PATH_OPTIONS:
+            value = getattr(self, name)
+            if isinstance(value, str):
+                object.__setattr__(self, name, os.path.expanduser(value))
         if self.delimiter is not None:
             object.__setattr__(self, "delimiter", DELIMITER_WORDS.get(self.delimiter.lower(), self.delimiter))
         if self.metric_for_best_model is not None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tunesmith.curves.series import Curves, Floats, Series, greater_is_better
 from tunesmith.curves.themes import THEMES, Theme, ThemeName
+from tunesmith.run.ledger import require_own, write_own
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,10 +57,12 @@ def figure_bytes(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
 
 
 def save_curves(curves: Curves | Sequence[Curves], *, png: Path, svg: Path, x: XAxis = "step") -> None:
-    """Writes both pictures."""
+    """Writes both pictures, or neither where one of them would replace a person's file."""
+    for file in (png, svg):
+        require_own(file)
     figure = draw_curves(curves, x=x)
-    png.write_bytes(figure_bytes(figure, "png"))
-    svg.write_bytes(figure_bytes(figure, "svg"))
+    write_own(png, figure_bytes(figure, "png"))
+    write_own(svg, figure_bytes(figure, "svg"))
 
 
 def style_axes(axes: Axes, theme: Theme, *, title: str, x_label: str) -> None:

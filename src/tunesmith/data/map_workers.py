@@ -8,13 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tunesmith.errors import WorkerError
+from tunesmith.run.writing import write_new
 
 _NOTE = "rows-of-worker-"
 
 
 def note_rows(folder: Path, indices: Sequence[int]) -> None:
     """Leaves a note of the rows that this process works on now; one that is killed can say nothing later."""
-    (folder / f"{_NOTE}{os.getpid()}").write_text(f"{indices[0] + 1}-{indices[-1] + 1}")
+    note = folder / f"{_NOTE}{os.getpid()}"
+    note.unlink(missing_ok=True)
+    write_new(note, f"{indices[0] + 1}-{indices[-1] + 1}".encode())
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from tunesmith.data.source import Source
 from tunesmith.data.table_cache import default_cache_dir, find_table, write_table
 from tunesmith.data.text_files import Dialect, choose_dialect, delimited_batches
 from tunesmith.errors import DataError
+from tunesmith.run.writing import create
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -189,7 +190,7 @@ def _binary_batches(file: _File, cache_dir: Path) -> Iterator[Any]:
         plain = Path(folder) / "rows"
         stream = CountedBytes(file.path, origin=file.origin, gzipped=True, limits=file.limits)
         try:
-            with open(plain, "wb") as out:
+            with create(plain) as out:
                 shutil.copyfileobj(stream, out, 1 << 20)
         finally:
             stream.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import ResourceError
+from tunesmith.run.writing import create
 
 _STALE_SECONDS = 24 * 3600
 
@@ -44,7 +45,7 @@ def write_table(key: str, cache_dir: Path, batches: Iterator[Any]) -> tuple[Path
         if first is None:
             return None, 0
         part = cache_dir / f".{key[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp"
-        with open(part, "wb") as file:
+        with create(part) as file:
             with pa.ipc.new_stream(file, first.schema) as writer:
                 for batch in _chain(first, batches):
                     writer.write_batch(batch)

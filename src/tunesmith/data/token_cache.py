@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.data.mapped_pages import release_pages
 from tunesmith.errors import ResourceError
+from tunesmith.run.writing import write_new
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -84,7 +85,7 @@ class TokenCache:
             files = sorted(p for p in build.iterdir() if p.suffix == ".arrow")
             sizes = {p.name: p.stat().st_size for p in files}
             entry = {**count(files), "rows": len(_read_files(files)), "files": sizes}
-            (build / MANIFEST).write_text(json.dumps(entry), encoding="utf-8")
+            write_new(build / MANIFEST, json.dumps(entry).encode())
             for path in [*files, build / MANIFEST]:
                 _fsync(path)
             _fsync(build)

@@ -15,16 +15,24 @@ from typing import Any
 from tunesmith.config.check import DATA_SOURCES
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig
-from tunesmith.errors import ConfigError
+from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import RunEnded
 from tunesmith.finetune.reading import read_run_data
 from tunesmith.finetune.refused import refuse_what_is_not_built
 from tunesmith.finetune.watch import RunResult, Watch
+from tunesmith.run.claim import require_own_folder
 from tunesmith.run.launcher import read_launch
 from tunesmith.run.layout import RunDir
+from tunesmith.run.ledger import start_ledger
 from tunesmith.run.lock import RunLock
 from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import verify
+
+INPUTS = (
+    *("model_name_or_path", "tokenizer_name", "config_name", "dataset_name"),
+    *("train_file", "validation_file", "test_file"),
+)
+"""Options that may name a folder or file which the run reads."""
 
 __all__ = ["RunResult", "Watch", "finetune", "is_complete"]
 
@@ -48,11 +56,16 @@ def finetune(
     watch = watch or Watch()
     run = RunDir(config.run_folder)
     launch = read_launch()
-    alone = launch.world == 1
+    alone, first = launch.world == 1, launch.rank == 0
+    if first:
+        require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
+        _require_checkpoint(config, run)
     # Several ranks read one after the other: the first builds the table that the others find.
     found = read_run_data(config, data, watch.progress) if alone else None
     # One rank holds the lock for all of them.
-    with RunLock(run.lock_file) if launch.rank == 0 else nullcontext():
+    with RunLock(run.lock_file) if first else nullcontext():
+        if first:
+            start_ledger(run.path, run.remade_files)
         from tunesmith.finetune.prepare import prepare, start_runtime
         from tunesmith.finetune.running import train_run
         from tunesmith.train.rank_watch import rank_watch
@@ -62,6 +75,15 @@ def finetune(
         with rank_watch(runtime):
             prepared = prepare(config, runtime, lambda: found or read_run_data(config, data, heard.progress), heard)
             return train_run(run, prepared, heard)
+
+
+def _require_checkpoint(config: RunConfig, run: RunDir) -> None:
+    if config.resume_from_checkpoint and not run.checkpoints():
+        raise CheckpointError(
+            "holds no checkpoint to resume from",
+            where=str(run.path),
+            fix="Leave --resume_from_checkpoint out to start the run, or give the --output_dir of the run.",
+        )
 
 
 def _resolve(config: RunConfig | None, options: dict[str, Any], *, has_data: bool) -> RunConfig:

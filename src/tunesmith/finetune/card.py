@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tunesmith.config.write import dump_value
 from tunesmith.finetune.finish import Scores
 from tunesmith.finetune.prepare import Prepared
 from tunesmith.labels import Task
@@ -74,14 +75,17 @@ def write_card(prepared: Prepared, scores: Scores, *, name: str, steps: int, bes
 def _metadata(prepared: Prepared, scores: Scores, name: str, base: str) -> list[str]:
     lines = ["library_name: transformers", "pipeline_tag: text-classification", "tags:", "- tunesmith"]
     if "/" in base and not base.startswith((".", "/")):
-        lines.append(f"base_model: {base}")
+        lines.append(f"base_model: {dump_value(base)}")
     split = "test" if "test" in scores else next(iter(scores), None)
     if split is None:
         return lines
-    lines += ["model-index:", f"- name: {_quote(name)}", "  results:"]
+    lines += ["model-index:", f"- name: {dump_value(name)}", "  results:"]
     lines += ["  - task: {type: text-classification, name: Text Classification}"]
     data = prepared.config.task_name or prepared.config.dataset_name or "custom"
-    lines += [f"    dataset: {{name: {_quote(str(data))}, type: {_quote(str(data))}, split: {split}}}", "    metrics:"]
+    lines += [
+        f"    dataset: {{name: {dump_value(str(data))}, type: {dump_value(str(data))}, split: {split}}}",
+        "    metrics:",
+    ]
     for metric, score in scores[split].items():
         if score.value is not None:
             lines.append(f"    - {{type: {metric}, value: {score.value:.6f}, name: {metric}}}")
@@ -92,9 +96,5 @@ def _changed(prepared: Prepared) -> dict[str, Any]:
     return {name: getattr(prepared.config, name) for name in SHOWN_OPTIONS}
 
 
-def _quote(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
 def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())

@@ -18,9 +18,9 @@ from tunesmith.metrics.uncertainty import Score
 from tunesmith.predict.column_names import names_of_run
 from tunesmith.predict.export import describe_model, export_model
 from tunesmith.predict.predictor import predicted_names, probabilities_of
-from tunesmith.predict.tables import write_table
+from tunesmith.predict.tables import fill_table
 from tunesmith.run.layout import RunDir
-from tunesmith.run.sealed import write_file_atomically
+from tunesmith.run.ledger import write_own, writing_own
 from tunesmith.train.evaluate import Predictions, predict_rows
 from tunesmith.train.strategies import choose_strategies
 from tunesmith.train.weight_files import contiguous, load_weights, require_finite
@@ -94,9 +94,10 @@ def score_splits(prepared: Prepared, predictions: dict[str, Predictions]) -> Sco
 def write_results(run: RunDir, prepared: Prepared, predictions: dict[str, Predictions], scores: Scores) -> None:
     """metrics.json, data_summary.json and predictions.parquet."""
     table = {split: {name: score.to_json() for name, score in found.items()} for split, found in scores.items()}
-    write_file_atomically(run.metrics_file, json.dumps(table, indent=1).encode())
+    write_own(run.metrics_file, json.dumps(table, indent=1).encode())
     if predictions:
-        write_table(run.predictions_file, _prediction_columns(prepared, predictions))
+        with writing_own(run.predictions_file) as out:
+            fill_table(out, ".parquet", _prediction_columns(prepared, predictions))
 
 
 def write_data_summary(run: RunDir, prepared: Prepared) -> None:
@@ -114,7 +115,7 @@ def write_data_summary(run: RunDir, prepared: Prepared) -> None:
         "findings": [f.to_json() for f in bundle.findings],
         "fingerprint": bundle.fingerprint,
     }
-    write_file_atomically(run.data_summary_file, json.dumps(summary, indent=1, ensure_ascii=False).encode())
+    write_own(run.data_summary_file, json.dumps(summary, indent=1, ensure_ascii=False).encode())
 
 
 def _label_counts(prepared: Prepared, labels: npt.NDArray[Any] | None) -> dict[str, int]:
@@ -173,7 +174,7 @@ def export_run(run: RunDir, prepared: Prepared, weights: dict[str, torch.Tensor]
     weights = contiguous(weights)
     require_finite(weights, prepared.state.step)
     export_model(run.model, weights, describe, card)
-    write_file_atomically(run.card_file, card.encode())
+    write_own(run.card_file, card.encode())
 
 
 def draw_and_explain(run: RunDir) -> list[str]:

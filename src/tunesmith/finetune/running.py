@@ -25,11 +25,11 @@ from tunesmith.finetune.prepare import Prepared
 from tunesmith.finetune.refused import is_installed
 from tunesmith.finetune.watch import RunResult, Watch
 from tunesmith.predict.export import describe_model
+from tunesmith.run.doctor import FINISHED
 from tunesmith.run.environment import describe_environment
 from tunesmith.run.layout import RunDir
+from tunesmith.run.ledger import write_own
 from tunesmith.run.reader import read_journal
-from tunesmith.run.records import read_environment
-from tunesmith.run.sealed import write_file_atomically
 from tunesmith.train.evaluate import predict_rows
 from tunesmith.train.keeper import RunKeeper
 from tunesmith.train.loop import Evaluate, train_events
@@ -42,28 +42,32 @@ from tunesmith.train.state import TrainState
 
 def _write_start(run: RunDir, prepared: Prepared) -> None:
     config = prepared.config
-    write_file_atomically(run.config_file, dump_config(config).encode())
+    write_own(run.config_file, dump_config(config).encode())
     environment = {"run_id": prepared.identity.run_id, "device": str(prepared.runtime.device), **describe_environment()}
-    write_file_atomically(run.environment_file, json.dumps(environment, indent=1).encode())
+    write_own(run.environment_file, json.dumps(environment, indent=1).encode())
     write_data_summary(run, prepared)
 
 
 def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
-    """A finished run is not written over."""
-    # The report is written last: without it the run was stopped on its way out, and finishes now.
-    last = (run.model.is_dir(), run.journal_file.is_file(), run.environment_file.is_file(), run.report_file.is_file())
-    if not all(last):
+    """A finished run is not written over, nor are results of another config that no checkpoint is left of."""
+    whole = run.model.is_dir() and run.environment_file.is_file() and run.report_file.is_file()
+    if run.checkpoints() and not whole:
+        return  # stopped, maybe on its way out (the report is written last): the checkpoints say whether it is the same run
+    events = read_journal(run.journal_file) if run.journal_file.exists() else []
+    ended = bool(events) and isinstance(events[-1], RunEnded) and events[-1].reason in FINISHED
+    if run.checkpoints() and not ended:
         return
-    events = read_journal(run.journal_file)
-    ended = bool(events) and isinstance(events[-1], RunEnded) and events[-1].reason in ("completed", "early_stopping")
-    if not ended:
-        return
-    same = read_environment(run.environment_file).get("run_id") == prepared.identity.run_id
-    raise CheckpointError(
-        "holds a finished run of this very config" if same else "holds a finished run of another config",
-        where=str(run.path),
-        fix="Give another --output_dir, or remove the folder to train again.",
-    )
+    results = [p for p in (*run.folders, *run.result_files, run.report_file) if p.exists()]
+    started = next((e.run_id for e in events if isinstance(e, RunStarted)), None)
+    same = started == prepared.identity.run_id
+    if ended or (results and not same):
+        what = "a finished run" if ended else f"results ({', '.join(p.name for p in results[:3])})"
+        raise CheckpointError(
+            f"holds {what} of {'this very' if same else 'another'} config",
+            where=str(run.path),
+            fix="Give another --output_dir, or remove the folder to train again."
+            + (f" `tunesmith report {run.path}` writes the page." if ended and not run.report_file.exists() else ""),
+        )
 
 
 def train_run(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import WorkerError, short_text
+from tunesmith.run.writing import create
 
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Unsupported|Failed)\b")
 CONTESTANTS = {
@@ -72,7 +73,7 @@ class Contestant:
 
     def __init__(self, kind: str, options: dict[str, Any], log: Path) -> None:
         self.kind, self._log = kind, log
-        self._errors = log.open("wb")
+        self._errors = create(log)
         began = time.perf_counter()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "tunesmith.measure.worker", kind, json.dumps(options)],

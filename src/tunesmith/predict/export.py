@@ -11,6 +11,7 @@ import torch
 
 from tunesmith.predict.facts import ModelFacts
 from tunesmith.run.sealed import write_sealed
+from tunesmith.run.writing import write_new
 from tunesmith.train.snapshot import WEIGHTS
 from tunesmith.train.tensor_file import write_tensors
 
@@ -34,7 +35,7 @@ def export_model(target: Path, weights: dict[str, torch.Tensor], describe: Calla
 
     def fill(folder: Path) -> dict[str, Future[str]]:
         describe(folder)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        write_new(folder / "README.md", card.encode())
         return {WEIGHTS: write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})}
 
     size = sum(t.numel() * t.element_size() for t in weights.values())

@@ -12,6 +12,7 @@ from tunesmith.files import read_json
 from tunesmith.labels import LabelMap, Task
 from tunesmith.model.resolve import resolve_model
 from tunesmith.run.layout import RunDir
+from tunesmith.run.writing import write_new
 
 FACTS_FILE = "tunesmith.json"
 
@@ -37,7 +38,7 @@ class ModelFacts:
             "glue_task": self.glue_task,
             "metrics": self.metrics,
         }
-        (folder / FACTS_FILE).write_text(json.dumps(data, indent=1, ensure_ascii=False), encoding="utf-8")
+        write_new(folder / FACTS_FILE, json.dumps(data, indent=1, ensure_ascii=False).encode())
 
 
 def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:

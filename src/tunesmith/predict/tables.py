@@ -1,24 +1,27 @@
 """Predictions as tables: csv, tsv, jsonl or parquet, input columns kept, input order always.
 
-A spreadsheet runs a cell that begins with = + - @, a tab or a carriage return. In csv and tsv such text gets an
-apostrophe in front (and text that already looks escaped gets one more), so `read_predictions` gives the exact text back.
+A spreadsheet runs a cell that begins with = + - @ (also the full-width ones), a tab or a line break. In csv and tsv such text
+gets an apostrophe in front (and text that already looks escaped gets one more), so `read_predictions` gives the exact text back.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
+from tunesmith.data.delimited import parse_delimited
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.run.sealed import disk_error
+from tunesmith.run.writing import make_folder, replacing
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
-_DANGEROUS = re.compile(r"^'*[=+\-@\t\r]")
-_ESCAPED = re.compile(r"^'+[=+\-@\t\r]")
+_DANGEROUS = re.compile(r"^'*[=+\-@＝＋－＠\t\r\n]")
+_ESCAPED = re.compile(r"^'+[=+\-@＝＋－＠\t\r\n]")
+_NEEDS_QUOTES = re.compile('[",\t\r\n\ufeff]|^ | $')
+"""Every character that some reader of csv or tsv gives a meaning to, whatever the separator is."""
 
 
 def escape_formula(text: str) -> str:
@@ -39,71 +42,97 @@ def check_format(path: Path) -> None:
         )
 
 
+def check_cells(path: Path | None, columns: Mapping[str, Sequence[Any]]) -> None:
+    """A DataError for text that the format of `path` (csv without one) cannot hold: readers cut or refuse a NUL character."""
+    if path is not None and path.suffix not in (".csv", ".tsv"):
+        return
+    for name, values in columns.items():
+        for row, value in enumerate(values, start=1):
+            if "\0" in name or (isinstance(value, str) and "\0" in value):
+                raise DataError(
+                    f"column {name!r} holds a NUL character, which csv and tsv cannot hold",
+                    where=f"row {row}",
+                    fix="Write .jsonl or .parquet.",
+                )
+
+
 def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     """Writes the columns, complete or not at all."""
     check_format(path)
-    tmp = path.with_name(f".tmp-{path.name}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".parquet":
-            _write_parquet(tmp, columns)
-        elif path.suffix == ".jsonl":
-            _write_jsonl(tmp, columns)
-        else:
-            with tmp.open("w", encoding="utf-8", newline="") as out:
-                write_delimited(out, columns, "\t" if path.suffix == ".tsv" else ",")
-        tmp.replace(path)
-    except OSError as error:
-        tmp.unlink(missing_ok=True)
-        raise disk_error(error, path) from error
+    check_cells(path, columns)
+    make_folder(path.parent)
+    with replacing(path) as out:
+        fill_table(out, path.suffix, columns)
+
+
+def fill_table(out: BinaryIO, suffix: str, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Writes the columns into an open file, in the format of the suffix."""
+    if suffix == ".parquet":
+        _write_parquet(out, columns)
+        return
+    text = TextIOWrapper(out, encoding="utf-8", newline="")
+    if suffix == ".jsonl":
+        _write_jsonl(text, columns)
+    else:
+        write_delimited(text, columns, "\t" if suffix == ".tsv" else ",")
+    text.detach()
 
 
 def _rows(columns: Mapping[str, Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
     return zip(*columns.values(), strict=True)
 
 
-def _write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+def _write_parquet(out: BinaryIO, columns: Mapping[str, Sequence[Any]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet
 
-    pyarrow.parquet.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), path)
+    pyarrow.parquet.write_table(pa.table({name: pa.array(values) for name, values in columns.items()}), out)
 
 
-def _write_jsonl(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    with path.open("w", encoding="utf-8") as out:
-        for row in _rows(columns):
-            out.write(json.dumps(dict(zip(columns, map(_plain, row), strict=True)), ensure_ascii=False) + "\n")
+def _write_jsonl(out: TextIO, columns: Mapping[str, Sequence[Any]]) -> None:
+    for row in _rows(columns):
+        out.write(json.dumps(dict(zip(columns, map(_plain, row), strict=True)), ensure_ascii=False) + "\n")
 
 
 def write_delimited(out: TextIO, columns: Mapping[str, Sequence[Any]], delimiter: str) -> None:
-    """Writes csv or tsv text. What could confuse a reader is quoted, in tsv too."""
-    writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
-    writer.writerow([escape_formula(str(name)) for name in columns])
+    """Writes csv or tsv text. Whatever a reader could give a meaning to is quoted, in tsv too."""
+    out.write(_line([str(name) for name in columns], delimiter))
     for row in _rows(columns):
-        writer.writerow([_cell(v) for v in row])
+        out.write(_line(row, delimiter))
+
+
+def _line(values: Sequence[Any], delimiter: str) -> str:
+    cells = [_cell(value) for value in values]
+    # an empty line is no record to some readers
+    return (delimiter.join(cells) if cells != [""] else '""') + "\n"
 
 
 def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: Any) -> str:
     value = _plain(value)
     if value is None:
         return ""
-    if isinstance(value, str):
-        return escape_formula(value)
     if isinstance(value, (list, tuple, dict)):
-        return escape_formula(json.dumps(value, ensure_ascii=False))
-    return value
+        value = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, str):
+        return str(value)
+    text = escape_formula(value)
+    return '"' + text.replace('"', '""') + '"' if _NEEDS_QUOTES.search(text) else text
 
 
 def read_predictions(path: Path) -> dict[str, list[str]]:
     """The columns of a csv or tsv that `write_table` wrote, every cell the exact text that went in."""
-    delimiter = "\t" if path.suffix == ".tsv" else ","
-    with path.open(encoding="utf-8", newline="") as handle:
-        rows = list(csv.reader(handle, delimiter=delimiter, strict=True))
-    if not rows:
-        raise DataError("is empty", where=str(path))
-    names = [unescape_formula(n) for n in rows[0]]
-    return {name: [unescape_formula(row[i]) for row in rows[1:]] for i, name in enumerate(names)}
+    header: list[str] = []
+    columns: list[list[str]] = []
+    with path.open(encoding="utf-8", newline="") as file:
+        delimiter = "\t" if path.suffix == ".tsv" else ","
+        for records in parse_delimited(
+            [file.read()], origin=str(path), delimiter=delimiter, quoting=True, on_header=header.extend
+        ):
+            columns = columns or [[] for _ in header]
+            for column, values in zip(columns, records.columns, strict=True):
+                column += map(unescape_formula, values)
+    return dict(zip(map(unescape_formula, header), columns or [[] for _ in header], strict=True))

@@ -18,15 +18,14 @@ from tunesmith.curves.themes import Theme
 from tunesmith.report.charts import Chart
 from tunesmith.report.compare import Comparison
 from tunesmith.report.render import VERDICTS, content_policy, embed_json
+from tunesmith.run.writing import write_file
 
 HOVER_POINTS = 1500
 
 
 def write_comparison(comparison: Comparison, path: Path) -> Path:
     """Writes the page, whole or not at all; gives its path."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(render_comparison(comparison), encoding="utf-8", errors="backslashreplace")
-    temporary.replace(path)
+    write_file(path, render_comparison(comparison).encode("utf-8", "backslashreplace"))
     return path
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from tunesmith.report.build import Report
 from tunesmith.report.charts import make_charts, reliability_chart
+from tunesmith.run.ledger import write_own
 
 TEXT_LIMIT = 700
 """Characters of a mistake's text shown at once; the rest unfolds."""
@@ -33,9 +34,7 @@ VERDICTS = {
 
 def write_report(report: Report, path: Path) -> Path:
     """Writes the page, whole or not at all; gives its path."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(render_report(report), encoding="utf-8", errors="backslashreplace")
-    temporary.replace(path)
+    write_own(path, render_report(report).encode("utf-8", "backslashreplace"))
     return path
 
 

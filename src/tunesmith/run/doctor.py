@@ -15,7 +15,8 @@ from tunesmith.run.journal import drop_cut_line
 from tunesmith.run.layout import RunDir, checkpoint_step
 from tunesmith.run.lock import RunLock, read_holder
 from tunesmith.run.reader import parse_events, read_bytes, read_journal
-from tunesmith.run.sealed import disk_error, is_leftover, retire, sweep, verify
+from tunesmith.run.sealed import is_leftover, retire, sweep, verify
+from tunesmith.run.writing import disk_error
 
 Health = Literal["sound", "note", "useless", "broken"]
 """sound; worth knowing; of no use to anybody (a repair removes it); damaged in a way that a person must look at."""

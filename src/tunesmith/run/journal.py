@@ -10,15 +10,26 @@ from __future__ import annotations
 import json
 import logging
 import os
-import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from tunesmith.errors import ResourceError
 from tunesmith.events import EpochStarted, Event, Note, Resumed, RunEnded, RunStarted, SafePoint, to_json
 from tunesmith.run.reader import decode_line
+from tunesmith.run.writing import (
+    disk_error,
+    kind_of,
+    open_in_place,
+    open_regular,
+    replacing,
+    require_same_folder,
+)
 
 log = logging.getLogger(__name__)
+
+LOST_JOURNAL = "journal.jsonl was gone: the curves begin here, what came before is lost"
+"""What a resume notes where there is no journal."""
 
 _STEP_DONE = b'{"event": "StepDone", "step": '
 """How `encode_event` begins a StepDone line: lets a million of them be told apart without parsing."""
@@ -35,8 +46,8 @@ class Journal:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        drop_cut_line(self.path)
-        self._file: BinaryIO = open(self.path, "ab")  # noqa: SIM115  (lives as long as the run)
+        self._file: BinaryIO = open(open_in_place(self.path), "r+b")  # noqa: SIM115  (lives as long as the run)
+        _drop_cut_line(self._file, self.path)
 
     def append(self, event: Event) -> None:
         """Writes one line and hands it to the operating system, so that it outlives this process."""
@@ -46,9 +57,27 @@ class Journal:
         self._file.flush()
 
     def fsync(self) -> None:
-        """Everything appended so far outlives a power cut too. Called before a checkpoint is published."""
+        """Everything appended so far outlives a power cut too."""
         self._file.flush()
         os.fsync(self._file.fileno())
+
+    def settle(self) -> None:
+        """`fsync` before a checkpoint is published; a ResourceError when the file no longer stands at its path."""
+        require_same_folder(self.path.parent)
+        try:
+            self.fsync()
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+        try:
+            same = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:
+            same = False
+        if not same:
+            raise ResourceError(
+                "was removed, renamed or replaced while the run wrote to it; nothing more is written",
+                where=str(self.path),
+                fix="Put it back, then give the same command again.",
+            )
 
     def close(self) -> None:
         """Makes the journal durable and closes it. Closing twice is fine."""
@@ -67,18 +96,41 @@ class Journal:
         self.close()
 
 
+def is_journal(path: Path) -> bool:
+    """Whether this is a plain file that a run of ours wrote, damaged or not, or an empty one."""
+    try:
+        with open(open_regular(path, follow=False), "rb") as file:
+            start = file.read(1 << 16)
+    except (OSError, ResourceError):
+        return False
+    return not start or b'{"event": "' in start
+
+
+def require_journal(path: Path) -> None:
+    """A ResourceError when something else than a journal of ours, or nothing, stands here."""
+    if kind_of(path) is not None and not is_journal(path):
+        raise ResourceError(
+            "is not a journal that tunesmith wrote, so it is neither replaced nor added to",
+            where=str(path),
+            fix="Move it to another name or folder, then give the same command again.",
+        )
+
+
 def drop_cut_line(path: Path) -> int:
     """Removes what stands behind the last newline; gives the number of bytes removed."""
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
+    if not path.exists():
         return 0
-    with open(path, "rb+") as file:
-        keep = _end_of_last_line(file, size)
-        if keep < size:
-            file.truncate(keep)
-            os.fsync(file.fileno())
-            log.warning("%s: the last line was cut short (%d bytes) and was removed", path, size - keep)
+    with open(open_in_place(path), "r+b") as file:
+        return _drop_cut_line(file, path)
+
+
+def _drop_cut_line(file: BinaryIO, path: Path) -> int:
+    size = os.fstat(file.fileno()).st_size
+    keep = _end_of_last_line(file, size)
+    if keep < size:
+        file.truncate(keep)
+        os.fsync(file.fileno())
+        log.warning("%s: the last line was cut short (%d bytes) and was removed", path, size - keep)
     return size - keep
 
 
@@ -105,22 +157,12 @@ def truncate_journal(path: str | Path, step: int) -> int:
     if not path.exists():
         return 0
     dropped = 0
-    handle, temporary = tempfile.mkstemp(prefix=".tmp-journal-", dir=path.parent)
-    try:
-        with open(handle, "wb") as out, open(path, "rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.endswith(b"\n") and _survives(line, step, where=f"{path}:{number}"):
-                    out.write(line)
-                else:
-                    dropped += 1
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(temporary, path.stat().st_mode & 0o777)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _fsync_folder(path.parent)
+    with open(open_regular(path), "rb") as lines, replacing(path) as out:
+        for number, line in enumerate(lines, start=1):
+            if line.endswith(b"\n") and _survives(line, step, where=f"{path}:{number}"):
+                out.write(line)
+            else:
+                dropped += 1
     return dropped
 
 
@@ -135,11 +177,3 @@ def _survives(line: bytes, step: int, *, where: str) -> bool:
     if isinstance(event, EpochStarted):
         return event.step < step
     return step > 0 or isinstance(event, (RunStarted, Resumed, Note))
-
-
-def _fsync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -30,6 +30,27 @@ class RunDir:
         self.report_file = self.path / "report.html"
         self.card_file = self.path / "README.md"
 
+    @property
+    def remade_files(self) -> tuple[Path, ...]:
+        """Files that every start, or a command about the run, writes again."""
+        start = (self.config_file, self.environment_file, self.data_summary_file)
+        return (*start, self.curves_png, self.curves_svg, self.report_file)
+
+    @property
+    def result_files(self) -> tuple[Path, ...]:
+        """Files that a run writes at its end, once."""
+        return (self.metrics_file, self.predictions_file, self.card_file)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file that is written whole: all but the journal and the lock."""
+        return (*self.remade_files, *self.result_files)
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders beside the checkpoints."""
+        return (self.best, self.model)
+
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"
 
@@ -42,16 +63,17 @@ class RunDir:
         """The published checkpoint folder of a step, spelled as transformers spells it."""
         return self.path / f"checkpoint-{step}"
 
-    def checkpoint_tmp(self, step: int, pid: int) -> Path:
-        """Where a checkpoint is written before it is renamed to its published name."""
-        return self.path / f".tmp-{step}-{pid}"
-
     def checkpoints(self) -> list[Path]:
         """The published checkpoint folders, oldest step first. Sorted by number, never by name or time."""
         if not self.path.is_dir():
             return []
-        found = [p for p in self.path.iterdir() if p.is_dir() and _CHECKPOINT.fullmatch(p.name)]
+        found = [p for p in self.path.iterdir() if is_checkpoint_name(p.name) and p.is_dir() and not p.is_symlink()]
         return sorted(found, key=checkpoint_step)
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether this is the name of a checkpoint folder."""
+    return _CHECKPOINT.fullmatch(name) is not None
 
 
 def checkpoint_step(path: Path) -> int:

@@ -7,12 +7,13 @@ import json
 import logging
 import os
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 from tunesmith.errors import ResourceError
 from tunesmith.files import parse_json
-from tunesmith.run.sealed import disk_error
+from tunesmith.run.writing import disk_error, holding, open_in_place
 
 log = logging.getLogger(__name__)
 
@@ -23,34 +24,46 @@ class RunLock:
     def __init__(self, file: Path) -> None:
         self.file = file
         self._descriptor: int | None = None
+        self._stack = ExitStack()
 
     def __enter__(self) -> RunLock:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = self._take()
         except OSError as error:
             raise disk_error(error, self.file) from error
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _read_holder(descriptor)
-            os.close(descriptor)
-            raise ResourceError(
-                f"is in use by {holder}",
-                where=str(self.file.parent),
-                fix="Wait for it, stop it, or give another --output_dir.",
-            ) from None
-        except OSError as error:
-            log.warning("%s: this file system has no locks (%s); start one run per folder", self.file, error.strerror)
         _held.add(descriptor)
         self._descriptor = descriptor
         try:
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+            self._stack.enter_context(holding(self.file.parent))
         except OSError as error:
             self.release()
             raise disk_error(error, self.file) from error
         return self
+
+    def _take(self) -> int:
+        """The lock file, locked: the one that stands at its name after the lock was given."""
+        while True:
+            descriptor = open_in_place(self.file)
+            _require_own(descriptor, self.file)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = _read_holder(descriptor)
+                os.close(descriptor)
+                raise ResourceError(
+                    f"is in use by {holder}",
+                    where=str(self.file.parent),
+                    fix="Wait for it, stop it, or give another --output_dir.",
+                ) from None
+            except OSError as error:
+                reason = error.strerror
+                log.warning("%s: this file system has no locks (%s); start one run per folder", self.file, reason)
+            if os.path.samestat(os.fstat(descriptor), self.file.lstat()):
+                return descriptor
+            os.close(descriptor)
 
     def release(self) -> None:
         """Lets go; twice is fine."""
@@ -58,11 +71,24 @@ class RunLock:
             _held.discard(self._descriptor)
             os.close(self._descriptor)
         self._descriptor = None
+        self._stack.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _require_own(descriptor: int, file: Path) -> None:
+    """A ResourceError for a file of that name that holds something else than the note of a holder."""
+    held = os.pread(descriptor, 4096, 0)
+    if held and not held.startswith(b'{"pid": '):
+        os.close(descriptor)
+        raise ResourceError(
+            "is not the lock of a run, so it is not written to",
+            where=str(file),
+            fix="Move it to another name or folder, then give the same command again.",
+        )
 
 
 def read_holder(file: Path) -> str | None:

@@ -7,15 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunesmith.run.sealed import (
-    MANIFEST,
-    fsync_file,
-    fsync_folder,
-    hash_file,
-    manifest_bytes,
-    read_manifest,
-    write_file_atomically,
-)
+from tunesmith.run.sealed import MANIFEST, hash_file, manifest_bytes, read_manifest
+from tunesmith.run.writing import fsync_file, fsync_folder, write_file
 
 CHANGED = "changed_afterwards"
 """Key of the manifest: files whose content is not what the run wrote."""
@@ -57,7 +50,7 @@ class Watch:
         meta = {k: v for k, v in self.manifest.items() if k not in ("format", "files")}
         meta[CHANGED] = sorted({*meta.get(CHANGED, ()), *altered})
         fsync_folder(self.folder)
-        write_file_atomically(self.folder / MANIFEST, manifest_bytes(meta, entries))
+        write_file(self.folder / MANIFEST, manifest_bytes(meta, entries))
 
 
 def watch(folder: Path) -> Watch:

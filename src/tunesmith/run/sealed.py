@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -19,12 +20,28 @@ from typing import Any
 from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.files import MAX_JSON_BYTES, read_plain
 from tunesmith.run.fault_points import fault_point
+from tunesmith.run.writing import (
+    TMP_PREFIX,
+    disk_error,
+    fsync_file,
+    fsync_folder,
+    kind_of,
+    require_same_folder,
+    write_new,
+)
+
+log = logging.getLogger(__name__)
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
-TMP_PREFIX = ".tmp-"
 
-_LEFTOVER = re.compile(r"\.tmp-(?:(old|gone)-)?(checkpoint-\d+|best|model|\w+\.(?:json|yaml|md))-\d+|\.tmp-journal-\w+")
+_ONLY_OURS = ("generators.safetensors", "tunesmith.json")
+"""Names that give away a folder of ours that lost its manifest."""
+
+_LEFTOVER = re.compile(
+    r"\.tmp-(?:(old|gone)-)?(checkpoint-\d+|best|model|\w+\.(?:jsonl?|yaml|md|html|png|svg|parquet)|\.lock|\.written)-\d+"
+    r"|\.tmp-journal-\w+"
+)
 """Exactly the names this package writes: an output_dir may hold other people's files."""
 
 
@@ -34,6 +51,8 @@ def write_sealed(target: Path, fill: Callable[[Path], Any], meta: dict[str, Any]
     `fill` may give the sha256 of files it knows, or will know ({name: hex or a future of it}): those are not read again.
     """
     tmp = _aside(target)
+    require_same_folder(target.parent)
+    require_sealed(target)
     try:
         require_space(target.parent, bytes_needed)
         remove_tree(tmp)
@@ -71,7 +90,49 @@ def _publish(tmp: Path, target: Path) -> None:
             os.rename(old, target)
         raise
     if replaces:
+        _carry_over(old, target)
         remove_tree(old)
+
+
+def is_sealed(folder: Path) -> bool:
+    """Whether we wrote this folder, intact or damaged: a real folder with a manifest of ours, or one that is no JSON any more."""
+    if kind_of(folder) != "a folder":
+        return False
+    if kind_of(folder / MANIFEST) is None:
+        return any(kind_of(folder / name) == "a file" for name in _ONLY_OURS)
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return kind_of(folder / MANIFEST) == "a file"
+    return isinstance(manifest, dict) and {"self", "files"} <= manifest.keys()
+
+
+def require_sealed(target: Path) -> None:
+    """A ResourceError when something that we did not write stands where a folder is to be published."""
+    if kind_of(target) is not None and not is_sealed(target):
+        raise ResourceError(
+            "was not written by tunesmith, so it is not replaced",
+            where=str(target),
+            fix="Move it to another name or folder, then give the same command again.",
+        )
+
+
+def strays(folder: Path) -> list[str]:
+    """Files in a sealed folder that somebody put there; none can be told apart where the manifest is damaged."""
+    try:
+        known = {MANIFEST, *read_manifest(folder)["files"]}
+    except CheckpointError:
+        return []
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return sorted(str(name) for name in found if str(name) not in known)
+
+
+def _carry_over(old: Path, target: Path) -> None:
+    """Moves what somebody put into a folder into its successor."""
+    for name in strays(old):
+        if kind_of(target / name) is None:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            os.rename(old / name, target / name)
 
 
 def _aside(target: Path, why: str = "") -> Path:
@@ -96,24 +157,6 @@ def require_space(folder: Path, bytes_needed: int) -> None:
             where=str(folder),
             fix="Free some space, or put --output_dir on another disk; then give the same command again.",
         )
-
-
-def disk_error(error: OSError, path: Path, bytes_needed: int = 0) -> ResourceError:
-    """The one line for a failed write: which path, what happened, how much was needed and is free."""
-    try:
-        free = f"{shutil.disk_usage(path.parent).free / 1e6:.1f} MB free"
-    except OSError:
-        free = "free space unknown"
-    needed = f", about {bytes_needed / 1e6:.1f} MB needed" if bytes_needed else ""
-    kind = os.strerror(error.errno) if error.errno is not None else str(error)
-    try:
-        saved = any(path.parent.glob("checkpoint-*"))
-    except OSError:
-        saved = False
-    fix = "Make room, mend the disk or choose another folder, then give the same command again."
-    if saved:
-        fix = "Earlier checkpoints are intact: make room or mend the disk, then give the same command again."
-    return ResourceError(f"cannot be written: {kind} ({free}{needed})", where=str(path), fix=fix)
 
 
 def verify(folder: Path, *, names: Container[str] | None = None) -> dict[str, Any]:
@@ -170,12 +213,16 @@ def sweep(parent: Path) -> list[str]:
     removed = []
     for path in sorted(parent.glob(f"{TMP_PREFIX}*")):
         match = _LEFTOVER.fullmatch(path.name)
-        if match is None:
+        if match is None or kind_of(path) not in ("a file", "a folder"):
             continue
-        if match.group(1) == "old" and not (parent / match.group(2)).exists():
-            os.rename(path, parent / match.group(2))
-            fsync_folder(parent)
-            continue
+        if match.group(1) == "old":
+            home = parent / match.group(2)
+            if kind_of(home) is None:
+                os.rename(path, home)
+                fsync_folder(parent)
+                continue
+            if kind_of(home) == "a folder":
+                _carry_over(path, home)
         remove_tree(path)
         removed.append(path.name)
     return removed
@@ -183,6 +230,11 @@ def sweep(parent: Path) -> list[str]:
 
 def retire(folder: Path) -> None:
     """Deletes a folder so that it is never seen half deleted under its own name."""
+    require_same_folder(folder.parent)
+    extra = strays(folder) if is_sealed(folder) else ["it"]
+    if extra:
+        log.warning("%s is kept: %s was not written by tunesmith", folder, ", ".join(extra[:3]))
+        return
     aside = _aside(folder, "gone-")
     remove_tree(aside)
     fault_point("rotate.begin")
@@ -206,35 +258,6 @@ def hash_file(file: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def fsync_file(file: Path) -> None:
-    """Waits until a file's bytes are on disk."""
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Waits until a folder's entries are on disk."""
-    fsync_file(folder)
-
-
-def write_file_atomically(file: Path, data: bytes) -> None:
-    """Replaces a small file: its readers see the old bytes or the new ones."""
-    tmp = file.parent / f"{TMP_PREFIX}{file.name}-{os.getpid()}"
-    try:
-        with tmp.open("wb") as handle:
-            handle.write(data)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(tmp, file)
-        fsync_folder(file.parent)
-    except OSError as error:
-        tmp.unlink(missing_ok=True)
-        raise disk_error(error, file, len(data)) from error
-
-
 def _seal(folder: Path, meta: dict[str, Any], known: dict[str, str | Future[str]]) -> None:
     """Hashes and fsyncs every file, then writes the manifest last.
 
@@ -249,11 +272,8 @@ def _seal(folder: Path, meta: dict[str, Any], known: dict[str, str | Future[str]
             name: {"size": files[name].stat().st_size, "sha256": value if isinstance(value, str) else value.result()}
             for name, value in hashes.items()
         }
-    file = folder / MANIFEST
-    with file.open("wb") as handle:
-        handle.write(manifest_bytes(meta, entries))
-        handle.flush()
-        os.fsync(handle.fileno())
+    write_new(folder / MANIFEST, manifest_bytes(meta, entries))
+    fsync_file(folder / MANIFEST)
     for sub in sorted(p for p in folder.rglob("*") if p.is_dir()):
         fsync_folder(sub)
     fsync_folder(folder)

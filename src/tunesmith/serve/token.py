@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 
 from tunesmith.errors import ResourceError
+from tunesmith.run.writing import replacing
 
 
 def token_file() -> Path:
@@ -27,12 +28,9 @@ def load_token(file: Path | None = None, *, new: bool = False) -> str:
             if len(known) >= 32 and not info.st_mode & 0o077 and info.st_uid == os.getuid():
                 return known
         token = secrets.token_urlsafe(32)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.unlink(missing_ok=True)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(handle, "w", encoding="ascii") as out:
-            out.write(token)
-        temporary.replace(path)
+        path.unlink(missing_ok=True)  # a link, or one that others could read
+        with replacing(path, mode=0o600) as out:
+            out.write(token.encode())
     except OSError as error:
         raise ResourceError(
             f"the board's token cannot be kept ({error.strerror})",

@@ -11,9 +11,10 @@ from pathlib import Path
 from tunesmith.errors import CheckpointError, NumericsError, StoppedBySignal, TunesmithError, short_text
 from tunesmith.events import Event, Improved, NonFinite, Note, Resumed, RunEnded, RunStarted, SafePoint, Saved
 from tunesmith.run.fault_points import fault_point
-from tunesmith.run.journal import Journal, truncate_journal
+from tunesmith.run.journal import LOST_JOURNAL, Journal, truncate_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.run.sealed import disk_error, read_manifest, require_space, sweep, verify, write_sealed
+from tunesmith.run.sealed import read_manifest, require_space, sweep, verify, write_sealed
+from tunesmith.run.writing import disk_error
 from tunesmith.train.checkpoint import (
     PIECES,
     VOCABULARY,
@@ -97,10 +98,11 @@ class RunKeeper:
         load_checkpoint(folder, self.state, settings=not found)
         if not self.state.runtime.is_main:
             return
+        lost = [] if self.run.journal_file.exists() else [LOST_JOURNAL]
         truncate_journal(self.run.journal_file, self.state.step)
         self._journal = Journal(self.run.journal_file)
         self.on(Resumed(self.state.step, folder.name, skipped, time.time()))
-        for text in [f"goes on although {f}" for f in found] + version_changes(folder, self.identity):
+        for text in lost + [f"goes on although {f}" for f in found] + version_changes(folder, self.identity):
             self.on(Note(self.state.step, text))
         if self.keep_best and self.state.progress.step == self.state.step:
             self._link_best(folder)
@@ -184,10 +186,7 @@ class RunKeeper:
         self._take_save(wait=True)
         started = time.perf_counter()
         if self._journal is not None:
-            try:
-                self._journal.fsync()
-            except OSError as error:
-                raise disk_error(error, self.run.journal_file) from error
+            self._journal.settle()
         snapshot = capture(self.state, self.identity)
         improved, self._improved = self._improved and self.keep_best, False
         if snapshot is not None:
@@ -274,6 +273,8 @@ class RunKeeper:
                 self._take_save(wait=True)
             self._settle_save()
             if journal is not None:
+                if reason in _GOOD_ENDS:
+                    journal.settle()
                 self.on(RunEnded(self.state.step, reason, time.time()))
                 journal.close()
         except (TunesmithError, OSError) as error:

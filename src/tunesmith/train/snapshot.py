@@ -16,6 +16,7 @@ import torch
 
 from tunesmith.model.adapters import ADAPTER
 from tunesmith.run.sealed import write_sealed
+from tunesmith.run.writing import create, write_new
 from tunesmith.train.tensor_file import write_tensors
 
 WEIGHTS, STATE = "model.safetensors", "state.json"
@@ -44,7 +45,7 @@ class Snapshot:
                 # first: it may write weights of its own, and the hashes below are of what is written here
                 describe(tmp)
             known = write_files(tmp, self.files)
-            (tmp / STATE).write_text(self.state)
+            write_new(tmp / STATE, self.state.encode())
             return known
 
         write_sealed(folder, fill, self.meta, bytes_needed=self.size)
@@ -68,7 +69,7 @@ def write_files(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> dict
     known = {}
     for name, tensors in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).unlink(missing_ok=True)
+        (folder / name).unlink(missing_ok=True)  # a model's own way to save may have written it
         metadata = {"format": "pt"} if name.endswith((WEIGHTS, ADAPTER)) else None
         known[name] = write_tensors(folder / name, tensors, metadata=metadata)
     return known
@@ -81,7 +82,8 @@ def link_files(source: Path, target: Path, names: list[str]) -> None:
         try:
             os.link(source / name, target / name)
         except OSError:
-            shutil.copyfile(source / name, target / name)
+            with open(source / name, "rb") as old, create(target / name) as new:
+                shutil.copyfileobj(old, new)
 
 
 @dataclass

@@ -10,13 +10,13 @@ import hashlib
 import json
 import threading
 from concurrent.futures import Future
-from io import RawIOBase
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from tunesmith.run.sealed import hash_file
+from tunesmith.run.writing import create
 
 DTYPES = {
     torch.int64: "I64",
@@ -50,9 +50,10 @@ def write_tensors(
     parts = _parts(tensors, metadata)
     digest = _hash_aside(parts, tensors)
     try:
-        with file.open("wb", buffering=0) as out:
+        with create(file) as out:
             for part in parts:
-                _write_all(out, part)
+                for at in range(0, len(part), BLOCK):
+                    out.write(part[at : at + BLOCK])
     except BaseException:
         digest.cancel()
         raise
@@ -89,14 +90,6 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     if size == 0:
         return memoryview(b"")
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
-
-
-def _write_all(out: RawIOBase, data: memoryview) -> None:
-    for start in range(0, len(data), BLOCK):
-        block = data[start : start + BLOCK]
-        done = 0
-        while done < len(block):
-            done += out.write(block[done:]) or 0
 
 
 def _hash_aside(parts: list[memoryview], owners: dict[str, torch.Tensor]) -> Future[str]:

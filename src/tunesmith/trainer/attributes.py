@@ -54,6 +54,7 @@ class TrainerAttributes:
     _engine: TrainState | None
     _journal: Journal | None
     _journalled: set[tuple[int, str]]
+    _own_runs: set[str]
     _clock: EpochClock
     _windows: TrainWindows
     _progress: Progress

@@ -7,38 +7,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-
 from tunesmith.errors import CheckpointError
-from tunesmith.model.adapters import has_adapters, is_mixed
+from tunesmith.model.adapters import has_adapters
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import retire, verify, write_sealed
 from tunesmith.train.checkpoint import Identity, save_checkpoint
 from tunesmith.train.plain import to_plain
 from tunesmith.train.sharding import is_sharded, whole_state
 from tunesmith.train.shards import verify_checkpoint
-from tunesmith.train.snapshot import WEIGHTS, write_files
-from tunesmith.train.weight_files import contiguous, load_weights, weight_files, weight_names
-from tunesmith.trainer.attributes import TrainerAttributes
+from tunesmith.train.snapshot import write_files
+from tunesmith.train.weight_files import load_weights, weight_files, weight_names
 from tunesmith.trainer.resuming import TRAINER_STATE, belongs_to
+from tunesmith.trainer.saving import SavingPart
 from tunesmith.trainer.upstream import ExportableState, PreTrainedModel, parts, trainer_log
 
 log = trainer_log
 
-TRAINING_ARGS = "training_args.json"
 
-
-class CheckpointPart(TrainerAttributes):
+class CheckpointPart(SavingPart):
     """The methods of a Trainer that write to disk and read it back."""
 
     _identity: Identity
-    _gathered: dict[str, torch.Tensor] | None = None
 
     log_metrics = parts.log_metrics
     metrics_format = staticmethod(parts.metrics_format)
-    save_metrics = parts.save_metrics
-    save_state = parts.save_state
     get_num_trainable_parameters = parts.get_num_trainable_parameters
     get_learning_rates = parts.get_learning_rates
     get_optimizer_group = parts.get_optimizer_group
@@ -63,26 +55,6 @@ class CheckpointPart(TrainerAttributes):
         finally:
             self._gathered = None
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        state_dict = self._gathered if state_dict is None else state_dict
-        folder = Path(self.args.output_dir if output_dir is None else output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        if hasattr(self.model, "save_pretrained") and not is_mixed(self.model):
-            self.model.save_pretrained(folder, state_dict=state_dict)
-        else:
-            weights = contiguous(self.model.state_dict() if state_dict is None else state_dict)
-            save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-        self._save_companions(folder)
-
-    def _save_companions(self, folder: Path) -> None:
-        """Tokenizer and arguments, beside the weights."""
-        tokenizer = self.processing_class
-        if tokenizer is None:
-            tokenizer = getattr(self.data_collator, "tokenizer", None)
-        if hasattr(tokenizer, "save_pretrained"):
-            tokenizer.save_pretrained(folder)
-        (folder / TRAINING_ARGS).write_text(self.args.to_json_string())
-
     def _get_output_dir(self, trial: Any = None) -> str:
         """The run folder: the output folder, or one inside it for each trial of a search."""
         if self.hp_search_backend is None or trial is None:
@@ -96,7 +68,7 @@ class CheckpointPart(TrainerAttributes):
         run = RunDir(self._get_output_dir(trial))
         folder = run.checkpoint(self.state.global_step)
         if self._journal is not None:
-            self._journal.fsync()
+            self._journal.settle()
         best = run.checkpoint(self.state.best_global_step) if self.state.best_global_step else None
         if best is not None and (best == folder or best.is_dir()):
             self.state.best_model_checkpoint = str(best)

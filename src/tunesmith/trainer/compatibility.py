@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tunesmith.run.writing import write_file
 from tunesmith.trainer.arguments import DROPPED, MOVED, RENAMED
 from tunesmith.trainer.fields import ACCELERATOR, FIELDS
 from tunesmith.trainer.methods import NOT_CALLED, PROVIDED
@@ -27,8 +28,8 @@ In one order and without dropout the losses and metrics of both doors were the s
 printed. With dropout and each door's own random order they differ from run to run: evaluation loss of the same model over ten
 seeds (160 rows, 120 evaluated) 0.598 ± 0.008 here and 0.605 ± 0.009 there, accuracy 0.703 ± 0.008 and 0.708 ± 0.009 (mean ±
 standard deviation); over three other seeds with 600 rows 0.609 and 0.604. Metric keys are the same, and files but for
-`training_args.json` (theirs is a `.bin`), `journal.jsonl` and `.lock`. `evaluate.load` fetches metrics from the Hub; without
-one, a folder of that name beside the script does (`accuracy/accuracy.py`). Word labels in a csv file end
+`training_args.json` (theirs is a `.bin`), `journal.jsonl`, `.lock` and `.written`. `evaluate.load` fetches metrics from the
+Hub; without one, a folder of that name beside the script does (`accuracy/accuracy.py`). Word labels in a csv file end
 `run_classification.py` in both doors (`too many dimensions 'str'`). The tests that stay are scripts of our own with the same
 calls: `tests/equivalence/test_trainer_example_script.py`, and `test_trainer_task_scripts.py` with a multi-label task (float
 labels, a sigmoid threshold in `compute_metrics`) and a regression on pairs, where every logged loss and metric is the same.
@@ -67,7 +68,10 @@ What is different on purpose:
 | Two stateful callbacks of one class are stored once each. | Once more with every checkpoint; a resume finds the oldest. |
 | A data-loader worker that dies, fails or hangs (`Trainer.worker_timeout`) is a `WorkerError` with its rows. | It may hang. |
 | `journal.jsonl` in the output folder holds every step: `tunesmith curves` and `tunesmith diagnose` read it. | - |
-| `.lock` in the output folder keeps a second run out. | - |
+| `.lock` in the output folder keeps a second run out; `.written` lists the files that are ours. | - |
+| A person's README.md, results or state there stay: ours are `README.tunesmith.md` and the like. | Replaced. |
+| `save_model` over files it did not save, and a run over foreign checkpoints or a foreign journal: refused. | Replaced. |
+| An output folder that is removed, renamed or replaced while training ends the run at the next save. | It is made again. |
 """
 
 
@@ -112,4 +116,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(render(), encoding="utf-8")
+    write_file(Path(sys.argv[1]), render().encode())

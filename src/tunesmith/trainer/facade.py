@@ -108,6 +108,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
         self._created_lr_scheduler, self._signature_columns, self._eval_dataloaders = False, None, {}
         self._clock = EpochClock()
         self._engine, self._journal, self._trial, self._journalled = None, None, None, set()
+        self._own_runs = set()
 
     def _set_model(self, model: Any) -> None:
         """The model on its device, and what its class says about labels and losses."""

@@ -9,13 +9,15 @@ from typing import Any
 import huggingface_hub
 from huggingface_hub import ModelCard, metadata_load, metadata_save
 
+from tunesmith.run.writing import write_file
 from tunesmith.trainer.attributes import TrainerAttributes
 from tunesmith.trainer.resuming import TRAINER_STATE
+from tunesmith.trainer.saving import bytes_written, write_result
 from tunesmith.trainer.upstream import TrainingSummary, utils
 
 log = logging.getLogger(__name__)
 
-_NOT_UPLOADED = ["_*", "checkpoint-*", ".lock", ".tmp-*"]
+_NOT_UPLOADED = ["_*", "checkpoint-*", ".lock", ".written", ".tmp-*"]
 
 
 class HubPart(TrainerAttributes):
@@ -61,10 +63,14 @@ class HubPart(TrainerAttributes):
         )
         file = Path(self.args.output_dir) / "README.md"
         before = ModelCard.load(file).data.to_dict() if file.exists() else {}
-        file.write_text(summary.to_model_card())
         kept = {k: v for k, v in before.items() if k in ("library_name", "base_model") and v}
-        if kept:
-            metadata_save(file, {**(metadata_load(file) or {}), **kept})
+
+        def write(card: Path) -> None:
+            write_file(card, summary.to_model_card().encode())
+            if kept:
+                metadata_save(card, {**(metadata_load(card) or {}), **kept})
+
+        write_result(file, bytes_written(write))
 
     def push_to_hub(
         self,

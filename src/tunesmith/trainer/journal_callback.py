@@ -16,8 +16,10 @@ from typing import Any
 from transformers import TrainerCallback
 
 from tunesmith.events import Evaluated, Event, Improved, NonFinite, Resumed, RunEnded, RunStarted, StepDone
-from tunesmith.run.journal import Journal, truncate_journal
+from tunesmith.run.journal import Journal, require_journal, truncate_journal
 from tunesmith.run.layout import RunDir
+from tunesmith.run.ledger import start_ledger
+from tunesmith.run.writing import make_folder
 
 _NOT_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "jit_compilation_time")
 
@@ -35,10 +37,13 @@ class JournalCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         path = RunDir(args.output_dir).journal_file
+        require_journal(path)
         if state.global_step:
             truncate_journal(path, state.global_step)
         else:
             path.unlink(missing_ok=True)
+            make_folder(path.parent)
+            start_ledger(path.parent)
         self._journal = Journal(path)
         epochs = float(state.num_train_epochs)
         loader = kwargs.get("train_dataloader")

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from tunesmith.events import Evaluated, Note, Resumed, RunStarted, Saved
-from tunesmith.run.journal import Journal, truncate_journal
-from tunesmith.run.layout import RunDir
+from tunesmith.run.journal import LOST_JOURNAL, Journal, require_journal, truncate_journal
+from tunesmith.run.layout import RunDir, checkpoint_step
+from tunesmith.run.ledger import start_ledger
 from tunesmith.run.reader import read_journal
-from tunesmith.run.sealed import sweep
+from tunesmith.run.sealed import require_sealed, sweep
 from tunesmith.trainer.attributes import TrainerAttributes
 from tunesmith.trainer.upstream import has_length
+
+log = logging.getLogger(__name__)
+
+
+def require_room(run: RunDir, num_steps: int, *, saves: bool) -> None:
+    """A ResourceError when a person's journal, or a checkpoint that we did not write, stands where this run would write."""
+    require_journal(run.journal_file)
+    for folder in run.checkpoints():
+        if saves and checkpoint_step(folder) <= num_steps:
+            require_sealed(folder)
 
 
 class JournalPart(TrainerAttributes):
@@ -20,10 +32,13 @@ class JournalPart(TrainerAttributes):
 
     def _open_journal(self, run: RunDir, folder: Path | None, changed: Sequence[str] = ()) -> None:
         self._journalled = set()
-        run.path.mkdir(parents=True, exist_ok=True)
         sweep(run.path)
-        if folder is None or not run.journal_file.is_file():
+        start_ledger(run.path, run.remade_files)
+        if folder is None:
             run.journal_file.unlink(missing_ok=True)
+        elif not run.journal_file.exists():
+            log.warning("%s: %s", run.path, LOST_JOURNAL)
+            changed = [LOST_JOURNAL, *changed]
         else:
             truncate_journal(run.journal_file, self.state.global_step)
             # The evaluation at the end of an epoch may be in the journal already while the checkpoint is from before it.

@@ -31,7 +31,7 @@ from tunesmith.trainer.checkpoints import CheckpointPart
 from tunesmith.trainer.data import DataPart
 from tunesmith.trainer.evaluation import EvaluationPart
 from tunesmith.trainer.identity import make_identity, require_same_run, run_id_of
-from tunesmith.trainer.journalling import JournalPart
+from tunesmith.trainer.journalling import JournalPart, require_room
 from tunesmith.trainer.length import LengthPart
 from tunesmith.trainer.loaders import TrainWindows
 from tunesmith.trainer.methods import check_overrides
@@ -121,7 +121,10 @@ class TrainPart(SteppingPart, ReactionPart, JournalPart, EvaluationPart, LengthP
             args.ignore_data_skip,
             pinned=self.runtime.device.type == "cuda" and args.dataloader_pin_memory,
         )
+        if self.runtime.is_main:
+            require_room(run, self._horizon.num_steps, saves=args.save_strategy != "no")
         self._run_id = uuid.uuid4().hex if folder is None else run_id_of(folder)
+        self._own_runs.add(self._run_id)
         self._identity = make_identity(args, self.train_dataset, self.model, self._run_id, per_step)
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False

@@ -15,6 +15,7 @@ from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import retire
 from tunesmith.trainer.arguments import make_trainer_runtime, rows_per_rank
 from tunesmith.trainer.attributes import TrainerAttributes
+from tunesmith.trainer.resuming import belongs_to
 from tunesmith.trainer.upstream import search, utils
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,8 @@ class SearchPart(TrainerAttributes):
             folder = self._trial_folders.pop(number)
             if self.runtime.is_main:
                 for checkpoint in RunDir(folder).checkpoints():
-                    retire(checkpoint)
+                    if any(belongs_to(checkpoint, run_id) for run_id in self._own_runs):
+                        retire(checkpoint)
 
     def _take_best(self, found: Any) -> None:
         """After a search with one objective: the best trial's weights in the model and its values in the arguments."""

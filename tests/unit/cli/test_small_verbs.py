@@ -68,7 +68,7 @@ def test_init_writes_yaml_only(pairs: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_init_into_a_missing_folder_is_an_environment_problem(pairs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "pairs.csv", "-o", "no/such/run.yaml"]) == 4
-    assert capsys.readouterr().err.startswith("tunesmith: error: no/such/run.yaml: cannot write: No such file")
+    assert capsys.readouterr().err.startswith("tunesmith: error: no/such/run.yaml: cannot be written: No such file")
 
 
 def test_env_as_json_and_as_text_say_the_same(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith.errors import CheckpointError
+from tunesmith.errors import CheckpointError, ResourceError
 from tunesmith.events import (
     EpochStarted,
     Evaluated,
@@ -154,7 +154,7 @@ def test_a_failed_truncation_leaves_the_journal_as_it_was(path: Path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", no_space)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(ResourceError, match="No space"):
         truncate_journal(path, 2)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == ["journal.jsonl"]

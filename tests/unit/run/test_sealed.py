@@ -14,15 +14,14 @@ from tunesmith.errors import CheckpointError, ResourceError
 from tunesmith.run.lock import RunLock
 from tunesmith.run.sealed import (
     MANIFEST,
-    disk_error,
     read_manifest,
     require_space,
     retire,
     sweep,
     verify,
-    write_file_atomically,
     write_sealed,
 )
+from tunesmith.run.writing import disk_error, write_file
 
 
 def fill(folder: Path) -> None:
@@ -118,8 +117,8 @@ def test_too_little_space_is_said_before_anything_is_written(tmp_path: Path) -> 
 
 def test_a_small_file_is_replaced_whole(tmp_path: Path) -> None:
     file = tmp_path / "m.json"
-    write_file_atomically(file, b"one")
-    write_file_atomically(file, json.dumps({"two": 2}).encode())
+    write_file(file, b"one")
+    write_file(file, json.dumps({"two": 2}).encode())
     assert json.loads(file.read_bytes()) == {"two": 2}
     assert [p.name for p in tmp_path.iterdir()] == ["m.json"]
 
@@ -140,3 +139,56 @@ def test_a_second_process_is_told_who_holds_the_run_and_a_dead_holder_blocks_nob
     holder.communicate()
     with RunLock(tmp_path / ".lock"):
         pass
+
+
+def test_what_a_person_put_into_a_folder_is_carried_into_its_successor(tmp_path: Path) -> None:
+    write_sealed(tmp_path / "best", fill, {"step": 1})
+    (tmp_path / "best" / "notes").mkdir()
+    (tmp_path / "best" / "notes" / "a.txt").write_text("mine")
+    (tmp_path / "best" / "link").symlink_to("/etc")
+    write_sealed(tmp_path / "best", fill, {"step": 2})
+    assert verify(tmp_path / "best")["step"] == 2
+    assert (tmp_path / "best" / "notes" / "a.txt").read_text() == "mine"
+    assert os.readlink(tmp_path / "best" / "link") == "/etc"
+    assert [p.name for p in tmp_path.iterdir()] == ["best"]
+
+
+def test_a_kill_before_that_loses_nothing_either(tmp_path: Path) -> None:
+    write_sealed(tmp_path / "best", fill, {"step": 1})
+    (tmp_path / "best" / "a.txt").write_text("mine")
+    os.rename(tmp_path / "best", tmp_path / ".tmp-old-best-123")
+    write_sealed(tmp_path / "best", fill, {"step": 2})
+    sweep(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["best"]
+    assert (tmp_path / "best" / "a.txt").read_text() == "mine"
+
+
+def test_a_folder_with_something_of_a_persons_is_not_retired(tmp_path: Path) -> None:
+    write_sealed(tmp_path / "x", fill, {})
+    (tmp_path / "x" / "a.txt").write_text("mine")
+    retire(tmp_path / "x")
+    assert (tmp_path / "x" / "a.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("manifest", [None, "{}", '{"files": []}'])
+def test_a_folder_that_we_did_not_write_is_not_replaced(tmp_path: Path, manifest: str | None) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights.bin").write_text("mine")
+    if manifest is not None:
+        (tmp_path / "model" / MANIFEST).write_text(manifest)
+    with pytest.raises(ResourceError, match="was not written by tunesmith"):
+        write_sealed(tmp_path / "model", fill, {})
+    (tmp_path / "link").symlink_to(tmp_path / "model")
+    with pytest.raises(ResourceError, match="was not written by tunesmith"):
+        write_sealed(tmp_path / "link", fill, {})
+    assert (tmp_path / "model" / "weights.bin").read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "model"]
+
+
+def test_a_sweep_follows_no_link(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in (".tmp-old-best-1", ".tmp-checkpoint-4-9"):
+        (tmp_path / name).symlink_to(tmp_path / "mine")
+    assert sweep(tmp_path) == []
+    assert (tmp_path / "mine").is_dir()
+    assert not (tmp_path / "best").exists()

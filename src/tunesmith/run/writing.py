@@ -1,0 +1,215 @@
+"""The one place that opens files for writing. A write is a new file in the real folder, renamed into place when it is whole:
+never through a link, never into a pipe or device, never over what stands under the name of the new file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import BinaryIO
+
+from tunesmith.errors import ResourceError
+
+TMP_PREFIX = ".tmp-"
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+_MOVE = "Remove it or move it away, then give the same command again."
+
+
+def kind_of(path: Path) -> str | None:
+    """What stands at this name, links not followed: "a file", "a folder", "a link", "a pipe", ...; None when nothing does."""
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return _KINDS.get(stat.S_IFMT(mode), "a file")
+
+
+def require_plain(path: Path) -> None:
+    """A ResourceError when something other than a plain file stands where a file is to be written."""
+    try:
+        kind = kind_of(path)
+    except OSError as error:
+        raise disk_error(error, path) from error
+    if kind not in (None, "a file"):
+        raise ResourceError(f"is {kind}, so no file is written there", where=str(path), fix=_MOVE)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it where they are not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise disk_error(error, folder) from error
+
+
+def create(path: Path, *, mode: int = 0o666) -> BinaryIO:
+    """A new file, open for writing. Whatever stands at that name already, a link among it, is a FileExistsError."""
+    return open(os.open(path, _NEW, mode), "wb")
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o666, before: Callable[[Path], None] | None = None) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` once the block ends well: readers see the old bytes or the new ones.
+
+    `before` gets the whole file under its first name. A failed write is a ResourceError and leaves the old file as it was.
+    """
+    require_same_folder(path.parent)
+    require_plain(path)
+    tmp: Path | None = None
+    try:
+        file, tmp = _create_aside(path, mode)
+        with file:
+            yield file
+            file.flush()
+            if path.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.lstat().st_mode))
+            os.fsync(file.fileno())
+        if before is not None:
+            before(tmp)
+        os.replace(tmp, path)
+        fsync_folder(path.parent)
+    except BaseException as error:
+        if tmp is not None:
+            tmp.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise disk_error(error, path) from error
+        raise
+
+
+def _create_aside(path: Path, mode: int) -> tuple[BinaryIO, Path]:
+    """A new file beside `path`. A name that is taken, whoever took it, is passed over."""
+    for number in count():
+        tmp = path.with_name(f"{TMP_PREFIX}{path.name}-{os.getpid()}{number or ''}")
+        try:
+            return create(tmp, mode=mode), tmp
+        except FileExistsError:
+            continue
+    raise AssertionError("unreachable")
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replaces a small file, whole or not at all."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+def move_file(file: Path, path: Path) -> None:
+    """Renames a file that we wrote to its place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.replace(file, path)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Writes a file that must not be there yet: for folders that this process has just made."""
+    with create(path) as file:
+        file.write(data)
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = True) -> int:
+    """A descriptor of a plain file. A pipe, socket, device or folder is a ResourceError, and nothing waits for it.
+
+    Without `follow` a link is one, too: for files that are changed in place.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), 0o666)
+    except OSError as error:
+        kind = kind_of(path.resolve() if follow else path)
+        if kind in (None, "a file"):
+            raise
+        raise ResourceError(f"is {kind}, not a file", where=str(path), fix=_MOVE) from error
+    kind = _KINDS.get(stat.S_IFMT(os.fstat(descriptor).st_mode))
+    if kind is not None:
+        os.close(descriptor)
+        raise ResourceError(f"is {kind}, not a file", where=str(path), fix=_MOVE)
+    return descriptor
+
+
+def open_in_place(path: Path) -> int:
+    """A descriptor to read and append to a plain file, made when it is not there. One with a second name gets bytes of
+    its own first: the other name may be a copy that a person made."""
+    descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, follow=False)
+    if os.fstat(descriptor).st_nlink == 1:
+        return descriptor
+    os.close(descriptor)
+    write_file(path, read_regular(path))
+    return open_regular(path, os.O_RDWR | os.O_APPEND, follow=False)
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a plain file; see `open_regular`."""
+    with open(open_regular(path), "rb") as file:
+        return file.read()
+
+
+_held: dict[Path, os.stat_result] = {}
+
+
+@contextmanager
+def holding(folder: Path) -> Iterator[None]:
+    """Inside, this folder is the one it is now: a write after it was removed, renamed or replaced is a ResourceError."""
+    _held[folder] = folder.stat()
+    try:
+        yield
+    finally:
+        _held.pop(folder, None)
+
+
+def require_same_folder(folder: Path) -> None:
+    """A ResourceError when a folder that is held is no longer the one that stands at its path."""
+    known = _held.get(folder)
+    if known is None:
+        return
+    try:
+        same = os.path.samestat(known, folder.stat())
+    except OSError:
+        same = False
+    if not same:
+        raise ResourceError(
+            "was removed, renamed or replaced while the run wrote to it; nothing more is written",
+            where=str(folder),
+            fix="Put the folder back, then give the same command again.",
+        )
+
+
+def disk_error(error: OSError, path: Path, bytes_needed: int = 0) -> ResourceError:
+    """The one line for a failed write: which path, what happened, how much was needed and is free."""
+    try:
+        free = f"{shutil.disk_usage(path.parent).free / 1e6:.1f} MB free"
+    except OSError:
+        free = "free space unknown"
+    needed = f", about {bytes_needed / 1e6:.1f} MB needed" if bytes_needed else ""
+    kind = os.strerror(error.errno) if error.errno is not None else str(error)
+    try:
+        saved = any(path.parent.glob("checkpoint-*"))
+    except OSError:
+        saved = False
+    fix = "Make room, mend the disk or choose another folder, then give the same command again."
+    if saved:
+        fix = "Earlier checkpoints are intact: make room or mend the disk, then give the same command again."
+    return ResourceError(f"cannot be written: {kind} ({free}{needed})", where=str(path), fix=fix)
+
+
+def fsync_file(file: Path) -> None:
+    """Waits until a file's bytes are on disk."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Waits until a folder's entries are on disk."""
+    fsync_file(folder)
