@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import pickle
@@ -232,7 +233,18 @@ def by_content(path: Path, rng: random.Random) -> None:
     ways = {".json": _as_json, ".jsonl": mutate_lines, ".csv": mutate_cells, ".tsv": mutate_cells}
     ways |= {".yaml": mutate_text, ".toml": mutate_text, ".lock": _as_json}
     way = ways.get(path.suffix or path.name)
-    path.write_bytes(way(rng, data) if way is not None and rng.random() < 0.75 else mutate_bytes(rng, data))
+    made = way(rng, data) if way is not None and rng.random() < 0.75 else mutate_bytes(rng, data)
+    path.write_bytes(reseal(made) if path.name == "MANIFEST.json" and rng.random() < 0.6 else made)
+
+
+def reseal(data: bytes) -> bytes:
+    """A manifest whose own hash is right again: anyone can write one that agrees with itself."""
+    try:
+        body = {k: v for k, v in json.loads(data).items() if k != "self"}
+        body["self"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        return json.dumps(body).encode()
+    except (ValueError, AttributeError, RecursionError):
+        return data
 
 
 def _as_json(rng: random.Random, data: bytes) -> bytes:

@@ -197,6 +197,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"has format {manifest.get('format')}, this version reads {FORMAT}", where=str(file))
     if not isinstance(manifest.get("files"), dict):
         raise CheckpointError("lists no files", where=str(file))
+    for name, entry in manifest["files"].items():
+        known = isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
+        if not known or os.path.isabs(name) or not {"..", "\0"}.isdisjoint((*Path(name).parts, *name)):
+            raise CheckpointError(f"lists {name[:60]!r}, which we do not write", where=str(file))
     return dict(manifest)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -192,3 +194,23 @@ def test_a_sweep_follows_no_link(tmp_path: Path) -> None:
     assert sweep(tmp_path) == []
     assert (tmp_path / "mine").is_dir()
     assert not (tmp_path / "best").exists()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.bin": 3},
+        {"a.bin": {"size": "3", "sha256": "x"}},
+        {"a.bin": {"size": 3}},
+        {"../a.bin": {"size": 3, "sha256": "x"}},
+        {"/etc/passwd": {"size": 3, "sha256": "x"}},
+        {"a\0": {"size": 3, "sha256": "x"}},
+    ],
+    ids=["no entry", "size is a text", "no hash", "outside", "absolute", "zero"],
+)
+def test_a_manifest_that_agrees_with_itself_and_is_not_ours_is_refused(tmp_path: Path, files: Any) -> None:
+    body: dict[str, Any] = {"format": 1, "files": files}
+    body["self"] = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    (tmp_path / MANIFEST).write_text(json.dumps(body))
+    with pytest.raises(CheckpointError, match="which we do not write"):
+        verify(tmp_path)
