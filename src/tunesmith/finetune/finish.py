@@ -34,7 +34,8 @@ def predict_splits(
     prepared: Prepared, best: Path | None, progress: Callable[[str, int, int], None]
 ) -> dict[str, Predictions]:
     """Predictions of every split but train, by the weights that the run ends with (the best ones, if kept)."""
-    state = prepared.state
+    state, config = prepared.state, prepared.config
+    wrong = prepared.strategies.dropped
     prepared.strategies.disable()
     state.cut = None
     if best is not None:
@@ -45,10 +46,10 @@ def predict_splits(
         prepared.padding,
         device=prepared.runtime.device,
         sharded=prepared.runtime.sharding is not None,
-        pack_rows=prepared.config.padding_free,
-        first_token_only=prepared.config.cls_only_last_layer,
+        pack_rows="off" if "padding_free" in wrong else config.padding_free,
+        first_token_only="off" if "cls_only_last_layer" in wrong else config.cls_only_last_layer,
         precision=prepared.runtime.precision,
-        fused_layers=prepared.config.fused_layers,
+        fused_layers="off" if "fused_layers" in wrong else config.fused_layers,
         cuda_graphs="off",
     )
     found: dict[str, Predictions] = {}

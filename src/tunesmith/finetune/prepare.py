@@ -266,7 +266,7 @@ def _make_state(
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
     split = config.auto_find_batch_size
     state = TrainState(
-        model, optimizer, objective, runtime, cut=strategies.cut, may_split=split, graphs=strategies.graphs
+        model, optimizer, objective, runtime, may_split=split, graphs=strategies.graphs, strategies=strategies
     )
     return strategies, state
 

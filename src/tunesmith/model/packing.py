@@ -47,6 +47,7 @@ def pack(
     rows: Mapping[str, Sequence[NDArray[np.integer]]],
     *,
     first_position: int = 0,
+    skipped_id: int | None = None,
     keys: Sequence[str] = ("input_ids", "token_type_ids"),
     total: int | None = None,
     longest: int | None = None,
@@ -58,7 +59,8 @@ def pack(
     Rows are sorted by length inside the batch (equal lengths share one matrix product); the model's output is in
     the given order. With `total` the batch is filled up to that many tokens, with `fillers` stretches of their own that no
     row sees and the head never reads: every batch of a bucket then has the same shapes. `longest` is the bucket's longest
-    stretch. `dtype` is that of the ids: for the gradient of an embedding a GPU sorts 32 bits in half the time of 64.
+    stretch. Tokens of `skipped_id` have no position of their own (RoBERTa does not count its padding token, wherever it stands).
+    `dtype` is that of the ids: for the gradient of an embedding a GPU sorts 32 bits in half the time of 64.
     """
     given = np.array([len(ids) for ids in rows["input_ids"]], dtype=np.int64)
     assert given.min(initial=0 if not given.size else 1) > 0, "a row without tokens has no first token to classify"
@@ -72,6 +74,9 @@ def pack(
         positions[-spare:] = first_position  # the filling may be longer than the position table
     order = np.empty(len(given), dtype=np.int64)
     order[sorted_rows] = np.arange(len(given))
+    if skipped_id is not None:
+        ids = np.concatenate([np.asarray(rows["input_ids"][i]) for i in sorted_rows])
+        positions[: len(ids)] = _positions_without(ids == skipped_id, bounds, stretches, first_position)
     batch: PackedBatch = {}
     for name in keys:
         if name in rows:
@@ -87,6 +92,16 @@ def pack(
         order=torch.from_numpy(order),
     )
     return batch
+
+
+def _positions_without(
+    skipped: NDArray[np.bool_], bounds: NDArray[np.int64], stretches: NDArray[np.int64], first: int
+) -> NDArray[np.int64]:
+    """Positions of the rows' tokens, counted over those that are not skipped; these have the one before the first."""
+    counted = np.cumsum(~skipped)
+    before = np.concatenate(([0], counted))[np.minimum(bounds[:-1], len(skipped))]
+    inside = counted - np.repeat(before, stretches)[: len(skipped)]
+    return np.where(skipped, first - 1, first - 1 + inside)
 
 
 def _fill_up(lengths: NDArray[np.int64], total: int | None, fillers: int) -> tuple[NDArray[np.int64], int]:

@@ -20,6 +20,7 @@ class PaddingFree:
     def __init__(self, model: nn.Module) -> None:
         anatomy = anatomy_of(model)
         self.first_position = anatomy.first_position
+        self.skipped_id = anatomy.first_position - 1 if anatomy.family.positions_follow_padding else None
         self.keys = ("input_ids", "token_type_ids") if anatomy.family.segments else ("input_ids",)
         self._model, self._stack = model, anatomy.stack
         self._undo: list[Callable[[], None]] = []

@@ -43,6 +43,7 @@ class VocabularyCut:
         self.ids = _with_padding(used_ids, embedding)
         self.size = embedding.num_embeddings
         self._embedding = embedding
+        self._ended = False
         self._padding = embedding.padding_idx
         self._lookup = np.full(self.size, len(self.ids), dtype=np.int32)
         self._lookup[self.ids] = np.arange(len(self.ids))
@@ -52,7 +53,7 @@ class VocabularyCut:
         self.kept = torch.ones((), dtype=torch.float64, device=table.device)
         """Product of the decay factors so far. Lives on the device, so that a captured step can multiply into it."""
         self._compact = nn.Parameter(table[self._rows.to(table.device)].clone(), embedding.weight.requires_grad)
-        self._install_compact()
+        self.enable()
 
     @classmethod
     def apply(cls, model: nn.Module, used_ids: NDArray[np.integer]) -> VocabularyCut:
@@ -82,18 +83,36 @@ class VocabularyCut:
         """The used rows: what the optimizer trains."""
         return self._compact
 
+    def enable(self) -> None:
+        """The used rows are the model's table again."""
+        self._embedding.__class__ = CutEmbedding
+        vars(self._embedding)["rows_of"] = torch.from_numpy(self._lookup).to(self._compact.device)
+        self._install(self._compact, None if self._padding is None else int(self._lookup[self._padding]))
+
+    def disable(self) -> None:
+        """For a while the model has its whole table; what would be trained there is not the optimizer's parameter."""
+        self._install_whole(self._compact.requires_grad)
+
     @contextmanager
-    def whole(self, *, trainable: bool = False) -> Iterator[None]:
-        """Inside, the model has its whole table: for evaluation and `save_pretrained`."""
-        self._install_whole(trainable)
+    def whole(self) -> Iterator[None]:
+        """Inside, the model has its whole table: for evaluation and `save_pretrained`. After `restore` it has it anyway."""
+        if self._ended:
+            yield
+            return
+        self._install_whole(trainable=False)
         try:
             yield
         finally:
-            self._install_compact()
+            self.enable()
 
     def restore(self) -> nn.Parameter:
         """Undo the cut for good; the model's new embedding parameter comes back."""
-        return self._install_whole(self._compact.requires_grad)
+        if not self._ended:
+            self._ended = True
+            self._install_whole(self._compact.requires_grad)
+        whole = self._embedding.weight
+        assert isinstance(whole, nn.Parameter)
+        return whole
 
     def expand(self, compact: torch.Tensor) -> torch.Tensor:
         """A moment of the optimizer for the compact table as plain training would have it: zero in the other rows."""
@@ -126,17 +145,10 @@ class VocabularyCut:
             self._compact.copy_(state["table"][self._rows])
             self.kept.copy_(state["kept"])
 
-    def _install_compact(self) -> None:
-        self._embedding.__class__ = CutEmbedding
-        vars(self._embedding)["rows_of"] = torch.from_numpy(self._lookup).to(self._compact.device)
-        self._install(self._compact, None if self._padding is None else int(self._lookup[self._padding]))
-
-    def _install_whole(self, trainable: bool) -> nn.Parameter:
+    def _install_whole(self, trainable: bool) -> None:
         self._embedding.__class__ = nn.Embedding
         vars(self._embedding).pop("rows_of", None)
-        table = nn.Parameter(self.table().to(self._compact.device), trainable)
-        self._install(table, self._padding)
-        return table
+        self._install(nn.Parameter(self.table().to(self._compact.device), trainable), self._padding)
 
     def _install(self, weight: nn.Parameter, padding: int | None) -> None:
         self._embedding.weight = weight
@@ -147,7 +159,7 @@ class VocabularyCut:
 def supports(model: nn.Module) -> str | None:
     """None, or the reason why the whole table must be trained."""
     embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]
-    if type(embedding) is not nn.Embedding:
+    if embedding is None or type(embedding) not in (nn.Embedding, CutEmbedding):
         return "its input embedding is not a plain table"
     if replaced_method(embedding) or is_hooked(embedding.weight) or type(embedding.weight) is not nn.Parameter:
         return "its input embedding was changed, or hooks listen to its gradient"

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch.optim import Optimizer
 
+from tunesmith.train.fingerprint import STEP_HOOKS
 from tunesmith.train.graphs import MOST
-from tunesmith.train.surroundings import STEP_HOOKS
 
 _CHUNK = 8192
 _BLOCK = 1024

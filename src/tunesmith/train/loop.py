@@ -16,6 +16,7 @@ from tunesmith.events import (
     Improved,
     MicroBatchSplit,
     NonFinite,
+    Note,
     SafePoint,
     StepDone,
     finite_or_none,
@@ -54,6 +55,7 @@ def train_events(
     """Trains from `state.step` to the end of the plan. After a `break` the state is complete as of the last event."""
     require_one_plan(state, batches, plan)
     require_own_epochs(batches, plan, state.step)
+    state.planned_steps = plan.num_steps - state.step
     pending: list[StepResult] = []
     if state.evaluation_due and evaluate is not None:  # the run was stopped in the middle of it
         yield from _evaluate(state, plan, evaluate)
@@ -71,6 +73,8 @@ def train_events(
                 )
             )
             step = state.step
+            while state.notes:
+                yield Note(step, state.notes.pop(0))
             evaluates = evaluate is not None and plan.evaluate.due(step)
             last = step >= plan.num_steps
             if (

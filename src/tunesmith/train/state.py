@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,13 +10,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from tunesmith.errors import ConfigError
 from tunesmith.model.vocabulary import VocabularyCut
+from tunesmith.train.cut_rows import train_whole_table, why_inexact
+from tunesmith.train.fingerprint import Fingerprint
 from tunesmith.train.graphs import StepGraphs
 from tunesmith.train.hooks import StepHooks
 from tunesmith.train.losses import Objective
 from tunesmith.train.runtime import Runtime
 from tunesmith.train.stopping import Progress
-from tunesmith.train.surroundings import Surroundings
+from tunesmith.train.strategies import Strategies
 
 
 @dataclass
@@ -62,7 +66,15 @@ class TrainState:
     hooks: StepHooks = field(default_factory=StepHooks)
     graphs: StepGraphs | None = None
     """Set where steps are captured and replayed on a GPU."""
-    surroundings: Surroundings = field(init=False)
+    strategies: Strategies | None = None
+    """The speed-ups in force: they prove themselves before the first step, and whenever the model has changed."""
+    proved: Hashable | None = None
+    """The fingerprint of the model that they were proved on."""
+    planned_steps: int = 0
+    """Steps that are left to take: a proof may cost a share of them."""
+    fingerprint: Fingerprint = field(init=False)
+    notes: list[str] = field(default_factory=list)
+    """What a person should know, to be reported with the next event."""
 
     @property
     def cut_decay(self) -> float:
@@ -75,9 +87,28 @@ class TrainState:
                 return float(group.get("weight_decay", 0.0) * group.get("lr_scale", 1.0))
         return 0.0
 
+    def stop_cutting(self, reason: str) -> None:
+        """From now on the whole word embedding is trained; what the optimizer knows of the used rows is kept."""
+        assert self.cut is not None
+        if self.runtime.world > 1 and hasattr(self, "wrapped"):
+            raise ConfigError(
+                f"the vocabulary cannot be cut: {reason}",
+                fix="Give --restrict_vocabulary off: ranks that exchange gradients cannot take another table now.",
+            )
+        train_whole_table(self.cut, self.optimizer)
+        if self.strategies is not None:
+            self.strategies.forget_cut()
+        self.cut = None
+        self.notes.append(f"restrict_vocabulary is off: {reason}")
+
     def __post_init__(self) -> None:
+        if self.strategies is not None:
+            self.cut = self.strategies.cut
+        inexact = None if self.cut is None else why_inexact(self.optimizer, self.cut.parameter)
+        if inexact is not None:
+            self.stop_cutting(inexact)
         self.wrapped = self.runtime.wrap(self.model, self.optimizer)
         self.poisoned = torch.zeros((), device=self.runtime.device)
-        self.surroundings = Surroundings(self.model, self.optimizer)
+        self.fingerprint = Fingerprint(self.model, self.optimizer)
         if self.runtime.precision == "fp16":
             self.loss_scale = LossScale.start(self.runtime.device)

@@ -14,6 +14,7 @@ import torch
 from tunesmith.data.batches import Batch, Window
 from tunesmith.errors import ResourceError
 from tunesmith.train.optim import Rate, apply_update, divide_gradients, gradient_norm, set_rate, trained_parameters
+from tunesmith.train.proof import ready
 from tunesmith.train.seed import seed_step
 from tunesmith.train.state import TrainState
 
@@ -60,6 +61,7 @@ def train_step(
     limit_before = state.rows_limit
     if state.hooks.begin is not None:
         state.hooks.begin(window)
+    window = ready(state, window)
     weight = state.objective.weight(window.labels, len(window.rows))
     # DDP averages gradients over ranks, so each rank's share is multiplied back.
     factor = state.runtime.world / weight if weight > 0 else float("nan")
@@ -71,7 +73,7 @@ def train_step(
 
     numbers = None
     if state.graphs is not None and state.rows_limit is None and not state.hooks.inside:
-        around = state.surroundings.look()
+        around = state.fingerprint.of_step()
         numbers = state.graphs.run(window.micro_batches, learning_rate, factor, partial(body, quiet=True), around)
         if numbers is not None and state.hooks.after_update is not None:
             state.hooks.after_update()

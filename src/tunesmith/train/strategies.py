@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,10 +20,11 @@ from tunesmith.model import cls_only, padding_free, vocabulary
 from tunesmith.model.cpu_speed import enable_cpu_speed
 from tunesmith.model.fused_layers import FusedLayers
 from tunesmith.model.layer_parts import why_not_fused
-from tunesmith.model.packing import FILLER, pack
+from tunesmith.model.packing import FILLER
 from tunesmith.model.recognition import hook_tables, is_watched
 from tunesmith.model.vocabulary import VocabularyCut
-from tunesmith.train.graphs import StepGraphs, bucket_of
+from tunesmith.train.graphs import StepGraphs
+from tunesmith.train.packed_batches import Packing, collated, is_packed
 from tunesmith.train.runtime import Precision
 
 Wish = Literal["auto", "on", "off"]
@@ -31,75 +33,88 @@ ON_A_GPU = ("fused_layers", "cuda_graphs")
 """What nobody misses on a CPU: not said there."""
 
 
-@dataclass(frozen=True)
-class Packing:
-    """Collates rows into one packed row: no padding at all."""
-
-    first_position: int
-    keys: tuple[str, ...]
-    filled: bool = False
-    """Fill batches up to one of few sizes, for steps that are captured once for each."""
-    finest: int = 64
-    """The smallest bound of the longest stretch in such a batch."""
-
-    def __call__(self, tokens: dict[str, list[npt.NDArray[Any]]]) -> dict[str, Any]:
-        """Model inputs of a packed batch."""
-        size: dict[str, Any] = {}
-        if self.filled:
-            lengths = [len(ids) for ids in tokens["input_ids"]]
-            total, longest, fillers = bucket_of(sum(lengths), max(lengths), self.finest)
-            size = {"total": total, "longest": longest, "fillers": fillers, "dtype": np.int32}
-        return dict(pack(tokens, first_position=self.first_position, keys=self.keys, **size))
-
-    def split(self, batch: Batch, limit: int) -> list[Batch]:
-        """Packed batches of at most `limit` rows each, from one that did not fit in memory."""
-        layout: Any = batch.inputs["layout"]
-        starts = layout.starts[layout.order].tolist()
-        lengths = [layout.lengths[i] for i in layout.order.tolist()]
-        out = []
-        for at in range(0, len(batch), limit):
-            some = range(at, min(at + limit, len(batch)))
-            tokens = {
-                name: [batch.inputs[name][0, starts[i] : starts[i] + lengths[i]].cpu().numpy() for i in some]
-                for name in self.keys
-                if name in batch.inputs
-            }
-            size = sum(lengths[i] for i in some)
-            labels = None if batch.labels is None else batch.labels[at : at + limit]
-            out.append(Batch(self(tokens), labels, np.asarray(batch.rows[at : at + limit]), size, size, batch.extra))
-        return out
-
-
 @dataclass
 class Strategies:
     """What was switched on. `train_collate` is for training batches, `collate` for evaluation (whole vocabulary)."""
 
+    model: nn.Module
+    padding: Padding
     train_collate: Collate
     collate: Collate
     cut: VocabularyCut | None
     on: tuple[str, ...]
     notes: tuple[str, ...]
-    undo: tuple[Any, ...]
+    parts: dict[str, Any]
+    """By the name of its option, what can be enabled and disabled."""
     graphs: StepGraphs | None = None
     fused: FusedLayers | None = None
+    dropped: set[str] = field(default_factory=set)
+    """Options of what was taken off since."""
 
     def best_order(self, device: torch.device) -> Sampling:
         """The order of rows where nobody asked for one: on a GPU batches without padding need no rows of similar length."""
-        return "random" if device.type == "cuda" and "padding-free" in self.on else "group_by_length"
+        return "random" if device.type == "cuda" and "padding_free" in self.parts else "group_by_length"
 
     def whole(self) -> AbstractContextManager[None]:
-        """Inside, the model takes plain token ids."""
+        """Inside, the model has its whole vocabulary."""
         return nullcontext() if self.cut is None else self.cut.whole()
+
+    def why_not(self, name: str) -> str | None:
+        """Why a part that was switched on may not stay on: the model is no longer what it was."""
+        asked = {
+            "padding_free": padding_free.supports,
+            "cls_only_last_layer": cls_only.supports,
+            "fused_layers": why_not_fused,
+        }
+        return asked[name](self.model) if name in asked else None
+
+    @contextmanager
+    def without(self, names: Iterable[str]) -> Iterator[None]:
+        """Inside, these parts are off."""
+        off = [name for name in self.parts if name in names]
+        for name in off:
+            self.parts[name].disable()
+        first = self.fused is not None and self.fused.first_token_only
+        if self.fused is not None:
+            self.fused.first_token_only = first and "cls_only_last_layer" not in off
+        try:
+            yield
+        finally:
+            for name in off:
+                self.parts[name].enable()
+            if self.fused is not None:
+                self.fused.first_token_only = first
+
+    def drop(self, name: str) -> None:
+        """Takes a part off for good; batches that are packed already are taken apart by `adapted`."""
+        self.dropped.add(name)
+        self.parts.pop(name).disable()
+        if name == "cls_only_last_layer" and self.fused is not None:
+            self.fused.first_token_only = False
+        if name == "fused_layers":
+            self.fused = None
+        if name == "padding_free":
+            self.collate = self.train_collate = self.padding
+
+    def forget_cut(self) -> None:
+        """The whole vocabulary is trained from now on; the model has its table back already."""
+        self.dropped.add("restrict_vocabulary")
+        self.parts.pop("restrict_vocabulary", None)
+        self.cut = None
+
+    def adapted(self, batch: Batch) -> Batch:
+        """The micro-batch as the model takes it now."""
+        return collated(batch, self.padding) if is_packed(batch) and "padding_free" in self.dropped else batch
 
     def disable(self) -> None:
         """Leaves the model as it was, with its whole vocabulary, and the memory of captured steps to others."""
         if self.graphs is not None:
             self.graphs.close()
-        for strategy in reversed(self.undo):
-            strategy.disable()
         if self.cut is not None:
-            self.cut.restore()
+            self.parts.pop("restrict_vocabulary").restore()
             self.cut = None
+        while self.parts:
+            self.parts.popitem()[1].disable()
 
 
 def choose_strategies(
@@ -121,22 +136,22 @@ def choose_strategies(
 
     `sharded`: the weights are, or will be, dealt out over the ranks. These speed-ups reach into whole ones.
     """
-    notes, on, undo = list[str](), list[str](), list[Any]()
+    notes, on, applied = list[str](), list[str](), dict[str, Any]()
     collate: Any = padding
     parts = "the weights are sharded (fsdp)" if sharded else None
     whole = parts or _repeats_layers(model)
     rows_as = _why_padded(padding)
     if _wanted("padding_free", pack_rows, parts or rows_as or whole or padding_free.supports(model), notes):
-        undo.append(padding_free.enable_padding_free(model))
-        collate = Packing(undo[-1].first_position, undo[-1].keys)
+        applied["padding_free"] = packed_model = padding_free.enable_padding_free(model)
+        collate = Packing(packed_model.first_position, packed_model.keys, packed_model.skipped_id)
         on.append("padding-free")
     if _wanted("cls_only_last_layer", first_token_only, whole or cls_only.supports(model), notes):
-        undo.append(cls_only.enable_first_token_only(model))
+        applied["cls_only_last_layer"] = cls_only.enable_first_token_only(model)
         on.append("last layer for the first token only")
     packed, fused, graphs = "padding-free" in on, None, None
     if _wanted("fused_layers", fused_layers, _no_fusing(model, device, precision, packed), notes):
         fused = FusedLayers(model, HALF[precision], first_token_only="last layer for the first token only" in on)
-        undo.append(fused)
+        applied["fused_layers"] = fused
         on.append("fused layers")
     if _wanted("cuda_graphs", cuda_graphs, _no_graphs(device, world, packed), notes):
         graphs = StepGraphs(device, before=None if fused is None else fused.refresh_if_changed)
@@ -145,12 +160,12 @@ def choose_strategies(
     if rows is not None and _wanted(
         "restrict_vocabulary", restrict_vocabulary, parts or _no_cut(model, rows, restrict_vocabulary), notes
     ):
-        cut = VocabularyCut.apply(model, _ids_of_batches(model, rows, padding))
+        applied["restrict_vocabulary"] = cut = VocabularyCut.apply(model, _ids_of_batches(model, rows, padding))
         on.append(f"vocabulary of {len(cut.ids)} of {cut.size} tokens")
     if device.type == "cpu" and not sharded:
-        undo.append(enable_cpu_speed(model))
+        applied["cpu_parts"] = enable_cpu_speed(model)
     said = tuple(note for note in notes if device.type == "cuda" or not note.startswith(ON_A_GPU))
-    return Strategies(train_collate, collate, cut, tuple(on), said, tuple(undo), graphs, fused)
+    return Strategies(model, padding, train_collate, collate, cut, tuple(on), said, applied, graphs, fused)
 
 
 def _why_padded(padding: Padding) -> str | None:
@@ -179,6 +194,8 @@ def _ids_of_batches(model: nn.Module, rows: TokenRows, padding: Padding) -> npt.
 def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, packed: bool) -> str | None:
     if device.type != "cuda":
         return "they are for a GPU"
+    if any(p.device.type != "cuda" for p in model.parameters()):
+        return "the model is not on the GPU yet"
     if precision not in HALF:
         return "they are for bf16 and fp16"
     if torch.cuda.get_device_capability(device) < (8, 0):
@@ -194,12 +211,16 @@ def _no_graphs(device: torch.device, world: int, packed: bool) -> str | None:
     return None if packed else "rows are padded, and shapes change from batch to batch"
 
 
+def _why_not_cut(model: nn.Module) -> str | None:
+    return vocabulary.supports(model) or (
+        "hooks listen to its modules" if is_watched(hook_tables(model.modules())) else None
+    )
+
+
 def _no_cut(model: nn.Module, rows: TokenRows, wish: Wish) -> str | None:
-    reason = vocabulary.supports(model)
+    reason = _why_not_cut(model)
     if reason:
         return reason
-    if is_watched(hook_tables(model.modules())):
-        return "hooks listen to its modules"
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     if not embedding.weight.requires_grad:
         return "the embeddings are frozen"

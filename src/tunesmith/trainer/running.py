@@ -14,6 +14,7 @@ from tunesmith.events import (
     Event,
     MicroBatchSplit,
     NonFinite,
+    Note,
     RunEnded,
     SafePoint,
     StepDone,
@@ -106,6 +107,8 @@ class TrainPart(SteppingPart, ReactionPart, JournalPart, EvaluationPart, LengthP
         loader = self.get_train_dataloader()
         per_step = self.get_total_train_batch_size()
         self._horizon = self._length_of_run(loader)
+        if not is_sharded(self.model):  # by an earlier call of train
+            self.model.to(self.runtime.device)  # before the speed-ups, which keep copies of weights beside them
         token_rows, padding = self._fast_rows(loader)
         self._speed_ups = choose_speed_ups(self, token_rows, padding)
         collate = padding if self._speed_ups is None else self._speed_ups.train_collate
@@ -128,8 +131,6 @@ class TrainPart(SteppingPart, ReactionPart, JournalPart, EvaluationPart, LengthP
         self._identity = make_identity(args, self.train_dataset, self.model, self._run_id, per_step)
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
-        if not is_sharded(self.model):  # by an earlier call of train
-            self.model.to(self.runtime.device)
         self.create_optimizer_and_scheduler(self._horizon.num_steps)
         self._engine = self._make_engine()
         self._begin_state(run, folder, trial)
@@ -214,6 +215,8 @@ class TrainPart(SteppingPart, ReactionPart, JournalPart, EvaluationPart, LengthP
             trainer_log.warning(
                 "out of memory: micro-batches now have %d rows; the maths is the same", event.rows_after
             )
+        elif isinstance(event, Note):
+            trainer_log.warning(event.text)
         elif isinstance(event, EpochStarted):
             return self._next_epoch(event.epoch)
         elif isinstance(event, SafePoint):

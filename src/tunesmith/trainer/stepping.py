@@ -33,7 +33,8 @@ class SteppingPart(LossPart, OptimizerPart, CallbackPart):
             if kernel is not None and chosen.graphs is not None:
                 graphs = chosen.graphs
                 graphs.before.append(kernel.write_rates)
-        engine = TrainState(self.model, self.optimizer, FeatureLoss(self._share_of_loss), self.runtime, graphs=graphs)
+        loss = FeatureLoss(self._share_of_loss)
+        engine = TrainState(self.model, self.optimizer, loss, self.runtime, graphs=graphs, strategies=chosen)
         engine.wrapped = self.model_wrapped = compiled(self, engine.wrapped)
         engine.hooks = self._hooks(engine)
         return engine
