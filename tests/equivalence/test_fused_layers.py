@@ -140,3 +140,99 @@ def test_another_activation_and_wrapped_layers_are_left_alone() -> None:
     assert "relu" in (why_not_fused(type(model)(other)) or "")
     model.bert.encoder.layer[0].intermediate.dense = nn.Sequential(model.bert.encoder.layer[0].intermediate.dense)
     assert "intermediate.dense is a torch.nn.modules.container.Sequential" in (why_not_fused(model) or "")
+
+
+def scaled(*values: Any) -> Any:
+    """Each tensor among the values times 1.5."""
+    return tuple(v * 1.5 if isinstance(v, torch.Tensor) else v for v in values)
+
+
+LISTENERS: dict[str, Any] = {
+    "forward": lambda m: m.register_forward_hook(lambda _, a, o: o * 1.5),
+    "forward pre": lambda m: m.register_forward_pre_hook(lambda _, a: scaled(*a)),
+    "full backward": lambda m: m.register_full_backward_hook(lambda _, gi, go: scaled(*gi)),
+    "full backward pre": lambda m: m.register_full_backward_pre_hook(lambda _, go: scaled(*go)),
+}
+
+
+@pytest.mark.parametrize("place", ["output.dense", "attention.self.query", "intermediate"])
+@pytest.mark.parametrize("kind", LISTENERS)
+def test_hooks_of_any_kind_on_a_part_of_a_layer_are_called_though_it_was_fused_before(kind: str, place: str) -> None:
+    plain, ours = make_model("bert"), make_model("bert")
+    rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
+    batch = packed(rows, fuse(ours, first_only=True))
+    before = gradients(ours, batch, labels)
+    handles = [LISTENERS[kind](m.bert.encoder.layer[0].get_submodule(place)) for m in (plain, ours)]
+    expected, found = gradients(plain, pad_rows(rows, kind="bert"), labels), gradients(ours, batch, labels)
+    assert largest_difference(expected[2], found[2]) < 2e-5
+    assert largest_difference(before[2], found[2]) > 1e-3
+    handles[1].remove()
+    assert largest_difference(before[2], gradients(ours, batch, labels)[2]) == 0.0
+
+
+def test_hooks_on_all_modules_are_called_though_layers_were_fused_before() -> None:
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    plain, ours = make_model("bert"), make_model("bert")
+    rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
+    batch = packed(rows, fuse(ours, first_only=True))
+    handle = register_module_forward_pre_hook(lambda m, a: scaled(*a) if type(m).__name__ == "BertOutput" else None)
+    try:
+        expected, found = gradients(plain, pad_rows(rows, kind="bert"), labels), gradients(ours, batch, labels)
+    finally:
+        handle.remove()
+    assert largest_difference(expected[2], found[2]) < 2e-5
+
+
+WRITES: dict[str, Any] = {
+    "another tensor": lambda p: setattr(p, "data", p.data * 1.5),
+    "in place": lambda p: p.data.mul_(1.5),
+    "moved": lambda p: setattr(p, "data", p.data.to(torch.float64).mul(1.5).to(torch.float32)),
+}
+
+
+# In place it leaves no sign: copies are kept by the optimizer only where nothing else writes weights.
+KEPT = [(name, True) for name in WRITES if name != "in place"]
+
+
+@pytest.mark.parametrize(("write", "fresh"), [*((name, False) for name in WRITES), *KEPT])
+def test_weights_written_through_data_are_the_ones_that_are_used(write: str, fresh: bool) -> None:
+    plain, ours = make_model("bert"), make_model("bert")
+    rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
+    strategy = enable_padding_free(ours)
+    fused = FusedLayers(ours, torch.float32, first_token_only=True)
+    batch = packed(rows, strategy)
+    fused.kept_fresh = fresh
+    gradients(ours, batch, labels)
+    for model in (plain, ours):
+        layer = model.bert.encoder.layer[0]
+        for module in (layer.attention.self.key, layer.output.dense, layer.output.LayerNorm):
+            for parameter in module.parameters():
+                WRITES[write](parameter)
+    expected, found = gradients(plain, pad_rows(rows, kind="bert"), labels), gradients(ours, batch, labels)
+    assert abs(expected[0] - found[0]) < 1e-6
+    assert largest_difference(expected[2], found[2]) < 2e-5
+
+
+def test_dropout_and_the_scale_of_scores_are_read_when_they_are_used() -> None:
+    plain, ours = make_model("bert"), make_model("bert", dropout=0.4)
+    rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
+    batch = packed(rows, fuse(ours, first_only=True))
+    for model in (plain, ours):
+        model.bert.encoder.layer[1].attention.self.scaling = 0.1
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+    expected, found = gradients(plain, pad_rows(rows, kind="bert"), labels), gradients(ours, batch, labels)
+    assert largest_difference(expected[2], found[2]) < 2e-5
+
+
+@pytest.mark.parametrize("share", ["layers", "weights"])
+def test_layers_that_share_modules_or_weights_are_not_fused(share: str) -> None:
+    model = make_model("bert")
+    layers = model.bert.encoder.layer
+    if share == "layers":
+        layers[1] = layers[0]
+    else:
+        layers[1].output.dense.weight = layers[0].output.dense.weight
+    assert why_not_fused(model) == "its layers share parameters"

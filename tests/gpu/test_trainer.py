@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,25 @@ def test_bf16_steps_with_dropout_have_the_same_bits_uncaptured_and_resumed(tmp_p
     for other in (eager, again):
         assert apart(one, other, "loss") == 0
         assert weights_apart(one, other) == 0
+
+
+def test_a_model_made_by_model_init_is_fused_and_captured_on_the_device(tmp_path: Path) -> None:
+    """Speed-ups are chosen when it is there already: its copies in half precision lie beside the weights."""
+
+    class Initialised(Trainer):
+        def __init__(self, model: Any, *given: Any, **options: Any) -> None:
+            super().__init__(None, *given, model_init=lambda: copy.deepcopy(model), **options)
+
+        def _make_engine(self) -> Any:
+            engine = super()._make_engine()
+            chosen = self._speed_ups
+            assert chosen is not None
+            assert chosen.fused is not None
+            assert {t.device.type for t in chosen.fused.copies.values()} == {"cuda"}
+            assert engine.graphs is not None
+            return engine
+
+    given, made = (run(kind, tmp_path / kind.__name__, 0.0, bf16=True) for kind in (Trainer, Initialised))
+    losses = [[line["loss"] for line in t.state.log_history if "loss" in line] for t in (given, made)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    assert len(losses[0]) == STEPS

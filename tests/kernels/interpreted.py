@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tunesmith.model import attention_kernels, triton_kernels
+from tunesmith.model import attention_kernels, fused_ops, triton_kernels
 from tunesmith.train.adamw_kernel import OneKernelAdamW
 
 SEEDS = torch.randint(2**62, (4,), generator=torch.Generator().manual_seed(5))
@@ -57,6 +57,34 @@ def check_add_norm() -> None:
         limits = (1e-5 if dtype == torch.float32 else 0.1, *[2e-5] * 4)
         for name, a, b, limit in zip(("h", "residual", "gamma", "beta", "bias"), found, wanted, limits, strict=True):
             say(f"add_norm {dtype} gradient of {name}", apart(a, b), limit)
+
+
+class Asked(fused_ops.SideStream):
+    """Notes whose gradients are to be made beside the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: set[int] = set()
+
+    def after(self, *inputs: torch.Tensor, parameters: Any) -> Any:
+        self.ids |= {id(p) for p in parameters}
+        return super().after(*inputs, parameters=parameters)
+
+
+def check_add_norm_function() -> None:
+    """As autograd runs it: a beta that changes is the one used, and is asked for before its gradient goes elsewhere."""
+    torch.manual_seed(0)
+    h, residual = torch.randn(5, 32, requires_grad=True), torch.randn(5, 32, requires_grad=True)
+    bias, gamma, beta = (torch.nn.Parameter(torch.randn(32)) for _ in range(3))
+    asked = fused_ops.side_stream = Asked()
+    for _ in range(2):
+        out = fused_ops._AddNorm.apply(h, bias, residual, gamma, beta, 1e-12, 0.0, SEEDS, 1, True)
+        expected = functional.layer_norm(residual + h + bias, (32,), gamma, beta, 1e-12)
+        say("add_norm with a changed beta", apart(out, expected), 1e-5)
+        found, wanted = (torch.autograd.grad(x.square().sum(), (gamma, beta, bias)) for x in (out, expected))
+        say("add_norm with a changed beta, gradients", max(map(apart, found, wanted)), 1e-3)
+        beta.data = beta.data + 1.0
+    say("add_norm parameters not asked for", float(len({id(p) for p in (bias, gamma, beta)} - asked.ids)), 0.5)
 
 
 def check_add_norm_dropout() -> None:
@@ -205,6 +233,7 @@ def check_adamw() -> None:
 
 if __name__ == "__main__":
     check_add_norm()
+    check_add_norm_function()
     check_add_norm_dropout()
     check_gelu()
     for first_only, many in itertools.product((False, True), (0, 10**6)):

@@ -133,6 +133,7 @@ def _plain_state(state: TrainState, optimizer: dict[str, Any], generators: list[
         "rows_limit": state.rows_limit,
         "evaluation_due": state.evaluation_due,
         "vocabulary": None if state.cut is None else "decayed" if float(state.cut.kept) != 1.0 else "plain",
+        "vocabulary_given_up": state.strategies is not None and "restrict_vocabulary" in state.strategies.dropped,
         "loss_scale": None if scale is None else [float(scale.scale), int(scale.good_steps)],
         "optimizer": optimizer,
         "generators": [g["plain"] for g in generators],
@@ -172,6 +173,8 @@ def load_checkpoint(folder: Path, state: TrainState, *, settings: bool = True) -
 
 
 def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, settings: bool) -> None:
+    if plain.get("vocabulary_given_up") and state.cut is not None:
+        state.stop_cutting("it was off when the checkpoint was saved")
     if (plain["vocabulary"] is None) != (state.cut is None):
         raise CheckpointError(
             "has a cut vocabulary on one side only (restrict_vocabulary, which fsdp switches off)", where=str(folder)

@@ -19,7 +19,7 @@ from tunesmith.train.hooks import StepHooks
 from tunesmith.train.losses import Objective
 from tunesmith.train.runtime import Runtime
 from tunesmith.train.stopping import Progress
-from tunesmith.train.strategies import Strategies
+from tunesmith.train.strategies import Strategies, strategies_of
 
 
 @dataclass
@@ -67,7 +67,8 @@ class TrainState:
     graphs: StepGraphs | None = None
     """Set where steps are captured and replayed on a GPU."""
     strategies: Strategies | None = None
-    """The speed-ups in force: they prove themselves before the first step, and whenever the model has changed."""
+    """The speed-ups in force, found by the model where they are not given. They prove themselves before the first step,
+    and whenever the model has changed."""
     proved: Hashable | None = None
     """The fingerprint of the model that they were proved on."""
     planned_steps: int = 0
@@ -102,6 +103,8 @@ class TrainState:
         self.notes.append(f"restrict_vocabulary is off: {reason}")
 
     def __post_init__(self) -> None:
+        if self.strategies is None:
+            self.strategies = strategies_of(self.model)
         if self.strategies is not None:
             self.cut = self.strategies.cut
         inexact = None if self.cut is None else why_inexact(self.optimizer, self.cut.parameter)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +116,17 @@ class Strategies:
             self.cut = None
         while self.parts:
             self.parts.popitem()[1].disable()
+        if _IN_FORCE.get(id(self.model)) is self:
+            del _IN_FORCE[id(self.model)]
+
+
+_IN_FORCE: WeakValueDictionary[int, Strategies] = WeakValueDictionary()
+"""By the id of the model, which lives as long as they do."""
+
+
+def strategies_of(model: nn.Module) -> Strategies | None:
+    """What `choose_strategies` applied to this model, as long as somebody holds on to it."""
+    return _IN_FORCE.get(id(model))
 
 
 def choose_strategies(
@@ -165,7 +177,9 @@ def choose_strategies(
     if device.type == "cpu" and not sharded:
         applied["cpu_parts"] = enable_cpu_speed(model)
     said = tuple(note for note in notes if device.type == "cuda" or not note.startswith(ON_A_GPU))
-    return Strategies(model, padding, train_collate, collate, cut, tuple(on), said, applied, graphs, fused)
+    made = Strategies(model, padding, train_collate, collate, cut, tuple(on), said, applied, graphs, fused)
+    _IN_FORCE[id(model)] = made
+    return made
 
 
 def _why_padded(padding: Padding) -> str | None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from conftest import tiny_bert
 from tunesmith.data.batches import Batch, Padding, pin_batch, tensors_of
 from tunesmith.errors import ConfigError
 from tunesmith.train import graphs
+from tunesmith.train.checkpoint import pack_optimizer, unpack_optimizer
+from tunesmith.train.fingerprint import Fingerprint
 from tunesmith.train.graphs import StepGraphs, bucket_of
 from tunesmith.train.strategies import Packing, choose_strategies
 
@@ -111,6 +115,29 @@ def test_no_more_graphs_are_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch)
         steps.run((batch,), 0.1, 1.0, no_body)
         steps.run((batch,), 0.1, 1.0, no_body)
     assert steps.captures == 1
+
+
+@pytest.mark.parametrize("change", ["load_state_dict", "checkpoint", "settings", "nothing"])
+def test_moments_and_settings_that_a_captured_step_does_not_know_are_noticed(change: str) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    fingerprint = Fingerprint(model, optimizer)
+    found = []
+    for _ in range(4):
+        found.append(fingerprint.of_step())
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    assert len(set(found)) == 1, "the first step makes the moments: that is no change"
+    saved, (tensors, plain) = copy.deepcopy(optimizer.state_dict()), pack_optimizer(optimizer)
+    held = [v for state in optimizer.state.values() for v in state.values()]  # so that nothing is put in its place
+    if change == "load_state_dict":
+        optimizer.load_state_dict(saved)
+    elif change == "checkpoint":
+        unpack_optimizer(optimizer, {n: t.clone() for n, t in tensors.items()}, plain, "here")
+    elif change == "settings":
+        optimizer.param_groups[0]["betas"] = (0.8, 0.9)
+    assert len(held) == 6
+    assert (fingerprint.of_step() == found[0]) == (change == "nothing")
 
 
 def test_copies_of_weights_are_looked_after_before_every_replay() -> None:

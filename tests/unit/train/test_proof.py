@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ from transformers.models.bert.modeling_bert import BertModel
 from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.token_rows import TokenRows
-from tunesmith.events import Note, StepDone
+from tunesmith.events import Note, SafePoint, StepDone
 from tunesmith.labels import Task
 from tunesmith.train import proof
+from tunesmith.train.checkpoint import Identity, load_checkpoint, save_checkpoint
+from tunesmith.train.fingerprint import Fingerprint
 from tunesmith.train.loop import train_events
 from tunesmith.train.losses import TaskLoss
 from tunesmith.train.optim import make_optimizer
@@ -51,7 +54,10 @@ def begin(model: Any, *, prove: bool = True, **wishes: Any) -> tuple[TrainState,
     chosen = choose_strategies(model, rows, Padding(), device=torch.device("cpu"), **wishes)
     optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.1)
     loss, runtime = TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True)
-    state = TrainState(model, optimizer, loss, runtime, cut=chosen.cut, strategies=chosen if prove else None)
+    state = TrainState(model, optimizer, loss, runtime)
+    assert state.strategies is chosen
+    if not prove:
+        state.strategies = None
     plan = Plan(STEPS, (STEPS,), Schedule("linear", 1e-3, 0, STEPS), seed=1)
     return state, Batches(rows, chosen.train_collate, 8, seed=1), plan, chosen
 
@@ -203,3 +209,23 @@ def test_a_short_run_pays_for_few_rows(steps: int, rows: int) -> None:
     assert len(chosen) == rows
     lengths = [len(ids) for ids in proof.tokens_of(batch)["input_ids"]]
     assert {max(lengths), min(lengths)} <= {lengths[i] for i in chosen}
+
+
+def test_a_table_that_was_given_up_is_given_up_again_by_a_resume(tmp_path: Path) -> None:
+    def begun() -> tuple[TrainState, Batches, Plan]:
+        state, batches, plan, _ = begin(tiny_bert())
+        state.optimizer = torch.optim.Adam(state.model.parameters(), weight_decay=0.1)
+        state.fingerprint = Fingerprint(state.model, state.optimizer)
+        return state, batches, plan
+
+    identity = Identity("run", "rows", {}, {}, {})
+    state, batches, plan = begun()
+    losses = []
+    for event in train_events(state, batches, plan):
+        losses += [event.loss] if isinstance(event, StepDone) else []
+        if isinstance(event, SafePoint) and event.step == 3:
+            save_checkpoint(tmp_path / "checkpoint-3", state, identity)
+    assert state.cut is None
+    state, batches, plan = begun()
+    load_checkpoint(tmp_path / "checkpoint-3", state)
+    assert losses_of(train_events(state, batches, plan)) == losses[3:]
