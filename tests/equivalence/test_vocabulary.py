@@ -141,12 +141,12 @@ def test_the_state_of_another_vocabulary_is_refused() -> None:
         cut.load_state_dict(other.state_dict())
 
 
-def test_moments_expand_to_the_whole_table_and_back() -> None:
+def test_moments_expand_to_the_whole_table() -> None:
     cut = VocabularyCut.apply(make_model("bert"), np.array([3, 5]))
     moment = torch.rand(len(cut.ids), 4)
     whole = cut.expand(moment)
     assert whole.shape == (VOCABULARY, 4)
-    assert torch.equal(cut.compact(whole), moment)
+    assert torch.equal(whole[torch.from_numpy(cut.ids)], moment)
     assert int((whole != 0).any(1).sum()) == len(cut.ids)
 
 

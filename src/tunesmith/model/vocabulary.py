@@ -52,7 +52,8 @@ class VocabularyCut:
         self._rest = table.to("cpu", copy=True)  # on the host: a device keeps the used rows only
         self.kept = torch.ones((), dtype=torch.float64, device=table.device)
         """Product of the decay factors so far. Lives on the device, so that a captured step can multiply into it."""
-        self._compact = nn.Parameter(table[self._rows.to(table.device)].clone(), embedding.weight.requires_grad)
+        self.parameter = nn.Parameter(table[self._rows.to(table.device)].clone(), embedding.weight.requires_grad)
+        """The used rows: what the optimizer trains."""
         self.enable()
 
     @classmethod
@@ -75,23 +76,18 @@ class VocabularyCut:
     def table(self) -> torch.Tensor:
         """The whole table (CPU) as plain training would have it now: for saving and evaluating."""
         table = self._rest * self.kept.cpu().to(self._rest.dtype)
-        table[self._rows] = self._compact.detach().cpu()
+        table[self._rows] = self.parameter.detach().cpu()
         return table
-
-    @property
-    def parameter(self) -> nn.Parameter:
-        """The used rows: what the optimizer trains."""
-        return self._compact
 
     def enable(self) -> None:
         """The used rows are the model's table again."""
         self._embedding.__class__ = CutEmbedding
-        vars(self._embedding)["rows_of"] = torch.from_numpy(self._lookup).to(self._compact.device)
-        self._install(self._compact, None if self._padding is None else int(self._lookup[self._padding]))
+        vars(self._embedding)["rows_of"] = torch.from_numpy(self._lookup).to(self.parameter.device)
+        self._install(self.parameter, None if self._padding is None else int(self._lookup[self._padding]))
 
     def disable(self) -> None:
         """For a while the model has its whole table; what would be trained there is not the optimizer's parameter."""
-        self._install_whole(self._compact.requires_grad)
+        self._install_whole(self.parameter.requires_grad)
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -109,7 +105,7 @@ class VocabularyCut:
         """Undo the cut for good; the model's new embedding parameter comes back."""
         if not self._ended:
             self._ended = True
-            self._install_whole(self._compact.requires_grad)
+            self._install_whole(self.parameter.requires_grad)
         whole = self._embedding.weight
         assert isinstance(whole, nn.Parameter)
         return whole
@@ -120,17 +116,13 @@ class VocabularyCut:
         whole[self._rows] = compact.detach().cpu()
         return whole
 
-    def compact(self, whole: torch.Tensor) -> torch.Tensor:
-        """The used rows of a table or moment of full size."""
-        return whole.detach().cpu()[self._rows]
-
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What resumes bit for bit: the used rows, the other rows before any decay, the ids, the product of the factors.
 
         `table()` rounds the decay into the rows; training on from there would round once more than a run never stopped.
         """
         stored = self._rest.clone()
-        stored[self._rows] = self._compact.detach().cpu()
+        stored[self._rows] = self.parameter.detach().cpu()
         return {"table": stored, "ids": self._rows.clone(), "kept": self.kept.detach().cpu().clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -142,13 +134,13 @@ class VocabularyCut:
             )
         with torch.no_grad():
             self._rest.copy_(state["table"])
-            self._compact.copy_(state["table"][self._rows])
+            self.parameter.copy_(state["table"][self._rows])
             self.kept.copy_(state["kept"])
 
     def _install_whole(self, trainable: bool) -> None:
         self._embedding.__class__ = nn.Embedding
         vars(self._embedding).pop("rows_of", None)
-        self._install(nn.Parameter(self.table().to(self._compact.device), trainable), self._padding)
+        self._install(nn.Parameter(self.table().to(self.parameter.device), trainable), self._padding)
 
     def _install(self, weight: nn.Parameter, padding: int | None) -> None:
         self._embedding.weight = weight

@@ -52,6 +52,9 @@ class Strategies:
     dropped: set[str] = field(default_factory=set)
     """Options of what was taken off since."""
 
+    def __post_init__(self) -> None:
+        _IN_FORCE[id(self.model)] = self
+
     def best_order(self, device: torch.device) -> Sampling:
         """The order of rows where nobody asked for one: on a GPU batches without padding need no rows of similar length."""
         return "random" if device.type == "cuda" and "padding_free" in self.parts else "group_by_length"
@@ -151,13 +154,13 @@ def choose_strategies(
     notes, on, applied = list[str](), list[str](), dict[str, Any]()
     collate: Any = padding
     parts = "the weights are sharded (fsdp)" if sharded else None
-    whole = parts or _repeats_layers(model)
-    rows_as = _why_padded(padding)
-    if _wanted("padding_free", pack_rows, parts or rows_as or whole or padding_free.supports(model), notes):
-        applied["padding_free"] = packed_model = padding_free.enable_padding_free(model)
-        collate = Packing(packed_model.first_position, packed_model.keys, packed_model.skipped_id)
+    padded = _why_padded(padding) or _repeats_layers(model) or padding_free.supports(model)
+    if _wanted("padding_free", pack_rows, parts or padded, notes):
+        applied["padding_free"] = free = padding_free.enable_padding_free(model)
+        collate = Packing(free.first_position, free.keys, free.skipped_id)
         on.append("padding-free")
-    if _wanted("cls_only_last_layer", first_token_only, whole or cls_only.supports(model), notes):
+    cannot = parts or _repeats_layers(model) or cls_only.supports(model)
+    if _wanted("cls_only_last_layer", first_token_only, cannot, notes):
         applied["cls_only_last_layer"] = cls_only.enable_first_token_only(model)
         on.append("last layer for the first token only")
     packed, fused, graphs = "padding-free" in on, None, None
@@ -177,9 +180,7 @@ def choose_strategies(
     if device.type == "cpu" and not sharded:
         applied["cpu_parts"] = enable_cpu_speed(model)
     said = tuple(note for note in notes if device.type == "cuda" or not note.startswith(ON_A_GPU))
-    made = Strategies(model, padding, train_collate, collate, cut, tuple(on), said, applied, graphs, fused)
-    _IN_FORCE[id(model)] = made
-    return made
+    return Strategies(model, padding, train_collate, collate, cut, tuple(on), said, applied, graphs, fused)
 
 
 def _why_padded(padding: Padding) -> str | None:
