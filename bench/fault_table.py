@@ -32,6 +32,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from faults.trials import Ended, Server, clean, memory_folder  # noqa: E402
 
+BY_HAND = "## The identity of a run"
 SAME, DIFFERENT, REFUSED, CRASHED = "same", "silently different", "refused with a reason", "cannot go on"
 
 
@@ -306,7 +307,7 @@ def write_page(
     lines = [
         "# Reliability: what is left after a fault",
         "",
-        "Made by `tests/faults/full.sh`; do not edit. "
+        "Made by `tests/faults/full.sh` down to the last heading, which is written by hand. "
         f"{date.today().isoformat()}, {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         + ", ".join(f"{n} {version(n)}" for n in names)
         + ".",
@@ -338,7 +339,13 @@ def write_page(
             *(f"| {row} | {title} | {good} | {bad} | {seconds:.0f} |" for row, title, good, bad, seconds in tests),
             "",
         ]
-    file.write_text("\n".join(lines))
+    file.write_text("\n".join([*lines, *_by_hand(file)]))
+
+
+def _by_hand(file: Path) -> list[str]:
+    """The part of the page that is written by hand, from its heading to the end."""
+    text = file.read_text() if file.is_file() else ""
+    return [BY_HAND + text.partition(BY_HAND)[2]] if BY_HAND in text else []
 
 
 def _say_runs(files: Sequence[Path]) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,15 @@ settings.register_profile("busy machines", deadline=None)  # a limit of 200 ms a
 settings.load_profile("busy machines")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(autouse=True)
+def levels_of_libraries() -> Iterator[None]:
+    """The command line quietens transformers and datasets; the next test hears them again."""
+    before = {name: logging.getLogger(name).level for name in ("transformers", "datasets")}
+    yield
+    for name, level in before.items():
+        logging.getLogger(name).setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ def read_model_facts(args: argparse.Namespace) -> Any:
     from tunesmith.predict.facts import model_folder_of, read_facts
 
     quiet_libraries()
-    folder = model_folder_of(args.run)
+    folder = model_folder_of(args.run).folder
     return read_facts(folder, read_config(folder))
 
 

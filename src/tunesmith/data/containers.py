@@ -110,12 +110,6 @@ class _HashedFile(io.RawIOBase):
         super().close()
 
 
-def hash_file(path: Path) -> str:
-    """The sha256 of the bytes on disk, as hex."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 @contextmanager
 def readable(path: Path, origin: str) -> Iterator[None]:
     """Turns what the operating system says about a file into our errors."""

@@ -12,15 +12,18 @@ from tunesmith.data.part import Part
 from tunesmith.labels import LabelMap
 
 
-def fingerprint_parts(parts: Mapping[str, Part], text: Sequence[str], labels: LabelMap) -> str:
-    """sha256 (hex) over split names, texts, labels, label names and their order; other columns do not count."""
-    digest = hashlib.sha256(json.dumps([labels.to_json(), list(text)]).encode())
+def fingerprint_parts(parts: Mapping[str, Part], text: Sequence[str], labels: LabelMap) -> tuple[str, dict[str, str]]:
+    """sha256 (hex) over split names, texts, labels, label names and their order, and one for each split.
+
+    Columns that are neither text nor label do not count.
+    """
+    whole = hashlib.sha256(json.dumps([labels.to_json(), list(text)]).encode())
+    found = {}
     for split, part in parts.items():
-        digest.update(f"\n{split} {len(part)}".encode())
-        for name in text:
-            digest.update(_hash_text(part, name))
-        digest.update(_hash_labels(part))
-    return digest.hexdigest()
+        pieces = [f"\n{split} {len(part)}".encode(), *(_hash_text(part, name) for name in text), _hash_labels(part)]
+        found[split] = hashlib.sha256(b"".join(pieces)).hexdigest()
+        whole.update(b"".join(pieces))
+    return whole.hexdigest(), found
 
 
 def _hash_text(part: Part, name: str) -> bytes:

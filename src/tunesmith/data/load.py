@@ -39,6 +39,7 @@ class DataBundle:
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
     fingerprint: str
+    split_fingerprints: dict[str, str]
 
 
 def load_data(
@@ -195,7 +196,7 @@ def _bundle(
             if missing:
                 notes.append(f"{missing:,} of {len(part):,} {split} rows are unlabelled (-1).")
     findings = tuple(audit_parts(parts, columns.text, labels, names_given=names_given))
-    fingerprint = fingerprint_parts(parts, columns.text, labels)
+    fingerprint, by_split = fingerprint_parts(parts, columns.text, labels)
     for dataset in splits.values():
         release_pages(dataset)
-    return DataBundle(splits, columns, labels, (*columns.why, *notes), findings, fingerprint)
+    return DataBundle(splits, columns, labels, (*columns.why, *notes), findings, fingerprint, by_split)

@@ -19,7 +19,6 @@ from tunesmith.data.containers import (
     Limits,
     arrow_batches,
     binary_errors,
-    hash_file,
     parquet_batches,
     readable,
 )
@@ -29,6 +28,7 @@ from tunesmith.data.source import Source
 from tunesmith.data.table_cache import default_cache_dir, find_table, write_table
 from tunesmith.data.text_files import Dialect, choose_dialect, delimited_batches
 from tunesmith.errors import DataError
+from tunesmith.run.remembered import hash_file
 from tunesmith.run.writing import create
 
 if TYPE_CHECKING:

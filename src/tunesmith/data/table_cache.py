@@ -1,19 +1,26 @@
-"""Tables on disk, made once for each content: written to a temporary file, renamed when complete, memory-mapped after."""
+"""Tables on disk, made once for each content: written to a temporary file, renamed when complete, memory-mapped after.
+
+The name of a table holds the number of its rows and a mark of its bytes: a damaged one is made again.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import logging
 import os
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tunesmith.errors import ResourceError
+from tunesmith.run.remembered import known_hash
 from tunesmith.run.writing import create
 
+log = logging.getLogger(__name__)
 _STALE_SECONDS = 24 * 3600
 
 
@@ -24,11 +31,16 @@ def default_cache_dir() -> Path:
 
 
 def find_table(key: str, cache_dir: Path) -> tuple[Path, int] | None:
-    """The finished table for `key` and its rows. The count is in the name: a table cut short can be told."""
-    for path in cache_dir.glob(f"{key}.*.arrow"):
-        rows = path.name.split(".")[1]
-        if rows.isdigit():
-            return path, int(rows)
+    """The finished table for `key` and its rows, its bytes verified; a damaged one is removed, with a line in the log."""
+    for path in sorted(cache_dir.glob(f"{key}.*.arrow")):
+        _, rows, *digest, _ = path.name.split(".")
+        try:
+            if rows.isdigit() and digest == [_mark(key, rows, known_hash(path))]:
+                return path, int(rows)
+        except OSError as error:
+            raise _explain(error, cache_dir) from None
+        log.warning("the cached table %s is damaged; it is made again", path)
+        path.unlink(missing_ok=True)
     return None
 
 
@@ -46,13 +58,14 @@ def write_table(key: str, cache_dir: Path, batches: Iterator[Any]) -> tuple[Path
             return None, 0
         part = cache_dir / f".{key[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp"
         with create(part) as file:
-            with pa.ipc.new_stream(file, first.schema) as writer:
+            hashing = _HashedFile(file)
+            with pa.ipc.new_stream(pa.PythonFile(hashing, mode="w"), first.schema) as writer:
                 for batch in _chain(first, batches):
                     writer.write_batch(batch)
                     rows += batch.num_rows
             file.flush()
             os.fsync(file.fileno())
-        done = cache_dir / f"{key}.{rows}.arrow"
+        done = cache_dir / f"{key}.{rows}.{_mark(key, str(rows), hashing.digest.hexdigest())}.arrow"
         part.replace(done)
         return done, rows
     except OSError as error:
@@ -61,6 +74,28 @@ def write_table(key: str, cache_dir: Path, batches: Iterator[Any]) -> tuple[Path
         if part is not None:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
+
+
+def _mark(key: str, rows: str, digest: str) -> str:
+    """What stands in the name of a table: of its bytes, and of the content they belong to."""
+    return hashlib.sha256(f"{key} {rows} {digest}".encode()).hexdigest()[:32]
+
+
+class _HashedFile:
+    """A file to write to that hashes what it is given: the bytes as they were meant, whatever the disk makes of them."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

@@ -1,9 +1,8 @@
-"""Tokenized rows on disk, found again by content. An entry is a folder that appears by one rename: whole or absent."""
+"""Tokenized rows on disk, found again by content. An entry is a sealed folder that appears by one rename: whole or absent."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -15,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.data.mapped_pages import release_pages
 from tunesmith.errors import ResourceError
-from tunesmith.run.writing import write_new
+from tunesmith.run.remembered import known_hash
+from tunesmith.run.sealed import seal, verify
+from tunesmith.run.writing import fsync_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 log = logging.getLogger(__name__)
-MANIFEST = "entry.json"
 _HASH_ROWS = 10_000
 _RELEASE_EVERY = 20
 """Batches: often enough that a large file never stands in memory, seldom enough to cost nothing."""
@@ -83,19 +83,18 @@ class TokenCache:
         with self._building_folder(key) as build:
             write(build)
             files = sorted(p for p in build.iterdir() if p.suffix == ".arrow")
-            sizes = {p.name: p.stat().st_size for p in files}
-            entry = {**count(files), "rows": len(_read_files(files)), "files": sizes}
-            write_new(build / MANIFEST, json.dumps(entry).encode())
-            for path in [*files, build / MANIFEST]:
-                _fsync(path)
-            _fsync(build)
+            facts = {**count(files), "rows": len(_read_files(files))}
+            seal(build, {"kind": "tokens", "key": key, "facts": facts}, {})
             try:
                 os.rename(build, self.root / key)
             except OSError:
                 if not (self.root / key).is_dir():
                     raise
-                # another process published the same content first: use that
-            _fsync(self.root)
+                return self._reopen(key)  # another process published the same content first: use that
+            fsync_folder(self.root)
+        return _read_files([self.root / key / path.name for path in files]), facts
+
+    def _reopen(self, key: str) -> tuple[Dataset, dict[str, Any]]:
         found = self.open(key)
         if found is None:
             raise ResourceError("the tokenized rows vanished while they were written", where=str(self.root / key))
@@ -127,15 +126,14 @@ class TokenCache:
 
 
 def _read_entry(folder: Path) -> tuple[Dataset, dict[str, Any]]:
-    entry = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    for name, size in entry["files"].items():
-        actual = (folder / name).stat().st_size
-        if actual != size:
-            raise ValueError(f"{name} has {actual} bytes, not {size}")
-    dataset = _read_files([folder / name for name in entry["files"]])
-    if len(dataset) != entry["rows"]:
-        raise ValueError(f"{len(dataset)} rows, not {entry['rows']}")
-    return dataset, entry
+    manifest = verify(folder, hashed=known_hash)
+    if manifest["key"] != folder.name:
+        raise ValueError("it belongs to other rows")
+    facts: dict[str, Any] = manifest["facts"]
+    dataset = _read_files([folder / name for name in sorted(manifest["files"])])
+    if len(dataset) != facts["rows"]:
+        raise ValueError(f"{len(dataset)} rows, not {facts['rows']}")
+    return dataset, facts
 
 
 def _read_files(files: list[Path]) -> Dataset:
@@ -143,11 +141,3 @@ def _read_files(files: list[Path]) -> Dataset:
 
     parts = [Dataset.from_file(str(path)) for path in files]
     return concatenate_datasets(parts) if len(parts) > 1 else parts[0]
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

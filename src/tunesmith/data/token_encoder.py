@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tunesmith.errors import DataError, short_text
 from tunesmith.run.deadline import answer_within
+from tunesmith.run.remembered import hash_file
 
 T = TypeVar("T")
 _BATCH_CHARS = 2_000_000  # an Encoding takes about 100 bytes a token: a batch of long documents stays near 50 MB
@@ -114,8 +118,16 @@ class PythonEncoder:
         self._tokenizer = tokenizer
         self._max_length = max_length
         vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), default=str)
-        settings = json.dumps(tokenizer.init_kwargs, sort_keys=True, default=str)
-        self.fingerprint = _hash(type(tokenizer).__name__, vocabulary, settings, max_length, tokenizer.truncation_side)
+        options = {k: v for k, v in tokenizer.init_kwargs.items() if not _names_a_file(k, v)}
+        settings = json.dumps(options, sort_keys=True, default=str)
+        self.fingerprint = _hash(
+            type(tokenizer).__name__,
+            vocabulary,
+            settings,
+            _hash_files(tokenizer),
+            max_length,
+            tokenizer.truncation_side,
+        )
 
     def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
         """As `RustEncoder.encode`; for pairs the side of a cut is not known."""
@@ -180,6 +192,28 @@ def _parts(texts: Sequence[list[str]]) -> Iterator[list[list[str]]]:
             start, chars = i, 0
         chars += size
     yield [column[start:] for column in texts]
+
+
+def padded_fingerprint(tokenizer: Any, max_length: int) -> str:
+    """Equal for tokenizers that give equal tokens and pad them alike: what a run compares when it is resumed."""
+    names = ("pad_token_id", "pad_token_type_id", "padding_side", "model_input_names")
+    padding = [getattr(tokenizer, name, None) for name in names]
+    return _hash(make_encoder(tokenizer, max_length).fingerprint, padding)
+
+
+def _names_a_file(name: str, value: object) -> bool:
+    return name in ("name_or_path", "tokenizer_file") or name.endswith("_file") or isinstance(value, os.PathLike)
+
+
+def _hash_files(tokenizer: Any) -> str:
+    """Merges and the like are in no vocabulary: what the tokenizer writes for itself has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            tokenizer.save_vocabulary(folder)
+        except (NotImplementedError, OSError, AttributeError):
+            return ""
+        files = sorted(p for p in Path(folder).rglob("*") if p.is_file())
+        return _hash(*((p.name, hash_file(p)) for p in files))
 
 
 def _hash(*parts: object) -> str:

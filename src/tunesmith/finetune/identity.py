@@ -1,4 +1,4 @@
-"""What makes a run that run: what a checkpoint is compared with when it is resumed."""
+"""What makes a run that run: what a checkpoint is compared with when it is resumed. docs/reliability.md lists it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.data.load import DataBundle
 from tunesmith.data.order import Sampling
+from tunesmith.data.token_encoder import padded_fingerprint
+from tunesmith.model.config_file import read_config
 from tunesmith.run.environment import package_versions
-from tunesmith.train.checkpoint import Identity
-from tunesmith.train.runtime import Precision
-from tunesmith.train.sharding_options import Sharding
+from tunesmith.run.remembered import known_hash
+from tunesmith.train.checkpoint import Identity, content_mark
+from tunesmith.train.runtime import Runtime
 
 INERT_NAMES = """
     output_dir run_name save_strategy save_steps save_total_limit save_only_model resume_from_checkpoint weights_only
@@ -25,33 +27,42 @@ INERT_NAMES = """
     fsdp fsdp_config
 """
 INERT = frozenset(INERT_NAMES.split())
-"""Options that may differ when a run goes on: they change neither data order nor maths (data is compared by content)."""
+"""Options that may differ when a run is resumed: they change neither data order nor maths. Data, model and tokenizer are
+compared by content, whatever file or name they come from."""
+IDLE_CONFIG = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
+"""Entries of a model's config.json that say where it comes from, not what it computes."""
 
 
 def make_identity(
-    config: RunConfig,
-    bundle: DataBundle,
-    folder: Path,
-    *,
-    precision: Precision,
-    world: int = 1,
-    sharding: Sharding | None = None,
+    config: RunConfig, bundle: DataBundle, folder: Path, tokenizer: Any, *, max_length: int, runtime: Runtime
 ) -> Identity:
-    """What a checkpoint of this run is compared with on resume: options that matter, data by content, model by config."""
+    """What a checkpoint of this run is compared with on resume: options that matter; data, model and tokenizer by content."""
     options = {k: _plain(v) for k, v in to_dict(config).items() if k not in INERT}
-    options["model"] = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:16]
-    options["bf16"] = precision == "bf16"  # asked for, or what the device does by itself
-    options["processes"] = world  # each has a batch of its own: another number is another experiment
-    if sharding is not None:  # by a flag or by the launcher: sums are taken in another order
-        options["fsdp"] = "full_shard" if sharding.reshard_after_forward else "shard_grad_op"
-    run_id = _run_id(options, bundle.fingerprint)
-    return Identity(run_id, bundle.fingerprint, options, bundle.labels.to_json(), package_versions())
+    options |= {_name_of(split): content_mark(found) for split, found in bundle.split_fingerprints.items()}
+    options["columns"] = [*bundle.columns.text, bundle.columns.label]
+    options["the tokenizer"] = content_mark(padded_fingerprint(tokenizer, max_length))
+    stored = {k: v for k, v in read_config(folder).items() if k not in IDLE_CONFIG}
+    options["the config of the base model"] = content_mark(json.dumps(stored, sort_keys=True))
+    weights = sorted(folder.glob("model*.safetensors"))
+    options["the weights of the base model"] = content_mark(*(f"{p.name} {known_hash(p)}" for p in weights))
+    options["bf16"] = runtime.precision == "bf16"  # asked for, or what the device does by itself
+    options["processes"] = runtime.world  # each has a batch of its own: another number is another experiment
+    if runtime.sharding is not None:  # by a flag or by the launcher: sums are taken in another order
+        options["fsdp"] = "full_shard" if runtime.sharding.reshard_after_forward else "shard_grad_op"
+    versions = {**package_versions(), "device": runtime.device.type}
+    return Identity(
+        _run_id(options, bundle.fingerprint), bundle.fingerprint, options, bundle.labels.to_json(), versions
+    )
 
 
 def with_order(identity: Identity, sampling: Sampling) -> Identity:
     """The same with the order of rows, once it is known: what is best depends on model and device."""
     options = {**identity.config, "train_sampling_strategy": sampling}
     return replace(identity, run_id=_run_id(options, identity.data), config=options)
+
+
+def _name_of(split: str) -> str:
+    return f"the {'training' if split == 'train' else split} data"
 
 
 def _run_id(options: dict[str, Any], data: str) -> str:

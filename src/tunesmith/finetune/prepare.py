@@ -101,9 +101,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
         length = longest_allowed(tokenizer, model_max=limit, asked=config.max_seq_length)
         tokenized = _tokenize(config, bundle, tokenizer, length, stored, watch.progress)
         _check_rounding(config.pad_to_multiple_of, tokenized, limit)
-    identity = make_identity(
-        config, bundle, folder, precision=runtime.precision, world=runtime.world, sharding=runtime.sharding
-    )
+    identity = make_identity(config, bundle, folder, tokenizer, max_length=length, runtime=runtime)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     _say_lengths(say, tokenized, length)
     suite = make_suite(bundle.labels.task, names=config.metric_name, glue_task=config.task_name)

@@ -67,6 +67,7 @@ def load_model(
         notes = (f"new, to be trained: {', '.join(start_head_afresh(model))}",)
     _refuse_non_finite(model, str(folder))
     require_answer(model, folder)
+    _leave_file(model)
     model.train()
     return LoadedModel(model, notes, sum(p.numel() for p in model.parameters()))
 
@@ -150,6 +151,12 @@ def _refuse_pickle(folder: Path) -> None:
                 fix="Convert it once: `model.save_pretrained(folder)` of a current transformers writes model.safetensors.",
             )
     raise ConfigError("no model.safetensors there", where=str(folder))
+
+
+def _leave_file(model: Any) -> None:
+    """Copies every tensor: they are views of the mapped file, and would change with it."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _refuse_non_finite(model: Any, where: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sys
 from collections.abc import Iterator
@@ -12,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, did_you_mean, short_text
+from tunesmith.model.seal import check_seal
 from tunesmith.model.tensor_header import check_tensor_file
 from tunesmith.run.deadline import answer_within
+from tunesmith.run.remembered import known_hash
 
 EMBEDDED = "all-MiniLM-L6-v2"
 EMBEDDED_NAMES = (EMBEDDED, f"sentence-transformers/{EMBEDDED}")
@@ -83,8 +84,7 @@ def find_embedded() -> Path:
     folder = Path(places[0]) / "model"
     weights = folder / "model.safetensors"
     try:
-        with weights.open("rb") as file:
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        actual = known_hash(weights)
     except OSError as error:
         raise ResourceError(f"cannot be read ({error.strerror})", where=str(weights)) from None
     if actual != EMBEDDED_SHA256:
@@ -100,13 +100,13 @@ def _check_folder(folder: Path, need_weights: bool, *, name: str | None = None) 
     where = name or str(folder)
     if not folder.is_dir():
         raise ConfigError("is a file, not a model folder", where=where, fix=f"Name its folder: {folder.parent}")
-    if not need_weights:
-        return folder
-    weights = sorted(folder.glob("model*.safetensors"))
-    if not weights:
-        raise _no_weights(where, sorted(p.name for p in folder.iterdir()))
-    for file in weights:
-        check_tensor_file(file)
+    check_seal(folder)
+    if need_weights:
+        weights = sorted(folder.glob("model*.safetensors"))
+        if not weights:
+            raise _no_weights(where, sorted(p.name for p in folder.iterdir()))
+        for file in weights:
+            check_tensor_file(file)
     return folder
 
 

@@ -11,6 +11,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.files import read_json
 from tunesmith.labels import LabelMap, Task
 from tunesmith.model.resolve import resolve_model
+from tunesmith.model.seal import Seal, check_seal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.writing import write_new
 
@@ -72,16 +73,16 @@ def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
     return ModelFacts(LabelMap.for_classes(ordered), None, None, None)
 
 
-def model_folder_of(path: str | Path) -> Path:
-    """`model/` of a run folder, or the folder itself when it is a model."""
+def model_folder_of(path: str | Path) -> Seal:
+    """`model/` of a run folder, or the folder itself when it is a model; its files were verified."""
     folder = Path(path)
     run = RunDir(folder)
     if run.model.is_dir():
-        return run.model
+        return check_seal(run.model)
     if run.journal_file.exists():
         raise ConfigError(
             "the run has no model/ yet: it was not finished",
             where=str(folder),
             fix=f"Go on with `tunesmith resume {folder}`.",
         )
-    return resolve_model(folder, allow_download=False)
+    return check_seal(resolve_model(folder, allow_download=False))

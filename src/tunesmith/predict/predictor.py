@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,9 +22,12 @@ from tunesmith.model.tokenizer import load_tokenizer, position_limit
 from tunesmith.predict.facts import ModelFacts, model_folder_of, read_facts
 from tunesmith.predict.packed_products import pack_products
 from tunesmith.predict.stream import Chunk, TextPredictions, chunks_of, predict_chunks
+from tunesmith.run.sealed import MANIFEST
 from tunesmith.train.evaluate import predict_rows
 from tunesmith.train.runtime import Precision, Runtime, make_runtime
 from tunesmith.train.strategies import choose_strategies
+
+log = logging.getLogger(__name__)
 
 
 def probabilities_of(logits: npt.NDArray[Any], task: Task) -> npt.NDArray[np.float64]:
@@ -62,11 +66,15 @@ class Predictor:
         """The model of a run folder or of any model folder with a classification head."""
         from tunesmith.data.tokenize import longest_allowed
 
-        folder = model_folder_of(path)
+        seal = model_folder_of(path)
+        folder = seal.folder
+        if not seal.sealed:
+            log.warning("%s has no %s: its files are used as they are, unverified", folder, MANIFEST)
         config = read_model_config(folder)
         facts = read_facts(folder, config)
         tokenizer = load_tokenizer(folder)
         loaded = load_model(folder, facts.labels)
+        seal.require_unchanged()
         if loaded.notes:
             raise ConfigError(
                 f"is not a trained classifier ({loaded.notes[0]})", where=str(folder), fix="Train it first."

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tunesmith.errors import ResourceError
-from tunesmith.run.sealed import hash_file
+from tunesmith.run.remembered import hash_file
 from tunesmith.run.writing import kind_of, open_in_place, read_regular, replacing, require_plain
 
 LEDGER = ".written"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunesmith.run.sealed import MANIFEST, hash_file, manifest_bytes, read_manifest
+from tunesmith.run.remembered import hash_file
+from tunesmith.run.sealed import MANIFEST, manifest_bytes, read_manifest
 from tunesmith.run.writing import fsync_file, fsync_folder, write_file
 
 CHANGED = "changed_afterwards"

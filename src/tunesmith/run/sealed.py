@@ -20,6 +20,7 @@ from typing import Any
 from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.files import MAX_JSON_BYTES, read_plain
 from tunesmith.run.fault_points import fault_point
+from tunesmith.run.remembered import hash_file
 from tunesmith.run.writing import (
     TMP_PREFIX,
     disk_error,
@@ -60,7 +61,7 @@ def write_sealed(target: Path, fill: Callable[[Path], Any], meta: dict[str, Any]
         fault_point("save.begin")
         known = fill(tmp)
         fault_point("save.filled")
-        _seal(tmp, meta, known if isinstance(known, dict) else {})
+        seal(tmp, meta, known if isinstance(known, dict) else {})
         fault_point("save.sealed")
         _publish(tmp, target)
     except BaseException as error:
@@ -159,10 +160,12 @@ def require_space(folder: Path, bytes_needed: int) -> None:
         )
 
 
-def verify(folder: Path, *, names: Container[str] | None = None) -> dict[str, Any]:
+def verify(
+    folder: Path, *, names: Container[str] | None = None, hashed: Callable[[Path], str] = hash_file
+) -> dict[str, Any]:
     """The manifest of an intact folder; a CheckpointError names the first file that is not as it was written.
 
-    With `names` only these files are looked at.
+    With `names` only these files are looked at. `hashed` gives the sha256 of a file.
     """
     manifest = read_manifest(folder)
     wanted = {name: entry for name, entry in manifest["files"].items() if names is None or name in names}
@@ -174,7 +177,7 @@ def verify(folder: Path, *, names: Container[str] | None = None) -> dict[str, An
             size = file.stat().st_size
             if size != entry["size"]:
                 raise CheckpointError(f"has {size} bytes instead of {entry['size']}", where=str(file))
-            if hash_file(file) != entry["sha256"]:
+            if hashed(file) != entry["sha256"]:
                 raise CheckpointError("its bytes are not those that were written (sha256 differs)", where=str(file))
         except OSError as error:
             raise CheckpointError(f"cannot be read ({error.strerror})", where=str(file)) from error
@@ -256,13 +259,7 @@ def remove_tree(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def hash_file(file: Path) -> str:
-    """sha256 of a file's bytes, in hex."""
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def _seal(folder: Path, meta: dict[str, Any], known: dict[str, str | Future[str]]) -> None:
+def seal(folder: Path, meta: dict[str, Any], known: dict[str, str | Future[str]]) -> None:
     """Hashes and fsyncs every file, then writes the manifest last.
 
     Threads hash while this one waits for the disk: all that changes the folder happens in one thread, in one order.

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tunesmith.errors import CheckpointError, ConfigError
+from tunesmith.model.seal import check_seal
 from tunesmith.predict.facts import FACTS_FILE
 from tunesmith.run.layout import RunDir
-from tunesmith.run.sealed import MANIFEST, verify
 from tunesmith.serve.pages import model_facts
 from tunesmith.serve.routes import answer_texts, refuse_in_json
 from tunesmith.serve.tryit import Classifier, model_marks
@@ -28,6 +27,7 @@ class PredictionService:
             raise ConfigError(
                 "holds no finished model", where=str(run.path), fix="Give a run that has ended, with its model/ folder."
             )
+        check_seal(run.model)
         self._marks = model_marks(run)
         self._problem: str | None = None
 
@@ -60,11 +60,11 @@ class PredictionService:
                 self._problem = "model/ is gone"
             elif model_facts(self.run) is None:
                 self._problem = f"model/{FACTS_FILE} cannot be read"
-            elif os.path.lexists(self.run.model / MANIFEST):
+            else:
                 try:
-                    verify(self.run.model)
-                except CheckpointError as error:
-                    self._problem = error.line()
+                    check_seal(self.run.model)
+                except (CheckpointError, OSError) as error:
+                    self._problem = error.line() if isinstance(error, CheckpointError) else str(error.strerror)
         return self._problem
 
     async def _predict(self, request: Request) -> Response:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import queue
 import threading
 from collections import OrderedDict
@@ -14,6 +13,7 @@ from typing import Any
 
 from tunesmith.errors import TunesmithError
 from tunesmith.run.layout import RunDir
+from tunesmith.run.remembered import signature
 from tunesmith.serve.bodies import BadRequest, Texts
 
 log = logging.getLogger(__name__)
@@ -61,11 +61,9 @@ def load_predictor(run: RunDir) -> Any:
 def model_marks(run: RunDir) -> tuple[tuple[Any, ...], ...]:
     """What tells the files of model/ from others under the same names; empty when there are none."""
     try:
-        with os.scandir(run.model) as entries:
-            found = [(e.name, e.stat(follow_symlinks=False)) for e in entries]
+        return signature(run.model)
     except OSError:
         return ()
-    return tuple(sorted((name, info.st_ino, info.st_size, info.st_mtime_ns) for name, info in found))
 
 
 class Classifier:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from tunesmith.train.weight_files import (
 OPTIMIZER, GENERATORS = "optimizer.safetensors", "generators.safetensors"
 PIECES = (OPTIMIZER, GENERATORS, STATE)
 """Beside the weights (weight_files.py)."""
+MARK = "sha256:"
 VOCABULARY = "vocabulary.safetensors"
 """Only where weight decay shrinks embedding rows that do not occur in the data: their values before any decay."""
 
@@ -212,22 +214,29 @@ def _load_weights_into(state: TrainState, folder: Path) -> None:
         copy_weights(state.model, stored, str(folder / WEIGHTS))
 
 
+def content_mark(*parts: str) -> str:
+    """How an identity holds something too large to be shown: a hash of it, of which only "changed" is said."""
+    return MARK + hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
 def differences(folder: Path, identity: Identity) -> list[str]:
     """What differs between a checkpoint's run and this one, in words; versions are left to `version_changes`."""
     stored = read_manifest(folder)
+    old, new = stored["config"], identity.config
+    names = [k for k in sorted(set(old) | set(new)) if old.get(k) != new.get(k)]
     found = []
-    if stored["data"] != identity.data:
+    if stored["data"] != identity.data and not any(k.endswith(" data") for k in names):
         found.append("the training data changed")
     if stored["labels"] != identity.labels:
         found.append(f"the labels were {stored['labels']} and are {identity.labels}")
-    old, new = stored["config"], identity.config
-    found += [
-        f"{k} was {old.get(k)!r} and is {new.get(k)!r}" for k in sorted(set(old) | set(new)) if old.get(k) != new.get(k)
-    ]
-    return found
+    return found + [_in_words(k, repr(old.get(k)), repr(new.get(k))) for k in names]
+
+
+def _in_words(name: str, old: str, new: str) -> str:
+    return f"{name} changed" if MARK in old + new else f"{name} was {old} and is {new}"
 
 
 def version_changes(folder: Path, identity: Identity) -> list[str]:
-    """Libraries whose version is not the checkpoint's: exactness is then not promised."""
-    stored = read_manifest(folder)["versions"]
-    return [f"{k} was {stored.get(k)} and is {v}" for k, v in identity.versions.items() if stored.get(k) != v]
+    """Libraries whose version is not the checkpoint's, and what else is reported only: exactness is then not promised."""
+    old, new = read_manifest(folder)["versions"], identity.versions
+    return [_in_words(k, str(old.get(k)), str(new.get(k))) for k in {**new, **old} if old.get(k) != new.get(k)]

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tunesmith.run.sealed import hash_file
+from tunesmith.run.remembered import hash_file
 from tunesmith.run.writing import create
 
 DTYPES = {

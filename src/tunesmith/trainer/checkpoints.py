@@ -162,6 +162,7 @@ class CheckpointPart(SavingPart):
             "steps_in_epoch": progress.steps_in_epoch,
             "loss_since_log": progress.loss_since_log,
             "logged_step": progress.logged_step,
+            "used_rows": None if self._windows.used is None else self._windows.used.to_json(),
         }
 
     def _load_best_model(self) -> None:

@@ -51,7 +51,7 @@ What is different on purpose:
 | `predict` returns rows in the order of the dataset. | With length grouping they come back in another order. |
 | A checkpoint is a sealed folder of safetensors and JSON; verified, it goes on bit for bit. | Pickles; damage is not noticed. |
 | `dataloader_drop_last` drops training rows only. | Rows are left out of evaluations and predictions, too. |
-| Going on with other data, batch size, order or seed is refused, unless `Trainer.allow_changed_data = True`. | It goes on. |
+| A resume with other data, model, tokenizer or maths is refused, but for `Trainer.allow_changed_data = True`. | It is resumed. |
 | The order of an epoch depends on `seed` (or `data_seed`) and the epoch alone. | It depends on the generator's history. |
 | A checkpoint of `save_only_model` cannot be resumed: refused. | It goes on with a fresh optimizer, without a word. |
 | `training_args.json`, `optimizer.safetensors`, `state.json`. | `training_args.bin`, `optimizer.pt`, `scheduler.pt`. |

@@ -20,7 +20,7 @@ from tunesmith.trainer.arguments import rows_per_rank
 from tunesmith.trainer.attributes import TrainerAttributes
 from tunesmith.trainer.loaders import EpochBatches, RowBatches, SizedLoader
 from tunesmith.trainer.streams import SentRows, dealt_stream
-from tunesmith.trainer.upstream import DataCollatorWithPadding, has_length, parts, utils
+from tunesmith.trainer.upstream import DataCollatorWithPadding, has_length, is_arrow_dataset, parts, utils
 from tunesmith.trainer.workers import SECONDS
 
 log = logging.getLogger(__name__)
@@ -233,11 +233,6 @@ def _sampler_options(sampler: Any, batch_size: int, drop_last: bool) -> dict[str
     if isinstance(sampler, (Sampler, list)) or sampler is not None:
         return {"sampler": sampler, "batch_size": batch_size, "drop_last": drop_last}
     return {"batch_size": batch_size, "drop_last": drop_last}
-
-
-def is_arrow_dataset(dataset: Any) -> bool:
-    """Whether this is a map-style `datasets.Dataset` (known by what it can do: its library is not imported for it)."""
-    return hasattr(dataset, "remove_columns") and hasattr(dataset, "data") and has_length(dataset)
 
 
 def token_rows_of(dataset: Any) -> TokenRows | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from tunesmith.data.order import Sampling, epoch_order
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.train.runtime import Runtime
 from tunesmith.train.seed import step_seed
+from tunesmith.trainer.used_rows import UsedRows, can_mark, marked_iterator
 from tunesmith.trainer.workers import read_batches
 
 FEATURES = "features"
@@ -141,6 +142,9 @@ class TrainWindows:
     ignore_skip: bool = False
     pinned: bool = False
     """Token rows: batches are made ahead by a thread, in pinned memory."""
+    used: UsedRows | None = None
+    check: Callable[[Any, Indices], None] | None = None
+    """Called with the features of a batch and its row numbers before it is used."""
     _ended: bool = False
 
     @property
@@ -173,9 +177,29 @@ class TrainWindows:
             return
         specification = list(sampler.windows())
         sampler.set_epoch(epoch, skip)
-        features = read_batches(self.loader, [piece for pieces, _, _ in specification for piece in pieces])
+        found = self._read([piece for pieces, _, _ in specification for piece in pieces])
+
+        def batch(piece: Indices) -> Batch:
+            features, marks = next(found)
+            if self.used is not None:
+                self.used.note(piece, marks)
+            return self._as_batch(features, piece)
+
         for pieces, rows, idle in specification:
-            yield Window(tuple(as_batch(next(features), piece) for piece in pieces), rows, None, idle)
+            yield Window(tuple(batch(piece) for piece in pieces), rows, None, idle)
+
+    def _read(self, rows: list[Indices] | None = None) -> Iterator[tuple[Any, bytes]]:
+        """(features, marks of the rows) of each batch; no marks where the loader cannot give them."""
+        if self.used is not None and self.used.wants_marks and can_mark(self.loader):
+            yield from read_batches(self.loader, rows, marked_iterator)
+            return
+        for features in read_batches(self.loader, rows):
+            yield features, b""
+
+    def _as_batch(self, features: Any, rows: Indices) -> Batch:
+        if self.check is not None:
+            self.check(features, rows)
+        return as_batch(features, rows)
 
     def _collated(self, wanted: tuple[list[Indices], Indices, bool]) -> Window:
         pieces, rows, idle = wanted
@@ -193,15 +217,19 @@ class TrainWindows:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
         start, pending = 0, []
-        for number, features in enumerate(read_batches(self.loader)):
+        for number, (features, marks) in enumerate(self._read()):
+            if self.used is not None and marks:
+                self.used.note_batch(epoch, number, marks)
             if number < skip * self.accumulation:
                 start += count_rows(features)
                 continue
-            pending.append(as_batch(features, np.arange(start, start + count_rows(features))))
+            pending.append(self._as_batch(features, np.arange(start, start + count_rows(features))))
             start += len(pending[-1])
             if len(pending) == self.accumulation:
                 yield _window(pending)
                 pending = []
+        if self.used is not None:
+            self.used.end_epoch(epoch)
         if pending:
             yield _window(pending)
 

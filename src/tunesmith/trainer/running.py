@@ -28,11 +28,12 @@ from tunesmith.train.rank_watch import rank_watch
 from tunesmith.train.sharding import is_sharded
 from tunesmith.train.signals import StopRequest
 from tunesmith.trainer.arguments import make_plan
-from tunesmith.trainer.checkpoints import CheckpointPart
+from tunesmith.trainer.comparison import ComparisonPart
 from tunesmith.trainer.data import DataPart
 from tunesmith.trainer.evaluation import EvaluationPart
-from tunesmith.trainer.identity import make_identity, require_same_run, run_id_of
+from tunesmith.trainer.identity import make_identity, model_mark, require_same_run, run_id_of
 from tunesmith.trainer.journalling import JournalPart, require_room
+from tunesmith.trainer.label_range import label_check, require_rows
 from tunesmith.trainer.length import LengthPart
 from tunesmith.trainer.loaders import TrainWindows
 from tunesmith.trainer.methods import check_overrides
@@ -42,16 +43,15 @@ from tunesmith.trainer.reactions import ReactionPart
 from tunesmith.trainer.resuming import find_checkpoint, load_trainer_state
 from tunesmith.trainer.stepping import SteppingPart
 from tunesmith.trainer.upstream import has_length, speed_metrics, trainer_log, utils
+from tunesmith.trainer.used_rows import UsedRows
 from tunesmith.trainer.workers import naming_workers
 
 
-class TrainPart(SteppingPart, ReactionPart, JournalPart, EvaluationPart, LengthPart, DataPart, CheckpointPart):
+class TrainPart(SteppingPart, ReactionPart, JournalPart, EvaluationPart, LengthPart, DataPart, ComparisonPart):
     """The training run of a Trainer."""
 
     use_speed_ups: bool = True
     """Padding-free batches and the like, where they compute the same; set it to False to go without."""
-    allow_changed_data: bool = False
-    """True: a resume goes on although data, batch size, order or seed changed, and the journal says so."""
     _stop: StopRequest | None = None
 
     def train(
@@ -104,7 +104,9 @@ class TrainPart(SteppingPart, ReactionPart, JournalPart, EvaluationPart, LengthP
     def _set_up(self, run: RunDir, folder: Path | None, trial: Any) -> None:
         """Loader, plan, optimizer, engine state; and everything a checkpoint brings back."""
         args = self.args
+        require_rows(self.train_dataset)
         loader = self.get_train_dataloader()
+        mark = model_mark(self.model)
         per_step = self.get_total_train_batch_size()
         self._horizon = self._length_of_run(loader)
         if not is_sharded(self.model):  # by an earlier call of train
@@ -123,12 +125,16 @@ class TrainPart(SteppingPart, ReactionPart, JournalPart, EvaluationPart, LengthP
             collate,
             args.ignore_data_skip,
             pinned=self.runtime.device.type == "cuda" and args.dataloader_pin_memory,
+            used=UsedRows(len(self.train_dataset) if has_length(self.train_dataset) else None, self._note_change),
+            check=label_check(self),
         )
         if self.runtime.is_main:
             require_room(run, self._horizon.num_steps, saves=args.save_strategy != "no")
         self._run_id = uuid.uuid4().hex if folder is None else run_id_of(folder)
         self._own_runs.add(self._run_id)
-        self._identity = make_identity(args, self.train_dataset, self.model, self._run_id, per_step)
+        self._identity = make_identity(
+            self, getattr(loader, "dataset", self.train_dataset), mark, self._run_id, per_step
+        )
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
         self.create_optimizer_and_scheduler(self._horizon.num_steps)
@@ -150,6 +156,7 @@ class TrainPart(SteppingPart, ReactionPart, JournalPart, EvaluationPart, LengthP
             utils.compare_trainer_and_checkpoint_args(self.args, self.state)
             self._load_callback_state()
             self.lr_scheduler.load_state_dict(from_plain(self._engine.extra["trainer"]["scheduler"]))
+            changed += self._compare_used_rows(folder)
         self._progress = Progress(self._engine.step)
         if folder is not None:
             self._restore_progress(self._engine.extra["trainer"])

@@ -61,6 +61,11 @@ is_optimizer_factory = _any(_trainer).is_optimizer_factory
 optimizer_class_and_options = _any(_trainer).Trainer.get_optimizer_cls_and_kwargs
 
 
+def is_arrow_dataset(dataset: Any) -> bool:
+    """Whether this is a map-style `datasets.Dataset` (known by what it can do: its library is not imported for it)."""
+    return hasattr(dataset, "remove_columns") and hasattr(dataset, "data") and bool(has_length(dataset))
+
+
 def progress_callback() -> Any:
     """The progress bar for a terminal or a notebook."""
     if not _any(_transformers_utils).is_in_notebook():

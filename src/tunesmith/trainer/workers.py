@@ -6,7 +6,7 @@ import contextlib
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -95,10 +95,12 @@ class _Reader:
 _READERS: WeakSet[_Reader] = WeakSet()
 
 
-def read_batches(loader: Any, rows: Sequence[Any] | None = None) -> Iterator[Any]:
+def read_batches(
+    loader: Any, rows: Sequence[Any] | None = None, start: Callable[[Any], Iterator[Any]] = iter
+) -> Iterator[Any]:
     """The batches of a DataLoader. `rows[k]` are the row numbers of batch k, where they are known, for the error."""
     workers = int(getattr(loader, "num_workers", 0) or 0)
-    iterator = iter(loader)
+    iterator = start(loader)
     if workers == 0:
         yield from iterator
         return

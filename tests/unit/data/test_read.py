@@ -190,15 +190,31 @@ def test_the_second_read_parses_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert read(other) == ROWS, "the cache goes by content, not by name"
 
 
-def test_a_damaged_table_in_the_cache_is_made_again(tmp_path: Path) -> None:
+def test_a_damaged_table_in_the_cache_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "x.csv", as_csv(ROWS))
     read(path)
     (table,) = (tmp_path / "cache").glob("*.arrow")
     whole = table.read_bytes()
-    for damage in (whole[:100], whole[: len(whole) // 2], b""):
+    flipped = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 97)]
+    for damage in (whole[:100], whole[: len(whole) // 2], b"", *flipped):
         table.unlink()
         table.write_bytes(damage)
         assert read(path) == ROWS
+        assert f"{table} is damaged; it is made again" in caplog.text
+        assert table.read_bytes() == whole
+        caplog.clear()
+
+
+def test_a_table_under_the_name_of_another_is_made_again(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.csv", as_csv(ROWS))
+    read(path)
+    (table,) = (tmp_path / "cache").glob("*.arrow")
+    read(write(tmp_path / "other.csv", as_csv(list(reversed(ROWS)))))
+    (other,) = set((tmp_path / "cache").glob("*.arrow")) - {table}
+    key = table.name.split(".")[0]
+    other.rename(table.with_name(other.name.replace(other.name.split(".")[0], key)))
+    table.unlink()
+    assert read(path) == ROWS
 
 
 def test_other_options_or_bytes_make_another_table(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tunesmith.data.token_cache import TokenCache, content_hash
 from tunesmith.data.token_encoder import RustEncoder, call_within
 from tunesmith.data.tokenize import longest_allowed, tokenize
 from tunesmith.errors import ConfigError, DataError, ResourceError, WorkerError
+from tunesmith.run.sealed import MANIFEST
 
 SHARED = Path(__file__).parents[4] / "shared"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared models and data are not beside the checkout")
@@ -254,18 +256,30 @@ def test_long_documents_go_in_small_parts(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_damaged_entry_is_made_again(pairs: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = tokenize(pairs, make_tokenizer(), ("first",), max_length=9, cache_dir=tmp_path)
     [entry] = tmp_path.iterdir()
-    for damage in ("cut", "gone", "manifest"):
+    for damage in ("cut", "gone", "manifest", "bit", "other entry"):
         if damage == "cut":
             path = entry / "rows.arrow"
             path.write_bytes(path.read_bytes()[:-30])
         elif damage == "gone":
             (entry / "rows.arrow").unlink()
+        elif damage == "bit":
+            path = entry / "rows.arrow"
+            data, at = bytearray(path.read_bytes()), os.stat(path)
+            data[data.index(int(first.rows.lengths[0]).to_bytes(4, "little"))] ^= 1
+            path.write_bytes(data)
+            os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns))
+        elif damage == "other entry":
+            tokenize(pairs, make_tokenizer(), ("second",), max_length=9, cache_dir=tmp_path)
+            [other] = [path for path in tmp_path.iterdir() if path != entry]
+            shutil.rmtree(entry)
+            other.rename(entry)
         else:
-            (entry / "entry.json").write_text("{")
+            (entry / MANIFEST).write_text("{")
         again = tokenize(pairs, make_tokenizer(), ("first",), max_length=9, cache_dir=tmp_path)
         assert not again.reused
         assert again.dataset["input_ids"][:] == first.dataset["input_ids"][:]
         assert "cannot be used" in caplog.text
+        caplog.clear()
 
 
 def test_a_failed_build_leaves_nothing_that_is_used(tmp_path: Path) -> None:
@@ -277,7 +291,7 @@ def test_a_failed_build_leaves_nothing_that_is_used(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = {tests!r}
 from test_tokenize import make_tokenizer
 from datasets import Dataset
 from tunesmith.data.tokenize import tokenize
@@ -290,7 +304,7 @@ tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir={cache!r}, on_p
 
 
 def test_a_kill_half_way_leaves_no_entry_and_the_next_run_cleans_up(tmp_path: Path) -> None:
-    script = KILLED.format(tests=str(Path(__file__).parent), cache=str(tmp_path))
+    script = KILLED.format(tests=[str(Path(__file__).parent), str(Path(__file__).parents[2])], cache=str(tmp_path))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert [p.name.startswith(".building-") for p in tmp_path.iterdir()] == [True]

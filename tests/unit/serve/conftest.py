@@ -18,6 +18,7 @@ import pytest
 
 from tunesmith.labels import LabelMap
 from tunesmith.run.layout import RunDir
+from tunesmith.run.sealed import seal
 from tunesmith.serve.routes import Board
 from tunesmith.serve.runs import RunIndex
 from tunesmith.serve.server import make_server, open_socket
@@ -145,6 +146,7 @@ def make_runs(tmp_path: Path, synthetic: SimpleNamespace) -> Path:
     model.mkdir()
     facts = {"text_columns": ["text"], "labels": {"names": ["short", "long"], "task": "binary"}}
     (model / "tunesmith.json").write_text(json.dumps(facts))
+    seal(model, {"kind": "model"}, {})
     (tmp_path / "secret.txt").write_text("SECRET")
     (root / "secret.txt").write_text("SECRET")
     return root

@@ -1,0 +1,451 @@
+"""Row 14, walked: data, tokenizer, model, config or code that changed between a stop and a resume, or before a load.
+
+Each kind of change is refused by name (exit 5), or reported where only its owner knows what it means; none is accepted in
+silence. What changes nothing is not refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiny_model import GOOD, save_tiny_bert, sentences, write_csv
+from tunesmith.cli.main import main
+from tunesmith.errors import CheckpointError, TunesmithError
+from tunesmith.events import Event, Saved
+from tunesmith.finetune import Watch, finetune
+from tunesmith.run.layout import RunDir
+from tunesmith.run.sealed import MANIFEST
+
+Change = Callable[[Path, dict[str, Any]], None]
+OPTIONS: dict[str, Any] = {
+    "use_cpu": True,
+    "num_train_epochs": 2,
+    "per_device_train_batch_size": 8,
+    "learning_rate": 1e-3,
+    "train_sample_size": 0,
+    "save_strategy": "steps",
+    "save_steps": 4,
+    "class_weights": (1.0, 2.0),
+    "lr_scheduler_type": "polynomial",
+    "lr_scheduler_kwargs": {"power": 2.0},
+}
+
+
+class Stopped(Exception):
+    """The run was killed, as far as its folder can tell."""
+
+
+def train_until(step: int, **options: Any) -> bytes:
+    """Runs until the checkpoint of a step is there; its weights."""
+
+    def stop(event: Event) -> None:
+        if isinstance(event, Saved) and event.step == step:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        finetune(watch=Watch(listeners=[stop]), **options)
+    return (RunDir(options["output_dir"]).checkpoint(step) / "model.safetensors").read_bytes()
+
+
+def files_of(world: Path) -> dict[str, Any]:
+    return {
+        "model_name_or_path": world / "base",
+        "output_dir": world / "run",
+        "cache_dir": world / "cache",
+        **{f"{split}_file": world / f"{split}.csv" for split in ("train", "validation", "test")},
+    }
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, three files and a run of 12 steps that was stopped after a checkpoint in the middle."""
+    world = tmp_path_factory.mktemp("stopped")
+    save_tiny_bert(world / "base")
+    for split, (count, seed) in {"train": (48, 0), "validation": (12, 1), "test": (8, 2)}.items():
+        rows = [
+            {"text": t, "label": "good" if g else "bad", "note": i} for i, (t, g) in enumerate(sentences(count, seed))
+        ]
+        write_csv(world / f"{split}.csv", rows)
+    train_until(4, **files_of(world), **OPTIONS)
+    return world
+
+
+@pytest.fixture
+def world(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of it, at another place."""
+    for name in ("base", "train.csv", "validation.csv", "test.csv", "run"):
+        place = tmp_path / "world" / name
+        shutil.copytree(stopped / name, place) if (stopped / name).is_dir() else shutil.copy2(stopped / name, place)
+    (tmp_path / "world" / "cache").symlink_to(stopped / "cache")
+    return tmp_path / "world"
+
+
+def edit(name: str, old: str, new: str, count: int = 1) -> Change:
+    """Replaces text in a file of the world, which must be there."""
+
+    def change(world: Path, options: dict[str, Any]) -> None:
+        text = (world / name).read_text()
+        assert old in text, (name, old)
+        (world / name).write_text(text.replace(old, new, count))
+
+    return change
+
+
+def option(**given: Any) -> Change:
+    return lambda world, options: options.update(given)
+
+
+def rows_of(split: str, alter: Callable[[list[str]], list[str]], *, keep_times: bool = False) -> Change:
+    """Alters the lines of a file behind its header; with `keep_times` it has the size and mtime it had."""
+
+    def change(world: Path, options: dict[str, Any]) -> None:
+        file = world / f"{split}.csv"
+        before = file.stat()
+        head, *lines = file.read_bytes().decode().split("\r\n")[:-1]
+        altered = alter(lines)
+        assert altered != lines
+        file.write_bytes("".join(f"{line}\r\n" for line in [head, *altered]).encode())
+        if keep_times:
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+            assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+    return change
+
+
+def relabel(lines: list[str]) -> list[str]:
+    text, label, note = lines[7].split(",")
+    return [*lines[:7], f"{text},{'bad' if label == 'good' else 'good'},{note}", *lines[8:]]
+
+
+def reword(lines: list[str]) -> list[str]:
+    at = next(i for i, line in enumerate(lines) if "film" in line)
+    return [line.replace("film", "book", 1) if i == at else line for i, line in enumerate(lines)]
+
+
+def edit_json(name: str, alter: Callable[[dict[str, Any]], Any]) -> Change:
+    def change(world: Path, options: dict[str, Any]) -> None:
+        file = world / name
+        data = json.loads(file.read_text())
+        alter(data)
+        file.write_text(json.dumps(data))
+
+    return change
+
+
+def swap_ids(data: dict[str, Any]) -> None:
+    words = data["model"]["vocab"]
+    words["good"], words["bad"] = words["bad"], words["good"]
+
+
+def flip_bit(name: str, *, at: int = -40) -> Change:
+    """In place, with the mtime put back."""
+
+    def change(world: Path, options: dict[str, Any]) -> None:
+        file = world / name
+        before = file.stat()
+        data = bytearray(file.read_bytes())
+        data[at] ^= 1
+        with file.open("r+b") as handle:
+            handle.write(data)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    return change
+
+
+def link_elsewhere(world: Path, options: dict[str, Any]) -> None:
+    """The data file was a link, and now leads to another file."""
+    lines = (world / "train.csv").read_text().splitlines()
+    (world / "other.csv").write_text("\n".join([lines[0], *lines[:0:-1]]) + "\n")
+    (world / "train.csv").unlink()
+    (world / "train.csv").symlink_to(world / "other.csv")
+
+
+def other_tokenizer(world: Path, options: dict[str, Any]) -> None:
+    shutil.copytree(world / "base", world / "tokenizer")
+    edit_json("tokenizer/tokenizer.json", swap_ids)(world, options)
+    options["tokenizer_name"] = str(world / "tokenizer")
+
+
+def other_head(world: Path, options: dict[str, Any]) -> None:
+    """A base model that was trained for the same labels in the other order."""
+    save_tiny_bert(world / "base", labels=("good", "bad"))
+
+
+RESUMED: dict[str, tuple[Change, str]] = {
+    "one word of a row": (rows_of("train", reword), "the training data changed"),
+    "one label flipped": (rows_of("train", relabel), "the training data changed"),
+    "two rows swapped": (rows_of("train", lambda rows: [rows[1], rows[0], *rows[2:]]), "the training data changed"),
+    "same size and mtime": (
+        rows_of("train", lambda rows: [rows[1], rows[0], *rows[2:]], keep_times=True),
+        "the training data changed",
+    ),
+    "a row dropped": (rows_of("train", lambda rows: rows[:-1]), "the training data changed"),
+    "a row added": (rows_of("train", lambda rows: [*rows, "a fine day,good,99"]), "the training data changed"),
+    "a row twice": (rows_of("train", lambda rows: [*rows, rows[0]]), "the training data changed"),
+    "text column renamed": (edit("train.csv", "text,", "sentence,"), "text|sentence"),
+    "label column renamed": (
+        lambda w, o: [edit(f"{s}.csv", "label", "class")(w, o) for s in ("train", "validation", "test")] and None,
+        "columns was",
+    ),
+    "link to other rows": (link_elsewhere, "the training data changed"),
+    "validation row": (rows_of("validation", reword), "the validation data changed"),
+    "validation label": (rows_of("validation", relabel), "the validation data changed"),
+    "test row": (rows_of("test", reword), "the test data changed"),
+    "test file gone": (lambda w, o: o.pop("test_file") and None, "the test data changed"),
+    "fewer training rows": (option(max_train_samples=40), "max_train_samples was None and is 40"),
+    "label names turned": (option(label_names=("good", "bad")), "label_names was"),
+    "tokenizer.json: ids swapped": (edit_json("base/tokenizer.json", swap_ids), "the tokenizer changed"),
+    "tokenizer_config: no lower case": (
+        edit_json("base/tokenizer_config.json", lambda d: d.update(do_lower_case=False)),
+        "the tokenizer changed",
+    ),
+    "tokenizer.json: a token added": (
+        edit_json(
+            "base/tokenizer.json",
+            lambda d: d["added_tokens"].append({**d["added_tokens"][0], "id": 6, "content": "fine", "special": False}),
+        ),
+        "the tokenizer changed",
+    ),
+    "tokenizer_config: truncation side": (
+        edit_json("base/tokenizer_config.json", lambda d: d.update(truncation_side="left")),
+        "the tokenizer changed",
+    ),
+    "tokenizer_config: padding side": (
+        edit_json("base/tokenizer_config.json", lambda d: d.update(padding_side="left")),
+        "the tokenizer changed",
+    ),
+    "tokenizer_config: another padding token": (
+        edit_json("base/tokenizer_config.json", lambda d: d.update(pad_token="[MASK]")),
+        "the tokenizer changed",
+    ),
+    "tokenizer_config: shorter rows": (
+        edit_json("base/tokenizer_config.json", lambda d: d.update(model_max_length=9)),
+        "the tokenizer changed",
+    ),
+    "tokenizer_config: no token types": (
+        edit_json("base/tokenizer_config.json", lambda d: d.update(model_input_names=["input_ids", "attention_mask"])),
+        "the tokenizer changed",
+    ),
+    "--tokenizer_name": (other_tokenizer, "the tokenizer changed"),
+    "config.json: dropout": (
+        edit_json("base/config.json", lambda d: d.update(hidden_dropout_prob=0.2)),
+        "the config of the base model changed",
+    ),
+    "config.json: activation": (
+        edit_json("base/config.json", lambda d: d.update(hidden_act="relu")),
+        "the config of the base model changed",
+    ),
+    "base weights: one bit": (flip_bit("base/model.safetensors"), "the weights of the base model changed"),
+    "base model: another seed": (
+        lambda w, o: save_tiny_bert(w / "base", seed=3) and None,
+        "the weights of the base model changed",
+    ),
+    "base model: label order": (other_head, "the labels were|label"),
+    "max_seq_length": (option(max_seq_length=8), "max_seq_length was None and is 8"),
+    "pad_to_multiple_of": (option(pad_to_multiple_of=8), "pad_to_multiple_of was"),
+    "seed": (option(seed=43), "seed was 42 and is 43"),
+    "data_seed": (option(data_seed=1), "data_seed was"),
+    "batch size": (option(per_device_train_batch_size=4), "per_device_train_batch_size was 8 and is 4"),
+    "accumulation": (option(gradient_accumulation_steps=2), "gradient_accumulation_steps was"),
+    "epochs": (option(num_train_epochs=3), "num_train_epochs was"),
+    "learning rate": (option(learning_rate=2e-3), "learning_rate was"),
+    "schedule": (option(lr_scheduler_type="linear", lr_scheduler_kwargs={}), "lr_scheduler_type was"),
+    "schedule's numbers": (option(lr_scheduler_kwargs={"power": 3.0}), "lr_scheduler_kwargs was"),
+    "warmup": (option(warmup_steps=2), "warmup_steps was"),
+    "optimizer": (option(optim="adamw_torch"), "optim was"),
+    "weight decay": (option(weight_decay=0.01), "weight_decay was"),
+    "beta": (option(adam_beta2=0.99), "adam_beta2 was"),
+    "epsilon": (option(adam_epsilon=1e-6), "adam_epsilon was"),
+    "clipping": (option(max_grad_norm=0.5), "max_grad_norm was"),
+    "smoothing": (option(label_smoothing_factor=0.1), "label_smoothing_factor was"),
+    "class weights": (option(class_weights=(2.0, 1.0)), "class_weights was"),
+    "precision": (option(bf16=True), "bf16 was"),
+    "token budget": (option(token_budget=64), "token_budget was"),
+    "order of rows": (option(train_sampling_strategy="random"), "train_sampling_strategy was"),
+    "last batch dropped": (option(dataloader_drop_last=True), "dataloader_drop_last was"),
+    "frozen layers": (option(freeze=("embeddings",)), "freeze was"),
+    "layerwise rate": (option(layerwise_lr_decay=0.9), "layerwise_lr_decay was"),
+    "best metric": (option(metric_for_best_model="loss"), "metric_for_best_model was"),
+    "patience": (option(early_stopping_patience=1), "early_stopping_patience was"),
+}
+
+
+@pytest.mark.parametrize("kind", RESUMED)
+def test_row_14_a_change_before_a_resume_is_refused_and_named(kind: str, world: Path) -> None:
+    options = {**files_of(world), **OPTIONS}
+    change, says = RESUMED[kind]
+    change(world, options)
+    before = (world / "run" / "journal.jsonl").read_bytes()
+    with pytest.raises(TunesmithError, match=says) as caught:
+        finetune(**options)
+    assert isinstance(caught.value, CheckpointError) or kind in ("text column renamed", "base model: label order")
+    assert (world / "run" / "journal.jsonl").read_bytes() == before
+
+
+def test_row_14_what_changes_nothing_is_not_refused(world: Path, stopped: Path, tmp_path: Path) -> None:
+    shutil.copytree(world / "base", world / "same")
+    for file in (world / "base" / "README.md", world / "base" / "generation_config.json", world / "base" / "notes.txt"):
+        file.write_text('{"max_length": 5}')
+    edit_json("base/config.json", lambda d: d.update(_name_or_path="elsewhere", transformers_version="9.9"))(world, {})
+    (world / "train.csv").rename(world / "moved.csv")
+    text = (world / "moved.csv").read_text()
+    (world / "moved.csv").write_text(text.replace(",1\n", ",one\n"), encoding="utf-8-sig", newline="\r\n")
+    options = {**files_of(world), **OPTIONS, "train_file": world / "moved.csv", "tokenizer_name": str(world / "same")}
+    whole = train_until(8, **{**files_of(stopped), **OPTIONS, "output_dir": tmp_path / "whole"})
+    assert train_until(8, **options, logging_steps=3, save_total_limit=2) == whole
+
+
+def test_row_14_a_change_that_is_allowed_is_recorded(world: Path) -> None:
+    edit_json("base/tokenizer.json", swap_ids)(world, {})
+    train_until(8, **files_of(world), **OPTIONS, allow_changed_data=True)
+    assert "goes on although the tokenizer changed" in (world / "run" / "journal.jsonl").read_text()
+
+
+@pytest.fixture(scope="module")
+def finished(stopped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, trained to its end."""
+    place = tmp_path_factory.mktemp("finished")
+    finetune(**{**files_of(stopped), **OPTIONS, "output_dir": place / "run"})
+    shutil.copy2(stopped / "test.csv", place / "test.csv")
+    return place
+
+
+def without(name: str) -> Change:
+    return lambda world, options: (world / name).unlink()
+
+
+def with_file(name: str, text: str) -> Change:
+    return lambda world, options: (world / name).write_text(text) and None
+
+
+def swap_labels(data: dict[str, Any]) -> None:
+    data["id2label"] = {"0": data["id2label"]["1"], "1": data["id2label"]["0"]}
+
+
+LOADED: dict[str, Change] = {
+    "weights: one bit": flip_bit("model.safetensors"),
+    "weights: a bit of the header": flip_bit("model.safetensors", at=30),
+    "weights cut": lambda w, o: os.truncate(w / "model.safetensors", 5000),
+    "weights of another run": lambda w, o: save_tiny_bert(w, seed=5, labels=("bad", "good")) and None,
+    "config: label names swapped": edit_json("config.json", swap_labels),
+    "config: activation": edit_json("config.json", lambda d: d.update(hidden_act="relu")),
+    "facts: label names swapped": edit_json("tunesmith.json", lambda d: d["labels"]["names"].reverse()),
+    "facts: rows cut": edit_json("tunesmith.json", lambda d: d.update(max_length=4)),
+    "tokenizer: ids swapped": edit_json("tokenizer.json", swap_ids),
+    "tokenizer_config": edit_json("tokenizer_config.json", lambda d: d.update(truncation_side="left")),
+    "tokens added": with_file("added_tokens.json", '{"fine": 6}'),
+    "an adapter added": with_file("adapter_config.json", "{}"),
+    "weights added": with_file("model.safetensors.index.json", "{}"),
+    "config gone": without("config.json"),
+    "manifest gone": without(MANIFEST),
+    "manifest edited": edit_json(MANIFEST, lambda d: d["files"].pop("tokenizer.json")),
+}
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> RunDir:
+    shutil.copytree(finished / "run", tmp_path / "run")
+    return RunDir(tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", LOADED)
+@pytest.mark.parametrize("part", ["model", "best"])
+def test_row_14_a_model_that_was_changed_is_not_used(
+    kind: str, part: str, run: RunDir, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tunesmith.predict.predictor import Predictor
+    from tunesmith.serve.prediction import PredictionService
+
+    folder = run.path / part
+    LOADED[kind](folder, {})
+    given = str(run.path if part == "model" else folder)
+    assert main(["predict", given, "--text", "good film", "--use_cpu"]) == 5
+    assert str(folder) in capsys.readouterr().err
+    assert main(["evaluate", given, "--test_file", str(finished / "test.csv"), "--use_cpu"]) == 5
+    with pytest.raises(CheckpointError):
+        Predictor.load(given, use_cpu=True)
+    if part == "model":
+        with pytest.raises(TunesmithError) as caught:
+            PredictionService(run)
+        assert isinstance(caught.value, CheckpointError)
+
+
+def test_row_14_a_checkpoint_and_a_base_model_are_verified_too(run: RunDir, finished: Path, stopped: Path) -> None:
+    checkpoint = run.checkpoints()[-1]
+    flip_bit(f"{checkpoint.name}/model.safetensors")(run.path, {})
+    assert main(["predict", str(checkpoint), "--text", "good film", "--use_cpu"]) == 5
+    options = {**files_of(stopped), **OPTIONS, "model_name_or_path": checkpoint, "output_dir": run.path / "next"}
+    with pytest.raises(CheckpointError, match="sha256 differs"):
+        finetune(**options)
+    assert not (run.path / "next").exists()
+
+
+def test_row_14_a_folder_of_another_program_is_used_with_a_note(
+    tmp_path: Path, run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_tiny_bert(tmp_path / "plain", labels=("bad", "good"))
+    assert main(["predict", str(tmp_path / "plain"), "--text", "good film", "--use_cpu"]) == 0
+    assert f"has no {MANIFEST}: its files are used as they are" in capsys.readouterr().err
+    for name, text in {"README.md": "mine", "generation_config.json": "{}", "notes.txt": "mine"}.items():
+        (run.model / name).write_text(text)
+    assert main(["predict", str(run.path), "--text", "good film", "--use_cpu"]) == 0
+    assert "note" not in capsys.readouterr().err
+
+
+def test_row_14_a_model_that_changes_while_it_is_served_answers_no_more(run: RunDir) -> None:
+    from tunesmith.serve.bodies import BadRequest
+    from tunesmith.serve.tryit import Classifier
+
+    classifier = Classifier()
+    model = classifier._model(run)
+    before = model.probabilities(["the good film"]).tolist()
+    file = run.model / "model.safetensors"
+    whole = file.read_bytes()
+    flip_bit("model.safetensors", at=-400)(run.model, {})
+    assert model.probabilities(["the good film"]).tolist() == before, "what is loaded does not change with the file"
+    with pytest.raises(CheckpointError, match="sha256 differs"):
+        classifier._model(run)
+    file.write_bytes(whole)
+    assert classifier._model(run).probabilities(["the good film"]).tolist() == before
+    shutil.rmtree(run.model)
+    with pytest.raises(BadRequest):
+        classifier._model(run)
+
+
+def test_row_14_files_swapped_while_they_are_loaded_are_noticed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tunesmith.predict import predictor
+
+    load = predictor.load_tokenizer
+
+    def swap_then_load(folder: Path) -> Any:
+        edit_json("config.json", swap_labels)(run.model, {})
+        return load(folder)
+
+    monkeypatch.setattr(predictor, "load_tokenizer", swap_then_load)
+    with pytest.raises(CheckpointError):
+        predictor.Predictor.load(run.path, use_cpu=True)
+
+
+@pytest.mark.parametrize("what", ["tables", "tokens"])
+def test_row_14_a_damaged_cache_is_made_again_and_the_run_is_the_same(
+    what: str, stopped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {**files_of(stopped), **OPTIONS, "cache_dir": tmp_path / "cache"}
+    whole = train_until(4, **{**options, "output_dir": tmp_path / "whole"})
+    kinds = {"tables": "*.arrow", "tokens": "*/*.arrow"}
+    found = [p for p in (tmp_path / "cache").glob(kinds[what]) if p.is_file()]
+    assert len(found) == 3
+    for file in found:
+        data = bytearray(file.read_bytes())
+        word = GOOD[0].encode() if what == "tables" else (6).to_bytes(4, "little")
+        data[data.index(word)] ^= 1
+        file.write_bytes(data)
+    assert train_until(4, **{**options, "output_dir": tmp_path / "again"}) == whole
+    assert caplog.text.count("made again") == 3

@@ -1,0 +1,451 @@
+"""Row 14 for the Trainer: what changed between a stop and a resume is refused by name, or reported, or has no effect."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import get_peft_model
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from transformers import DataCollatorWithPadding, TrainerCallback
+
+from conftest import tiny_bert
+from peft_models import lora
+from trainer_toys import Regression, RegressionDataset, arguments, arrow, tokenizer
+from tunesmith.errors import CheckpointError, DataError
+from tunesmith.trainer import Trainer, used_rows
+
+ROWS = 64
+
+
+class Stop(TrainerCallback):
+    """Ends the run in the middle of its second epoch, after a checkpoint."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop = True
+
+
+class FromFile(Dataset[dict[str, Any]]):
+    """Nothing of it can be known but what it gives: it reads a file for each row."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return dict(json.loads(self.file.read_text())[index])
+
+
+class Random(RegressionDataset):
+    """Rows that differ from one read to the next."""
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {**super().__getitem__(i), "input_x": np.float32(np.random.normal())}
+
+
+class FileStream(IterableDataset[dict[str, Any]]):
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield from json.loads(self.file.read_text())
+
+
+class Pairs(TensorDataset):
+    def __getitem__(self, index: int) -> Any:
+        return {"input_x": self.tensors[0][index], "labels": self.tensors[1][index]}
+
+
+class OwnLoader(Trainer):
+    def get_train_dataloader(self) -> Any:
+        return torch.utils.data.DataLoader(self.train_dataset, batch_size=4, shuffle=True)
+
+
+def line(slope: float = 2.0, rows: int = ROWS) -> list[dict[str, Any]]:
+    x = np.linspace(-1, 1, rows)
+    return [{"input_x": float(v), "labels": float(slope * v)} for v in x]
+
+
+def toy(
+    folder: Path, data: Any, *, kind: Any = Trainer, model: Any = None, evaluate: Any = None, **options: Any
+) -> Any:
+    """A Trainer of a line: 24 steps of 4 rows; a checkpoint after 20."""
+    given = {"max_steps": 24, "per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 20, **options}
+    strategy = {} if evaluate is None else {"eval_strategy": "steps", "eval_steps": 10}
+    return kind(
+        Regression() if model is None else model,
+        arguments(folder, **given, **strategy),
+        train_dataset=data,
+        eval_dataset=evaluate,
+    )
+
+
+def stopped(make: Callable[[], Any]) -> None:
+    trainer = make()
+    trainer.add_callback(Stop())
+    trainer.train()
+    assert trainer.state.global_step == 20
+
+
+def encoded(flip: int | None = None, **changed: Any) -> Any:
+    rows = arrow(ROWS)
+    if flip is not None:
+        labels = list(rows["label"])
+        labels[flip] = 1 - labels[flip]
+        rows = rows.remove_columns("label").add_column("label", labels)
+    return rows
+
+
+def with_token(rows: Any, index: int) -> Any:
+    ids = [list(r) for r in rows["input_ids"]]
+    ids[index][1] += 1
+    return rows.remove_columns("input_ids").add_column("input_ids", ids)
+
+
+def bert(folder: Path, **changed: Any) -> Any:
+    """A Trainer of a tiny BERT over Arrow rows, 24 steps; what is not named is as in the run that was stopped."""
+    given: dict[str, Any] = {
+        "max_steps": 24,
+        "per_device_train_batch_size": 4,
+        "save_strategy": "steps",
+        "save_steps": 20,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "polynomial",
+        "lr_scheduler_kwargs": {"power": 2.0},
+        "eval_strategy": "steps",
+        "eval_steps": 10,
+        **changed.pop("args", {}),
+    }
+    words = changed.pop("tokenizer", None) or tokenizer()
+    parts = {
+        "model": tiny_bert(),
+        "train_dataset": encoded(),
+        "eval_dataset": arrow(8, seed=3),
+        "processing_class": words,
+        "data_collator": DataCollatorWithPadding(words),
+        **changed,
+    }
+    return Trainer(args=arguments(folder, **given), **parts)
+
+
+def swapped_words() -> Any:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    inner = json.loads(tokenizer().backend_tokenizer.to_str())
+    words = inner["model"]["vocab"]
+    words["w5"], words["w6"] = words["w6"], words["w5"]
+    core = Tokenizer.from_str(json.dumps(inner))
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def left_padding() -> Any:
+    words = tokenizer()
+    words.padding_side = "left"
+    return words
+
+
+def changed_model(alter: Callable[[Any], Any], **options: Any) -> Any:
+    model = tiny_bert(**options)
+    alter(model)
+    return model
+
+
+def named(model: Any) -> Any:
+    model.config.id2label = {0: "yes", 1: "no"}
+
+
+BERT: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
+    "one label flipped": (lambda: {"train_dataset": encoded(17)}, "the training data changed"),
+    "47 labels flipped": (
+        lambda: {
+            "train_dataset": encoded().map(
+                lambda r, i: {"label": 1 - r["label"] if i < 47 else r["label"]}, with_indices=True
+            )
+        },
+        "the training data changed",
+    ),
+    "one token edited": (lambda: {"train_dataset": with_token(encoded(), 5)}, "the training data changed"),
+    "rows permuted by indices": (lambda: {"train_dataset": encoded().shuffle(seed=1)}, "the training data changed"),
+    "rows selected": (lambda: {"train_dataset": encoded().select(range(ROWS - 1))}, "the training data changed"),
+    "a row twice": (lambda: {"train_dataset": encoded().select([*range(ROWS - 1), 0])}, "the training data changed"),
+    "another format": (
+        lambda: {"train_dataset": encoded().with_format("torch", columns=["input_ids", "attention_mask", "label"])},
+        "the training data changed",
+    ),
+    "dropout": (lambda: {"model": tiny_bert(dropout=0.1)}, "the model changed"),
+    "layers": (lambda: {"model": tiny_bert(layers=1)}, "the model changed"),
+    "activation": (
+        lambda: {"model": changed_model(lambda m: setattr(m.config, "hidden_act", "relu"))},
+        "the model changed",
+    ),
+    "a module replaced": (
+        lambda: {"model": changed_model(lambda m: setattr(m, "dropout", torch.nn.Dropout(0.3)))},
+        "the model changed",
+    ),
+    "a frozen part": (
+        lambda: {"model": changed_model(lambda m: m.bert.embeddings.requires_grad_(False))},
+        "the model changed",
+    ),
+    "label names": (lambda: {"model": changed_model(named)}, "the labels were"),
+    "tokenizer: ids swapped": (lambda: {"tokenizer": swapped_words()}, "the tokenizer changed"),
+    "tokenizer: padding side": (lambda: {"tokenizer": left_padding()}, "the tokenizer changed"),
+    "collator: multiple of 8": (
+        lambda: {"data_collator": DataCollatorWithPadding(tokenizer(), pad_to_multiple_of=8)},
+        "the collator changed",
+    ),
+    "collator: to a length": (
+        lambda: {"data_collator": DataCollatorWithPadding(tokenizer(), padding="max_length", max_length=32)},
+        "the collator changed",
+    ),
+    **{
+        name: (lambda name=name, value=value: {"args": {name: value}}, f"{name} was")  # type: ignore[misc]
+        for name, value in {
+            "seed": 7,
+            "data_seed": 7,
+            "learning_rate": 2e-3,
+            "weight_decay": 0.1,
+            "adam_beta1": 0.8,
+            "adam_beta2": 0.9,
+            "adam_epsilon": 1e-6,
+            "max_grad_norm": 0.5,
+            "lr_scheduler_kwargs": {"power": 3.0},
+            "warmup_steps": 3,
+            "optim": "sgd",
+            "label_smoothing_factor": 0.1,
+            "neftune_noise_alpha": 5.0,
+            "train_sampling_strategy": "sequential",
+            "dataloader_drop_last": True,
+            "bf16": True,
+        }.items()
+    },
+    "schedule": (
+        lambda: {"args": {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {}}},
+        "lr_scheduler_type was 'polynomial' and is 'cosine'",
+    ),
+    "batch size": (lambda: {"args": {"per_device_train_batch_size": 8}}, "rows_per_step was 4 and is 8"),
+    "accumulation": (lambda: {"args": {"gradient_accumulation_steps": 2}}, "rows_per_step was 4 and is 8"),
+}
+
+
+@pytest.fixture(scope="module")
+def bert_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    stopped(lambda: bert(folder))
+    return folder
+
+
+@pytest.mark.parametrize("kind", BERT)
+def test_row_14_a_change_before_a_trainers_resume_is_refused_and_named(kind: str, bert_run: Path) -> None:
+    change, says = BERT[kind]
+    before = (bert_run / "journal.jsonl").read_bytes()
+    with pytest.raises(CheckpointError, match=says):
+        bert(bert_run, **change()).train(resume_from_checkpoint=True)
+    assert (bert_run / "journal.jsonl").read_bytes() == before
+
+
+def test_row_14_other_initial_weights_have_no_effect(bert_run: Path, tmp_path: Path) -> None:
+    ends = []
+    for name, seed in (("same", 0), ("other", 9)):
+        shutil.copytree(bert_run, tmp_path / name)
+        trainer = bert(tmp_path / name, model=tiny_bert(seed))
+        trainer.train(resume_from_checkpoint=True)
+        ends.append(trainer.model.state_dict())
+    assert all(torch.equal(ends[0][n], ends[1][n]) for n in ends[0])
+
+
+def test_row_14_the_frozen_weights_below_adapters_are_compared(tmp_path: Path) -> None:
+    def make(seed: int) -> Any:
+        base = tiny_bert(seed)
+        torch.manual_seed(0)
+        return bert(tmp_path, model=get_peft_model(base, lora(task_type="SEQ_CLS")))
+
+    stopped(lambda: make(0))
+    with pytest.raises(CheckpointError, match="the model changed"):
+        make(9).train(resume_from_checkpoint=True)
+    make(0).train(resume_from_checkpoint=True)
+
+
+def test_row_14_other_evaluation_data_is_reported(bert_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(bert_run, tmp_path / "run")
+    bert(tmp_path / "run", eval_dataset=arrow(8, seed=4)).train(resume_from_checkpoint=True)
+    assert "the evaluation data changed" in (tmp_path / "run" / "journal.jsonl").read_text()
+
+
+def edited(rows: list[dict[str, Any]], index: int) -> list[dict[str, Any]]:
+    return [{**r, "labels": r["labels"] + 1.0} if i == index else r for i, r in enumerate(rows)]
+
+
+def flipped(data: RegressionDataset) -> RegressionDataset:
+    data.ys = [-y for y in data.ys]
+    return data
+
+
+def one_row(data: RegressionDataset) -> RegressionDataset:
+    data.x[13] += 1
+    return data
+
+
+def pairs(rows: list[dict[str, Any]]) -> Pairs:
+    return Pairs(*(torch.tensor([r[n] for r in rows]) for n in ("input_x", "labels")))
+
+
+OPAQUE: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "torch Dataset, every label": (RegressionDataset, lambda: flipped(RegressionDataset())),
+    "torch Dataset, one row": (RegressionDataset, lambda: one_row(RegressionDataset())),
+    "list, one row": (line, lambda: edited(line(), 3)),
+    "list, two rows swapped": (line, lambda: [*line()[1::-1], *line()[2:]]),
+    "TensorDataset, one value": (lambda: pairs(line()), lambda: pairs(edited(line(), 60))),
+    "Subset, other rows": (
+        lambda: Subset(RegressionDataset(length=70), list(range(ROWS))),
+        lambda: Subset(RegressionDataset(length=70), list(range(6, 70))),
+    ),
+    "Subset, a row below": (
+        lambda: Subset(RegressionDataset(length=ROWS), list(range(ROWS))),
+        lambda: Subset(one_row(RegressionDataset(length=ROWS)), list(range(ROWS))),
+    ),
+    "ConcatDataset, turned": (
+        lambda: ConcatDataset([RegressionDataset(length=32), RegressionDataset(length=32, seed=1)]),
+        lambda: ConcatDataset([RegressionDataset(length=32, seed=1), RegressionDataset(length=32)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OPAQUE)
+def test_row_14_other_rows_in_memory_are_refused(kind: str, tmp_path: Path) -> None:
+    first, second = OPAQUE[kind]
+    stopped(lambda: toy(tmp_path, first()))
+    with pytest.raises(CheckpointError, match="the training data"):
+        toy(tmp_path, second()).train(resume_from_checkpoint=True)
+    again = toy(tmp_path, first())
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 24
+
+
+@pytest.mark.parametrize("make", [FromFile, FileStream], ids=["rows", "stream"])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("change", ["every label", "one row", "one row less"])
+def test_row_14_rows_that_only_show_when_they_are_read_are_compared_with_what_they_were(
+    make: Any, workers: int, change: str, tmp_path: Path
+) -> None:
+    if make is FromFile and change == "one row less":
+        pytest.skip("its length is fixed")
+    file = tmp_path / "rows.json"
+    rows = line(rows=200 if make is FileStream else ROWS)
+    file.write_text(json.dumps(rows))
+    options = {"dataloader_num_workers": workers}
+    stopped(lambda: toy(tmp_path / "run", make(file), **options))
+    altered = {
+        "every label": [{**r, "labels": -r["labels"]} for r in rows],
+        "one row": edited(rows, 10),
+        "one row less": [*rows[:9], *rows[10:]],
+    }[change]
+    file.write_text(json.dumps(altered))
+    with pytest.raises(CheckpointError, match=r"row \d+ of the training data|batches before the checkpoint"):
+        toy(tmp_path / "run", make(file), **options).train(resume_from_checkpoint=True)
+    file.write_text(json.dumps(rows))
+    toy(tmp_path / "run", make(file), **options).train(resume_from_checkpoint=True)
+
+
+def test_row_14_a_stream_that_ends_before_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(line(rows=200)))
+    stopped(lambda: toy(tmp_path / "run", FileStream(file)))
+    file.write_text(json.dumps(line(rows=200)[:50]))
+    with pytest.raises(CheckpointError, match="ended before batch 20"):
+        toy(tmp_path / "run", FileStream(file)).train(resume_from_checkpoint=True)
+
+
+def test_row_14_a_loader_of_the_users_own_is_compared_as_it_is_skipped(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(line()))
+    stopped(lambda: toy(tmp_path / "run", FromFile(file), kind=OwnLoader))
+    file.write_text(json.dumps([{**r, "labels": 1.0} for r in line()]))
+    with pytest.raises(CheckpointError, match="batches before the checkpoint are not what they were"):
+        toy(tmp_path / "run", FromFile(file), kind=OwnLoader).train(resume_from_checkpoint=True)
+    again = toy(tmp_path / "run", FromFile(file), kind=OwnLoader)
+    again.allow_changed_data = True
+    again.train(resume_from_checkpoint=True)
+    assert "are not what they were" in (tmp_path / "run" / "journal.jsonl").read_text()
+
+
+def test_row_14_a_row_that_was_not_read_again_is_reported_when_it_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(line()))
+    stopped(lambda: toy(tmp_path / "run", FromFile(file)))
+    monkeypatch.setattr(used_rows, "READ_AGAIN", 1)  # the first row alone
+    file.write_text(json.dumps([r if i == 0 else {**r, "labels": 1.0} for i, r in enumerate(line())]))
+    toy(tmp_path / "run", FromFile(file)).train(resume_from_checkpoint=True)
+    journal = (tmp_path / "run" / "journal.jsonl").read_text()
+    assert "of the training data is not what it was, or depends on the epoch" in journal
+
+
+def test_row_14_random_rows_are_not_taken_for_changed_ones(tmp_path: Path) -> None:
+    stopped(lambda: toy(tmp_path, Random()))
+    again = toy(tmp_path, Random())
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 24
+
+
+def doubled(features: Any) -> Any:
+    return {k: torch.tensor([f[k] for f in features]) for k in ("input_x", "labels")}
+
+
+def halved(features: Any) -> Any:
+    return {k: torch.tensor([f[k] * 0.5 for f in features]) for k in ("input_x", "labels")}
+
+
+halved.__qualname__ = doubled.__qualname__
+
+
+def test_row_14_other_code_is_reported_loudly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(collate: Any, steps: int = 24) -> Any:
+        trainer = toy(tmp_path, RegressionDataset(), max_steps=steps)
+        trainer.data_collator = collate
+        return trainer
+
+    stopped(lambda: make(doubled))
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    with caplog.at_level(logging.WARNING, logger="transformers"):
+        make(halved, steps=25).train(resume_from_checkpoint=True)
+    for said in ("the code of the collator changed", "max_steps was 24 and is 25"):
+        assert f"not an exact resume: {said}" in caplog.text
+        assert said in (tmp_path / "journal.jsonl").read_text()
+
+
+def test_a_label_that_the_model_has_no_class_for_is_named_before_the_first_step(tmp_path: Path) -> None:
+    rows = arrow(16)
+    labels = [5 if i == 11 else v for i, v in enumerate(rows["label"])]
+    bad = rows.remove_columns("label").add_column("label", labels)
+    steps: list[int] = []
+
+    class Count(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            steps.append(state.global_step)
+
+    with pytest.raises(DataError, match="row 11, label: the label is 5, but the model has 2 classes"):
+        bert(tmp_path, train_dataset=bad, callbacks=[Count()]).train()
+    assert steps == []
+    plain = [{k: v for k, v in row.items() if k != "text"} for row in bad]
+    with pytest.raises(DataError, match="row 11, labels: the label is 5"):
+        bert(tmp_path, train_dataset=plain).train()
+    bert(tmp_path, train_dataset=[{**r, "label": -100 if r["label"] == 5 else r["label"]} for r in plain]).train()
+
+
+@pytest.mark.parametrize("empty", [[], arrow(4).select([])], ids=["list", "arrow"])
+def test_an_empty_training_set_is_an_error(empty: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the train_dataset has no rows"):
+        bert(tmp_path, train_dataset=empty).train()
