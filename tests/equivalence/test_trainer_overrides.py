@@ -183,3 +183,35 @@ def test_the_check_of_arguments_may_be_extended(tmp_path: Path) -> None:
 
         with pytest.raises(KeyError, match="not with these"):
             make(Strict, tmp_path)
+
+
+def test_settings_that_a_subclass_adds_to_the_accelerator_are_used(tmp_path: Path) -> None:
+    from accelerate import DistributedDataParallelKwargs
+
+    for number, door in enumerate(DOORS):
+
+        class Smaller(door):  # type: ignore[misc, valid-type]
+            def _build_accelerator_args(self, **options: Any) -> dict[str, Any]:
+                built = super()._build_accelerator_args(**options)
+                return {**built, "kwargs_handlers": [DistributedDataParallelKwargs(bucket_cap_mb=7)]}
+
+        plain = make(door, tmp_path / str(number), ddp_static_graph=True)
+        (handler,) = plain._build_accelerator_args()["kwargs_handlers"]
+        assert handler.static_graph
+        assert make(Smaller, tmp_path / str(number)).accelerator.ddp_handler.bucket_cap_mb == 7
+
+
+def test_a_setting_of_the_accelerator_that_has_no_effect_is_refused(tmp_path: Path) -> None:
+    class Precise(Trainer):
+        def _build_accelerator_args(self, **options: Any) -> dict[str, Any]:
+            return {**super()._build_accelerator_args(**options), "mixed_precision": "bf16"}
+
+    with pytest.raises(ConfigError, match="_build_accelerator_args sets mixed_precision"):
+        make(Precise, tmp_path)
+
+
+@pytest.mark.parametrize("wanted", [True, "", "no-such-folder"])
+def test_nothing_to_resume_from_is_a_value_error_and_no_new_run(tmp_path: Path, wanted: Any) -> None:
+    for number, door in enumerate(DOORS):
+        with pytest.raises(ValueError, match="valid checkpoint"):
+            make(door, tmp_path / str(number)).train(resume_from_checkpoint=wanted)

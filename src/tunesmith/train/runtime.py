@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -137,7 +137,7 @@ def make_runtime(
     *,
     precision: Precision = "no",
     use_cpu: bool = False,
-    ddp: Mapping[str, Any] | None = None,
+    handlers: Sequence[Any] = (),
     sharding: Sharding | None = None,
     timeout_seconds: float | None = None,
     loading: Mapping[str, Any] | None = None,
@@ -145,17 +145,17 @@ def make_runtime(
 ) -> Runtime:
     """The runtime this process was launched for (alone, torchrun, accelerate launch, notebook_launcher).
 
-    A rank that does not answer for `timeout_seconds` ends the others (default: torch's own half hour). `loading` and
-    `accumulation` are accelerate's settings of these names; the accelerator shows them to the user's code.
+    A rank that does not answer for `timeout_seconds` ends the others (default: torch's own half hour). `handlers` (as
+    `ddp_handler` makes them), `loading` and `accumulation` are accelerate's settings, which it shows to the user's code.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 
     _refuse_what_a_launcher_wants()
     sharding = sharding or sharding_of_launcher(os.environ)
-    handlers: list[Any] = [DistributedDataParallelKwargs(**ddp)] if ddp else []
-    if timeout_seconds is not None:
-        handlers.append(InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_seconds)))
+    given = [h for h in handlers if h != DistributedDataParallelKwargs()]  # nothing asked for: the model decides
+    if timeout_seconds is not None and not any(isinstance(h, InitProcessGroupKwargs) for h in given):
+        given.append(InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_seconds)))
     asked = read_launch().world
     # Without a GPU accelerate joins the ranks only when told that it is on a CPU.
     on_cpu = use_cpu or (asked > 1 and not torch.accelerator.is_available())
@@ -163,7 +163,7 @@ def make_runtime(
         accelerator = Accelerator(
             cpu=on_cpu,
             mixed_precision="no",
-            kwargs_handlers=handlers or None,
+            kwargs_handlers=given or None,
             dataloader_config=DataLoaderConfiguration(**(loading or {})),
             gradient_accumulation_plugin=GradientAccumulationPlugin(**(accumulation or {"num_steps": 1})),
         )
@@ -192,6 +192,13 @@ def _require_precision(precision: Precision, device: torch.device) -> None:
         )
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
         raise ConfigError("this GPU has no bf16", fix="Use --fp16.")
+
+
+def ddp_handler(options: Mapping[str, Any]) -> Any:
+    """accelerate's settings of DDP."""
+    from accelerate import DistributedDataParallelKwargs
+
+    return DistributedDataParallelKwargs(**options)
 
 
 def has_bf16(*, use_cpu: bool = False) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.train.plan import MOST_EPOCHS, Plan
-from tunesmith.train.runtime import Precision, Runtime, make_runtime
+from tunesmith.train.runtime import Precision, Runtime, ddp_handler, make_runtime
 from tunesmith.train.schedule import Schedule
 from tunesmith.train.sharding_options import read_sharding
 from tunesmith.trainer.fields import refused
@@ -93,12 +93,8 @@ def check_arguments(args: Any) -> None:
         raise ConfigError("; ".join(problems), where="TrainingArguments", problems=tuple(problems))
 
 
-def make_trainer_runtime(args: Any) -> Runtime:
-    """Device, ranks and precision as the arguments ask for them. fp16 on a CPU is float32, as in transformers."""
-    precision: Precision = args.mixed_precision if args.mixed_precision in ("bf16", "fp16") else "no"
-    if precision == "fp16" and args.device.type == "cpu":
-        log.warning("fp16=True has no effect on a CPU: the run trains in float32. bf16=True works there")
-        precision = "no"
+def accelerator_arguments(args: Any) -> dict[str, Any]:
+    """What the Accelerator of a run is made from, under accelerate's names."""
     names = {
         "ddp_find_unused_parameters": "find_unused_parameters",
         "ddp_bucket_cap_mb": "bucket_cap_mb",
@@ -106,12 +102,29 @@ def make_trainer_runtime(args: Any) -> Runtime:
         "ddp_static_graph": "static_graph",
     }
     ddp = {new: getattr(args, old) for old, new in names.items() if getattr(args, old, None) is not None}
+    return {"mixed_precision": args.mixed_precision, "kwargs_handlers": [ddp_handler(ddp)]}
+
+
+def make_trainer_runtime(args: Any, built: dict[str, Any]) -> Runtime:
+    """Device, ranks and precision as the arguments ask for them, with the handlers that `_build_accelerator_args` built.
+    fp16 on a CPU is float32, as in transformers."""
+    own = accelerator_arguments(args)
+    other = [name for name, value in built.items() if name != "kwargs_handlers" and own.get(name) != value]
+    if other:
+        raise ConfigError(
+            f"_build_accelerator_args sets {', '.join(other)}, which has no effect here",
+            fix="Change its kwargs_handlers only; precision and the rest come from TrainingArguments.",
+        )
+    precision: Precision = args.mixed_precision if args.mixed_precision in ("bf16", "fp16") else "no"
+    if precision == "fp16" and args.device.type == "cpu":
+        log.warning("fp16=True has no effect on a CPU: the run trains in float32. bf16=True works there")
+        precision = "no"
     config = args.accelerator_config
     loading = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking")
     return make_runtime(
         precision=precision,
         use_cpu=args.use_cpu,
-        ddp=ddp,
+        handlers=built["kwargs_handlers"],
         sharding=read_sharding(args.fsdp, args.fsdp_config),
         timeout_seconds=args.ddp_timeout,
         loading={name: getattr(config, name) for name in loading},

@@ -11,7 +11,13 @@ from typing import Any
 
 from tunesmith.errors import ConfigError
 from tunesmith.model.adapters import inner_model
-from tunesmith.trainer.arguments import check_arguments, make_trainer_runtime, rows_per_rank, take_accumulation
+from tunesmith.trainer.arguments import (
+    accelerator_arguments,
+    check_arguments,
+    make_trainer_runtime,
+    rows_per_rank,
+    take_accumulation,
+)
 from tunesmith.trainer.callbacks import new_control
 from tunesmith.trainer.hub import HubPart
 from tunesmith.trainer.loaders import EpochClock
@@ -77,7 +83,7 @@ class Trainer(TrainPart, SearchPart, HubPart):
         self._memory_tracker.stages = {**self._memory_tracker.stages, "_finish": "train"}
         self._memory_tracker.start()
         transformers_logging.set_verbosity(self.args.get_process_log_level())
-        self.runtime = make_trainer_runtime(self.args)
+        self.runtime = make_trainer_runtime(self.args, self._build_accelerator_args())
         self.is_fsdp_enabled = self.runtime.sharding is not None
         self.accelerator = AcceleratorView(self)
         self.gather_function = self.accelerator.gather_for_metrics
@@ -96,6 +102,10 @@ class Trainer(TrainPart, SearchPart, HubPart):
         self._validate_args()
         self._set_callbacks(callbacks)
         self._memory_tracker.stop_and_update_metrics()
+
+    def _build_accelerator_args(self, **options: Any) -> dict[str, Any]:
+        """What the run's Accelerator is made from; an override may change the `kwargs_handlers`."""
+        return {**accelerator_arguments(self.args), **options}
 
     def _set_counters(self) -> None:
         """Everything a fresh Trainer has not done yet."""

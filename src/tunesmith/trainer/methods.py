@@ -81,7 +81,6 @@ NOT_CALLED: dict[str, str] = {
     "_issue_warnings_after_load": "a checkpoint whose weights do not fit the model is refused",
     "_update_auto_batch_size": _LOOP,
     "_move_model_to_device": "the device comes from TrainingArguments and the launcher",
-    "_build_accelerator_args": "the device comes from TrainingArguments and the launcher",
     "_prepare_context_parallel_inputs": "there is no context parallelism",
     "_has_mixed_mesh_grads": "there is no tensor parallelism",
     "_mixed_mesh_grad_norm": "there is no tensor parallelism",

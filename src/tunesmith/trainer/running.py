@@ -68,7 +68,7 @@ class TrainPart(SteppingPart, ReactionPart, JournalPart, EvaluationPart, LengthP
             self._signature_columns = None
         self._hp_search_setup(trial)  # type: ignore[attr-defined]
         run = RunDir(self._get_output_dir(trial))
-        wanted = resume_from_checkpoint or None
+        wanted = None if resume_from_checkpoint is False else resume_from_checkpoint
         folder = None if wanted is None else find_checkpoint(wanted, str(run.path))
         self._take_batch_size_of(folder)
         while True:

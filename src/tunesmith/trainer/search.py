@@ -89,7 +89,7 @@ class SearchPart(TrainerAttributes):
         self._trial_folders[trial.number] = Path(self._get_output_dir(trial))  # type: ignore[attr-defined]
         self._set_options(self.hp_space(trial))
         self._train_batch_size = rows_per_rank(self.args, self.args.train_batch_size, self.runtime.world)
-        self.runtime = make_trainer_runtime(self.args)
+        self.runtime = make_trainer_runtime(self.args, self._build_accelerator_args())  # type: ignore[attr-defined]
 
     def _set_options(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
