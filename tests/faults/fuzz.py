@@ -379,10 +379,12 @@ def run_child(room: Room, call: Callable[[], int]) -> Outcome:
     if pid == 0:
         _be_child(room, log, call)
     handle = os.pidfd_open(pid)
-    timed_out = not select.select([handle], [], [], SECONDS)[0]
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    os.close(handle)
+    try:
+        timed_out = not select.select([handle], [], [], SECONDS)[0]
+    finally:
+        os.close(handle)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
     _, status, usage = os.wait4(pid, 0)
     code = None if timed_out else os.waitstatus_to_exitcode(status)
     text = log.read_text(errors="replace")
@@ -392,6 +394,7 @@ def run_child(room: Room, call: Callable[[], int]) -> Outcome:
 def _be_child(room: Room, log: Path, call: Callable[[], int]) -> None:
     code = 99
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, 0)
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(out, 1)
@@ -600,7 +603,8 @@ def main() -> int:
     os.environ.update(HF_HOME="/nonexistent")
     shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     room = Room(Path(tempfile.mkdtemp(prefix="tunesmith-fuzz-", dir=shm)))
-    outcomes = []
+    outcomes: list[Outcome] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the table so far, and nothing left behind
     try:
         room.prepare()
         warm_up(room)
@@ -616,8 +620,9 @@ def main() -> int:
                 )
                 lines = ended.log if args.case else "\n".join(ended.log.strip().splitlines()[-2:])[-400:]
                 print(f"    exit {ended.code}, {ended.seconds:.1f} s: {lines}", flush=True)
-        print_table(outcomes, time.monotonic() - started)
     finally:
+        if outcomes:
+            print_table(outcomes, time.monotonic() - started)
         if args.keep:
             print(room.root)
         else:
