@@ -87,7 +87,7 @@ def parse_json(data: bytes | str, *, mend: bool = True) -> Any:
     """
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
-        value = json.loads(text, parse_constant=_no_number, parse_int=_whole, parse_float=_real)
+        value = _DECODER.decode(text)
     except BadFile:
         raise
     except RecursionError:
@@ -96,7 +96,10 @@ def parse_json(data: bytes | str, *, mend: bool = True) -> Any:
         raise BadFile(f"is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start})") from None
     except ValueError as error:
         raise BadFile(f"is not JSON ({error})") from None
-    return _checked(value, broken=mend and "\\ud" in text.lower())
+    broken = mend and "\\ud" in text.lower()
+    if not broken and text.count("[") + text.count("{") <= MAX_DEPTH:
+        return value
+    return _checked(value, broken=broken)
 
 
 def _checked(value: Any, depth: int = 0, *, broken: bool) -> Any:
@@ -126,6 +129,9 @@ def _real(digits: str) -> float | None:
 
 def _no_number(word: str) -> None:
     """NaN and the infinities."""
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_number, parse_int=_whole, parse_float=_real)
 
 
 def _require_plain(info: os.stat_result) -> None:
