@@ -255,7 +255,11 @@ def plan_training(room: Room, rng: random.Random, file: Path, model: list[Path])
     if what == "config":
         config = at / "config" / rng.choice(("c.yaml", "c.json", "c.toml"))
         return Plan(
-            "train", ("data", "model", "cache", "config"), [config], ["train", str(config)], ("new", "cache", "tmp")
+            "train",
+            ("data", "model", "cache", "config"),
+            [config],
+            ["train", str(config)],
+            ("new", "cache", "tmp", "cwd"),
         )
     words = ["train", "--train_file", str(file), "--model_name_or_path", f"{at}/model", "--cache_dir", f"{at}/cache"]
     words += ["--max_steps", "2", "--per_device_train_batch_size", "4", "--use_cpu", "--disable_tqdm"]
@@ -366,7 +370,7 @@ def run_verb(room: Room, argv: list[str], env: dict[str, str] | None = None) -> 
         os.environ.update(env or {})
         from tunesmith.cli.main import main
 
-        return main(argv)
+        return main([*argv, *(["--debug"] if "FUZZ_DEBUG" in os.environ else [])])
 
     return run_child(room, call)
 
@@ -599,6 +603,7 @@ def main() -> int:
     parser.add_argument("--case", action="append", help="SEED:NUMBER, repeated with all it prints")
     parser.add_argument("--keep", action="store_true", help="leave the folder of the last case")
     args = parser.parse_args()
+    os.environ.update({"FUZZ_DEBUG": "1"} if args.case else {})
     import_all(["cli"])
     os.environ.update(HF_HOME="/nonexistent")
     shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -180,6 +180,8 @@ def explain(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
     if kind == "PanicException":
         # the Rust core of a tokenizer: its tokenizer.json, or a text that its patterns choke on
         return 3, f"error: the tokenizer gave up: {reason[:300]}{again}"
+    if isinstance(error, RuntimeError) and reason.startswith("Symlink loop"):
+        return 4, f"error: a link leads to itself: {reason.partition('from ')[2][:300]}"
     if isinstance(error, OSError) and error.errno in _ENVIRONMENT_ERRORS:
         where = f" ({error.filename})" if error.filename else ""
         return 4, f"error: {error.strerror}{where}{again}"

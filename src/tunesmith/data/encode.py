@@ -42,6 +42,8 @@ def encode_labels(
         return _encode_scores(sources, columns.label)
     labelled = {split: s for split, s in sources.items() if columns.label in s.column_names}
     surveys = {split: survey_labels(source, columns.label) for split, source in labelled.items()}
+    if not labelled:
+        raise DataError(f"there is no column {columns.label!r}", fix="Name it with --label_column_name.")
     first = "train" if "train" in labelled else next(iter(labelled))
     train = labelled[first]
     multilabel = columns.task is Task.MULTILABEL

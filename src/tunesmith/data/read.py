@@ -101,6 +101,7 @@ def read_source(
         kind, gzipped = _kind_of(path, origin, delimiter)
         if path.stat().st_size == 0:
             raise DataError("the file is empty (0 bytes)", where=origin, fix="It needs at least one row.")
+        _refuse_zeros(path, origin)
         dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
         text_encoding = check_encoding(encoding)
         file = _File(
@@ -127,6 +128,14 @@ def _kind_of(path: Path, origin: str, delimiter: str | None) -> tuple[str, bool]
         problem = f"cannot tell the format from the ending {suffix[0]!r}: known are {known}"
         raise DataError(problem, where=origin, fix=hints.get(suffix[0]))
     return kind, gzipped
+
+
+def _refuse_zeros(path: Path, origin: str) -> None:
+    """A large file that begins with zeros was never written: that is told before it is hashed to its end."""
+    with path.open("rb") as file:
+        head = file.read(1 << 20)
+    if path.stat().st_size > 10**8 and not any(head):
+        raise DataError("begins with a million zero bytes", where=origin, fix="Copy the file again.")
 
 
 def _from_file(file: _File, name: str, cache_dir: Path) -> Source:

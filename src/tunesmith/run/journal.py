@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from tunesmith.errors import ResourceError
+from tunesmith.errors import CheckpointError, ResourceError
 from tunesmith.events import EpochStarted, Event, Note, Resumed, RunEnded, RunStarted, SafePoint, to_json
-from tunesmith.run.reader import decode_line
+from tunesmith.run.reader import MAX_LINE, decode_line
 from tunesmith.run.writing import (
     disk_error,
     kind_of,
@@ -143,6 +143,8 @@ def _end_of_last_line(file: BinaryIO, size: int) -> int:
         if found >= 0:
             return start + found + 1
         end = start
+        if size - end > MAX_LINE:
+            raise CheckpointError(f"its last line has more than {MAX_LINE:,} bytes and no end", where=file.name)
     return 0
 
 

@@ -102,7 +102,7 @@ def is_sealed(folder: Path) -> bool:
     if kind_of(folder / MANIFEST) is None:
         return any(kind_of(folder / name) == "a file" for name in _ONLY_OURS)
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = json.loads(read_plain(folder / MANIFEST, MAX_JSON_BYTES))
     except (OSError, ValueError, RecursionError):
         return kind_of(folder / MANIFEST) == "a file"
     return isinstance(manifest, dict) and {"self", "files"} <= manifest.keys()
