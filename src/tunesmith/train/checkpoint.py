@@ -221,7 +221,7 @@ def content_mark(*parts: str) -> str:
 
 def differences(folder: Path, identity: Identity) -> list[str]:
     """What differs between a checkpoint's run and this one, in words; versions are left to `version_changes`."""
-    stored = read_manifest(folder)
+    stored = _read_identity(folder)
     old, new = stored["config"], identity.config
     names = [k for k in sorted(set(old) | set(new)) if old.get(k) != new.get(k)]
     found = []
@@ -232,11 +232,21 @@ def differences(folder: Path, identity: Identity) -> list[str]:
     return found + [_in_words(k, repr(old.get(k)), repr(new.get(k))) for k in names]
 
 
+def _read_identity(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, which says what its run was made from."""
+    stored = read_manifest(folder)
+    if not all(isinstance(stored.get(name), dict) for name in ("config", "versions")) or not {"data", "labels"} <= set(
+        stored
+    ):
+        raise CheckpointError("does not say what its run was made from", where=str(folder))
+    return stored
+
+
 def _in_words(name: str, old: str, new: str) -> str:
     return f"{name} changed" if MARK in old + new else f"{name} was {old} and is {new}"
 
 
 def version_changes(folder: Path, identity: Identity) -> list[str]:
     """Libraries whose version is not the checkpoint's, and what else is reported only: exactness is then not promised."""
-    old, new = read_manifest(folder)["versions"], identity.versions
+    old, new = _read_identity(folder)["versions"], identity.versions
     return [_in_words(k, str(old.get(k)), str(new.get(k))) for k in {**new, **old} if old.get(k) != new.get(k)]
