@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -25,16 +25,25 @@ _BATCH_CHARS = 2_000_000  # an Encoding takes about 100 bytes a token: a batch o
 _SECONDS_FLOOR = 60.0
 _CHARS_PER_SECOND = 20_000.0  # one core does about 1,000,000: 50x slower is a bomb, not a tokenizer
 UNKNOWN = -1
+CHARS_A_TOKEN = 256
+LEAST_CHARS = 65_536
+"""Of a text, `max_length` times 256 characters are read, and at least 65,536, up to a blank near that place. A text takes
+some 200 bytes a character while it is tokenized: one of 16 MB took 4.3 GB. Words that blanks set apart are tokenized one by
+one, so the tokens up to `max_length` are the same, unless a token has more than 256 characters on average."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedRow:
-    """One row as the model gets it; `cut` tokens were dropped, `cut_second` of them from the second text (-1: unknown)."""
+    """One row as the model gets it; `cut` tokens were dropped, `cut_second` of them from the second text (-1: unknown).
+
+    `unread`: a text was so long that its end was never tokenized: it counts as one more token cut.
+    """
 
     ids: list[int]
     types: list[int]
     cut: int = 0
     cut_second: int = 0
+    unread: bool = False
 
 
 class Encoder(Protocol):
@@ -69,14 +78,15 @@ class RustEncoder:
 
     def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
         """Rows are encoded whole, so that what is cut is known exactly; then the long ones are cut."""
+        short, unread = shorten(texts, self._max_length, self._side)
         rows: list[EncodedRow] = []
-        for part in _parts(texts):
+        for part in _parts(short):
             whole = self._call(part)
             long = [i for i, e in enumerate(whole) if len(e) > self._max_length]
             cut = self._cut([whole[i] for i in long], [[column[i] for i in long] for column in part])
             done = dict(zip(long, cut, strict=True))
             rows.extend(done.get(i) or EncodedRow(e.ids, e.type_ids) for i, e in enumerate(whole))
-        return rows
+        return _mark_unread(rows, unread)
 
     def _cut(self, whole: Sequence[Any], texts: Sequence[list[str]]) -> list[EncodedRow]:
         """Cut here and not in Rust, which builds all combinations of the overflowing parts of a pair: 5 to 10x slower.
@@ -131,14 +141,15 @@ class PythonEncoder:
 
     def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
         """As `RustEncoder.encode`; for pairs the side of a cut is not known."""
+        short, unread = shorten(texts, self._max_length, self._tokenizer.truncation_side)
         options = {"padding": False, "return_token_type_ids": True, "return_attention_mask": False, "verbose": False}
-        whole = self._tokenizer(*texts, truncation=False, **options)["input_ids"]
-        cut = self._tokenizer(*texts, truncation=True, max_length=self._max_length, **options)
+        whole = self._tokenizer(*short, truncation=False, **options)["input_ids"]
+        cut = self._tokenizer(*short, truncation=True, max_length=self._max_length, **options)
         rows = []
         for full, ids, types in zip(whole, cut["input_ids"], cut["token_type_ids"], strict=True):
             lost = len(full) - len(ids)
             rows.append(EncodedRow(ids, types, lost, UNKNOWN if lost and len(texts) == 2 else 0))
-        return rows
+        return _mark_unread(rows, unread)
 
 
 def call_within(seconds: float, work: Callable[[], T]) -> T:
@@ -157,6 +168,45 @@ def call_within(seconds: float, work: Callable[[], T]) -> T:
             f"the tokenizer failed ({short_text(error)})",
             fix="Its tokenizer.json may be damaged or hostile; use another copy.",
         ) from error
+
+
+def shorten(texts: Sequence[list[str]], max_length: int, side: str) -> tuple[Sequence[list[str]], dict[int, bool]]:
+    """The texts without what no row of `max_length` tokens can hold; the rows of which something is missing.
+
+    The value says whether it is the second text of the row alone.
+    """
+    most = max(LEAST_CHARS, CHARS_A_TOKEN * max_length)
+    unread: dict[int, bool] = {}
+    columns = []
+    for number, column in enumerate(texts):
+        long = [i for i, cell in enumerate(column) if len(cell) > most]
+        if long:
+            column = list(column)
+        for i in long:
+            column[i] = _end_of(column[i], most) if side == "left" else _start_of(column[i], most)
+            unread.setdefault(i, number == 1)
+        columns.append(column)
+    return columns, unread
+
+
+def _start_of(text: str, most: int) -> str:
+    """At most so many characters, ending before a blank if there is one in the second half."""
+    blanks = (i for i in range(most, most // 2, -1) if text[i].isspace())
+    return text[: next(blanks, most)]
+
+
+def _end_of(text: str, most: int) -> str:
+    blanks = (i for i in range(len(text) - most, len(text) - most // 2) if text[i].isspace())
+    return text[next(blanks, len(text) - most) :]
+
+
+def _mark_unread(rows: list[EncodedRow], unread: dict[int, bool]) -> list[EncodedRow]:
+    """What was never tokenized counts as one token cut, so that the row is among the cut ones."""
+    for i, second in unread.items():
+        row = rows[i]
+        beside = row.cut_second if row.cut_second == UNKNOWN else row.cut_second + second
+        rows[i] = replace(row, cut=row.cut + 1, cut_second=beside, unread=True)
+    return rows
 
 
 def cut_row(whole: Any, max_length: int, side: str) -> EncodedRow:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tunesmith.data.columns import Columns
 
-VERSION = 2
+VERSION = 3
 """Part of every cache key: raise it when the stored columns or their meaning change."""
 BATCH_ROWS = 1000
 
@@ -106,6 +106,7 @@ def tokenize(
         tokens_cut=facts["tokens_cut"],
         by_side=sides and sides[: len(text)],
         max_length=max_length,
+        unread=facts["unread"],
     )
     rows = TokenRows.from_arrow(stored.data.table, known_ids=_unpack_ids(facts["used_ids"]))
     empty = np.flatnonzero(rows.lengths <= tokenizer.num_special_tokens_to_add(pair=len(text) == 2))
@@ -149,6 +150,7 @@ def _write(dataset: Dataset, job: _Job, num_proc: int | None, on_progress: Progr
     if job.has_types:
         features["token_type_ids"] = List(Value("int8"))
     features.update({name: Value("int32") for name in ("length", "cut", "cut_second")})
+    features["unread"] = Value("bool")
     labels = ["labels"] if "labels" in dataset.column_names else []
     if labels:
         features["labels"] = dataset.features["labels"]
@@ -189,6 +191,7 @@ def _tokenize_table(
     out["length"] = pa.array([len(r.ids) for r in rows], pa.int32())
     out["cut"] = pa.array([r.cut for r in rows], pa.int32())
     out["cut_second"] = pa.array([r.cut_second for r in rows], pa.int32())
+    out["unread"] = pa.array([r.unread for r in rows], pa.bool_())
     if "labels" in table.column_names:
         out["labels"] = table.column("labels")
     if on_progress is not None:
@@ -208,7 +211,7 @@ def _facts(files: Sequence[Path]) -> dict[str, Any]:
 
     Read as a stream: through the memory map, all pages of the file would count as memory of this process.
     """
-    rows_cut, tokens_cut, second_cut, unknown = 0, 0, 0, False
+    rows_cut, tokens_cut, second_cut, unread, unknown = 0, 0, 0, 0, False
     used = np.zeros(1, dtype=bool)
     for file in files:
         with pa.OSFile(str(file)) as source, pa.ipc.open_stream(source) as reader:
@@ -221,12 +224,14 @@ def _facts(files: Sequence[Path]) -> dict[str, Any]:
                 tokens_cut += int(cut.sum(dtype=np.int64))
                 second_cut += int(second.sum(dtype=np.int64))
                 unknown = unknown or bool((second == UNKNOWN).any())
+                unread += batch.column("unread").true_count
     return {
         "max_id": len(used) - 1,
         "used_ids": base64.b64encode(np.packbits(used).tobytes()).decode(),
         "rows_cut": rows_cut,
         "tokens_cut": tokens_cut,
         "second_cut": UNKNOWN if unknown else second_cut,
+        "unread": unread,
     }
 
 

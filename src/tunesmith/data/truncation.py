@@ -15,6 +15,8 @@ class TruncationCount:
     tokens_cut: int
     by_side: tuple[int, ...] | None
     max_length: int
+    unread: int = 0
+    """Rows with a text so long that its end was never tokenized: the tokens in it are not counted."""
 
     def sentence(self, split: str) -> str:
         """One line for a person."""
@@ -24,7 +26,7 @@ class TruncationCount:
         sides = f" ({' + '.join(str(n) for n in self.by_side)})" if self.by_side and len(self.by_side) > 1 else ""
         return (
             f"{split}: {self.rows_cut} of {self.rows} rows ({share:.1f}%) were cut at {self.max_length} tokens, "
-            f"{self.tokens_cut}{sides} tokens lost"
+            f"{'at least ' if self.unread else ''}{self.tokens_cut}{sides} tokens lost"
         )
 
 

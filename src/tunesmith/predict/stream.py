@@ -51,7 +51,7 @@ def predict_chunks(
 ) -> TextPredictions:
     """Logits of all texts, in input order. `special`: the special tokens of a row with one text, and with two."""
     logits: list[npt.NDArray[np.float32]] = []
-    rows = rows_cut = tokens_cut = second_cut = sides = 0
+    rows = rows_cut = tokens_cut = second_cut = sides = unread = 0
     unknown = False
     empty: list[int] = []
 
@@ -75,10 +75,13 @@ def predict_chunks(
                 rows_cut += 1
                 tokens_cut += row.cut
                 second_cut += row.cut_second
+                unread += row.unread
                 unknown = unknown or row.cut_second == UNKNOWN
     by_side = None if unknown else (tokens_cut - second_cut, second_cut)[:sides]
     found = np.concatenate(logits) if logits else np.zeros((0, 0), dtype=np.float32)
-    return TextPredictions(found, TruncationCount(rows, rows_cut, tokens_cut, by_side, max_length), tuple(empty))
+    return TextPredictions(
+        found, TruncationCount(rows, rows_cut, tokens_cut, by_side, max_length, unread), tuple(empty)
+    )
 
 
 def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenRows:
