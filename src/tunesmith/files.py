@@ -86,7 +86,7 @@ def parse_json(data: bytes | str, *, mend: bool = True) -> Any:
     `mend` makes half a character "?", so that every text can be printed and written.
     """
     try:
-        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
+        text = data.decode().removeprefix("\ufeff") if isinstance(data, bytes) else data
         value = _DECODER.decode(text)
     except BadFile:
         raise
