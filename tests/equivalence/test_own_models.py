@@ -34,11 +34,13 @@ def losses(kind: Any, model: Any, data: Any, folder: Path, **options: Any) -> li
     if getattr(getattr(model, "config", None), "model_type", "") in WITHOUT_SEGMENTS:
         data = data.remove_columns("token_type_ids")
     settings = {"max_steps": 10, "logging_steps": 1, "per_device_train_batch_size": 4, "learning_rate": 3e-4}
+    callbacks = options.pop("callbacks", None)
     trainer = kind(
         model,
         arguments(folder, **settings, train_sampling_strategy="sequential", **options),
         train_dataset=data,
         data_collator=DataCollatorWithPadding(tokenizer()),
+        callbacks=callbacks,
     )
     trainer.model_accepts_loss_kwargs = False  # models that take any keyword do not use the count of items
     trainer.train()
@@ -73,3 +75,17 @@ def test_hooks_on_all_modules_are_called_as_in_transformers(kind: str, rows: Any
         same(stock, rows, tmp_path)
     finally:
         handle.remove()
+
+
+def test_a_model_that_a_callback_changes_before_the_first_step_is_the_one_that_trains(
+    rows: Any, tmp_path: Path
+) -> None:
+    class Changes(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+            model.bert.encoder.layer[0].register_forward_hook(lambda m, a, o: o + o.mean(1, keepdim=True))
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+            if state.global_step == 5:
+                model.bert.pooler.activation = nn.Softsign()
+
+    same(stock, rows, tmp_path, callbacks=[Changes()])

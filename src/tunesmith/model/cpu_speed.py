@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from tunesmith.model.random_mask import draw_keep_mask
+from tunesmith.model.recognition import is_compiled
 
 
 class CpuSpeed:
@@ -40,6 +41,8 @@ def enable_cpu_speed(model: nn.Module, *, dropout: bool = True, linear: bool = T
     On another device, or in another dtype than float32, the swapped modules do what they did before.
     """
     quick: dict[type[nn.Module], type[nn.Module]] = {}
+    if is_compiled(model):
+        return CpuSpeed(model, quick)
     if dropout:
         quick[nn.Dropout] = QuickDropout
     if linear and _product() is not None:

@@ -29,6 +29,13 @@ def is_watched(tables: Iterable[dict[int, Any]]) -> bool:
     return any(not str(getattr(hook, "__module__", "")).startswith(_HARMLESS) for hook in hooks)
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile has a hold on it or a part of it: what it traced would be traced again for every change."""
+    return any(
+        type(m).__module__.startswith("torch._dynamo.") or m._compiled_call_impl is not None for m in model.modules()
+    )
+
+
 def why_not_original(model: nn.Module, own_head: tuple[str, ...]) -> str | None:
     """Where the model differs from what transformers builds from its config; None when it does not.
 
@@ -51,7 +58,7 @@ def why_not_original(model: nn.Module, own_head: tuple[str, ...]) -> str | None:
             return f"{replaced} of {name or type(model).__name__} was replaced"
     if is_watched(hook_tables(model.modules())):
         return "hooks listen to its modules"
-    return None
+    return "it is compiled" if is_compiled(model) else None
 
 
 @functools.lru_cache(maxsize=16)

@@ -8,6 +8,7 @@ from torch import nn
 
 from tunesmith.model.cpu_speed import QuickDropout, QuickLinear, enable_cpu_speed
 from tunesmith.model.random_mask import draw_keep_mask
+from tunesmith.model.recognition import is_compiled
 
 
 @pytest.mark.parametrize("drop", [0.1, 0.5, 0.9])
@@ -93,3 +94,12 @@ def test_each_part_can_stay_off() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
     enable_cpu_speed(model, dropout=False, linear=False)
     assert [type(m) for m in model] == [nn.Linear, nn.Dropout]
+
+
+def test_a_compiled_model_keeps_its_classes() -> None:
+    inner = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
+    assert not is_compiled(inner)
+    enable_cpu_speed(torch.compile(inner, backend="eager"))
+    assert [type(m) for m in inner] == [nn.Linear, nn.Dropout]
+    inner.compile(backend="eager")
+    assert is_compiled(inner)
