@@ -18,19 +18,15 @@ TRAINER_STATE = "trainer_state.json"
 log = trainer_log
 
 
-class NoCheckpoint(CheckpointError, ValueError):
-    """There is nothing to resume from. Scripts written for transformers catch it as a ValueError and start a new run; a
-    checkpoint that is damaged or foreign is not among it."""
-
-
 def find_checkpoint(wanted: str | bool | Path, output_dir: str) -> Path:
     """The folder to go on from: the newest intact one of the output folder's last run, or the one that is named."""
     if wanted is not True:
         folder = Path(str(wanted))
         if not (folder / MANIFEST).is_file():
-            foreign = (folder / TRAINER_STATE).is_file()
-            found = "it was written by transformers" if foreign else "it has no MANIFEST.json"
-            raise (CheckpointError if foreign else NoCheckpoint)(
+            found = (
+                "it was written by transformers" if (folder / TRAINER_STATE).is_file() else "it has no MANIFEST.json"
+            )
+            raise CheckpointError(
                 f"Can't find a valid checkpoint at {folder}: {found if folder.is_dir() else 'there is no such folder'}",
                 fix="Load its weights with from_pretrained and start a new run." if folder.is_dir() else None,
             )
@@ -49,9 +45,7 @@ def find_checkpoint(wanted: str | bool | Path, output_dir: str) -> Path:
             log.warning("not used: %s", line)
         return folder
     why = f": {'; '.join(skipped)}" if skipped else ""
-    raise (CheckpointError if skipped else NoCheckpoint)(
-        f"No valid checkpoint found in output directory ({output_dir}){why}"
-    )
+    raise CheckpointError(f"No valid checkpoint found in output directory ({output_dir}){why}")
 
 
 def last_run_id(run: RunDir) -> str | None:
