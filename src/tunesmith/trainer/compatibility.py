@@ -41,11 +41,16 @@ What is different on purpose:
 | A loss or gradient that is not finite stops the run (`NumericsError`); the weights stay as before. | It is logged as 0.0. |
 | Gradient accumulation divides once, by the items of the whole window. | The means of micro-batches of an encoder are added up. |
 | `predict` returns rows in the order of the dataset. | With length grouping they come back in another order. |
-| A checkpoint is a sealed folder of safetensors and JSON; verified, it goes on bit for bit. | Pickles; damage is not noticed. |
+| `eval_loss` is the mean over rows, whatever the batches of an own `get_eval_dataloader`. | Each batch's mean weighs the same. |
+| A checkpoint is a sealed folder of safetensors and JSON; verified, it resumes bit for bit. | Pickles; damage is not noticed. |
+| A checkpoint that transformers wrote is refused: load it with `from_pretrained` and start a new run. | It resumes. |
+| What a callback changes in a checkpoint in `on_save` is sealed anew, with a warning; a resume names it. | It is not noticed. |
+| `load_best_model_at_end` wants intact weights; another file that changed is a warning. | It is not noticed. |
+| Weights cut into shards (`model.safetensors.index.json`) resume if they are the same tensors, bit for bit. | Not compared. |
 | `dataloader_drop_last` drops training rows only. | Rows are left out of evaluations and predictions, too. |
 | A resume with other data, model, tokenizer or maths is refused, but for `Trainer.allow_changed_data = True`. | It is resumed. |
 | The order of an epoch depends on `seed` (or `data_seed`) and the epoch alone. | It depends on the generator's history. |
-| A checkpoint of `save_only_model` cannot be resumed: refused. | It goes on with a fresh optimizer, without a word. |
+| A checkpoint of `save_only_model` cannot be resumed: refused. | It resumes with a fresh optimizer, without a word. |
 | `training_args.json`, `optimizer.safetensors`, `state.json`. | `training_args.bin`, `optimizer.pt`, `scheduler.pt`. |
 | An optimizer whose state is more than numbers, text, tensors, lists and dicts is refused at a save. | It is pickled. |
 | `hyperparameter_search` leaves the best trial's model, values, checkpoints. | No model; every trial's checkpoints. |
@@ -69,6 +74,28 @@ What is different on purpose:
 | `learning_rate` of a log line is the rate that the optimizer used, also where a callback set it. | The scheduler's. |
 | A method that nothing calls here, put into a subclass or on the object, is refused. | It takes part. |
 | `create_optimizer_and_scheduler` of a subclass makes the optimizer and the scheduler. | It is never called. |
+
+`train_loss` of a resumed run is the mean over the steps of that call, in both. Arguments, callbacks, `TrainerState`,
+`TrainerControl` and the results of `train`, `evaluate` and `predict` are transformers' own classes: `isinstance` holds there.
+
+## PEFT
+
+Models of `get_peft_model`, with `task_type` or without, and models with `model.add_adapter` train as in transformers:
+losses of LoRA, DoRA, IA3, VeRA, AdaLoRA, prompt and prefix tuning, a prompt encoder, trained biases and several adapters
+are within 2e-5 (`tests/equivalence/test_peft.py`). The columns and label names are those of the model inside.
+
+| here | transformers |
+| --- | --- |
+| `save_model` and checkpoints hold PEFT's files: `adapter_model.safetensors`, `adapter_config.json`; sealed. | The same files. |
+| `trained.safetensors` in a checkpoint: what else is trained (norms unfrozen by hand, a prompt's encoder). | It is lost. |
+| A resume brings back all adapters, `modules_to_save` and the above, bit for bit. | Adapters alone. |
+| `load_best_model_at_end` does the same, for every kind. | The first active adapter; a prompt may end in an error. |
+| A checkpoint of adapters does not resume into a model without them, or with others (`CheckpointError`). | Not compared. |
+| `PeftMixedModel`: the whole model in `model.safetensors`, as PEFT has no files for it. | The same. |
+| Rows are padded: the speed-ups do not know the wrapper. With `model.add_adapter` recognition decides. | Padded. |
+
+State that PEFT keeps in Python alone (the importance scores of AdaLoRA between two calls of `update_and_allocate`) is in no
+checkpoint, here or there.
 """
 
 TESTS_HEAD = """## transformers' own tests

@@ -55,7 +55,6 @@ FIELDS: dict[str, Field] = {
             "max_grad_norm",
             "label_smoothing_factor",
             "bf16",
-            "fp16",
             "bf16_full_eval",
             "fp16_full_eval",
             "tf32",
@@ -129,6 +128,7 @@ FIELDS: dict[str, Field] = {
         ),
         Field(_TRANSFORMERS),
     ),
+    "fp16": Field("as in transformers: on a CPU the run trains in float32, with a warning"),
     "gradient_accumulation_steps": Field(
         "the loss is divided once, by the items of the whole window: 8x1 = 4x2 = 2x4 (transformers adds up the means of "
         "micro-batches for encoders, so its loss grows with the number of steps)"

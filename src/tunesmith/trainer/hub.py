@@ -67,6 +67,8 @@ class HubPart(TrainerAttributes):
 
         def write(card: Path) -> None:
             write_file(card, summary.to_model_card().encode())
+            if before.get("library_name") == "peft" and hasattr(self.model, "create_or_update_model_card"):
+                self.model.create_or_update_model_card(str(card.parent))
             if kept:
                 metadata_save(card, {**(metadata_load(card) or {}), **kept})
 

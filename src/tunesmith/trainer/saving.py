@@ -80,8 +80,8 @@ def _json(values: dict[str, Any]) -> bytes:
 def bytes_written(write: Callable[[Path], Any]) -> bytes:
     """What a library writes into a file, without a file that anyone sees."""
     with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder) / "file.md")
-        return (Path(folder) / "file.md").read_bytes()
+        write(Path(folder) / "README.md")
+        return (Path(folder) / "README.md").read_bytes()
 
 
 def place_of(file: Path) -> Path:
