@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from tunesmith.errors import ResourceError
 from tunesmith.model.adapters import is_mixed
-from tunesmith.run.ledger import is_ours, start_ledger, write_own
+from tunesmith.run.ledger import has_ledger, is_ours, start_ledger, write_own
 from tunesmith.run.sealed import remove_tree
 from tunesmith.run.writing import kind_of, move_file, require_plain, require_same_folder, write_file
 from tunesmith.train.snapshot import WEIGHTS
@@ -25,7 +25,7 @@ from tunesmith.trainer.resuming import TRAINER_STATE
 log = logging.getLogger(__name__)
 
 TRAINING_ARGS = "training_args.json"
-_INDEX = "model.safetensors.index.json"
+_INDEX, CARD = "model.safetensors.index.json", "README.md"
 
 
 class SavingPart(TrainerAttributes):
@@ -110,6 +110,8 @@ def publish_files(target: Path, fill: Callable[[Path], None]) -> None:
     tmp.mkdir()
     try:
         fill(tmp)
+        card = (tmp / CARD).read_bytes() if (tmp / CARD).is_file() else None  # of PEFT; a person's own stays
+        (tmp / CARD).unlink(missing_ok=True)
         names = sorted(str(p.relative_to(tmp)) for p in tmp.rglob("*") if p.is_file())
         mine = kind_of(target / TRAINING_ARGS) == "a file"
         taken = [name for name in names if kind_of(target / name) is not None]
@@ -123,6 +125,9 @@ def publish_files(target: Path, fill: Callable[[Path], None]) -> None:
             require_plain(target / name)
         for name in names:
             move_file(tmp / name, target / name)
+        if card is not None:
+            place = target / CARD
+            (write_result if has_ledger(target) or kind_of(place) is not None else write_file)(place, card)
         for stale in (target / WEIGHTS,) if _INDEX in names else (target / _INDEX,) if WEIGHTS in names else ():
             stale.unlink(missing_ok=True)  # `from_pretrained` would take it for the weights
     finally:
