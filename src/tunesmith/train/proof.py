@@ -20,7 +20,7 @@ from tunesmith.train.packed_batches import collated, tokens_of
 from tunesmith.train.state import TrainState
 from tunesmith.train.strategies import Strategies
 
-ROWS = 8
+ROWS = 4
 """Most rows of a proof."""
 MOST_STEPS, SHARE = 2.0, 0.01
 """What it may cost: so many steps, or this share of a run that is shorter."""
