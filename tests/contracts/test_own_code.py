@@ -14,6 +14,10 @@ FILES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "bench").rglob("*.py")])
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 FORBIDDEN_CALLS = {
     "torch.load",
+    "torch.distributed.all_gather_object",
+    "torch.distributed.broadcast_object_list",
+    "torch.distributed.gather_object",
+    "torch.distributed.scatter_object_list",
     "yaml.load",
     "yaml.load_all",
     "yaml.full_load",

@@ -17,7 +17,7 @@ def require_agreement(runtime: Runtime, facts: Mapping[str, Any]) -> None:
     """Returns when every rank holds the same facts; else a ConfigError on every rank, naming each that differs."""
     if runtime.world == 1:
         return
-    notes = runtime.gather_objects(dict(facts))
+    notes = runtime.gather_objects({name: repr(fact) for name, fact in facts.items()})
     wrong = [
         f"{name} is {_short(notes[0].get(name))} on rank 0 and {_short(other.get(name))} on rank {rank}"
         for rank, other in enumerate(notes)
@@ -56,6 +56,6 @@ def require_own_epochs(batches: Any, plan: Plan, step: int) -> None:
         )
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
+def _short(text: str | None) -> str:
+    text = str(text)
     return text if len(text) <= 60 else f"{text[:57]}..."

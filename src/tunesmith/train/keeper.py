@@ -69,8 +69,9 @@ class RunKeeper:
             except OSError as error:
                 raise disk_error(error, self.run.path) from error
         # Rank 0 looks and the others follow it: on a shared disk two ranks may see two things.
-        found = newest_intact(self.run) if main else None
-        folder, skipped = self.state.runtime.gather_objects(found)[0]
+        newest, skipped = newest_intact(self.run) if main else (None, ())
+        name, skipped = self.state.runtime.gather_objects((newest and newest.name, skipped))[0]
+        folder = None if name is None else self.run.path / name
         if folder is None and skipped:
             raise CheckpointError(
                 f"no intact checkpoint is left: {'; '.join(skipped)}",

@@ -20,6 +20,7 @@ from tunesmith.data.batches import Batch
 from tunesmith.errors import ConfigError, WorkerError, short_text
 from tunesmith.model.families import why_not
 from tunesmith.run.launcher import read_launch
+from tunesmith.train.plain import from_bytes, to_bytes
 from tunesmith.train.sharding import is_sharded, shard_model
 from tunesmith.train.sharding_options import Sharding, sharding_of_launcher
 
@@ -103,12 +104,17 @@ class Runtime:
         return total
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Each rank's value, by rank, on every rank."""
+        """Each rank's value (numbers, text, arrays, lists, dicts), by rank, on every rank. Nothing is pickled."""
         if self.world == 1:
             return [value]
-        gathered: list[Any] = [None] * self.world
-        torch.distributed.all_gather_object(gathered, value)
-        return gathered
+        mine = torch.frombuffer(bytearray(to_bytes(value)), dtype=torch.uint8).to(self.device)
+        size = torch.tensor([len(mine)], device=self.device)
+        sizes = [torch.zeros_like(size) for _ in range(self.world)]
+        torch.distributed.all_gather(sizes, size)
+        longest = max(int(s) for s in sizes)
+        parts = [torch.empty(longest, dtype=torch.uint8, device=self.device) for _ in range(self.world)]
+        torch.distributed.all_gather(parts, torch.nn.functional.pad(mine, (0, longest - len(mine))))
+        return [from_bytes(p[: int(s)].cpu().numpy().tobytes()) for p, s in zip(parts, sizes, strict=True)]
 
     def largest(self, value: int) -> int:
         """The largest of the ranks' numbers: one small exchange, much cheaper than gathering objects."""
