@@ -28,6 +28,11 @@ class Task(StrEnum):
         return "single_label_classification"
 
 
+def is_chosen(probabilities: Any) -> Any:
+    """Which labels of a multilabel row are predicted: those above one half, as transformers' own script decides."""
+    return probabilities > 0.5
+
+
 UNLABELLED = -1
 """The label id of a row without a label (GLUE test splits)."""
 

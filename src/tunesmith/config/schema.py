@@ -82,6 +82,13 @@ class RunConfig(
         return f"{_stem(source)}-{_stem(model)}"
 
     @property
+    def evaluation_steps(self) -> int | float | None:
+        """Steps between evaluations, or a share of all: with eval_strategy steps `logging_steps` by default."""
+        if self.eval_strategy != "steps":
+            return self.eval_steps
+        return self.logging_steps if self.eval_steps is None else self.eval_steps
+
+    @property
     def run_folder(self) -> Path:
         """`output_dir`, or `runs/<name>`."""
         return Path(self.output_dir) if self.output_dir is not None else Path("runs") / self.name

@@ -41,13 +41,16 @@ def epoch_order(
     token_budget: int | None = None,
     drop_last: bool = False,
 ) -> EpochOrder:
-    """The windows of one epoch. Every row occurs once (less the ragged tail with `drop_last`).
+    """The windows of one epoch. Every row occurs once; with `drop_last` all but the last few of the epoch's random order.
 
     With `group_by_length`, rows of similar length share a step. Sorting spans `shuffle_window` steps, not the
     epoch: sorting the whole epoch makes the loss curve saw-tooth.
     """
     rng = np.random.Generator(np.random.Philox(key=[seed & (2**63 - 1), epoch]))
     rows = np.arange(num_rows) if sampling == "sequential" else rng.permutation(num_rows)
+    if drop_last and token_budget is None:  # before they are sorted: in each epoch others are left out
+        num_rows -= num_rows % rows_per_step
+        rows = rows[:num_rows]
     if sampling == "group_by_length" or token_budget is not None:
         if lengths is None:
             raise ConfigError("length grouping and token budgets need the length of every row")
@@ -59,8 +62,6 @@ def epoch_order(
         assert lengths is not None
         return _within_budget(rows, lengths, token_budget, rng)
     starts = np.append(np.arange(0, num_rows, rows_per_step), num_rows).astype(np.int64)
-    if drop_last and num_rows % rows_per_step:
-        starts = starts[:-1]
     if sampling == "group_by_length":
         rows = _shuffle_full_windows(rows, rows_per_step, shuffle_window, rng)
     return EpochOrder(rows, starts)

@@ -148,7 +148,7 @@ def _prediction_columns(prepared: Prepared, predictions: dict[str, Predictions])
         probabilities = probabilities_of(result.logits[:n], labels.task)
         gold += _gold(result.labels, n, prepared)
         predicted += predicted_names(probabilities, labels)
-        cut += [bool(v) for v in prepared.tokenized[split].rows.lengths[:n] >= (prepared.facts.max_length or 10**9)]
+        cut += [tokens > 0 for tokens in prepared.tokenized[split].dataset.select_columns(["cut"])[:n]["cut"]]
         tables.append(probabilities)
     own = {"label": gold, "prediction": predicted, "truncated": cut}
     if labels.task is not Task.REGRESSION:

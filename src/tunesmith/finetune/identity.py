@@ -45,6 +45,7 @@ def make_identity(
     options["the config of the base model"] = content_mark(json.dumps(stored, sort_keys=True))
     weights = sorted(folder.glob("model*.safetensors"))
     options["the weights of the base model"] = content_mark(*(f"{p.name} {known_hash(p)}" for p in weights))
+    options["eval_steps"] = config.evaluation_steps
     options["bf16"] = runtime.precision == "bf16"  # asked for, or what the device does by itself
     options["processes"] = runtime.world  # each has a batch of its own: another number is another experiment
     if runtime.sharding is not None:  # by a flag or by the launcher: sums are taken in another order

@@ -53,7 +53,7 @@ def _evaluation_calendar(config: RunConfig, steps: int, ends: tuple[int, ...], h
         )
     if strategy == "no":
         return Calendar("no")
-    every = _interval(config.eval_steps, steps) if strategy == "steps" else 0
+    every = _interval(config.evaluation_steps, steps) if strategy == "steps" else 0
     per_epoch = ends[0]
     delay = config.eval_delay * (per_epoch if strategy == "epoch" else 1)
     return Calendar(strategy, every, frozenset(ends), steps, delay)

@@ -108,6 +108,9 @@ def _resample(
     # The observed labelling is one of the permutations: p is never 0. The slack is for sums in another order.
     p_value = (1 + int((np.abs(swapped) >= abs(difference) - 1e-12).sum())) / (len(swapped) + 1)
     low, high = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (difference, difference)
+    if p_value <= LEVEL and low <= 0 <= high:  # the bound on the side of 0 is then that of the test
+        reach = np.quantile(np.abs(swapped), 1 - LEVEL, method="inverted_cdf")
+        low, high = (difference - reach, high) if difference > 0 else (low, difference + reach)
     return float(low), float(high), p_value
 
 

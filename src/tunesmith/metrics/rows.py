@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.errors import DataError
-from tunesmith.labels import UNLABELLED, Task
+from tunesmith.labels import UNLABELLED, Task, is_chosen
 
 Array = npt.NDArray[Any]
 Scale = Literal["logits", "probabilities"]
@@ -115,7 +115,7 @@ def _multilabel_rows(predicted: Array, expected: Array, scores: Scale) -> Rows:
     if predicted.dtype.kind in "biu":
         return Rows(expected, (predicted > 0).astype(np.int64), None)
     probabilities = sigmoid(predicted) if scores == "logits" else predicted
-    return Rows(expected, (probabilities > 0.5).astype(np.int64), probabilities, not np.isnan(predicted).any())
+    return Rows(expected, is_chosen(probabilities).astype(np.int64), probabilities, not np.isnan(predicted).any())
 
 
 def _value_rows(predicted: Array, expected: Array) -> Rows:

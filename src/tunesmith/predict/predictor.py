@@ -16,12 +16,12 @@ from tunesmith.data.batches import Collate, Padding
 from tunesmith.data.token_encoder import Encoder, make_encoder
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
-from tunesmith.labels import LabelMap, Task
+from tunesmith.labels import LabelMap, Task, is_chosen
 from tunesmith.model.load import load_model, read_model_config
 from tunesmith.model.tokenizer import load_tokenizer, position_limit
 from tunesmith.predict.facts import ModelFacts, model_folder_of, read_facts
 from tunesmith.predict.packed_products import pack_products
-from tunesmith.predict.stream import Chunk, TextPredictions, chunks_of, predict_chunks
+from tunesmith.predict.stream import Chunk, TextPredictions, chunks_of, predict_chunks, require_numbers
 from tunesmith.run.sealed import MANIFEST
 from tunesmith.train.evaluate import predict_rows
 from tunesmith.train.runtime import Precision, Runtime, make_runtime
@@ -43,10 +43,11 @@ def probabilities_of(logits: npt.NDArray[Any], task: Task) -> npt.NDArray[np.flo
 
 def predicted_names(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[Any]:
     """The predicted label name of each row; a list of names for multilabel, a number for regression."""
+    require_numbers(probabilities)
     if labels.task is Task.REGRESSION:
         return [float(v) for v in probabilities.reshape(len(probabilities), -1)[:, 0]]
     if labels.task is Task.MULTILABEL:
-        return [[labels.names[i] for i in np.flatnonzero(row >= 0.5)] for row in probabilities]
+        return [[labels.names[i] for i in np.flatnonzero(is_chosen(row))] for row in probabilities]
     return [labels.names[i] for i in probabilities.argmax(axis=-1)]
 
 
@@ -98,6 +99,13 @@ class Predictor:
         self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
     ) -> npt.NDArray[np.float32]:
         """Logits of each row, in input order; in batches of the size that suits the device, or of `max_rows` rows."""
+        logits = self._answer(rows, max_rows=max_rows, on_batch=on_batch)
+        require_numbers(logits)
+        return logits
+
+    def _answer(
+        self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
+    ) -> npt.NDArray[np.float32]:
         tokens = None if max_rows is None else 64 * max_rows
         result = predict_rows(
             self.model, rows, self.collate, self.runtime, max_rows=max_rows, max_tokens=tokens, on_batch=on_batch
@@ -109,7 +117,7 @@ class Predictor:
     ) -> TextPredictions:
         """Logits of each text of the chunks, in input order; the next chunk is tokenized meanwhile."""
         return predict_chunks(
-            partial(self.predict, max_rows=max_rows, on_batch=on_batch),
+            partial(self._answer, max_rows=max_rows, on_batch=on_batch),
             self.encoder,
             chunks,
             has_types="token_type_ids" in self.tokenizer.model_input_names,

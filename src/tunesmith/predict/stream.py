@@ -19,7 +19,7 @@ from tunesmith.data.token_encoder import UNKNOWN, EncodedRow, Encoder
 from tunesmith.data.token_rows import Ragged, TokenRows
 from tunesmith.data.tokenize import require_text
 from tunesmith.data.truncation import TruncationCount
-from tunesmith.errors import DataError
+from tunesmith.errors import DataError, NumericsError
 
 CHUNK_ROWS = 8192
 """Rows sorted by length together. On the long tail of bench/predict_speed.py more changed nothing: packed batches have
@@ -67,6 +67,7 @@ def predict_chunks(
                 fix="Use the tokenizer that belongs to the model.",
             )
         logits.append(predict(tokens))
+        require_numbers(logits[-1], before=rows)
         sides = len(chunk)
         empty += (rows + np.flatnonzero(tokens.lengths <= special[sides - 1])).tolist()
         rows += len(encoded)
@@ -82,6 +83,16 @@ def predict_chunks(
     return TextPredictions(
         found, TruncationCount(rows, rows_cut, tokens_cut, by_side, max_length, unread), tuple(empty)
     )
+
+
+def require_numbers(answers: npt.NDArray[Any], *, before: int = 0) -> None:
+    """A NumericsError that names the first row whose answer is not finite: it is no class, not even the first one."""
+    bad = np.flatnonzero(~np.isfinite(answers.reshape(len(answers), -1)).all(axis=1))
+    if len(bad):
+        raise NumericsError(
+            f"the model's answer for row {before + int(bad[0]) + 1} is not a number ({len(bad):,} of {len(answers):,} rows)",
+            fix="Look for weights that are not finite (tunesmith doctor), or predict without bf16.",
+        )
 
 
 def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenRows:

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from contextlib import ExitStack
+import time
 from pathlib import Path
 from types import TracebackType
 
@@ -16,6 +17,9 @@ from tunesmith.files import parse_json
 from tunesmith.run.writing import disk_error, holding, open_in_place
 
 log = logging.getLogger(__name__)
+
+READERS_SECONDS = 5.0
+"""How long a starting run waits for those who only look whether the folder is in use."""
 
 
 class RunLock:
@@ -49,7 +53,7 @@ class RunLock:
             descriptor = open_in_place(self.file)
             _require_own(descriptor, self.file)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock_alone(descriptor)
             except BlockingIOError:
                 holder = _read_holder(descriptor)
                 os.close(descriptor)
@@ -89,6 +93,21 @@ def _require_own(descriptor: int, file: Path) -> None:
             where=str(file),
             fix="Move it to another name or folder, then give the same command again.",
         )
+
+
+def _lock_alone(descriptor: int) -> None:
+    """The lock for this process alone. A reader who tests it for a moment is waited for; a holder is a BlockingIOError."""
+    until = time.monotonic() + READERS_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises where one process holds it alone
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.002)
 
 
 def read_holder(file: Path) -> str | None:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from tunesmith.events import Evaluated
 from tunesmith.train.sharding import is_sharded, whole_weights
 from tunesmith.trainer.arguments import rows_per_rank
-from tunesmith.trainer.gathering import Gathered
+from tunesmith.trainer.gathering import Gathered, warn_of_nan
 from tunesmith.trainer.loaders import RecordedBatches, RowBatches, count_rows
 from tunesmith.trainer.objective import COUNT, LossPart, accepts, count_items
 from tunesmith.trainer.upstream import has_length, parts, speed_metrics, utils
@@ -100,6 +100,7 @@ class EvaluationPart(LossPart):
                 if args.eval_accumulation_steps and (step + 1) % args.eval_accumulation_steps == 0:
                     kept.to_cpu()
         arrays = kept.over_ranks(self.runtime, recorder())
+        warn_of_nan(arrays["predictions"])
         rows = len(dataloader.dataset) if has_length(getattr(dataloader, "dataset", None)) else arrays["rows"]
         if self.compute_metrics is not None and not args.batch_eval_metrics:
             metrics = self._all_metrics(arrays)

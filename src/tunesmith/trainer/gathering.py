@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tunesmith.train.runtime import Runtime
 from tunesmith.trainer.upstream import parts as upstream_parts
+from tunesmith.trainer.upstream import trainer_log
 
 PARTS = ("loss", "predictions", "labels", "inputs")
 PADDING = -100
@@ -79,3 +80,14 @@ def reordered(values: Any, order: npt.NDArray[np.int64] | None) -> Any:
     out = np.empty_like(values)
     out[order] = values
     return out
+
+
+def warn_of_nan(predictions: Any) -> None:
+    """Tells of rows whose answer is no number: as in transformers they are given back, and argmax calls them class 0."""
+    if not isinstance(predictions, np.ndarray) or predictions.dtype.kind != "f" or not len(predictions):
+        return
+    bad = np.flatnonzero(np.isnan(predictions.reshape(len(predictions), -1)).any(axis=1))
+    if len(bad):
+        trainer_log.warning(
+            "the model's answer is not a number for %d of %d rows, the first at %d", len(bad), len(predictions), bad[0]
+        )

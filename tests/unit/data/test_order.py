@@ -76,3 +76,21 @@ def test_drop_last_leaves_the_ragged_tail_out() -> None:
 def test_grouping_without_lengths_is_refused() -> None:
     with pytest.raises(ConfigError, match="length of every row"):
         epoch_order(10, seed=0, epoch=0, rows_per_step=2, sampling="group_by_length")
+
+
+@pytest.mark.parametrize("sampling", ["random", "group_by_length"])
+def test_rows_left_out_by_drop_last_are_others_in_each_epoch_whatever_their_length(sampling: Any) -> None:
+    def left_out(epoch: int) -> set[int]:
+        order = epoch_order(
+            103, seed=7, epoch=epoch, rows_per_step=16, sampling=sampling, lengths=LENGTHS, drop_last=True
+        )
+        assert [len(order.window(i)) for i in range(len(order))] == [16] * 6
+        seen = {int(row) for i in range(len(order)) for row in order.window(i)}
+        assert len(seen) == 96
+        return set(range(103)) - seen
+
+    epochs = [left_out(epoch) for epoch in range(40)]
+    assert epochs[3] == left_out(3), "a pure function of seed and epoch"
+    assert len(set().union(*epochs)) > 80, "sooner or later it is every row's turn"
+    shortest = set(np.argsort(LENGTHS[:103], kind="stable")[:7].tolist())
+    assert sum(len(out & shortest) for out in epochs) < 60, "17 to be expected of 280"

@@ -32,3 +32,11 @@ def test_epochs_of_a_token_budget_end_where_the_batches_end_also_beyond_num_trai
     assert len(set(lengths)) > 1, "the epochs must differ"
     assert plan.epoch_ends == tuple(accumulate(lengths))
     assert plan.evaluate.ends == frozenset(plan.epoch_ends)
+
+
+def test_evaluations_by_steps_come_as_often_as_log_lines_unless_eval_steps_says_otherwise() -> None:
+    batches = Batches(TokenRows.from_lists(token_lists(70)), Padding(), 4, seed=5)
+    logged = {"eval_strategy": "steps", "logging_steps": 50, "max_steps": 400}
+    assert plan_of(batches, **logged).evaluate.every == 50
+    assert plan_of(batches, **logged, eval_steps=20).evaluate.every == 20
+    assert plan_of(batches, **{**logged, "logging_steps": 0.25}).evaluate.every == 100

@@ -107,3 +107,19 @@ def test_a_real_difference_is_found_as_often_as_it_should_be():
         y, a, b = predictors(rng, 400, 0.22, 0.12)
         found += compare_predictions(a, b, y, task=Task.BINARY, metric="f1", seed=i, resamples=199).p_value <= 0.05
     assert found >= 90
+
+
+@pytest.mark.parametrize("metric", ["f1", "f1_macro", "mcc", "balanced_accuracy", "accuracy"])
+def test_test_and_interval_agree_about_zero_in_both_directions(metric):
+    """Cases near the threshold, where the two are most likely to disagree."""
+    significant = 0
+    for seed in range(120):
+        rng = np.random.default_rng(seed)
+        y, a, b = predictors(rng, int(rng.integers(12, 120)), 0.35, 0.12)
+        result = compare_predictions(a, b, y, task=Task.BINARY, metric=metric, seed=seed, resamples=300)
+        if result.p_value is None:
+            continue
+        assert (result.p_value <= 0.05) == (not result.low <= 0 <= result.high), (seed, result)
+        assert result.low <= result.difference <= result.high, (seed, result)
+        significant += result.p_value <= 0.05
+    assert 20 < significant < 120

@@ -138,3 +138,36 @@ def test_a_second_run_takes_its_tokens_from_the_cache(home: Path) -> None:
         use_cpu=True,
     )
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.arrow")} == before
+
+
+@pytest.fixture(scope="module")
+def broken(home: Path) -> Path:
+    """A model whose answer is not a number as soon as a text holds the word "sour"."""
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    from tiny_model import WORDS
+
+    folder = home / "broken"
+    shutil.copytree(home / "run" / "model", folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["bert.embeddings.word_embeddings.weight"][WORDS.index("sour")] = 3e38  # finite: it overflows inside
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("verb", ["predict", "evaluate"])
+def test_an_answer_that_is_not_a_number_is_no_class_but_an_error_that_names_the_row(
+    verb: str, broken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["the film was good", "it is fine", "a sour meal", "the day was sour"]
+    source = write_csv(tmp_path / "in.csv", [{"text": text, "label": "good"} for text in texts])
+    args = (
+        ["--input", str(source), "--output", str(tmp_path / "out.csv")]
+        if verb == "predict"
+        else ["--test_file", str(source)]
+    )
+    assert main([verb, str(broken), "--use_cpu", *args]) == 6
+    assert "row 3" in capsys.readouterr().err
+    assert not (tmp_path / "out.csv").exists()

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tunesmith.data.read import read_source
 from tunesmith.errors import ConfigError, DataError, ResourceError
 from tunesmith.labels import LabelMap, Task
+from tunesmith.metrics.rows import make_rows
 from tunesmith.predict.predictor import predicted_names, probabilities_of
 from tunesmith.predict.tables import check_cells, escape_formula, read_predictions, unescape_formula, write_table
 
@@ -159,7 +160,9 @@ def test_probabilities_follow_the_task() -> None:
     assert predicted_names(softmax, LabelMap.for_classes(["a", "b", "c"])) == ["c", "a"]
     sigmoid = probabilities_of(logits, Task.MULTILABEL)
     assert sigmoid[0] == pytest.approx([1 / (1 + np.exp(-2.0)), 1 / (1 + np.exp(1.0)), 1.0])
-    assert predicted_names(sigmoid, LabelMap(("a", "b", "c"), Task.MULTILABEL)) == [["a", "c"], ["a", "b"]]
+    assert predicted_names(sigmoid, LabelMap(("a", "b", "c"), Task.MULTILABEL)) == [["a", "c"], []]
+    decided = make_rows(logits, np.ones_like(logits), task=Task.MULTILABEL).decisions
+    assert decided.tolist() == [[1, 0, 1], [0, 0, 0]], "metrics and predictions mean the same by one half"
     assert predicted_names(probabilities_of(np.array([[1.5]]), Task.REGRESSION), LabelMap(("s",), Task.REGRESSION)) == [
         1.5
     ]
