@@ -75,7 +75,7 @@ class Console:
         self._every = 1
         self._num_steps = 0
         self._losses: list[float] = []
-        self._recent: deque[tuple[float, int]] = deque(maxlen=50)
+        self._recent: deque[float] = deque(maxlen=50)
         self._evaluations: list[Evaluated] = []
 
     def watch(self) -> Watch:
@@ -167,7 +167,7 @@ class Console:
     def _on_step(self, event: StepDone) -> None:
         if event.loss is not None:
             self._losses.append(event.loss)
-        self._recent.append((time.monotonic(), event.step))
+        self._recent.append(event.seconds)
         first = event.step == 1 and self.logging_first_step
         shown = event.step % self._every == 0 or event.step == self._num_steps or first
         mean = sum(self._losses) / len(self._losses) if self._losses else float("nan")
@@ -186,11 +186,11 @@ class Console:
             self._losses.clear()
 
     def _rate_and_rest(self, step: int) -> str:
-        """Speed and time left by the last steps, so that a pause for an evaluation is soon forgotten."""
-        (began, first), (now, last) = self._recent[0], self._recent[-1]
-        if last == first or now <= began:
+        """Speed and time left by the last steps, without evaluations and saves."""
+        spent = sum(self._recent)
+        if spent <= 0:
             return ""
-        rate = (last - first) / (now - began)
+        rate = len(self._recent) / spent
         return f"{rate:.1f} step/s  {format_duration((self._num_steps - step) / rate)} left"
 
     def _show_evaluations(self, *, best: bool) -> None:
@@ -204,7 +204,6 @@ class Console:
             self._write(f"{start if index == 0 else ' ' * len(start)}  {name:<12}  {values}  (n={event.n:,}){mark}")
         if self._evaluations:
             self._evaluations.clear()
-            self._recent.clear()
 
     def _write(self, text: str) -> None:
         """A line above the bars."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from tunesmith.config.schema import to_dict
 from tunesmith.config.write import dump_config
-from tunesmith.errors import CheckpointError, TunesmithError
+from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.events import Event, RunEnded, RunStarted
 from tunesmith.finetune.card import write_card
 from tunesmith.finetune.finish import (
@@ -106,6 +106,10 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
             return _finish(run, prepared, keeper, watch)
         except TunesmithError as error:
             keeper.end(type(error).__name__)
+            last = [folder.name for folder in run.checkpoints()][-1:]
+            if isinstance(error, ResourceError) and state.phase == "update" and last:
+                problem = f"{error.problem}; last checkpoint: {last[0]}"
+                raise ResourceError(problem, where=str(run.path), fix=error.fix) from error
             raise
         except RuntimeError as error:
             lost = roster.explain(error)

@@ -7,8 +7,8 @@ import json
 import logging
 import os
 import socket
-from contextlib import ExitStack
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 

@@ -78,6 +78,7 @@ def capture(state: TrainState, identity: Identity) -> Snapshot | None:
 
     Tensors that are on the CPU already are the run's own: whoever goes on training copies them first.
     """
+    state.require_whole("they are not saved")
     generators = state.runtime.gather_objects(generator_states(state.runtime.device))
     if not state.runtime.is_main and state.runtime.sharding is None:
         return None
@@ -185,6 +186,8 @@ def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, sett
     tensors = load_file(folder / OPTIMIZER)
     unpack_optimizer(state.optimizer, tensors, plain["optimizer"], str(folder), settings=settings)
     state.step = int(plain["step"])
+    state.phase = "done"
+    state.optimizer.zero_grad(set_to_none=True)
     state.progress = Progress(**plain["progress"])
     state.rows_limit = plain["rows_limit"]
     state.evaluation_due = bool(plain.get("evaluation_due", False))

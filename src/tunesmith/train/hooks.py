@@ -24,8 +24,8 @@ class StepHooks:
     substep_end: Callable[[], None] | None = None
     before_update: Callable[[], None] | None = None
     """Sees the gradients as the optimizer will: unscaled and clipped."""
-    after_update: Callable[[], None] | None = None
-    """Gradients are still there, but after a replay."""
+    after_update: Callable[[torch.Tensor], None] | None = None
+    """Gets the step's numbers, on the device. Gradients are still there, but after a replay."""
     capturable: bool = False
     """Nobody minds that a replay does not call `micro_step`, and calls `after_update` when all is over."""
     sets_rate: bool = False

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 
 from tunesmith.data.batches import Window
+from tunesmith.errors import DataError
 from tunesmith.events import (
     EpochStarted,
     Evaluated,
@@ -57,13 +58,17 @@ def train_events(
     require_own_epochs(batches, plan, state.step)
     state.planned_steps = plan.num_steps - state.step
     pending: list[StepResult] = []
+    clock, empty = StepClock(), 0
     if state.evaluation_due and evaluate is not None:  # the run was stopped in the middle of it
         yield from _evaluate(state, plan, evaluate)
         yield SafePoint(state.step)
     epoch, skip = plan.epoch_of(state.step)
     while state.step < plan.num_steps and not is_exhausted(state.progress, plan.patience):
         if skip == 0:
+            clock.pause()
             yield EpochStarted(epoch, state.step)
+            clock.resume()
+        step_before = state.step
         for window in batches.windows(epoch, skip):
             rate = current_rate(state.optimizer) if state.hooks.sets_rate else lr_at(state.step, plan.schedule)
             hold = plan.nan_action == "stop"
@@ -84,13 +89,22 @@ def train_events(
                 or plan.save.due(step)
                 or _agreed(state, wants_read_back(step))
             ):
-                yield from _read_back(state, plan, pending)
+                yield from _read_back(state, plan, pending, clock)
                 pending.clear()
+            else:
+                clock.pause()
             if evaluates and evaluate is not None:
                 yield from _evaluate(state, plan, evaluate)
             yield SafePoint(step)
+            clock.resume()
             if last or is_exhausted(state.progress, plan.patience):
                 break
+        empty = empty + 1 if state.step == step_before else 0
+        if empty == 2:  # after the first one whoever listens may end the run
+            raise DataError(
+                f"{type(batches).__name__} gave no window in two epochs, at step {state.step} of {plan.num_steps}",
+                fix="A source that can be read once ends there: give one whose windows(epoch) begins anew, or fewer steps.",
+            )
         epoch, skip = epoch + 1, 0
 
 
@@ -99,9 +113,34 @@ def _agreed(state: TrainState, asked: bool) -> bool:
     return asked if state.runtime.sharding is None else bool(state.runtime.largest(int(asked)))
 
 
-def _read_back(state: TrainState, plan: Plan, pending: list[StepResult]) -> Iterator[Event]:
-    """The numbers of the steps since the last read, in order: the one place where the host waits for the device."""
+class StepClock:
+    """The time that steps take: windows, passes, updates and reads; not what is done with their events."""
+
+    def __init__(self) -> None:
+        self._spent, self._since = 0.0, time.perf_counter()
+
+    def pause(self) -> None:
+        """Others are at work from now on."""
+        self._spent += time.perf_counter() - self._since
+
+    def resume(self) -> None:
+        """The steps are at work again."""
+        self._since = time.perf_counter()
+
+    def take(self) -> float:
+        """The seconds since the last call; the clock is paused after it."""
+        self.pause()
+        spent, self._spent = self._spent, 0.0
+        return spent
+
+
+def _read_back(state: TrainState, plan: Plan, pending: list[StepResult], clock: StepClock) -> Iterator[Event]:
+    """The numbers of the steps since the last read, in order: the one place where the host waits for the device.
+
+    The device works on them one behind the other while the host is ahead, so each gets an equal share of the time.
+    """
     read = torch.stack([result.numbers for result in pending]).tolist()
+    seconds = clock.take() / len(pending)
     for result, (loss, norm, bad) in zip(pending, read, strict=True):
         if result.split_to is not None:
             yield MicroBatchSplit(result.step, result.split_from or 0, result.split_to)
@@ -114,9 +153,9 @@ def _read_back(state: TrainState, plan: Plan, pending: list[StepResult]) -> Iter
             examples=len(result.window.rows),
             tokens=result.tokens,
             padded_tokens=result.padded_tokens,
-            seconds=time.perf_counter() - result.started,
+            seconds=seconds,
         )
-        if bad != 0.0 and state.loss_scale is None:
+        if bad != 0.0:
             what, tensor = find_culprit(state, result, plan.seed)
             yield NonFinite(result.step, what, tensor, tuple(int(r) for r in result.window.rows))
             assert state.poisoned is not None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from tunesmith.errors import ConfigError
+from tunesmith.errors import ConfigError, ResourceError
 from tunesmith.model.vocabulary import VocabularyCut
 from tunesmith.train.cut_rows import train_whole_table, why_inexact
 from tunesmith.train.fingerprint import Fingerprint
@@ -21,10 +21,16 @@ from tunesmith.train.runtime import Runtime
 from tunesmith.train.stopping import Progress
 from tunesmith.train.strategies import Strategies, strategies_of
 
+SMALLEST = 2.0**-10
+"""26 halvings of the scale that a run starts with."""
+
 
 @dataclass
 class LossScale:
-    """The dynamic scale of fp16 training, on the device: doubled after 2,000 good steps, halved after a bad one."""
+    """The dynamic scale of fp16 training, on the device: doubled after 2,000 good steps, halved after a bad one.
+
+    It is not halved below `SMALLEST`: a gradient that is not finite then was not made so by the scale.
+    """
 
     scale: torch.Tensor
     good_steps: torch.Tensor
@@ -36,7 +42,13 @@ class LossScale:
 
     def update(self, found_inf: torch.Tensor) -> None:
         """Grows or shrinks the scale without a sync."""
-        torch._amp_update_scale_(self.scale, self.good_steps, found_inf, 2.0, 0.5, 2000)
+        torch._amp_update_scale_(self.scale, self.good_steps, found_inf.float(), 2.0, 0.5, 2000)
+        self.scale.clamp_(min=SMALLEST)
+
+    @property
+    def is_smallest(self) -> torch.Tensor:
+        """Whether it cannot be halved any more."""
+        return self.scale <= SMALLEST
 
 
 @dataclass
@@ -61,6 +73,8 @@ class TrainState:
     """The evaluation of this step was begun and not finished."""
     poisoned: torch.Tensor | None = None
     """1.0 once a step was not finite: later updates are held back until the host has read it."""
+    phase: Literal["gradients", "update", "done"] = "done"
+    """Where the step under way is. In its update some weights are those of this step and some those of the one before."""
     extra: dict[str, Any] = field(default_factory=dict)
     """State of listeners that want to survive a resume (JSON)."""
     hooks: StepHooks = field(default_factory=StepHooks)
@@ -101,6 +115,14 @@ class TrainState:
             self.strategies.forget_cut()
         self.cut = None
         self.notes.append(f"restrict_vocabulary is off: {reason}")
+
+    def require_whole(self, consequence: str) -> None:
+        """A ResourceError while the weights are half-updated: an update was begun and not finished."""
+        if self.phase == "update":
+            raise ResourceError(
+                f"the update of step {self.step + 1} was interrupted: some weights are changed and some are not; {consequence}",
+                fix="Free memory on the device, then resume from the last checkpoint.",
+            )
 
     def __post_init__(self) -> None:
         if self.strategies is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,15 @@ import torch
 
 from tunesmith.data.batches import Batch, Window
 from tunesmith.errors import ResourceError
-from tunesmith.train.optim import Rate, apply_update, divide_gradients, gradient_norm, set_rate, trained_parameters
+from tunesmith.train.optim import (
+    Rate,
+    apply_update,
+    divide_gradients,
+    gradient_norm,
+    make_moments,
+    set_rate,
+    trained_parameters,
+)
 from tunesmith.train.proof import ready
 from tunesmith.train.seed import seed_step
 from tunesmith.train.state import TrainState
@@ -25,12 +32,11 @@ class StepResult:
 
     step: int
     numbers: torch.Tensor
-    """Loss, norm of the gradient before clipping, 1.0 if one of them is not finite."""
+    """Loss, norm of the gradient before clipping, 1.0 if one of them is not finite and no smaller loss scale cures it."""
     learning_rate: float
     window: Window
     tokens: int
     padded_tokens: int
-    started: float
     split_from: int | None = None
     split_to: int | None = None
 
@@ -46,7 +52,7 @@ class StepResult:
 
     @property
     def bad(self) -> torch.Tensor:
-        """1.0 if loss or gradient is not finite."""
+        """1.0 if loss or gradient is not finite, and that is not the loss scale's doing."""
         return self.numbers[2]
 
 
@@ -57,7 +63,9 @@ def train_step(
 
     With `hold`, later steps leave them alone too until the host has read of it: the run is about to be stopped.
     """
-    started = time.perf_counter()
+    state.require_whole("training cannot continue with them")
+    if state.phase == "gradients":  # of a step that was interrupted
+        state.optimizer.zero_grad(set_to_none=True)
     limit_before = state.rows_limit
     if state.hooks.begin is not None:
         state.hooks.begin(window)
@@ -68,6 +76,7 @@ def train_step(
     seed_step(seed, state.step, state.runtime.rank)
 
     def body(batches: Sequence[Batch], rate: Rate, share: Rate, *, quiet: bool = False) -> torch.Tensor:
+        state.phase = "gradients"
         loss = _accumulate(state, batches, share, idle=window.idle)
         return _finish(state, loss, rate, max_grad_norm, hold=hold, quiet=quiet)
 
@@ -76,8 +85,9 @@ def train_step(
         around = state.fingerprint.of_step()
         numbers = state.graphs.run(window.micro_batches, learning_rate, factor, partial(body, quiet=True), around)
         if numbers is not None and state.hooks.after_update is not None:
-            state.hooks.after_update()
+            state.hooks.after_update(numbers)
         if numbers is None:  # nothing of a capture that failed may be left
+            state.phase = "gradients"
             state.optimizer.zero_grad(set_to_none=True)
             seed_step(seed, state.step, state.runtime.rank)
     while numbers is None:
@@ -95,7 +105,6 @@ def train_step(
         window=window,
         tokens=sum(b.tokens for b in window.micro_batches),
         padded_tokens=sum(b.padded_tokens for b in window.micro_batches),
-        started=started,
         split_from=max(len(b) for b in window.micro_batches) if split else None,
         split_to=state.rows_limit if split else None,
     )
@@ -105,34 +114,44 @@ def _finish(
     state: TrainState, loss: torch.Tensor, rate: Rate, max_grad_norm: float, *, hold: bool, quiet: bool
 ) -> torch.Tensor:
     """Clip, update, zero. Returns the step's numbers. With `quiet` nobody is told of the update: it is being captured."""
-    norm, bad, skip, divisor = _judge(state, loss, max_grad_norm, hold)
+    norm, bad, lasting, skip, divisor = _judge(state, loss, max_grad_norm, hold)
+    numbers = torch.stack([loss.to(norm.dtype), norm, lasting])
     if not state.hooks.sets_rate:
         set_rate(state.optimizer, rate)
-    _update(state, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip, quiet)
+    make_moments(state.optimizer)
+    state.phase = "update"
+    _update(state, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip)
     if state.cut is not None:
         state.cut.decay(1.0 - rate * state.cut_decay * (1.0 - skip.double()))
     if state.loss_scale is not None:
         state.loss_scale.update(bad)
+    state.phase = "done"
+    if state.hooks.after_update is not None and not quiet:
+        state.hooks.after_update(numbers)
     state.optimizer.zero_grad(set_to_none=True)
-    return torch.stack([loss.to(norm.dtype), norm, bad])
+    return numbers
 
 
 def _judge(
     state: TrainState, loss: torch.Tensor, max_grad_norm: float, hold: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(gradient norm, 1.0 if this step is not finite, 1.0 if the update is to be skipped, what gradients are divided by)."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(gradient norm, 1.0 if this step is not finite, 1.0 if no smaller loss scale cures that, 1.0 if the update is to be
+    skipped, what gradients are divided by)."""
     norm = gradient_norm(trained_parameters(state.optimizer))
-    divisor = torch.ones_like(norm) if state.loss_scale is None else state.loss_scale.scale.clone()
+    scale = state.loss_scale
+    divisor = torch.ones_like(norm) if scale is None else scale.scale.to(norm.dtype)
     norm = norm / divisor
     bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(norm.dtype)
+    # The scale is part of the backward pass alone: a loss that is not finite stays so, whatever it is multiplied with.
+    lasting = bad if scale is None else bad * (~torch.isfinite(loss) | scale.is_smallest)
     assert state.poisoned is not None
-    if state.loss_scale is None and hold:
-        state.poisoned.copy_(torch.maximum(state.poisoned, bad))
+    if hold:
+        state.poisoned.copy_(torch.maximum(state.poisoned, lasting))
     skip = torch.maximum(state.poisoned, bad)
     if max_grad_norm > 0:
         # clip_grad_norm_'s coefficient, handed to the optimizer as a divisor: no extra pass over the gradients
         divisor = divisor * torch.clamp((norm + 1e-6) / max_grad_norm, min=1.0)
-    return norm, bad, skip, divisor
+    return norm, bad, lasting, skip, divisor
 
 
 def _accumulate(state: TrainState, batches: Sequence[Batch], factor: Rate, *, idle: bool) -> torch.Tensor:
@@ -165,16 +184,14 @@ def micro_step(state: TrainState, batch: Batch, factor: Rate) -> torch.Tensor:
     return loss.detach()
 
 
-def _update(state: TrainState, divisor: torch.Tensor, skip: torch.Tensor, quiet: bool) -> None:
-    """The optimizer's step, with the caller's hooks around it."""
+def _update(state: TrainState, divisor: torch.Tensor, skip: torch.Tensor) -> None:
+    """The optimizer's step, after the caller's hook."""
     hooks = state.hooks
     if hooks.before_update is not None:
         divide_gradients(trained_parameters(state.optimizer), divisor)
         divisor = torch.ones_like(divisor)
         hooks.before_update()
     apply_update(state.optimizer, divisor, skip)
-    if hooks.after_update is not None and not quiet:
-        hooks.after_update()
 
 
 def _within_limit(batches: tuple[Batch, ...], limit: int | None) -> list[Batch]:
@@ -203,8 +220,16 @@ def split_batch(batch: Batch, limit: int) -> list[Batch]:
 
 
 def _make_room(state: TrainState, window: Window, error: BaseException) -> None:
-    """After an out-of-memory: first the memory that captured steps hold, then halves of the micro-batch."""
+    """After an out-of-memory: first the memory that captured steps hold, then halves of the micro-batch.
+
+    Once the update has begun nothing is repeated: what is updated already would be updated twice.
+    """
     state.optimizer.zero_grad(set_to_none=True)
+    if state.phase != "gradients":
+        raise ResourceError(
+            f"out of memory in the update of step {state.step + 1}, or in a callback after it; it cannot be repeated",
+            fix="Free memory on the device, then resume from the last checkpoint, which is whole.",
+        ) from error
     if state.graphs is None or not state.graphs.let_go():
         _halve(state, window, error)
     gc.collect()

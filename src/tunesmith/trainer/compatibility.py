@@ -39,6 +39,7 @@ What is different on purpose:
 | here | transformers |
 | --- | --- |
 | A loss or gradient that is not finite stops the run (`NumericsError`); the weights stay as before. | It is logged as 0.0. |
+| fp16: so does a NaN loss, or a gradient that no smaller scale cures (decision 0008). | Updates are skipped for ever. |
 | Gradient accumulation divides once, by the items of the whole window. | The means of micro-batches of an encoder are added up. |
 | `predict` returns rows in the order of the dataset. | With length grouping they come back in another order. |
 | `eval_loss` is the mean over rows, whatever the batches of an own `get_eval_dataloader`. | Each batch's mean weighs the same. |

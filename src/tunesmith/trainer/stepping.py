@@ -69,10 +69,12 @@ class SteppingPart(LossPart, OptimizerPart, CallbackPart):
             hooks.before_update = self._teller("on_pre_optimizer_step")
             hooks.capturable = engine.graphs is not None and not self._listens("on_optimizer_step")
 
-        def after_update() -> None:
+        def after_update(numbers: torch.Tensor) -> None:
             self._tell("on_optimizer_step")
             self._progress.reported_rate = self._get_learning_rate() if self.overrides("_get_learning_rate") else None
-            self._step_scheduler()
+            # transformers leaves the scheduler where it is when the loss scale overflowed; asking the device costs a wait
+            if engine.loss_scale is None or bool(torch.isfinite(numbers[:2]).all()):
+                self._step_scheduler()
 
         hooks = StepHooks(begin, self._run_micro_batch, after_update=after_update, sets_rate=True)
         return hooks

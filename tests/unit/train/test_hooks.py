@@ -43,7 +43,7 @@ def test_hooks_are_called_in_the_order_of_a_step_and_change_nothing() -> None:
         begin=lambda window: heard.append(f"begin {len(window.rows)}"),
         substep_end=lambda: heard.append("substep"),
         before_update=lambda: heard.append("before"),
-        after_update=lambda: heard.append("after"),
+        after_update=lambda numbers: heard.append("after"),
     )
     watched, plain = run(hooks), run()
     assert heard == ["begin 8", "substep", "before", "after"] * 2
