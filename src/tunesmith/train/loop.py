@@ -70,25 +70,14 @@ def train_events(
             clock.resume()
         step_before = state.step
         for window in batches.windows(epoch, skip):
-            rate = current_rate(state.optimizer) if state.hooks.sets_rate else lr_at(state.step, plan.schedule)
-            hold = plan.nan_action == "stop"
-            pending.append(
-                train_step(
-                    state, window, learning_rate=rate, max_grad_norm=plan.max_grad_norm, seed=plan.seed, hold=hold
-                )
-            )
+            pending.append(_step(state, window, plan))
             step = state.step
             while state.notes:
                 yield Note(step, state.notes.pop(0))
             evaluates = evaluate is not None and plan.evaluate.due(step)
             last = step >= plan.num_steps
-            if (
-                len(pending) >= plan.read_back_every
-                or evaluates
-                or last
-                or plan.save.due(step)
-                or _agreed(state, wants_read_back(step))
-            ):
+            due = len(pending) >= plan.read_back_every or evaluates or last or plan.save.due(step)
+            if due or _agreed(state, wants_read_back(step)):
                 yield from _read_back(state, plan, pending, clock)
                 pending.clear()
             else:
@@ -99,13 +88,25 @@ def train_events(
             clock.resume()
             if last or is_exhausted(state.progress, plan.patience):
                 break
-        empty = empty + 1 if state.step == step_before else 0
-        if empty == 2:  # after the first one whoever listens may end the run
-            raise DataError(
-                f"{type(batches).__name__} gave no window in two epochs, at step {state.step} of {plan.num_steps}",
-                fix="A source that can be read once ends there: give one whose windows(epoch) begins anew, or fewer steps.",
-            )
+        empty = _count_empty(empty, batches, plan, state.step, step_before)
         epoch, skip = epoch + 1, 0
+
+
+def _step(state: TrainState, window: Window, plan: Plan) -> StepResult:
+    rate = current_rate(state.optimizer) if state.hooks.sets_rate else lr_at(state.step, plan.schedule)
+    hold = plan.nan_action == "stop"
+    return train_step(state, window, learning_rate=rate, max_grad_norm=plan.max_grad_norm, seed=plan.seed, hold=hold)
+
+
+def _count_empty(before: int, batches: BatchSource, plan: Plan, step: int, began: int) -> int:
+    """Epochs in a row without a window; the second is a DataError, after the first whoever listens may end the run."""
+    empty = before + 1 if step == began else 0
+    if empty == 2:
+        raise DataError(
+            f"{type(batches).__name__} gave no window in two epochs, at step {step} of {plan.num_steps}",
+            fix="A source that can be read once ends there: give one whose windows(epoch) begins anew, or fewer steps.",
+        )
+    return empty
 
 
 def _agreed(state: TrainState, asked: bool) -> bool:

@@ -63,9 +63,7 @@ def train_step(
 
     With `hold`, later steps leave them alone too until the host has read of it: the run is about to be stopped.
     """
-    state.require_whole("training cannot continue with them")
-    if state.phase == "gradients":  # of a step that was interrupted
-        state.optimizer.zero_grad(set_to_none=True)
+    _require_clean(state)
     limit_before = state.rows_limit
     if state.hooks.begin is not None:
         state.hooks.begin(window)
@@ -87,7 +85,6 @@ def train_step(
         if numbers is not None and state.hooks.after_update is not None:
             state.hooks.after_update(numbers)
         if numbers is None:  # nothing of a capture that failed may be left
-            state.phase = "gradients"
             state.optimizer.zero_grad(set_to_none=True)
             seed_step(seed, state.step, state.runtime.rank)
     while numbers is None:
@@ -108,6 +105,13 @@ def train_step(
         split_from=max(len(b) for b in window.micro_batches) if split else None,
         split_to=state.rows_limit if split else None,
     )
+
+
+def _require_clean(state: TrainState) -> None:
+    """Refuses half-updated weights, and drops the gradients of a step that was interrupted."""
+    state.require_whole("training cannot continue with them")
+    if state.phase == "gradients":
+        state.optimizer.zero_grad(set_to_none=True)
 
 
 def _finish(
