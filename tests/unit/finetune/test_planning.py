@@ -21,7 +21,7 @@ def plan_of(batches: Batches, **options: object) -> Plan:
     return make_plan(config, batches, make_suite(Task.BINARY), has_validation=True)
 
 
-@pytest.mark.parametrize("options", [{"max_steps": 60}, {"num_train_epochs": 7.5}])
+@pytest.mark.parametrize("options", [{"max_steps": 200}, {"num_train_epochs": 7.5}])
 def test_epochs_of_a_token_budget_end_where_the_batches_end_also_beyond_num_train_epochs(
     options: dict[str, object],
 ) -> None:
