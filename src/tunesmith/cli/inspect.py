@@ -56,7 +56,7 @@ def prepare(config: Any) -> tuple[Any, Any, int, dict[str, Any]]:
     from tunesmith.data.tokenize import longest_allowed, tokenize
     from tunesmith.finetune.reading import read_run_data
     from tunesmith.model.config_file import read_config
-    from tunesmith.model.tokenizer import load_tokenizer, position_limit
+    from tunesmith.model.tokenizer import load_tokenizer, position_limit, require_segments
 
     quiet_libraries()
     console = Console()
@@ -68,6 +68,7 @@ def prepare(config: Any) -> tuple[Any, Any, int, dict[str, Any]]:
     source = {"revision": config.model_revision, "allow_download": config.allow_download}
     tokenizer = load_tokenizer(config.tokenizer_name, **source) if config.tokenizer_name else load_tokenizer(folder)
     stored = read_config(folder)
+    require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(folder))
     max_length = longest_allowed(tokenizer, model_max=position_limit(stored), asked=config.max_seq_length)
     tokenized = {
         split: tokenize(

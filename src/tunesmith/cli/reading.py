@@ -71,10 +71,11 @@ def text_columns(args: argparse.Namespace, facts: Any, file: str) -> tuple[str, 
 
 
 def tokenize_rows(dataset: Any, predictor: Any, text: tuple[str, ...], console: Any) -> Any:
-    """Token rows of the file; how many texts were cut is said aloud."""
+    """Token rows of the file; how many texts were cut is reported."""
     from tunesmith.data.tokenize import tokenize
     from tunesmith.data.truncation import describe_empty
 
+    predictor.require_segments(len(text))
     tokenized = tokenize(
         dataset,
         predictor.tokenizer,

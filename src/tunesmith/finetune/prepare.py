@@ -23,7 +23,7 @@ from tunesmith.metrics.suite import Suite, make_suite
 from tunesmith.model.load import LoadedModel, load_model, read_model_config
 from tunesmith.model.params import freeze
 from tunesmith.model.resolve import EMBEDDED
-from tunesmith.model.tokenizer import load_tokenizer, position_limit
+from tunesmith.model.tokenizer import load_tokenizer, position_limit, require_segments
 from tunesmith.predict.column_names import describe_renaming, names_of_run
 from tunesmith.predict.facts import ModelFacts
 from tunesmith.predict.predictor import padding_of
@@ -99,6 +99,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
         tokenizer = _load_tokenizer(config, folder)
         limit = position_limit(stored)
         length = longest_allowed(tokenizer, model_max=limit, asked=config.max_seq_length)
+        require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(folder))
         tokenized = _tokenize(config, bundle, tokenizer, length, stored, watch.progress)
         _check_rounding(config.pad_to_multiple_of, tokenized, limit)
     identity = make_identity(config, bundle, folder, tokenizer, max_length=length, runtime=runtime)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunesmith.errors import ConfigError, DataError
+from tunesmith.errors import ConfigError
 from tunesmith.labels import LabelMap
 from tunesmith.model.config_file import name_field, read_config
 from tunesmith.model.guard import naming
@@ -169,14 +169,3 @@ def _refuse_non_finite(model: Any, where: str) -> None:
             raise NumericsError(
                 f"the pretrained weights are not finite: {name}", where=where, fix="Use an undamaged copy of the model."
             )
-
-
-def check_ids_fit(model: Any, highest_id: int, where: str) -> None:
-    """A DataError when the tokenizer makes ids that the embedding table does not have."""
-    rows = int(model.get_input_embeddings().weight.shape[0])
-    if highest_id >= rows:
-        raise DataError(
-            f"the tokenizer gives token id {highest_id}, but the model has only {rows} embeddings",
-            where=where,
-            fix="Use the model's own tokenizer.",
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,17 @@ def _refuse_code(folder: Path) -> None:
         )
     read_config(folder)
     refuse_code(read_json_object(folder / "tokenizer_config.json"), folder / "tokenizer_config.json")
+
+
+def require_segments(tokenizer: Any, config: Mapping[str, Any], *, pair: bool, where: str) -> None:
+    """A ConfigError when the tokenizer numbers the second text of a pair with a segment that the model does not have."""
+    known = config.get("type_vocab_size")
+    if not pair or not known or "token_type_ids" not in tokenizer.model_input_names:
+        return
+    highest = max(tokenizer("a", "a")["token_type_ids"])
+    if highest >= known:
+        raise ConfigError(
+            f"the tokenizer gives the second text of a pair segment {highest}, but the model has only {known} segment(s)",
+            where=where,
+            fix='Use the tokenizer that belongs to the model, or leave "token_type_ids" out of its model_input_names.',
+        )

@@ -18,7 +18,7 @@ from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.labels import LabelMap, Task, is_chosen
 from tunesmith.model.load import load_model, read_model_config
-from tunesmith.model.tokenizer import load_tokenizer, position_limit
+from tunesmith.model.tokenizer import load_tokenizer, position_limit, require_segments
 from tunesmith.predict.facts import ModelFacts, model_folder_of, read_facts
 from tunesmith.predict.packed_products import pack_products
 from tunesmith.predict.stream import Chunk, TextPredictions, chunks_of, predict_chunks, require_numbers
@@ -119,12 +119,20 @@ class Predictor:
         return predict_chunks(
             partial(self._answer, max_rows=max_rows, on_batch=on_batch),
             self.encoder,
-            chunks,
+            map(self._with_known_segments, chunks),
             has_types="token_type_ids" in self.tokenizer.model_input_names,
             max_length=self.max_length,
             vocab_size=self.model.get_input_embeddings().num_embeddings,
             special=(self.tokenizer.num_special_tokens_to_add(), self.tokenizer.num_special_tokens_to_add(pair=True)),
         )
+
+    def require_segments(self, text_columns: int) -> None:
+        """A ConfigError when the model cannot take so many texts a row."""
+        require_segments(self.tokenizer, vars(self.model.config), pair=text_columns == 2, where=self.model.name_or_path)
+
+    def _with_known_segments(self, chunk: Chunk) -> Chunk:
+        self.require_segments(len(chunk))
+        return chunk
 
     def probabilities(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> npt.NDArray[np.float64]:
         """One row of probabilities for each text (or pair of texts)."""

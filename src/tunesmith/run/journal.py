@@ -126,7 +126,7 @@ def drop_cut_line(path: Path) -> int:
 
 def _drop_cut_line(file: BinaryIO, path: Path) -> int:
     size = os.fstat(file.fileno()).st_size
-    keep = _end_of_last_line(file, size)
+    keep = _end_of_last_line(file, path, size)
     if keep < size:
         file.truncate(keep)
         os.fsync(file.fileno())
@@ -134,7 +134,7 @@ def _drop_cut_line(file: BinaryIO, path: Path) -> int:
     return size - keep
 
 
-def _end_of_last_line(file: BinaryIO, size: int) -> int:
+def _end_of_last_line(file: BinaryIO, path: Path, size: int) -> int:
     end, block = size, 1 << 16
     while end > 0:
         start = max(0, end - block)
@@ -144,7 +144,7 @@ def _end_of_last_line(file: BinaryIO, size: int) -> int:
             return start + found + 1
         end = start
         if size - end > MAX_LINE:
-            raise CheckpointError(f"its last line has more than {MAX_LINE:,} bytes and no end", where=file.name)
+            raise CheckpointError(f"its last line has more than {MAX_LINE:,} bytes and no end", where=str(path))
     return 0
 
 
