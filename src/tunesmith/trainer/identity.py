@@ -61,7 +61,7 @@ def make_identity(trainer: Any, dataset: Any, model_mark: str, run_id: str, rows
 
 def _loud(trainer: Any, dataset: Any) -> dict[str, str | None]:
     """What may differ but is reported: length, evaluation, device, and code, of which only the user knows what it means."""
-    own = {name: getattr(type(trainer), name) for name in OVERRIDES if trainer.overrides(name)}
+    own = {name: getattr(trainer, name) for name in OVERRIDES if trainer.overrides(name)}
     code = {
         "the collator": trainer.data_collator,
         "compute_loss_func": trainer.compute_loss_func,

@@ -76,7 +76,8 @@ def test_the_order_that_was_chosen_belongs_to_the_run(train: Any, tmp_path: Path
 def test_an_order_that_depends_on_the_device_is_said_aloud(device: str, asked: Any, lines: int) -> None:
     said: list[str] = []
     config = RunConfig(train_sampling_strategy=asked, model_name_or_path="tiny")
-    strategies = Strategies(Padding(), Padding(), None, ("padding-free",), (), ())
+    parts = {"padding_free": None}
+    strategies = Strategies(torch.nn.Identity(), *[Padding()] * 3, None, ("padding-free",), (), parts)
     runtime: Any = SimpleNamespace(device=torch.device(device), precision="no", sharding=None)
     loaded: Any = SimpleNamespace(parameters=10, notes=())
     _say_model(said.append, config, loaded, strategies, runtime)
