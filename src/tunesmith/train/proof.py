@@ -39,7 +39,7 @@ def ready(state: TrainState, window: Window) -> Window:
     strategies = state.strategies
     if strategies is None or not (strategies.parts or strategies.dropped):
         return window
-    if state.proved != state.fingerprint.of_model():
+    if state.proved is None or not (strategies.undisturbed or state.proved == state.fingerprint.of_model()):
         first = state.proved is None
         dropped = _unrecognised(strategies)
         dropped |= _disproved(state, window.micro_batches[0], without=set(dropped))

@@ -59,6 +59,11 @@ class Strategies:
         """The order of rows where nobody asked for one: on a GPU batches without padding need no rows of similar length."""
         return "random" if device.type == "cuda" and "padding_free" in self.parts else "group_by_length"
 
+    @property
+    def undisturbed(self) -> bool:
+        """Whether no code of the user's runs between two steps, so that the model stays what it was."""
+        return self.fused is not None and self.fused.kept_fresh
+
     def whole(self) -> AbstractContextManager[None]:
         """Inside, the model has its whole vocabulary."""
         return nullcontext() if self.cut is None else self.cut.whole()
