@@ -31,7 +31,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from records import host_seconds, read_commit
-from token_files import ArrowRows, collator, engine_rows, pad, trainer_rows
+from token_files import arrow_rows, collator, engine_rows, pad, trainer_rows
 
 CONTESTANTS = ("tunesmith", "trainer_bf16", "trainer_fp32")
 SHAPES = {"bert-base": {}, "xlmr": {"vocab_size": 250002}}
@@ -131,7 +131,7 @@ def their_turns(
         from tunesmith import Trainer
 
     rows = engine_rows("mrpc", "train")
-    rows, padding = (ArrowRows(rows), collator()) if own else (trainer_rows(rows), pad)
+    rows, padding = (arrow_rows(rows), collator()) if own else (trainer_rows(rows), pad)
     model = make_model(shape)
 
     class Clock(TrainerCallback):  # type: ignore[misc]

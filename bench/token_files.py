@@ -39,29 +39,11 @@ def trainer_rows(rows: TokenRows) -> list[dict[str, Any]]:
     ]
 
 
-class ArrowRows:
-    """The same rows with what a Trainer asks of a `datasets.Dataset`, for machines that have pyarrow and not `datasets`."""
+def arrow_rows(rows: TokenRows) -> Any:
+    """The same rows as a `datasets.Dataset`."""
+    from datasets import Dataset
 
-    def __init__(self, rows: TokenRows) -> None:
-        import pyarrow
-
-        self.table = pyarrow.Table.from_pylist(trainer_rows(rows))
-        self.data, self.column_names, self.format = self, self.table.column_names, {"type": None, "columns": None}
-
-    def __len__(self) -> int:
-        return int(self.table.num_rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: self.table.column(name)[int(index)].as_py() for name in self.column_names}
-
-    def remove_columns(self, names: list[str]) -> ArrowRows:
-        """All columns are wanted."""
-        assert not names
-        return self
-
-    def with_format(self, kind: None) -> ArrowRows:
-        """Plain rows, as they are."""
-        return self
+    return Dataset.from_list(trainer_rows(rows))
 
 
 def collator(multiple_of: int | None = None) -> Any:

@@ -6,13 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pytest
 import torch
 import transformers
 from gpu_engine import engine_rows
 
-from token_files import collator, trainer_rows
+from token_files import arrow_rows, collator
 from tunesmith import Trainer
 from tunesmith.errors import NumericsError
 from tunesmith.events import Note, StepDone
@@ -44,7 +43,7 @@ def train(folder: Path, model: Any, *callbacks: Any, **options: Any) -> Trainer:
     arguments = transformers.TrainingArguments(
         str(folder), report_to="none", disable_tqdm=True, save_strategy="no", logging_steps=1, **options
     )
-    rows = datasets.Dataset.from_list(trainer_rows(engine_rows("mrpc", "train", 640)))
+    rows = arrow_rows(engine_rows("mrpc", "train", 640))
     trainer = Trainer(model, arguments, train_dataset=rows, data_collator=collator(), callbacks=list(callbacks))
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()

@@ -10,7 +10,7 @@ import pytest
 import transformers
 from gpu_engine import engine_rows
 
-from token_files import ArrowRows, collator
+from token_files import arrow_rows, collator
 from tunesmith import Trainer
 
 LAYERS = 2
@@ -58,8 +58,8 @@ def run(
     trainer = kind(
         transformers.BertForSequenceClassification(config),
         arguments,
-        train_dataset=ArrowRows(engine_rows("mrpc", "train", 640)),
-        eval_dataset=ArrowRows(engine_rows("mrpc", "validation", 64)),
+        train_dataset=arrow_rows(engine_rows("mrpc", "train", 640)),
+        eval_dataset=arrow_rows(engine_rows("mrpc", "validation", 64)),
         data_collator=collator(width),
     )
     trainer.remove_callback(transformers.PrinterCallback)
