@@ -47,6 +47,8 @@ class VocabularyCut:
         self._padding = embedding.padding_idx
         self._lookup = np.full(self.size, len(self.ids), dtype=np.int32)
         self._lookup[self.ids] = np.arange(len(self.ids))
+        self._rows_of = torch.from_numpy(self._lookup)
+        """Made once: captured steps read it where it lies."""
         table = embedding.weight.detach()
         self._rows = torch.from_numpy(self.ids)
         self._rest = table.to("cpu", copy=True)  # on the host: a device keeps the used rows only
