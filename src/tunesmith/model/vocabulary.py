@@ -84,7 +84,9 @@ class VocabularyCut:
     def enable(self) -> None:
         """The used rows are the model's table again."""
         self._embedding.__class__ = CutEmbedding
-        vars(self._embedding)["rows_of"] = torch.from_numpy(self._lookup).to(self.parameter.device)
+        if self._rows_of.device != self.parameter.device:
+            self._rows_of = self._rows_of.to(self.parameter.device)
+        vars(self._embedding)["rows_of"] = self._rows_of
         self._install(self.parameter, None if self._padding is None else int(self._lookup[self._padding]))
 
     def disable(self) -> None:
