@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from faults.fork_server import import_all
 from faults.hostile import mutate
+from patience import patient
 from tiny_model import save_tiny_bert, sentences
 
 SECONDS, BYTES, ADDRESSES = 30.0, 2 * 10**9, 3 * 10**9
@@ -384,7 +385,7 @@ def run_child(room: Room, call: Callable[[], int]) -> Outcome:
         _be_child(room, log, call)
     handle = os.pidfd_open(pid)
     try:
-        timed_out = not select.select([handle], [], [], SECONDS)[0]
+        timed_out = not select.select([handle], [], [], patient(SECONDS))[0]
     finally:
         os.close(handle)
         with contextlib.suppress(ProcessLookupError):

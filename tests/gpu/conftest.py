@@ -11,7 +11,11 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 TOKENS = HERE.parents[1] / "scratch" / "tokens" / "mrpc.npz"
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src"), str(HERE.parents[1] / "bench")]
+sys.path += [
+    str(HERE),
+    str(HERE.parents[1] / "src"),
+    str(HERE.parents[1] / "bench"),
+]  # behind tests, which has a conftest, too
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,7 +22,7 @@ from tunesmith.serve.bodies import BadRequest, Texts
 from tunesmith.serve.prediction import PredictionService
 from tunesmith.serve.tryit import Classifier, load_predictor
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "browser"))
+sys.path.append(str(Path(__file__).parents[2] / "browser"))
 
 
 @pytest.fixture
