@@ -98,13 +98,15 @@ def test_row_12_accuracy_and_f1_come_after_every_epoch(trainer: Any) -> None:
     assert all(0 < entry["eval_f1"] <= 1 and entry["eval_loss"] > 0 for entry in evaluations)
 
 
-def test_row_13_fp16_without_the_hardware_is_a_clear_word(checkpoint: str, some: Any, tmp_path: Path) -> None:
+def test_row_13_fp16_without_the_hardware_is_a_clear_word(
+    checkpoint: str, some: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU")
-    with pytest.raises(ValueError, match=r"(?i)fp16|mixed precision"):
-        Trainer(
-            make_model(checkpoint), TrainingArguments(str(tmp_path), fp16=True, **QUIET), train_dataset=some["train"]
-        )
+    args = TrainingArguments(str(tmp_path), fp16=True, **QUIET)
+    with caplog.at_level("WARNING", logger="tunesmith"):
+        Trainer(make_model(checkpoint), args, train_dataset=some["train"])
+    assert "fp16=True has no effect on a CPU: the run trains in float32" in caplog.text
 
 
 def test_row_13_accumulation_is_honoured(checkpoint: str, tokenizer: Any, some: Any, tmp_path: Path) -> None:

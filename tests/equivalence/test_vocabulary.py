@@ -179,3 +179,17 @@ def test_a_tied_table_is_refused() -> None:
     assert "tied" in str(supports(model))
     with pytest.raises(ConfigError, match="Train the whole table"):
         VocabularyCut.apply(model, np.array([1]))
+
+
+def test_what_captured_steps_read_stays_where_it_is() -> None:
+    model = make_model("bert")
+    cut = VocabularyCut.apply(model, np.arange(20))
+    table = model.get_input_embeddings()
+    places = [(table.rows_of.data_ptr(), table.weight.data_ptr(), cut.kept.data_ptr())]
+    with cut.whole():
+        pass
+    places.append((table.rows_of.data_ptr(), table.weight.data_ptr(), cut.kept.data_ptr()))
+    cut.disable()
+    cut.enable()
+    places.append((table.rows_of.data_ptr(), table.weight.data_ptr(), cut.kept.data_ptr()))
+    assert len(set(places)) == 1
