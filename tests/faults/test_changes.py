@@ -305,7 +305,7 @@ def test_row_14_what_changes_nothing_is_not_refused(world: Path, stopped: Path, 
 def test_row_14_a_change_that_is_allowed_is_recorded(world: Path) -> None:
     edit_json("base/tokenizer.json", swap_ids)(world, {})
     train_until(8, **files_of(world), **OPTIONS, allow_changed_data=True)
-    assert "goes on although the tokenizer changed" in (world / "run" / "journal.jsonl").read_text()
+    assert "resumes although the tokenizer changed" in (world / "run" / "journal.jsonl").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def why_not_original(model: nn.Module, own_head: tuple[str, ...]) -> str | None:
     config: Any = model.config
     try:
         expected = _classes_built(kind, config.to_json_string())
-    except Exception as error:  # a config that somebody changed by hand can fail in any way
+    except Exception as error:  # a config changed by hand can fail in any way
         return f"transformers does not build it from its config ({type(error).__name__})"
     for name, module in model.named_modules(remove_duplicate=False):
         if name.split(".", 1)[0] in own_head:

@@ -119,7 +119,7 @@ def require_sealed(target: Path) -> None:
 
 
 def strays(folder: Path) -> list[str]:
-    """Files in a sealed folder that somebody put there; none can be told apart where the manifest is damaged."""
+    """Files in a sealed folder that a person put there; none can be told apart where the manifest is damaged."""
     try:
         known = {MANIFEST, *read_manifest(folder)["files"]}
     except CheckpointError:
@@ -129,7 +129,7 @@ def strays(folder: Path) -> list[str]:
 
 
 def _carry_over(old: Path, target: Path) -> None:
-    """Moves what somebody put into a folder into its successor."""
+    """Moves what a person put into a folder into its successor."""
     for name in strays(old):
         if kind_of(target / name) is None:
             (target / name).parent.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,7 @@ def _measure(state: TrainState, batch: Batch, half: bool) -> Gradients:
 
 
 def _differentiate(model: nn.Module, loss: torch.Tensor, parameters: list[nn.Parameter]) -> list[torch.Tensor | None]:
-    """Gradients that nobody hears of: hooks on parameters are not called."""
+    """Gradients without their hooks: those on parameters are not called."""
     if not getattr(model, "is_gradient_checkpointing", False):
         return list(torch.autograd.grad(loss, parameters, allow_unused=True))
     torch.autograd.backward(loss)  # repeated layers refuse the other way
@@ -122,7 +122,7 @@ def nothing_left_behind(state: TrainState) -> Iterator[None]:
     generators = generator_states(device)
     precision = torch.get_float32_matmul_precision()
     attributes = [(vars(m), dict(vars(m)), _contents(m)) for m in model.modules()]
-    own = why_not(model) is not None  # a forward pass of somebody's own might write to weights
+    own = why_not(model) is not None  # a forward pass of the user's own might write to weights
     tensors = [*model.buffers(), *(model.parameters() if own else ())]
     values = [t.detach().clone() for t in tensors]
     watched = [(p, p.grad, p._backward_hooks) for p in model.parameters()]

@@ -103,7 +103,7 @@ class RunKeeper:
         truncate_journal(self.run.journal_file, self.state.step)
         self._journal = Journal(self.run.journal_file)
         self.on(Resumed(self.state.step, folder.name, skipped, time.time()))
-        for text in lost + [f"goes on although {f}" for f in found] + version_changes(folder, self.identity):
+        for text in lost + [f"resumes although {f}" for f in found] + version_changes(folder, self.identity):
             self.on(Note(self.state.step, text))
         if self.keep_best and self.state.progress.step == self.state.step:
             self._link_best(folder)

@@ -133,7 +133,7 @@ _IN_FORCE: WeakValueDictionary[int, Strategies] = WeakValueDictionary()
 
 
 def strategies_of(model: nn.Module) -> Strategies | None:
-    """What `choose_strategies` applied to this model, as long as somebody holds on to it."""
+    """What `choose_strategies` applied to this model, as long as it is in use."""
     return _IN_FORCE.get(id(model))
 
 

@@ -32,8 +32,8 @@ class ComparisonPart(CheckpointPart):
             raise changed_run(found, folder)
         if found is not None:
             used.varies = True
-            trainer_log.warning("not an exact resume: goes on although %s", found)
-        return [] if found is None else [f"goes on although {found}"]
+            trainer_log.warning("not an exact resume: resumes although %s", found)
+        return [] if found is None else [f"resumes although {found}"]
 
     def _note_change(self, text: str, certain: bool) -> None:
         """Rows that come again after a resume are not what they were."""

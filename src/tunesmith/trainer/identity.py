@@ -124,7 +124,7 @@ def require_same_run(folder: Any, identity: Identity, *, allow: bool) -> list[st
     found = differences(folder, identity)
     if found and not allow:
         raise changed_run(f"this run was started with something else: {'; '.join(found)}", folder)
-    changed = [f"goes on although {text}" for text in found] + version_changes(folder, identity)
+    changed = [f"resumes although {text}" for text in found] + version_changes(folder, identity)
     changed += [f"{name} of {folder} was changed by a callback" for name in read_manifest(folder).get(CHANGED, ())]
     for text in changed:
         trainer_log.warning("not an exact resume: %s", text)

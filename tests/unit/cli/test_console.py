@@ -103,12 +103,12 @@ def test_bad_news_is_told_at_once() -> None:
     stream = io.StringIO()
     console = Console(stream=stream)
     console.on(Resumed(5, "checkpoint-5", ("checkpoint-9: a byte differs",)))
-    console.on(Note(5, "goes on although the seed changed"))
+    console.on(Note(5, "resumes although the seed changed"))
     console.on(NonFinite(6, "gradient", "classifier.weight", (1, 2)))
     assert lines_of(stream) == [
         "The run is resumed after step 5 from checkpoint-5.",
         "Skipped: checkpoint-9: a byte differs",
-        "goes on although the seed changed",
+        "resumes although the seed changed",
         "step 6: gradient classifier.weight is not finite; the update was not applied",
     ]
 

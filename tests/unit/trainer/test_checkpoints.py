@@ -184,7 +184,7 @@ def test_another_batch_size_is_refused_and_when_allowed_it_is_recorded(
     assert again.state.global_step == 4
     assert said in caplog.text
     notes = [e.text for e in read_journal(tmp_path / "journal.jsonl") if isinstance(e, Note)]
-    assert notes == [f"goes on although {said}", "max_steps was 2 and is 4"]
+    assert notes == [f"resumes although {said}", "max_steps was 2 and is 4"]
 
 
 def test_another_version_of_a_library_is_a_warning_and_recorded(
