@@ -1,10 +1,10 @@
-# make setup | demo | test | check | lint | format | faults | audit | clean
+# make setup | demo | quick | test | lint | format | faults | audit | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test check lint format faults audit clean
+.PHONY: setup demo quick test lint format faults audit clean
 
 setup: $(STAMP)
 
@@ -30,8 +30,9 @@ format: setup
 	$(BIN)/ruff check --fix --quiet src tests bench
 	$(BIN)/ruff format src tests bench
 
-check: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 tests/contracts tests/unit
+# While you work: format, lint and types are among the contracts; unit tests without those that train whole runs.
+quick: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not trains and not slow' tests/contracts tests/unit
 
 # Half an hour: the fault tests at their published sizes, then docs/reliability.md.
 faults: setup

@@ -6,7 +6,7 @@ Trains real models with one config and many seeds (a tiny random BERT by default
 others), predicts a pool of held-out rows once, then draws many held-out sets from the pool and tests every pair of runs on
 each with the same code as the command. Counted is the share of pairs called different: as two models (they are, a little),
 and as two settings (they are not: at most 5% may be). With `--folder` the runs stay, and a
-second call trains only the seeds that are missing: it can be stopped and run on for hours.
+second call trains only the seeds that are missing: it can be stopped and started again.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "browser"))
 from tiny_training import make_hard_table, make_model, train_command
 
-from tunesmith.data.prediction_file import read_prediction_columns
+from tunesmith.files import read_json
 from tunesmith.metrics.paired import LEVEL, compare_predictions
+from tunesmith.reading.prediction_file import read_prediction_columns
 from tunesmith.report.compare import with_seeds
-from tunesmith.report.files import read_json
 from tunesmith.report.pairing import Pair, pair_sides, read_side
 from tunesmith.run.layout import RunDir
 

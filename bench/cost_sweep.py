@@ -4,8 +4,8 @@
     .venv/bin/python bench/cost_sweep.py --output docs/performance/sweep_cpu.json
     PYTHONPATH=src python bench/cost_sweep.py --device cuda --precision bf16 --shape bert-base --output FILE.json
 
-Two sweeps: batches of `--batch` rows of MRPC, and batches of 8 rows that have exactly `--length` tokens (no padding for
-anybody: what is left is the engine). The Trainer runs with its defaults. Each point: `--rounds` turns of `--steps` steps.
+Two sweeps: batches of `--batch` rows of MRPC, and batches of 8 rows that have exactly `--length` tokens (no padding in
+either, so only the engine is compared). The Trainer runs with its defaults. Each point: `--rounds` turns of `--steps` steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from records import write_record
 from step_turns import our_turns, their_turns
 from token_files import engine_rows, make_rows, trainer_rows
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.tokens.token_rows import TokenRows
 
 LENGTH_BATCH = 8
 

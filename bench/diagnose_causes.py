@@ -1,236 +1,183 @@
-"""How runs are made on purpose for bench/diagnose_runs.py: the causes, their data, and one training run kept small on disk."""
+"""How runs are made on purpose for bench/diagnose_runs.py: the causes at several strengths, their rows and options."""
 
 from __future__ import annotations
 
-import csv
-import json
-import math
 import random
-import shutil
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-SHARED = Path(__file__).parents[2] / "shared"
-SAMPLE = Path(__file__).parents[1] / "src" / "tunesmith" / "sample"
+from diagnose_tasks import TASKS, Rows, Splits, label_map, read_task
+from tunesmith.labels import Task
+
 MODELS = {"L3": "paraphrase-MiniLM-L3-v2", "G": "granite-embedding-30m-english"}
-RATE = 1e-4
-"""Encoders of 3 and 6 layers want more than the 5e-5 of base-size ones: at 5e-5 three epochs of granite were too few."""
-KEPT = {"journal.jsonl", "run.yaml", "metrics.json", "data_summary.json", "predictions.parquet", "made.json"}
-"""What stays of a run folder; weights and pages would take 200 MB a run."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One model on one data set: rows and epochs of its usual run, rows of the cheap bad ones, seeds, causes left out."""
-
-    model: str
-    data: str
-    rows: int
-    epochs: int
-    seeds: int
-    bad_rows: int = 0
-    without: tuple[str, ...] = ()
-    later_without: tuple[str, ...] = ()
-    """Causes left out from seed 2 on."""
-
-
-EXTRA = ("healthy_low_rate", "healthy_batch_32", "healthy_more_rows")
-LONG = ("12_epochs", "batch_1", "shuffled_long", "healthy_low_rate")
-PAIRS = (*EXTRA, *LONG, "healthy", "reference_third", "rate_x0.01")
-CELLS = (
-    Cell("L3", "trec", 900, 4, 4, later_without=(*LONG, "healthy_more_rows")),
-    Cell("G", "trec", 480, 4, 4, 0, ("healthy_more_rows",), LONG),
-    Cell("L3", "sample", 3192, 3, 4, 640, (*EXTRA, "shuffled_long"), ("healthy", "batch_1", "rate_x0.01")),
-    Cell("L3", "mrpc", 2000, 3, 2, 640, PAIRS),
-    Cell("G", "sample", 2000, 3, 2, 480, PAIRS),
-    Cell("G", "mrpc", 1500, 3, 2, 320, (*PAIRS, "shuffled")),
-)
-"""A pair of sentences costs 2 to 5 times a question of TREC, granite 2.5 times MiniLM-L3: fewer rows and seeds there."""
+RATES = {"L3": 1e-4, "G": 6e-5}
+"""Encoders of 3 and 6 layers want more than the 5e-5 of base-size ones."""
+Key = tuple[str, str, str, int]
+"""Model, task, cause, seed."""
+LATE = ("stopped_too_early", "underfitting")
 
 
 @dataclass(frozen=True)
 class Cause:
-    """One way to run. `right`: verdicts that name the cause. `rows`, `epochs`, `rate`: times the usual ones of the cell.
-
-    `cheap`: made from `bad_rows` of the cell and compared with the usual settings on those rows (`reference`).
-    """
+    """One way to run. `right`: first verdicts that name the cause. `rate`: times the usual one, unless `exact`."""
 
     right: tuple[str, ...]
     rate: float = 1.0
-    epochs: float | None = None
-    rows: float = 1.0
-    cheap: bool = True
-    shuffled: bool = False
-    part: float | None = None
-    """Share of the whole data set, whatever the rows of the cell are."""
-    options: dict[str, Any] = field(default_factory=dict)
+    exact: float | None = None
+    epochs: float = 3.0
+    rows: int | None = None
+    evaluations: int = 1
+    """In an epoch."""
+    batch: int = 16
+    frozen: bool = False
+    spoil: Callable[[Splits, str, random.Random], None] | None = None
+    only: Callable[[str], bool] = lambda task: True
 
 
-SHORT = ("stopped_too_early", "underfitting", "overfitting")
-"""What too few rows bring about: too few steps, or the few known by heart."""
+def _other(label: Any, task: str, pick: random.Random) -> Any:
+    """Another label, drawn at random."""
+    if TASKS[task].kind is Task.REGRESSION:
+        return pick.choice(read_task(task)["train"])[1]
+    names = label_map(task).names
+    if TASKS[task].kind is Task.MULTILABEL:
+        return tuple(sorted(pick.sample(names, len(label))))
+    return pick.choice([name for name in names if name != label])
+
+
+def _noise(share: float) -> Callable[[Splits, str, random.Random], None]:
+    """So many labels of training and validation rows are replaced by others."""
+
+    def spoil(splits: Splits, task: str, pick: random.Random) -> None:
+        for split in ("train", "validation"):
+            rows = splits[split]
+            splits[split] = [(t, _other(label, task, pick) if pick.random() < share else label) for t, label in rows]
+
+    return spoil
+
+
+def _shuffled(splits: Splits, task: str, pick: random.Random) -> None:
+    for split in ("train", "validation"):
+        labels = [label for _, label in splits[split]]
+        pick.shuffle(labels)
+        splits[split] = [(texts, label) for (texts, _), label in zip(splits[split], labels, strict=True)]
+
+
+def _swapped(share: float) -> Callable[[Splits, str, random.Random], None]:
+    """The validation rows use other label ids than the training rows, a share of them or all."""
+
+    def spoil(splits: Splits, task: str, pick: random.Random) -> None:
+        names = label_map(task).names
+        turned = dict(zip(names, (*names[1:], names[0]), strict=True))
+        values = [label for _, label in splits["validation"]] if TASKS[task].kind is Task.REGRESSION else []
+
+        def change(label: Any) -> Any:
+            if pick.random() >= share:
+                return label
+            if TASKS[task].kind is Task.REGRESSION:
+                return max(values) + min(values) - label
+            return tuple(sorted(turned[p] for p in label)) if isinstance(label, tuple) else turned[label]
+
+        splits["validation"] = [(texts, change(label)) for texts, label in splits["validation"]]
+
+    return spoil
+
+
+def _without_class(splits: Splits, task: str, pick: random.Random) -> None:
+    """Of one class (not the largest, not the smallest) one training row in 40 is left."""
+    counts: dict[Any, int] = {}
+    for _, label in splits["validation"]:
+        counts[label] = counts.get(label, 0) + 1
+    name = sorted(counts, key=counts.__getitem__)[-2]
+    left: Rows = [row for row in splits["train"] if row[1] == name]
+    splits["train"] = [row for row in splits["train"] if row[1] != name] + left[: max(2, len(left) // 40)]
+    pick.shuffle(splits["train"])
+
+
+def _has_classes(task: str) -> bool:
+    return TASKS[task].kind is Task.MULTICLASS and len(label_map(task)) <= 8
+
+
 CAUSES = {
-    "healthy": Cause(("healthy",), cheap=False),
-    "reference": Cause(SHORT),
-    "rate_x30": Cause(("diverged", "erratic"), rate=30),
-    "rate_x0.01": Cause(("underfitting",), rate=0.01),
-    "frozen": Cause(("underfitting",), options={"freeze": ("encoder",)}),
-    "few_rows": Cause(SHORT, part=0.02),
-    "shuffled": Cause(("data_problem",), shuffled=True),
-    "12_epochs": Cause(("overfitting",), epochs=12),
-    "batch_1": Cause(("erratic", "diverged"), rows=1 / 3, options={"per_device_train_batch_size": 1}),
-    "reference_third": Cause(SHORT, rows=1 / 3),
-    "healthy_low_rate": Cause(("healthy",), rate=0.6, epochs=6, cheap=False),
-    "healthy_batch_32": Cause(("healthy",), rate=1.5, cheap=False, options={"per_device_train_batch_size": 32}),
-    "healthy_more_rows": Cause(("healthy",), rows=1.6, cheap=False),
-    "shuffled_long": Cause(("data_problem",), epochs=10, rows=0.6, shuffled=True),
+    "healthy": Cause(("healthy",)),
+    "healthy_3": Cause(("healthy",), evaluations=3),
+    "healthy_10": Cause(("healthy",), evaluations=10),
+    "rate_1e-2": Cause(("diverged",), exact=1e-2, evaluations=2),
+    "rate_2e-3": Cause(("diverged", "erratic"), exact=2e-3, evaluations=2),
+    "rate_1e-6": Cause(("underfitting",), exact=1e-6),
+    "short": Cause(LATE, exact=1e-5, epochs=1, rows=400, evaluations=4),
+    "shorter": Cause(LATE, exact=1e-5, epochs=1, rows=240, evaluations=1),
+    "half_learnt": Cause(LATE, rate=0.3, epochs=1, rows=600, evaluations=4),
+    "frozen": Cause(("underfitting",), frozen=True),
+    "few_rows": Cause(("overfitting", "calibration_drift"), rate=1.0, epochs=20, rows=240),
+    "fewer_rows": Cause(("overfitting", "calibration_drift"), rate=1.5, epochs=30, rows=100),
+    "shuffled": Cause(("no_signal",), spoil=_shuffled),
+    "shuffled_long": Cause(("no_signal",), spoil=_shuffled, epochs=8),
+    "noise_40": Cause(("label_noise",), spoil=_noise(0.4)),
+    "noise_40_long": Cause(("label_noise",), spoil=_noise(0.4), epochs=8),
+    "swapped": Cause(("split_mismatch",), spoil=_swapped(1.0)),
+    "swapped_60": Cause(("split_mismatch",), spoil=_swapped(0.6), evaluations=2),
+    "batch_1": Cause(("erratic", "diverged"), rate=3.0, epochs=2, rows=500, batch=1, evaluations=4),
+    "without_class": Cause(("class_ignored", "split_mismatch"), spoil=_without_class, only=_has_classes),
 }
-"""`reference` (usual settings on the rows of the bad runs) and `reference_third` are there to be compared with, and are
-themselves short of rows where the healthy run of all rows is better."""
-
-Key = tuple[str, str, str, int]
+ORDER = (
+    *("healthy", "rate_1e-2", "shuffled", "short", "few_rows", "frozen", "healthy_10", "noise_40", "swapped"),
+    *("rate_1e-6", "healthy_3", "shorter", "swapped_60", "half_learnt", "rate_2e-3", "without_class", "batch_1"),
+    *("shuffled_long", "noise_40_long", "fewer_rows"),
+)
+"""So that a bank that is stopped early has the most wanted runs."""
 
 
 def name_run(key: Key) -> str:
-    """The folder name of a run."""
+    """The name of a run."""
     return "-".join(map(str, key))
 
 
-def list_runs(seeds: Sequence[int] | None = None) -> list[Key]:
-    """(model, data, cause, seed) of every run: an even and an odd seed together, so that a stopped bench is balanced."""
+def list_runs(seeds: int) -> list[Key]:
+    """Every run, in the order of making: all tasks of a cause before the next cause, the model by turns."""
     found: list[Key] = []
-    for cell in CELLS:
-        for seed in range(cell.seeds) if seeds is None else seeds:
-            left_out = cell.without if seed < 2 else (*cell.without, *cell.later_without)
-            # On TREC the healthy run has the rows of all others and is their reference.
-            found += [
-                (cell.model, cell.data, cause, seed)
-                for cause in CAUSES
-                if cause not in left_out and (cause != "reference" or cell.bad_rows)
-            ]
-    # What takes longest comes last: a healthy run on pairs takes as long as five others.
-    return sorted(found, key=lambda key: (key[2] == "healthy" and key[1] != "trec", key[3] // 2))
+    for seed in range(seeds):
+        for number, cause in enumerate(ORDER):
+            for place, task in enumerate(TASKS):
+                if CAUSES[cause].only(task) and not (task == "cr_tiny" and cause in ("few_rows", "fewer_rows")):
+                    found.append((("L3", "G")[(number + place + seed) % 2], task, cause, seed))
+    return found
 
 
-def find_cell(model: str, data: str) -> Cell:
-    """The cell of a run."""
-    return next(cell for cell in CELLS if (cell.model, cell.data) == (model, data))
-
-
-def name_reference(key: Key) -> str | None:
-    """The cause whose run this one is measured against; None for the healthy ones."""
-    model, data, cause, _ = key
-    if cause.startswith(("healthy", "reference")):
-        return None if cause.startswith("healthy") else "healthy"
-    if find_cell(model, data).bad_rows:
-        return "reference_third" if cause in ("batch_1", "12_epochs") else "reference"
-    return "reference_third" if cause == "batch_1" else "healthy"
-
-
-@cache
-def read_rows(name: str, split: str) -> tuple[dict[str, Any], ...]:
-    """Rows of a split, of ../shared or of the embedded sample."""
-    if name == "sample":
-        with open(SAMPLE / f"{split}.csv", encoding="utf-8", newline="") as file:
-            return tuple(csv.DictReader(file))
-    import pyarrow.parquet as pq
-
-    return tuple(pq.read_table(SHARED / "data" / name / f"{split}.parquet").drop_columns(["idx"]).to_pylist())
-
-
-def count_rows(key: Key) -> int:
-    """The training rows of a run."""
-    model, data, name, _ = key
-    cell, cause = find_cell(model, data), CAUSES[name]
-    if cause.part:
-        return round(len(read_rows(data, "train")) * cause.part)
-    share = (
-        1 / 3 if name == "12_epochs" and cell.bad_rows else cause.rows
-    )  # pairs cost more, and are learnt by heart sooner
-    return round((cell.bad_rows if cause.cheap and cell.bad_rows else cell.rows) * share)
-
-
-def make_data(key: Key) -> dict[str, list[dict[str, Any]]]:
-    """Train, validation and test rows. TREC has no validation split: 400 training rows are held out."""
-    _, data, name, seed = key
-    cause = CAUSES[name]
+def make_rows(key: Key) -> Splits:
+    """Train, validation and test rows; the test rows are never spoilt."""
+    _, task, name, seed = key
+    cause, splits = CAUSES[name], dict(read_task(task))
     pick = random.Random(seed)
-    train = list(read_rows(data, "train"))
+    train = list(splits["train"])
     pick.shuffle(train)
-    held = list(read_rows(data, "validation"))[:400] if data != "trec" else train[:400]
-    train = train[400:] if data == "trec" else train
-    wanted = count_rows(key)
-    train, left = train[:wanted], train[wanted:]
-    # 2% of TREC may hold no row of its rarest class (86 of 5,452), and a label unknown to train is refused.
-    for label in sorted({row["label"] for row in left} - {row["label"] for row in train}):
-        train[-1] = next(row for row in left if row["label"] == label)
-    if cause.shuffled:
-        for rows in (train, held):
-            labels = [row["label"] for row in rows]
-            pick.shuffle(labels)
-            rows[:] = [{**row, "label": label} for row, label in zip(rows, labels, strict=True)]
-    return {"train": train, "validation": held, "test": list(read_rows(data, "test"))[:600]}
+    splits["train"] = train[: min(cause.rows or TASKS[task].rows, TASKS[task].rows)]
+    if TASKS[task].kind is not Task.REGRESSION:  # every class has a row, so that none is unknown
+        seen = {part for _, label in splits["train"] for part in (label if isinstance(label, tuple) else (label,))}
+        for name_ in (n for n in label_map(task).names if n not in seen):
+            splits["train"].append(
+                next(r for r in train if name_ == r[1] or (isinstance(r[1], tuple) and name_ in r[1]))
+            )
+    if cause.spoil is not None:
+        cause.spoil(splits, task, pick)
+    return splits
 
 
 def make_options(key: Key) -> dict[str, Any]:
-    """The options of a run. The last weights are scored, not the best ones: harm done late must show."""
-    model, data, name, seed = key
-    cell, cause = find_cell(model, data), CAUSES[name]
+    """The options of a run, as run.yaml has them."""
+    model, task, name, seed = key
+    cause = CAUSES[name]
     return {
-        "learning_rate": RATE * cause.rate,
-        "num_train_epochs": float(cause.epochs or cell.epochs),
-        "per_device_train_batch_size": 16,
-        "per_device_eval_batch_size": 64,
-        "max_seq_length": 64,
-        "train_sample_size": 128,
-        "bf16": True,  # 1.4 times as fast as float32 on the processor this was made on, with the same losses
+        "model_name_or_path": MODELS[model],
+        "learning_rate": RATES[model] * cause.rate if cause.exact is None else cause.exact,
+        "num_train_epochs": cause.epochs * (3 if task == "cr_tiny" and name.startswith("healthy") else 1),
+        "per_device_train_batch_size": cause.batch,
+        "gradient_accumulation_steps": 1,
+        "max_seq_length": TASKS[task].length,
+        "freeze": ["encoder"] if cause.frozen else [],
+        "warmup_steps": 0,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
         "load_best_model_at_end": False,
         "seed": seed,
-        **cause.options,
     }
-
-
-def train_once(folder: Path, key: Key, options: dict[str, Any], *, evaluated: bool = True) -> None:
-    """Trains into `folder` and keeps what a verdict and a score need; without `evaluated`, a score alone."""
-    import tunesmith.finetune.running as running
-    from tunesmith.errors import NumericsError
-    from tunesmith.finetune import finetune
-
-    running.draw_and_explain = lambda run: []  # pictures are not looked at here, and take seconds
-    shutil.rmtree(folder, ignore_errors=True)
-    data, began, ended = make_data(key), time.time(), "completed"
-    saved = {} if options["load_best_model_at_end"] else {"save_strategy": "no"}
-    if saved and not evaluated:
-        saved["eval_strategy"] = "no"
-    try:
-        finetune(
-            train_data=data["train"],
-            validation_data=data["validation"],
-            test_data=data["test"],
-            model_name_or_path=str(SHARED / "models" / MODELS[key[0]]),
-            output_dir=str(folder),
-            **(options | saved),
-        )
-    except NumericsError:
-        ended = "NumericsError"
-    made = {"key": key, "options": options, "ended": ended, "seconds": round(time.time() - began, 1)}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "made.json").write_text(json.dumps(made))
-    for path in folder.iterdir():
-        if path.name not in KEPT:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def read_test(folder: Path) -> tuple[list[float], list[bool]]:
-    """Log loss and rightness of each test row, in row order; both empty when the run was lost."""
-    import pyarrow.parquet as pq
-
-    file = folder / "predictions.parquet"
-    if not file.exists():
-        return [], []
-    rows = [row for row in pq.read_table(file).to_pylist() if row["split"] == "test"]
-    losses = [-math.log(max(1e-7, row[f"prob_{row['label']}"])) for row in rows]
-    return losses, [row["label"] == row["prediction"] for row in rows]

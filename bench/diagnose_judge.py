@@ -1,10 +1,8 @@
-"""What the runs of bench/diagnose_runs.py are in truth, by construction and by their held-out score, and what is said of them."""
+"""What the runs of bench/diagnose_runs.py are, by construction and by their test rows, and their verdicts by the present code."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,26 +10,41 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diagnose_causes import CAUSES, Key, name_reference, read_test
+from diagnose_causes import CAUSES, Key, name_run
+from diagnose_make import read_bank
+from diagnose_tasks import TASKS
+from tunesmith.curves.from_journal import build_curves
+from tunesmith.curves.series import Curves
+from tunesmith.diagnose.signs import change_between, gain_of_score
 from tunesmith.findings import Finding
+from tunesmith.metrics.row_evidence import RowEvidence, decode_rows
+from tunesmith.report.diagnosis import diagnose_with
+from tunesmith.run.reader import columns_of, parse_events
 
 SIGMAS = 2.0
-LEAST_ACCURACY, LEAST_LOSS = 0.02, 0.05
-"""A run is worse than another when its accuracy is lower by more than two points, or its log loss higher by more than 5%,
-and by more than two standard errors of the paired difference over the test rows."""
+LEAST_LOSS, LEAST_SCORE = 0.05, 0.02
+"""A run is harmed when its test loss is higher by more than 5% or its test score lower by more than 2 points than that of the
+healthy run of the task, and by more than two standard errors of the paired difference."""
+MAY_BE_HEALTHY = ("few_rows", "fewer_rows", "batch_1", "rate_2e-3", "frozen", "half_learnt", "without_class")
+"""Causes that do no harm on some tasks: such a run is healthy."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run that was made: its findings by the present code, and the log loss and rightness of each test row."""
+    """A run of the bank with its findings by the present code."""
 
     key: Key
-    folder: Path
     options: dict[str, Any]
+    curves: Curves
     findings: list[Finding]
-    losses: NDArray[np.float64]
-    right: NDArray[np.float64]
-    majority: float
+    test: RowEvidence
+    right: tuple[str, ...]
+    harm: str
+
+    @property
+    def half(self) -> str:
+        """Whether rules may be chosen on this task, or are reported on it."""
+        return "choose" if TASKS[self.key[1]].chosen else "report"
 
     @property
     def verdict(self) -> str:
@@ -39,100 +52,70 @@ class Run:
         return self.findings[0].code
 
     @property
-    def accuracy(self) -> float:
-        """On the test rows; 0 when the run was lost."""
-        return float(self.right.mean()) if len(self.right) else 0.0
+    def named(self) -> tuple[str, ...]:
+        """The verdicts that are named as likely: the first and those beside it."""
+        likely = self.findings[0].numbers.get("likelihoods", {})
+        return (self.verdict, *(code for code, p in likely.items() if p >= 0.15))
 
     @property
-    def loss(self) -> float:
-        """Log loss on the test rows; infinite when the run was lost."""
-        return float(self.losses.mean()) if len(self.losses) else math.inf
+    def is_alarm(self) -> bool:
+        """Whether the first finding is a warning or an error."""
+        return self.findings[0].severity != "info"
 
+    @property
     def at_chance(self) -> bool:
-        """Whether the accuracy is no better than that of the most frequent class."""
-        error = math.sqrt(self.majority * (1 - self.majority) / max(1, len(self.right)))
-        return self.accuracy <= self.majority + SIGMAS * error
+        """Whether the last validation score is not above the best constant by two errors."""
+        rows = decode_rows(self.curves.row_texts["validation"][max(self.curves.row_texts["validation"])])
+        return not gain_of_score(rows).z > SIGMAS
 
 
-def load_run(folder: Path) -> Run:
-    """Judges a run folder with the present code."""
-    from tunesmith.report.diagnosis import diagnose_run
-
-    made = json.loads((folder / "made.json").read_text())
-    losses, right = read_test(folder)
-    counts = json.loads((folder / "data_summary.json").read_text())["label_counts"]["test"].values()
-    majority = max(counts) / sum(counts)
-    model, data, cause, seed = made["key"]
-    return Run(
-        (model, data, cause, seed),
-        folder,
-        made["options"],
-        diagnose_run(folder),
-        np.array(losses),
-        np.array(right, dtype=np.float64),
-        majority,
-    )
+def load_runs(output: Path, *, half: str | None = None) -> list[Run]:
+    """Judges every run of the bank with the present code."""
+    found: dict[Key, tuple[dict[str, Any], Curves, RowEvidence]] = {}
+    for run in read_bank(output):
+        model, task, cause, seed = run["key"]
+        if half is None or TASKS[task].chosen is (half == "choose"):
+            events = list(parse_events(run["journal"].encode(), name_run((model, task, cause, seed))))
+            curves = build_curves(columns_of(events), name=task)
+            texts = curves.row_texts["test"]
+            found[model, task, cause, seed] = (run, curves, decode_rows(texts[max(texts)]))
+    return [_judge(key, *parts, found) for key, parts in found.items()]
 
 
-def load_runs(output: Path) -> dict[Key, Run]:
-    """The runs made so far, without those that follow an advice."""
-    folders = [file.parent for file in sorted(output.glob("*/made.json")) if "+" not in file.parent.name]
-    return {run.key: run for run in map(load_run, folders)}
+def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, found: dict[Key, Any]) -> Run:
+    """Truth by construction; a cause that did no harm on this task is healthy."""
+    _, task, cause, _ = key
+    right, harm = CAUSES[cause].right, "" if cause.startswith("healthy") else "made so"
+    if cause in MAY_BE_HEALTHY:
+        usual = next((parts[2] for k, parts in found.items() if k[1] == task and k[2] == "healthy"), None)
+        harm = "" if usual is None else is_worse(test, usual)
+        harm = harm or ("" if gain_of_score(test).z > SIGMAS else "at chance")
+        right = right if harm else ("healthy", *right)
+    findings = diagnose_with(curves, run["options"], run["summary"])
+    return Run(key, run["options"], curves, findings, test, right, harm)
 
 
-def is_worse(run: Run, other: Run) -> str:
+def is_worse(run: RowEvidence, other: RowEvidence) -> str:
     """In what way `run` is worse than `other` on the test rows, "" when it is not."""
-    if not len(run.right):
-        return "lost"
-    for name, gap, least in (
-        ("accuracy", other.right - run.right, LEAST_ACCURACY),
-        ("log loss", run.losses - other.losses, LEAST_LOSS * other.loss),
-    ):
-        error = float(gap.std() / math.sqrt(len(gap)))
-        if gap.mean() > max(SIGMAS * error, least):
-            return f"{name} {gap.mean():+.3f}"
-    return ""
+    loss = change_between(other.loss, run.loss)
+    if not math.isfinite(loss.size) or loss.size > max(SIGMAS * loss.error, LEAST_LOSS * loss.before):
+        return "loss"
+    score = change_between(run.score_parts()[1], other.score_parts()[1])
+    return "score" if score.size > max(SIGMAS * score.error, LEAST_SCORE) else ""
 
 
-@dataclass(frozen=True)
-class Truth:
-    """The verdicts that are right, whether the run is healthy, and what on the test rows says so."""
-
-    right: tuple[str, ...]
-    healthy: bool
-    why: str
-
-    def is_cured(self, run: Run, after: Run) -> bool:
-        """Whether the score that shows the harm is better in the second run: log loss where only that is worse."""
-        return after.loss < run.loss if self.why.startswith("log loss") else after.accuracy > run.accuracy
-
-
-def find_truth(run: Run, runs: Mapping[Key, Run]) -> Truth | None:
-    """What the run is; None when it is not judged, or when what it is compared with is not made yet."""
-    model, data, cause, seed = run.key
-    if cause.startswith("healthy"):
-        return Truth(("healthy",), True, "") if not run.at_chance() else None
-    reference = runs.get((model, data, name_reference(run.key) or "", seed))
-    if reference is None:
-        return None
-    harm = is_worse(run, reference) or ("at chance" if run.at_chance() else "")
-    return Truth(CAUSES[cause].right, False, harm) if harm else Truth(("healthy",), True, "not harmed")
-
-
-def export_curves(runs: Mapping[Key, Run]) -> dict[str, dict[str, Any]]:
+def export_curves(runs: list[Run]) -> dict[str, dict[str, Any]]:
     """The same curves as plain lists, for other packages. A loss that was not finite is None."""
-    from tunesmith.curves.build import load_curves
-    from tunesmith.diagnose.reading import read_curves
+    from tunesmith.diagnose.evidence import read_curves
 
     found = {}
-    for key, run in runs.items():
-        curves = load_curves(run.folder)
-        reading = read_curves(curves, run.options)
-        found["-".join(map(str, key))] = {
-            "step": curves.train_loss.step.tolist(),
-            "loss": _plain(curves.train_loss.value),
-            "rate": _plain(curves.learning_rate.value),
-            "norm": _plain(curves.grad_norm.value),
+    for run in runs:
+        reading = read_curves(run.curves, run.options)
+        found[name_run(run.key)] = {
+            "step": run.curves.train_loss.step.tolist(),
+            "loss": _plain(run.curves.train_loss.value),
+            "rate": _plain(run.curves.learning_rate.value),
+            "norm": _plain(run.curves.grad_norm.value),
             "eval_step": reading.step.tolist(),
             "val_loss": reading.val_loss.tolist(),
             "train_loss": reading.train_loss.tolist(),

@@ -27,8 +27,8 @@ CODES = {
     "LR too low": ("underfitting",),
     "Underfitting": ("underfitting",),
     "Dying ReLU proxy": ("underfitting",),
-    "Label noise floor": ("data_problem",),
-    "Data leakage": ("data_problem",),
+    "Label noise floor": ("no_signal",),
+    "Data leakage": ("no_signal",),
 }
 """Their problems in our words, read kindly: a problem stands for every verdict that could mean it."""
 

@@ -3,101 +3,74 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from diagnose_causes import CAUSES, Key, name_run
-from diagnose_judge import Run, Truth, find_truth
+from diagnose_causes import CAUSES, name_run
+from diagnose_judge import Run
 
-Judged = dict[Key, tuple[Run, Truth]]
+TITLES = {"choose": "tasks that rules were chosen on", "report": "tasks that nothing was chosen on"}
 
 
-def print_runs(runs: Mapping[Key, Run]) -> None:
+def print_runs(runs: list[Run]) -> None:
     """One line a run."""
-    for key, run in sorted(runs.items(), key=lambda item: (list(CAUSES).index(item[0][2]), item[0])):
-        truth = find_truth(run, runs)
-        mark = "-" if truth is None else "ok" if run.verdict in truth.right else "WRONG"
-        why = truth.why if truth else ""
-        print(
-            f"{mark:5} {name_run(key):28} test {run.accuracy:.3f} ({run.majority:.2f}) {run.loss:.3f} {why:16} | ",
-            end="",
-        )
-        print(f"{run.verdict}: {run.findings[0].evidence} | {run.findings[0].advice[0]}")
+    for run in sorted(runs, key=lambda run: (list(CAUSES).index(run.key[2]), run.key)):
+        mark = "ok" if run.verdict in run.right else "WRONG"
+        print(f"{mark:5} {name_run(run.key):30} {run.harm:8} | {run.verdict}: {run.findings[0].evidence}", end="")
+        print(f" | {run.findings[0].advice[0] if run.findings[0].advice else ''}")
 
 
-def print_table(
-    title: str,
-    part: Mapping[Key, Run],
-    runs: Mapping[Key, Run],
-    followed: Mapping[Key, Run | None],
-    peers: dict[str, Any] | None,
-) -> None:
-    """Confusion matrix of truth and verdict, and the three figures that count."""
-    judged: Judged = {key: (run, truth) for key, run in part.items() if (truth := find_truth(run, runs)) is not None}
-    if not judged:
+def print_table(half: str, runs: list[Run], peers: dict[str, Any] | None = None) -> None:
+    """Confusion matrix of cause and first verdict, and the figures that count."""
+    if not runs:
         return
-    verdicts = sorted({run.verdict for run, _ in judged.values()})
-    print(f"\n## {title}: {len(judged)} runs judged, {len(part) - len(judged)} beside them for comparison\n")
-    print("| made as | test score says | " + " | ".join(v.replace("_", " ") for v in verdicts) + " | right |")
-    print("|---|---|" + "---|" * (len(verdicts) + 1))
+    verdicts = sorted({run.verdict for run in runs})
+    tasks = sorted({run.key[1] for run in runs})
+    print(f"\n## {TITLES[half]}: {len(runs)} runs, {len(tasks)} tasks ({', '.join(tasks)})\n")
+    print("| made as | " + " | ".join(v.replace("_", " ") for v in verdicts) + " | right first | named |")
+    print("|---|" + "---|" * (len(verdicts) + 2))
     for cause in CAUSES:
-        for healthy in (True, False):
-            row = [(r, t) for r, t in judged.values() if r.key[2] == cause and t.healthy is healthy]
-            if row:
-                counts = Counter(r.verdict for r, _ in row)
-                told = " | ".join(str(counts[v] or "") for v in verdicts)
-                good = sum(r.verdict in t.right for r, t in row)
-                print(f"| {cause} | {'healthy' if healthy else 'harmed'} | {told} | {good}/{len(row)} |")
-    _print_rates("tunesmith", judged, lambda run: (run.verdict,))
-    _print_advice(judged, followed)
+        for harmed in (True, False):
+            row = [r for r in runs if r.key[2] == cause and bool(r.harm) is harmed]
+            if not row:
+                continue
+            title = cause if harmed or cause.startswith("healthy") else f"{cause}, no harm done"
+            told = " | ".join(str(Counter(r.verdict for r in row)[v] or "") for v in verdicts)
+            print(f"| {title} | {told} | {_right(row)}/{len(row)} | {_named(row)}/{len(row)} |")
+    _print_rates("tunesmith", runs, lambda run: (run.verdict,))
+    healthy = [r for r in runs if r.key[2].startswith("healthy")]
+    able = [r for r in healthy if not r.at_chance]
+    print(f"named among the likely ones: {_share(_named(runs), len(runs))}")
+    print(f"warnings or errors on runs made healthy: {_share(sum(r.is_alarm for r in healthy), len(healthy))}", end="")
+    print(f"; on those above chance: {_share(sum(r.is_alarm for r in able), len(able))}")
+    chance = [r for r in runs if r.at_chance]
+    print(f"runs at chance called healthy: {_share(sum(r.verdict == 'healthy' for r in chance), len(chance))}")
     for name in next(iter(peers["said"].values())) if peers else ():
-        _print_peer(name, judged, peers or {})
+        _print_peer(name, runs, peers or {})
 
 
-def _print_rates(name: str, judged: Judged, verdicts: Callable[[Run], tuple[str, ...]]) -> None:
-    right = sum(any(v in t.right for v in verdicts(r)) for r, t in judged.values())
-    well = [r for r, t in judged.values() if t.healthy]
-    made_well = [r for r in well if r.key[2].startswith("healthy")]
-    alarms = [sum("healthy" not in verdicts(r) for r in group) for group in (well, made_well)]
-    ill = [(r, t) for r, t in judged.values() if not t.healthy]
-    named = sum(any(v in t.right for v in verdicts(r)) for r, t in ill)
-    print(
-        f"\n{name}: right {_share(right, len(judged))}; false alarms {_share(alarms[0], len(well))} of healthy runs",
-        end="",
-    )
-    print(
-        f" ({_share(alarms[1], len(made_well))} of those made healthy); unhealthy ones named {_share(named, len(ill))}"
-    )
+def _right(runs: list[Run]) -> int:
+    return sum(run.verdict in run.right for run in runs)
 
 
-def _print_advice(judged: Judged, followed: Mapping[Key, Run | None]) -> None:
-    """Whether the first advice raised the test score."""
-    ill = {key: pair for key, pair in judged.items() if not pair[1].healthy}
-    missed = [key for key, (run, _) in ill.items() if run.verdict == "healthy"]
-    people = [key for key in ill if key in followed and followed[key] is None]
-    tried = {key: other for key in ill if (other := followed.get(key)) is not None and key not in missed}
-    helped = [key for key, other in tried.items() if ill[key][1].is_cured(ill[key][0], other)]
-    rose = [key for key, other in tried.items() if other.accuracy > ill[key][0].accuracy]
-    print(f"first advice followed in {len(tried)} of {len(ill)} unhealthy runs: the test score improved in ", end="")
-    print(f"{_share(len(helped), len(tried))} (accuracy rose in {_share(len(rose), len(tried))}); ", end="")
-    print(f"advice only a person can follow: {len(people)}; called healthy, nothing to follow: {len(missed)}")
-    print(f"counting these two as not improved: {_share(len(helped), len(tried) + len(people) + len(missed))}")
-    counts, good = Counter(k[2] for k in tried), Counter(k[2] for k in helped)
-    print("by cause: " + ", ".join(f"{cause} {good[cause]}/{n}" for cause, n in counts.items()))
+def _named(runs: list[Run]) -> int:
+    return sum(any(code in run.right for code in run.named) for run in runs)
 
 
-def _print_peer(name: str, judged: Judged, peers: dict[str, Any]) -> None:
-    said = {key: peers["said"][name_run(key)][name] for key in judged if name_run(key) in peers["said"]}
-    refused = [key for key, words in said.items() if words.startswith("refused")]
-    taken = {key: judged[key] for key in said if key not in refused}
-    codes = {
-        key: tuple(peers["codes"][words]) if words else ("healthy",) for key, words in said.items() if key in taken
-    }
-    if refused:
-        print(f"\n{name} refused {len(refused)} of {len(said)} runs ({said[refused[0]]})", end="")
+def _print_rates(name: str, runs: list[Run], verdicts: Callable[[Run], tuple[str, ...]]) -> None:
+    right = sum(any(v in run.right for v in verdicts(run)) for run in runs)
+    well = [run for run in runs if run.key[2].startswith("healthy")]
+    alarms = sum("healthy" not in verdicts(run) for run in well)
+    print(f"\n{name}: first verdict right {_share(right, len(runs))}; other than healthy ", end="")
+    print(f"{_share(alarms, len(well))} of runs made healthy")
+
+
+def _print_peer(name: str, runs: list[Run], peers: dict[str, Any]) -> None:
+    said = {name_run(run.key): peers["said"].get(name_run(run.key), {}).get(name) for run in runs}
+    taken = [run for run in runs if (words := said[name_run(run.key)]) is not None and not words.startswith("refused")]
+    codes = {key: tuple(peers["codes"].get(words, ())) if words else ("healthy",) for key, words in said.items()}
     if taken:
-        _print_rates(name, taken, lambda run: codes[run.key])
-    print(f"  it said: {dict(Counter(w.split(':')[0] or 'nothing' for w in said.values()))}")
+        _print_rates(f"{name} ({len(taken)} of {len(runs)} runs taken)", taken, lambda run: codes[name_run(run.key)])
 
 
 def _share(part: int, whole: int) -> str:

@@ -50,17 +50,17 @@ def make_model(shape: str) -> Any:
 
 def our_turns(batch: int, shape: str, epochs: int) -> Turn:
     """Trains so many steps (0: the whole job from a fresh start) and tells how long they took."""
-    from tunesmith.data.batches import Batches, Padding
+    from tunesmith.engine.loop import train_events
+    from tunesmith.engine.losses import TaskLoss
+    from tunesmith.engine.optim import make_optimizer
+    from tunesmith.engine.plan import Plan, epoch_ends_for
+    from tunesmith.engine.schedule import Schedule
+    from tunesmith.engine.state import TrainState
     from tunesmith.events import SafePoint, StepDone
+    from tunesmith.fast.strategies import choose_strategies
     from tunesmith.labels import LabelMap
-    from tunesmith.train.loop import train_events
-    from tunesmith.train.losses import TaskLoss
-    from tunesmith.train.optim import make_optimizer
-    from tunesmith.train.plan import Plan, epoch_ends_for
-    from tunesmith.train.runtime import make_runtime
-    from tunesmith.train.schedule import Schedule
-    from tunesmith.train.state import TrainState
-    from tunesmith.train.strategies import choose_strategies
+    from tunesmith.ranks.runtime import make_runtime
+    from tunesmith.tokens.batches import Batches, Padding
 
     rows, runtime = engine_rows("mrpc", "train"), make_runtime(precision="bf16")
     labels = LabelMap.for_classes(["0", "1"])

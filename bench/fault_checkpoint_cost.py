@@ -4,7 +4,7 @@
 
 plain: safetensors.save_file of weights and optimizer, nothing else. plain + fsync: the same, on disk when it returns.
 tunesmith: fsync of every file, sha256, manifest, rename, fsync of the folder. tunesmith, the run waits: the same written
-by a thread, as a run does it; the time until training goes on, which is a copy in memory. Interleaved; medians.
+by a thread, as a run does it; the time until training continues, which is a copy in memory. Interleaved; medians.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from tunesmith.keep.snapshot import Aside, Snapshot
 from tunesmith.run.remembered import hash_file
 from tunesmith.run.writing import fsync_file
-from tunesmith.train.snapshot import Aside, Snapshot
 
 STEP_SECONDS = 0.1
 """A fast optimizer step of BERT-base (batch 32, one current GPU); on CPUs it is longer, and the share smaller."""

@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from faults.trials import Ended, Server, clean, memory_folder  # noqa: E402
 
 BY_HAND = "## The identity of a run"
-SAME, DIFFERENT, REFUSED, CRASHED = "same", "silently different", "refused with a reason", "cannot go on"
+SAME, DIFFERENT, REFUSED, CRASHED = "same", "silently different", "refused with a reason", "cannot resume"
 
 
 @dataclass
@@ -313,7 +313,7 @@ def write_page(
         + ".",
         "",
         "Each trial breaks a run, starts it again the documented way, and compares. *same*: model, optimizer and log are, bit "
-        "for bit, those of the unbroken run. *silently different*: exit code 0 and another result. *cannot go on*: the start "
+        "for bit, those of the unbroken run. *silently different*: exit code 0 and another result. *cannot resume*: the start "
         "after the fault fails. Rows are numbered as in the fault catalogue.",
         "",
         "## The same faults on both",

@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 
 from tunesmith.labels import Task
-from tunesmith.metrics.classification import COUNT_METRICS
+from tunesmith.metrics.names import metric_of
 from tunesmith.metrics.paired import compare_predictions, mcnemar
-from tunesmith.metrics.regression import REGRESSION_METRICS
 from tunesmith.metrics.rows import Rows
-from tunesmith.metrics.scores import _count_limits, score_of
 
 Array = Any
 
@@ -52,22 +50,28 @@ STRESS = {
 COUNT_NAMES = ("accuracy", "f1", "f1_macro", "matthews_correlation", "balanced_accuracy", "f1_weighted")
 
 
+def rows_of(counts: Array) -> Rows:
+    """Rows that have these counts."""
+    cells = np.repeat(np.arange(counts.size), counts.ravel())
+    return Rows(cells // len(counts), cells % len(counts), None)
+
+
 def count_rows(
     populations: dict[str, Array], sizes: tuple[int, ...], simulations: int, random: np.random.Generator
 ) -> Iterator[tuple[str, int, str, float, float, float, float]]:
     for label, truth in populations.items():
         k = len(truth)
+        task = Task.BINARY if k == 2 else Task.MULTICLASS
         for n in sizes:
             draws = random.multinomial(n, truth.ravel(), size=simulations).reshape(-1, k, k)
             again = [random.multinomial(n, d.ravel() / n, size=400).reshape(-1, k, k) for d in draws[:1000]]
             for name in COUNT_NAMES:
                 if name == "f1" and k > 2:
                     continue
-                metric, target = COUNT_METRICS[name], float(COUNT_METRICS[name](truth * 1e9))
-                values = metric(draws)
-                limits = np.array(
-                    [_count_limits(name, d, float(v), 0.95)[0] for d, v in zip(draws, values, strict=True)]
-                )
+                score, metric = metric_of(name, task).score, metric_of(name, task).of_counts
+                assert metric is not None
+                target = float(metric(truth * 1e9))
+                limits = np.array([(s.low, s.high) for s in map(score, map(rows_of, draws))])
                 resampled = np.array([np.quantile(metric(a), [0.025, 0.975]) for a in again])
                 yield label, n, name, target, *_coverage(limits, target), _coverage(resampled, target)[0]
 
@@ -103,8 +107,9 @@ def value_rows(sizes: tuple[int, ...], simulations: int, random: np.random.Gener
         for n in sizes:
             samples = [make(random, n) for _ in range(simulations)]
             for name in ("pearson", "spearmanr", "mae", "r2"):
-                target = REGRESSION_METRICS[name](*big)
-                scores = [score_of(name, Rows(x, y, None), Task.REGRESSION) for x, y in samples]
+                metric = metric_of(name, Task.REGRESSION)
+                target = metric.value(Rows(*big, None))
+                scores = [metric.score(Rows(x, y, None)) for x, y in samples]
                 limits = np.array([(s.low, s.high) for s in scores], float)
                 yield label, n, name, target, *_coverage(limits, target), float("nan")
 
@@ -120,18 +125,11 @@ def ranking_rows(sizes: tuple[int, ...], simulations: int, random: np.random.Gen
     for n in sizes:
         samples = [make(n) for _ in range(simulations)]
         for name in ("auroc", "average_precision", "log_loss"):
-            target = float(score_value(name, big))
+            metric = metric_of(name, Task.BINARY)
+            target = metric.value(big)
             used = samples if name != "average_precision" else samples[:1000]  # the one that is resampled: slow
-            limits = np.array([(s.low, s.high) for s in (score_of(name, r, Task.BINARY) for r in used)], float)
+            limits = np.array([(s.low, s.high) for s in map(metric.score, used)], float)
             yield "30% positive", n, name, target, *_coverage(limits, target), float("nan")
-
-
-def score_value(name: str, rows: Rows) -> float:
-    from tunesmith.metrics.scores import value_of
-
-    value = value_of(name, rows, Task.BINARY)
-    assert value is not None
-    return value
 
 
 def false_positive_rows(simulations: int, random: np.random.Generator) -> Iterator[tuple[str, int, str, float]]:

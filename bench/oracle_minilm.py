@@ -25,10 +25,10 @@ RATE, DECAY, WARMUP = 5e-5, 0.01, 5
 
 def load_rows(count: int) -> tuple[Any, Path]:
     """(token rows of the first training pairs, the model folder)."""
-    from tunesmith.data.load import load_data
-    from tunesmith.data.token_rows import TokenRows
-    from tunesmith.model.resolve import find_embedded
-    from tunesmith.model.tokenizer import load_tokenizer
+    from tunesmith.encoder.resolve import find_embedded
+    from tunesmith.encoder.tokenizer import load_tokenizer
+    from tunesmith.reading.load import load_data
+    from tunesmith.tokens.token_rows import TokenRows
 
     folder = find_embedded()
     file = next(iter(sorted(MRPC.glob("*train*"))), None)
@@ -45,9 +45,9 @@ def load_plain(folder: Path) -> Any:
     """The same classifier every time, without dropout."""
     import torch
 
+    from tunesmith.encoder.load import load_model
+    from tunesmith.engine.seed import seed_everything
     from tunesmith.labels import LabelMap
-    from tunesmith.model.load import load_model
-    from tunesmith.train.seed import seed_everything
 
     seed_everything(42)
     model = load_model(folder, LabelMap.for_classes(("0", "1"))).model
@@ -105,17 +105,17 @@ def train_theirs(rows: Any, model: Any, steps: int, batch: int, accumulation: in
 
 def train_ours(rows: Any, model: Any, steps: int, batch: int, accumulation: int, wish: Any) -> list[float]:
     """Losses of our engine, plain ("off") or with every exact strategy ("auto"); the model is whole again afterwards."""
-    from tunesmith.data.batches import Batches, Padding
+    from tunesmith.engine.loop import train_events
+    from tunesmith.engine.losses import TaskLoss
+    from tunesmith.engine.optim import make_optimizer
+    from tunesmith.engine.plan import Plan, epoch_ends_for
+    from tunesmith.engine.schedule import Schedule
+    from tunesmith.engine.state import TrainState
     from tunesmith.events import StepDone
+    from tunesmith.fast.strategies import choose_strategies
     from tunesmith.labels import Task
-    from tunesmith.train.loop import train_events
-    from tunesmith.train.losses import TaskLoss
-    from tunesmith.train.optim import make_optimizer
-    from tunesmith.train.plan import Plan, epoch_ends_for
-    from tunesmith.train.runtime import make_runtime
-    from tunesmith.train.schedule import Schedule
-    from tunesmith.train.state import TrainState
-    from tunesmith.train.strategies import choose_strategies
+    from tunesmith.ranks.runtime import make_runtime
+    from tunesmith.tokens.batches import Batches, Padding
 
     runtime = make_runtime(use_cpu=True)
     strategies = choose_strategies(

@@ -3,7 +3,7 @@
     .venv/bin/python bench/performance_plot.py
 
 The bench scripts write those files with --output. A table stands between `<!-- table: NAME -->` and `<!-- end -->`; NAME is
-that of a file without its ending. What was not measured yet is said in its place.
+that of a file without its ending. A table without a file says that it was not measured yet.
 """
 
 from __future__ import annotations

@@ -140,9 +140,34 @@ def rows_table(record: Record) -> list[str]:
     return make_table(["", "ms a step", "order of an epoch, s", "anonymous MB", "peak MB"], rows)
 
 
+def families_table(record: Record) -> list[str]:
+    """Steps of bench/families_gpu.py: our Trainer beside the faster precision of transformers' one."""
+    rows = []
+    for shape, batches in record["shapes"].items():
+        for batch, one in batches.items():
+            ms = one["ms"]
+            numbers = [f"{ms[kind]:.2f}" for kind in ("ours", "trainer_bf16", "trainer_fp32")]
+            rows.append([f"{shape}, batch {batch}", *numbers, f"{one['ratio']:.2f}"])
+    return make_table(["", "ours bf16, ms", "Trainer bf16, ms", "Trainer fp32, ms", "faster of both by ours"], rows)
+
+
+def encoder_table(record: Record) -> list[str]:
+    """What bench/encoder_walk.py found: one line a type, those that could not be made tiny behind them."""
+    looked = [one for one in record["types"] if "failed" not in one]
+    head = ["type", "on a GPU", "why", "digits, fast step", "digits, wider padding"]
+    rows = [
+        [one["type"], one["gpu"], one["gpu_why"] or "", f"{one['digits']:.1f}", f"{one['buckets']:.1f}"]
+        for one in looked
+    ]
+    failed = [f"{one['type']} ({one['failed']})" for one in record["types"] if "failed" in one]
+    return [*make_table(head, rows), "", f"Not made tiny by the script: {'; '.join(failed) or 'none'}."]
+
+
 MAKERS: dict[str, Callable[[Record], list[str]]] = {
     "engine": engine_table,
     "predict": predict_table,
     "sweep": sweep_table,
     "rows": rows_table,
+    "families": families_table,
+    "encoder": encoder_table,
 }

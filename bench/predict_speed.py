@@ -1,7 +1,7 @@
 """Prediction beside transformers.Trainer.predict and pipeline: same model, same rows, taking turns in one process.
 
     .venv/bin/python bench/token_ids.py                                        # once: token ids, words, tokenizer
-    .venv/bin/python bench/predict_speed.py --rows 2000 --peer_rows 500        # a short look
+    .venv/bin/python bench/predict_speed.py --rows 2000 --peer_rows 500        # a short run
     .venv/bin/python bench/predict_speed.py --rows 100000 --peer_rows 4000 --output docs/performance/predict_cpu.json
     PYTHONPATH=src python bench/predict_speed.py --device cuda --precision bf16 --shape bert-base --rows 100000
 
@@ -31,7 +31,7 @@ import transformers
 
 from records import write_record
 from token_files import TOKENS, engine_rows, long_tail_lengths, make_rows, pad, read_texts, trainer_rows
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.tokens.token_rows import TokenRows
 
 Outputs = npt.NDArray[Any]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
@@ -143,7 +143,7 @@ def make_contestants(work: Work, folder: Path, args: argparse.Namespace, scratch
         found.append(Contestant(name, kind, given, lambda: predict(given), []))
 
     ours = make_ours(folder, args.device, args.precision)
-    add("tunesmith", "ids", work, lambda w: ours.predict(w.rows))
+    add("tunesmith", "ids", work, lambda w: ours.network.answer(w.rows))
     for batch in args.batch:
         trainer = make_trainer(folder, args.device, args.precision, batch, scratch)
         lists = {

@@ -1,4 +1,4 @@
-"""Where the time of a step goes on a CPU: ms a step, then torch's operators by their own time.
+"""How the time of a step on a CPU is spent: ms a step, then torch's operators by their own time.
 
     OMP_NUM_THREADS=2 python bench/profile_cpu.py [--batch 8] [--lines 20]     # scratch/tokens by bench/token_ids.py
 

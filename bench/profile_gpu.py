@@ -1,4 +1,4 @@
-"""Where the time of a captured step goes on a GPU: ms a step, memory, and the kernels by their time.
+"""How the time of a captured step on a GPU is spent: ms a step, memory, and the kernels by their time.
 
     PYTHONPATH=src python bench/profile_gpu.py [--batch 8] [--lines 20]     # scratch/tokens by bench/token_ids.py
 
@@ -18,14 +18,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from engine_gpu import make_model
 from token_files import engine_rows
-from tunesmith.data.batches import Batches, Padding, Window
+from tunesmith.engine.losses import TaskLoss
+from tunesmith.engine.optim import make_optimizer
+from tunesmith.engine.state import TrainState
+from tunesmith.engine.step import train_step
+from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import LabelMap
-from tunesmith.train.losses import TaskLoss
-from tunesmith.train.optim import make_optimizer
-from tunesmith.train.runtime import make_runtime
-from tunesmith.train.state import TrainState
-from tunesmith.train.step import train_step
-from tunesmith.train.strategies import choose_strategies
+from tunesmith.ranks.runtime import make_runtime
+from tunesmith.tokens.batches import Batches, Padding, Window
 
 
 def make_state(batch: int) -> tuple[TrainState, list[Window]]:

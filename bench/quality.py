@@ -31,19 +31,19 @@ BF16 = bool(os.environ.get("QUALITY_BF16"))
 
 def train_ours(name: str, seed: int, epochs: float, rows: int | None, sampling: Any) -> Any:
     """Logits of the evaluation split by our engine."""
-    from tunesmith.data.batches import Batches, Padding
+    from tunesmith.encoder.load import load_model
+    from tunesmith.engine.evaluate import predict_rows
+    from tunesmith.engine.loop import train_events
+    from tunesmith.engine.losses import TaskLoss
+    from tunesmith.engine.optim import make_optimizer
+    from tunesmith.engine.plan import Plan, epoch_ends_for
+    from tunesmith.engine.schedule import Schedule
+    from tunesmith.engine.seed import seed_everything
+    from tunesmith.engine.state import TrainState
+    from tunesmith.fast.strategies import choose_strategies
     from tunesmith.labels import LabelMap
-    from tunesmith.model.load import load_model
-    from tunesmith.train.evaluate import predict_rows
-    from tunesmith.train.loop import train_events
-    from tunesmith.train.losses import TaskLoss
-    from tunesmith.train.optim import make_optimizer
-    from tunesmith.train.plan import Plan, epoch_ends_for
-    from tunesmith.train.runtime import make_runtime
-    from tunesmith.train.schedule import Schedule
-    from tunesmith.train.seed import seed_everything
-    from tunesmith.train.state import TrainState
-    from tunesmith.train.strategies import choose_strategies
+    from tunesmith.ranks.runtime import make_runtime
+    from tunesmith.tokens.batches import Batches, Padding
 
     train, evaluation = engine_rows(name, "train", rows), engine_rows(name, EVALUATE[name])
     runtime = make_runtime(precision="bf16" if BF16 else "no")

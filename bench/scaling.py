@@ -1,10 +1,10 @@
-"""Two ranks beside one on this machine: rows a second, and where the time of a step goes.
+"""Two ranks beside one on this machine: rows a second, and how the time of a step is spent.
 
     python bench/scaling.py                        # embedded model, sample data
     python bench/scaling.py --steps 40 --rows 16   # rows: of one optimizer step, over all ranks
 
 Each setting is a launch of its own (torchrun for two ranks), all with the same rows in the same steps. "waiting" is how long a
-rank stands by until the slowest has done its rows (mean over the ranks). "gradient exchange" is the time of the all-reduce
+rank waits until the slowest has finished its rows (mean over the ranks). "gradient exchange" is the time of the all-reduce
 measured on its own, on tensors as large as the trained parameters; what DDP hides behind the backward pass does not show in the
 step. "rest" is clipping, update and whatever the parts do not explain. Settings take turns for `--rounds` rounds, the median is
 reported.
@@ -47,9 +47,9 @@ def measure(steps: int, rows_per_step: int) -> dict[str, Any]:
         sample_file,
         set_seed,
     )
+    from tunesmith.encoder.load import load_model
+    from tunesmith.engine.step import train_step
     from tunesmith.labels import LabelMap, Task
-    from tunesmith.model.load import load_model
-    from tunesmith.train.step import train_step
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     set_seed(0)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from token_files import TOKENS, pad
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.tokens.token_rows import TokenRows
 
 Turns = Callable[[int], list[float]]
 WARM_UP = {"cpu": 2, "cuda": 5}
@@ -47,17 +47,17 @@ def our_turns(
     """The engine as `tunesmith train` sets it up by default; `start` is the step of the first epoch to begin with."""
     from accelerate.state import AcceleratorState
 
-    from tunesmith.data.batches import Batches, Padding
+    from tunesmith.engine.loop import train_events
+    from tunesmith.engine.losses import TaskLoss
+    from tunesmith.engine.optim import make_optimizer
+    from tunesmith.engine.plan import Plan, epoch_ends_for
+    from tunesmith.engine.schedule import Schedule
+    from tunesmith.engine.state import TrainState
     from tunesmith.events import Event, SafePoint
+    from tunesmith.fast.strategies import choose_strategies
     from tunesmith.labels import Task
-    from tunesmith.train.loop import train_events
-    from tunesmith.train.losses import TaskLoss
-    from tunesmith.train.optim import make_optimizer
-    from tunesmith.train.plan import Plan, epoch_ends_for
-    from tunesmith.train.runtime import make_runtime
-    from tunesmith.train.schedule import Schedule
-    from tunesmith.train.state import TrainState
-    from tunesmith.train.strategies import choose_strategies
+    from tunesmith.ranks.runtime import make_runtime
+    from tunesmith.tokens.batches import Batches, Padding
 
     half: Any = "bf16" if precision == "bf16" else "no"
     AcceleratorState._reset_state(reset_partial_state=True)  # a Trainer of an earlier turn left its precision there

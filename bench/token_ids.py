@@ -56,8 +56,8 @@ def main() -> None:
     """Writes the arrays and the small model."""
     from safetensors.torch import load_file, save_file
 
-    from tunesmith.model.resolve import find_embedded
-    from tunesmith.model.tokenizer import load_tokenizer
+    from tunesmith.encoder.resolve import find_embedded
+    from tunesmith.encoder.tokenizer import load_tokenizer
 
     folder = find_embedded()
     tokenizer = load_tokenizer(folder)

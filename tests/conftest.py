@@ -19,6 +19,25 @@ settings.register_profile("busy machines", deadline=None)  # a limit of 200 ms a
 settings.load_profile("busy machines")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+TRAINS = (
+    *("unit/session/", "unit/trainer/", "unit/notebook/", "unit/keep/test_resume.py", "unit/measure/test_contest.py"),
+    *(
+        "unit/cli/test_new_user.py",
+        "unit/cli/test_folders.py",
+        "unit/bulk/test_bulk.py",
+        "unit/tokens/test_long_texts.py",
+    ),
+    *("unit/export/", "unit/serve/test_slow_clients.py"),
+)
+"""Unit tests that train whole runs, or take seconds for other reasons: `make quick` leaves them to `make test`."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of `TRAINS`."""
+    here = Path(__file__).resolve().parent
+    for item in items:
+        if item.path.relative_to(here).as_posix().startswith(TRAINS):
+            item.add_marker("trains")
 
 
 @pytest.fixture(autouse=True)

@@ -18,31 +18,33 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.cli.console import Console
     from tunesmith.config.load import load_config
     from tunesmith.config.schema import RunConfig
-    from tunesmith.curves.build import curves_from_events, load_curves
+    from tunesmith.curves.from_journal import curves_from_events, load_curves
     from tunesmith.curves.plot import draw_curves
     from tunesmith.curves.series import Curves
     from tunesmith.curves.sketch import sketch_curves
-    from tunesmith.data.batches import Batches, Padding
-    from tunesmith.data.hub import load_from_hub as load_dataset
-    from tunesmith.data.token_rows import TokenRows
     from tunesmith.diagnose.advise import diagnose as diagnose_curves
-    from tunesmith.finetune import finetune
+    from tunesmith.encoder.resolve import find_embedded
+    from tunesmith.engine.evaluate import predict_rows
+    from tunesmith.engine.loop import train_events
+    from tunesmith.engine.losses import TaskLoss
+    from tunesmith.engine.optim import make_optimizer
+    from tunesmith.engine.plan import Calendar, Plan, epoch_ends_for
+    from tunesmith.engine.schedule import Schedule, lr_at
+    from tunesmith.engine.state import TrainState
+    from tunesmith.fast.strategies import choose_strategies
+    from tunesmith.keep.checkpoint import Identity, load_checkpoint, save_checkpoint
     from tunesmith.labels import Task
     from tunesmith.metrics.suite import load as load_metric
     from tunesmith.metrics.suite import make_suite
-    from tunesmith.model.resolve import find_embedded
-    from tunesmith.predict.predictor import Predictor, padding_of
+    from tunesmith.notebook.estimators import TextClassifier, TextRegressor
+    from tunesmith.notebook.from_data import finetune_data as finetune
+    from tunesmith.predict.predictor import Predictor
+    from tunesmith.predict.torch_network import padding_of
+    from tunesmith.ranks.runtime import make_runtime
+    from tunesmith.reading.hub import load_from_hub as load_dataset
     from tunesmith.sample import sample_file
-    from tunesmith.train.checkpoint import Identity, load_checkpoint, save_checkpoint
-    from tunesmith.train.evaluate import predict_rows
-    from tunesmith.train.loop import train_events
-    from tunesmith.train.losses import TaskLoss
-    from tunesmith.train.optim import make_optimizer
-    from tunesmith.train.plan import Calendar, Plan, epoch_ends_for
-    from tunesmith.train.runtime import make_runtime
-    from tunesmith.train.schedule import Schedule, lr_at
-    from tunesmith.train.state import TrainState
-    from tunesmith.train.strategies import choose_strategies
+    from tunesmith.tokens.batches import Batches, Padding
+    from tunesmith.tokens.token_rows import TokenRows
     from tunesmith.trainer import Trainer, TrainingArguments
 
 __version__ = "0.1.0"
@@ -63,6 +65,8 @@ __all__ = [
     "Schedule",
     "Task",
     "TaskLoss",
+    "TextClassifier",
+    "TextRegressor",
     "TokenRows",
     "TrainState",
     "Trainer",
@@ -96,50 +100,52 @@ __all__ = [
 ]
 
 _HOMES: dict[str, str] = {
-    "Batches": "tunesmith.data.batches",
-    "Calendar": "tunesmith.train.plan",
+    "Batches": "tunesmith.tokens.batches",
+    "Calendar": "tunesmith.engine.plan",
     "Console": "tunesmith.cli.console",
     "Curves": "tunesmith.curves.series",
     "DataCollatorWithPadding": "transformers",
     "EarlyStoppingCallback": "transformers",
     "EvalPrediction": "transformers",
-    "Identity": "tunesmith.train.checkpoint",
-    "Padding": "tunesmith.data.batches",
-    "Plan": "tunesmith.train.plan",
+    "Identity": "tunesmith.keep.checkpoint",
+    "Padding": "tunesmith.tokens.batches",
+    "Plan": "tunesmith.engine.plan",
     "Predictor": "tunesmith.predict.predictor",
     "RunConfig": "tunesmith.config.schema",
-    "Schedule": "tunesmith.train.schedule",
+    "Schedule": "tunesmith.engine.schedule",
     "Task": "tunesmith.labels",
-    "TaskLoss": "tunesmith.train.losses",
-    "TokenRows": "tunesmith.data.token_rows",
-    "TrainState": "tunesmith.train.state",
+    "TaskLoss": "tunesmith.engine.losses",
+    "TextClassifier": "tunesmith.notebook.estimators",
+    "TextRegressor": "tunesmith.notebook.estimators",
+    "TokenRows": "tunesmith.tokens.token_rows",
+    "TrainState": "tunesmith.engine.state",
     "Trainer": "tunesmith.trainer",
     "TrainerCallback": "transformers",
     "TrainingArguments": "tunesmith.trainer",
-    "choose_strategies": "tunesmith.train.strategies",
-    "curves_from_events": "tunesmith.curves.build",
+    "choose_strategies": "tunesmith.fast.strategies",
+    "curves_from_events": "tunesmith.curves.from_journal",
     "diagnose_curves": "tunesmith.diagnose.advise:diagnose",
     "draw_curves": "tunesmith.curves.plot",
-    "epoch_ends_for": "tunesmith.train.plan",
-    "find_embedded": "tunesmith.model.resolve",
-    "finetune": "tunesmith.finetune",
+    "epoch_ends_for": "tunesmith.engine.plan",
+    "find_embedded": "tunesmith.encoder.resolve",
+    "finetune": "tunesmith.notebook.from_data:finetune_data",
     "get_scheduler": "transformers",
-    "load_checkpoint": "tunesmith.train.checkpoint",
+    "load_checkpoint": "tunesmith.keep.checkpoint",
     "load_config": "tunesmith.config.load",
-    "load_curves": "tunesmith.curves.build",
-    "load_dataset": "tunesmith.data.hub:load_from_hub",
+    "load_curves": "tunesmith.curves.from_journal",
+    "load_dataset": "tunesmith.reading.hub:load_from_hub",
     "load_metric": "tunesmith.metrics.suite:load",
-    "lr_at": "tunesmith.train.schedule",
-    "make_optimizer": "tunesmith.train.optim",
-    "make_runtime": "tunesmith.train.runtime",
+    "lr_at": "tunesmith.engine.schedule",
+    "make_optimizer": "tunesmith.engine.optim",
+    "make_runtime": "tunesmith.ranks.runtime",
     "make_suite": "tunesmith.metrics.suite",
-    "padding_of": "tunesmith.predict.predictor",
-    "predict_rows": "tunesmith.train.evaluate",
+    "padding_of": "tunesmith.predict.torch_network",
+    "predict_rows": "tunesmith.engine.evaluate",
     "sample_file": "tunesmith.sample",
-    "save_checkpoint": "tunesmith.train.checkpoint",
+    "save_checkpoint": "tunesmith.keep.checkpoint",
     "set_seed": "transformers",
     "sketch_curves": "tunesmith.curves.sketch",
-    "train_events": "tunesmith.train.loop",
+    "train_events": "tunesmith.engine.loop",
 }
 """Public name -> module it lives in (`module:name` where it is called otherwise there).
 

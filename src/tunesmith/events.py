@@ -71,6 +71,15 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsEvaluated:
+    """Each row's loss and prediction at an evaluation (`metrics/row_evidence.py`); stands before its `Evaluated`."""
+
+    step: int
+    split: str
+    rows: str
+
+
+@dataclass(frozen=True, slots=True)
 class Improved:
     """The tracked metric is the best so far."""
 
@@ -145,6 +154,7 @@ Event = (
     | EpochStarted
     | StepDone
     | Evaluated
+    | RowsEvaluated
     | Improved
     | NonFinite
     | MicroBatchSplit

@@ -74,6 +74,11 @@ class LabelMap:
             ) from None
 
     @property
+    def positive_name(self) -> str | None:
+        """The class that F1, precision and recall are about: label 1 of two."""
+        return self.names[1] if self.task is Task.BINARY and len(self.names) == 2 else None
+
+    @property
     def id2label(self) -> dict[int, str]:
         """As in a transformers config."""
         return dict(enumerate(self.names))

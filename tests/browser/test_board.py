@@ -22,9 +22,15 @@ from tiny_training import make_model, make_table, train_command
 from patience import patient
 from tunesmith.run.journal import Journal
 from tunesmith.serve.token import load_token
+from warm import warm_python
 
 pytestmark = pytest.mark.slow
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def warm(*arguments: Any) -> list[str]:
+    """`train_command`, started without waiting for imports."""
+    return [warm_python(), *train_command(*arguments)[1:]]
 
 
 class BoardProcess:
@@ -161,7 +167,7 @@ def test_a_real_run_is_followed_and_stopped_and_can_be_tried_after_it_has_finish
     browser: Browser, board: BoardProcess, tmp_path: Path, tiny: SimpleNamespace
 ) -> None:
     folder = tmp_path / "runs" / "real"
-    command = train_command(tiny.model, tiny.table, folder, "--num_train_epochs", "4000", "--save_strategy", "no")
+    command = warm(tiny.model, tiny.table, folder, "--num_train_epochs", "4000", "--save_strategy", "no")
     training = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         browser.open_fresh(board.address)
@@ -188,7 +194,7 @@ def test_a_real_run_is_followed_and_stopped_and_can_be_tried_after_it_has_finish
             training.communicate()
     quiet(browser, board)
     done = tmp_path / "runs" / "done"
-    command = train_command(tiny.model, tiny.table, done, "--num_train_epochs", "8", "--run_name", "reviews")
+    command = warm(tiny.model, tiny.table, done, "--num_train_epochs", "8", "--run_name", "reviews")
     subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=240)
     browser.open(f"{board.own}/runs/done")
     browser.wait("document.getElementById('ask') !== null")

@@ -78,6 +78,12 @@ def make_hard_table(file: Path, *, rows: int, seed: int, noise: float = 0.05) ->
 
 def train_command(model: Path, table: Path, folder: Path, *more: str) -> list[str]:
     """The command line of a run."""
-    flags = {"train_file": table, "model_name_or_path": model, "output_dir": folder, "learning_rate": "1e-3"}
+    flags = {
+        "train_file": table,
+        "model_name_or_path": model,
+        "output_dir": folder,
+        "learning_rate": "1e-3",
+        "recipe": "hf",
+    }
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     return [sys.executable, "-m", "tunesmith", "train", *words, "--use_cpu", "--disable_tqdm", "true", *more]

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from tunesmith.cli.main import VERBS, list_verbs, load_verb, main, make_parser
 from tunesmith.cli.parser import Parser
 from tunesmith.config.old_names import IGNORED, REFUSED, RENAMED
+from tunesmith.config.recipe import Recipe
 from tunesmith.config.schema import RunConfig, list_options
 
 DESIGN_NAMES = [
@@ -114,8 +116,12 @@ def test_every_old_name_is_accepted_in_some_way() -> None:
     assert not list_options().keys() & {*RENAMED, *IGNORED, *REFUSED}
 
 
-def test_the_defaults_are_those_of_transformers() -> None:
-    assert {name: getattr(RunConfig(), name) for name in V5_DEFAULTS} == V5_DEFAULTS
+def test_the_defaults_are_those_of_transformers_but_for_what_the_recipe_decides() -> None:
+    config = RunConfig()
+    open_options = {field.name for field in fields(Recipe)}
+    assert all(getattr(config, name) is None for name in open_options)
+    found = {name: getattr(config.decided if name in open_options else config, name) for name in V5_DEFAULTS}
+    assert found == V5_DEFAULTS, "--recipe hf is what transformers does"
 
 
 def test_the_listed_defaults_are_those_of_the_dataclass() -> None:
@@ -180,7 +186,7 @@ def test_help_and_config_errors_import_nothing_heavy(tmp_path: Path) -> None:
 import contextlib, io, sys
 from tunesmith.cli.main import main
 from tunesmith.cli.parser import Parser
-from tunesmith.cli.arguments import add_config_arguments, config_from_args
+from tunesmith.cli.flags import add_config_arguments, config_from_args
 from tunesmith.errors import ConfigError
 with contextlib.redirect_stdout(io.StringIO()):
     assert main(["--help"]) == 0

@@ -22,34 +22,52 @@ LEVELS = {
     "labels": 0,
     "sample": 1,
     "config": 1,
+    "metrics": 1,
     "run": 1,
-    "data": 2,
-    "model": 2,
-    "metrics": 2,
+    "reading": 2,
+    "tokens": 2,
+    "encoder": 2,
     "curves": 2,
-    "train": 3,
+    "ranks": 3,
+    "engine": 3,
+    "fast": 3,
+    "keep": 3,
+    "audit": 3,
     "diagnose": 3,
     "predict": 4,
+    "recipes": 4,
     "report": 4,
+    "bulk": 5,
+    "session": 5,
     "trainer": 5,
-    "finetune": 5,
-    "serve": 5,
+    "export": 6,
+    "serve": 6,
     "measure": 6,
     "cli": 7,
+    "notebook": 8,
 }
-SAME_ROOM = ({"errors", "events", "files", "findings", "labels"}, {"trainer", "finetune"})
-"""Files that stand at the top of the package and share a level: they are one room."""
+SAME_ROOM = (
+    {"errors", "events", "files", "findings", "labels"},
+    {"config", "metrics"},
+    {"reading", "tokens"},
+    {"ranks", "engine", "fast", "keep"},
+    {"trainer", "session"},
+)
+"""Rooms that share a level and may import each other."""
 
 HOMES = {
-    "datasets": ("data/",),
-    "peft": ("model/adapters.py",),
-    "tokenizers": ("data/",),
-    "transformers": ("model/", "trainer/", "measure/peers.py", "measure/agreement.py"),
-    "accelerate": ("train/runtime.py",),
+    "datasets": ("reading/", "tokens/"),
+    "peft": ("encoder/adapters.py",),
+    "tokenizers": ("tokens/",),
+    "onnx": ("export/",),
+    "onnxruntime": ("export/", "predict/graph_network.py"),
+    "openvino": ("export/", "predict/graph_network.py"),
+    "transformers": ("encoder/", "fast/", "trainer/", "measure/peers.py", "measure/same_maths.py"),
+    "accelerate": ("ranks/runtime.py",),
     "matplotlib": ("curves/",),
-    "sklearn": ("metrics/",),
+    "sklearn": ("metrics/", "audit/", "notebook/", "recipes/word_floor.py"),
     "scipy": ("metrics/",),
-    "pyarrow": ("data/", "predict/", "run/columns.py"),
+    "pyarrow": ("reading/", "tokens/", "predict/", "bulk/", "audit/text_survey.py", "run/reader.py"),
     "yaml": ("config/",),
 }
 TORCH_FREE = (
@@ -62,11 +80,15 @@ TORCH_FREE = (
     "run",
     "metrics",
     "curves",
+    "audit",
     "diagnose",
     "report",
 )
-TORCH_FREE_FILES = ("cli/main.py", "cli/parser.py", "cli/arguments.py", "__init__.py", "__main__.py")
-ENGINE = ("train/", "model/", "metrics/", "data/token_rows.py", "data/order.py", "data/batches.py")
+TORCH_FREE_FILES = ("cli/main.py", "cli/parser.py", "cli/flags.py", "__init__.py", "__main__.py")
+ENGINE = (
+    *("engine/", "fast/", "ranks/", "keep/", "encoder/", "metrics/"),
+    *("tokens/token_rows.py", "tokens/order.py", "tokens/batches.py"),
+)
 """What must run on a machine without `datasets`."""
 
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "base"}

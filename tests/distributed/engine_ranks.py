@@ -14,21 +14,21 @@ import torch
 from torch import nn
 
 from conftest import tiny_bert, token_lists
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.engine.evaluate import predict_rows
+from tunesmith.engine.loop import train_events
+from tunesmith.engine.losses import TaskLoss
+from tunesmith.engine.optim import make_optimizer
+from tunesmith.engine.plan import Calendar, Plan, epoch_ends_for
+from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.state import TrainState
 from tunesmith.errors import ConfigError
 from tunesmith.events import Improved, StepDone
+from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import Task
-from tunesmith.train.evaluate import predict_rows
-from tunesmith.train.loop import train_events
-from tunesmith.train.losses import TaskLoss
-from tunesmith.train.optim import make_optimizer
-from tunesmith.train.plan import Calendar, Plan, epoch_ends_for
-from tunesmith.train.runtime import Runtime, make_runtime
-from tunesmith.train.schedule import Schedule
-from tunesmith.train.sharding import whole
-from tunesmith.train.state import TrainState
-from tunesmith.train.strategies import choose_strategies
+from tunesmith.ranks.runtime import Runtime, make_runtime
+from tunesmith.ranks.sharding import whole
+from tunesmith.tokens.batches import Batches, Padding
+from tunesmith.tokens.token_rows import TokenRows
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"rows": 48},

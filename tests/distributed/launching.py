@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from warm import warm_python
+
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -30,7 +32,7 @@ def free_port() -> int:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """One thread a rank, no network, our tests importable."""
+    """One thread a rank, no network, our tests importable. Launchers start their ranks with PYTHON_EXEC."""
     here = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     return here | {
         "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
@@ -38,10 +40,10 @@ def environment(**more: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def torchrun(*words: str, ranks: int = 2) -> list[str]:
-    """The words of a torchrun command on a free port."""
+def torchrun(*words: str, ranks: int = 2, python: str | None = None) -> list[str]:
+    """The words of a torchrun command on a free port. With `python=sys.executable` process ids are those of the ranks."""
     return [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks)),
+        *(python or warm_python(), "-m", "torch.distributed.run", "--nproc_per_node", str(ranks)),
         *("--master_addr", "127.0.0.1", "--master_port", str(free_port()), *words),
     ]
 
@@ -49,7 +51,7 @@ def torchrun(*words: str, ranks: int = 2) -> list[str]:
 def accelerate_launch(*words: str, ranks: int = 2) -> list[str]:
     """The words of an accelerate launch command. Its `--cpu` starts one process only (1.15), whatever was asked for."""
     return [
-        *(sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(ranks), "--multi_gpu"),
+        *(warm_python(), "-m", "accelerate.commands.launch", "--num_processes", str(ranks), "--multi_gpu"),
         *("--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"),
         *("--main_process_ip", "127.0.0.1", "--main_process_port", str(free_port()), *words),
     ]
@@ -59,7 +61,7 @@ def start(words: list[str], **env: str) -> subprocess.Popen[str]:
     """A launcher in a session of its own, so that all it started can be ended with it."""
     return subprocess.Popen(
         words,
-        env=environment(**env),
+        env=environment(**({} if words[0] == sys.executable else {"PYTHON_EXEC": words[0]}), **env),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -76,18 +78,6 @@ def finish(process: subprocess.Popen[str], seconds: float = 240) -> Ended:
         out, err = process.communicate()
         raise AssertionError(f"not over after {seconds} s:\n{out[-2000:]}\n{err[-4000:]}") from None
     return Ended(process.returncode, out, err)
-
-
-def ranks_of(launcher: int) -> list[int]:
-    """Process ids of the children of a launcher that run tunesmith or a script, oldest first."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == launcher:
-                found.append(int(stat.parent.name))
-        except (OSError, ValueError, IndexError):
-            continue
-    return sorted(found)
 
 
 def alive(pids: list[int]) -> list[int]:

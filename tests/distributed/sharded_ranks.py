@@ -13,22 +13,22 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from distributed.engine_ranks import CASES, evaluate, run_case
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.engine.loop import train_events
+from tunesmith.engine.losses import TaskLoss
+from tunesmith.engine.optim import make_optimizer
+from tunesmith.engine.plan import Plan
+from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.state import TrainState
 from tunesmith.errors import ConfigError
 from tunesmith.events import NonFinite, StepDone
+from tunesmith.fast.strategies import choose_strategies
+from tunesmith.keep.checkpoint import Identity, load_checkpoint, save_checkpoint
 from tunesmith.labels import Task
-from tunesmith.train.checkpoint import Identity, load_checkpoint, save_checkpoint
-from tunesmith.train.loop import train_events
-from tunesmith.train.losses import TaskLoss
-from tunesmith.train.optim import make_optimizer
-from tunesmith.train.plan import Plan
-from tunesmith.train.runtime import Runtime, make_runtime
-from tunesmith.train.schedule import Schedule
-from tunesmith.train.sharding import is_sharded, whole
-from tunesmith.train.sharding_options import Sharding
-from tunesmith.train.state import TrainState
-from tunesmith.train.strategies import choose_strategies
+from tunesmith.ranks.runtime import Runtime, make_runtime
+from tunesmith.ranks.sharding import is_sharded, whole
+from tunesmith.ranks.sharding_options import Sharding
+from tunesmith.tokens.batches import Batches, Padding
+from tunesmith.tokens.token_rows import TokenRows
 
 SHARDED_CASES = [
     "ragged tail",
@@ -45,7 +45,9 @@ IDENTITY = Identity("run", "data", {}, {}, {})
 def small_state(runtime: Runtime, *, fused: bool = True, dropout: float = 0.0) -> TrainState:
     """A model on this runtime; made from another seed on each rank, as an unseeded script does it."""
     model = tiny_bert(seed=runtime.rank, dropout=dropout)
-    optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.1, fused=fused)
+    optimizer = make_optimizer(
+        model, learning_rate=1e-3, weight_decay=0.1, optim="adamw_torch_fused" if fused else "adamw_torch"
+    )
     return TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), runtime)
 
 

@@ -18,12 +18,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from distributed.launching import Ended, accelerate_launch, alive, environment, finish, ranks_of, start, torchrun
+from distributed.launching import Ended, accelerate_launch, alive, environment, finish, start, torchrun
 from patience import patient
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.events import Evaluated, Improved, Note, Resumed, RunEnded, Saved, StepDone
 from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import read_journal
+from warm import warm_python
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +52,7 @@ def words(place: Path, run: Path, *more: str, batch: int = 4) -> list[str]:
 
 def alone(*arguments: str) -> Ended:
     """The command on one rank."""
-    command = [sys.executable, "-m", "tunesmith", *arguments]
+    command = [warm_python(), "-m", "tunesmith", *arguments]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=False)
     return Ended(done.returncode, done.stdout, done.stderr)
 
@@ -96,7 +97,8 @@ def two(place: Path) -> tuple[Path, Ended]:
     """The run on two ranks by torchrun, and what it printed."""
     run = place / "two"
     command = [word for word in words(place, run) if word != "--use_cpu"]
-    ended = finish(start(torchrun("-m", "tunesmith", *command), CUDA_VISIBLE_DEVICES=""))
+    launcher = torchrun("-m", "tunesmith", *command, python=sys.executable)
+    ended = finish(start(launcher, CUDA_VISIBLE_DEVICES=""))
     assert ended.code == 0, ended.err[-3000:]
     return run, ended
 
@@ -130,7 +132,7 @@ import json, os, sys
 from accelerate import notebook_launcher
 
 def train(options):
-    from tunesmith.finetune import finetune
+    from tunesmith.session.from_config import finetune
     result = finetune(**options)
     os.write(1, f"STEPS {result.steps}\\n".encode())  # one write: two ranks share this pipe
 
@@ -150,7 +152,7 @@ def test_notebook_launcher_gives_the_same_run(place: Path, two: tuple[Path, Ende
         options[flag.removeprefix("--")] = json.loads(value) if number else value
     script = place / "notebook.py"
     script.write_text(NOTEBOOK)
-    ended = finish(start([sys.executable, str(script), json.dumps(options), str(free_port())]))
+    ended = finish(start([warm_python(), str(script), json.dumps(options), str(free_port())]))
     assert ended.code == 0, ended.err[-3000:]
     assert ended.out.count("STEPS 12") == 2
     assert numbers(run)["losses"] == numbers(two[0])["losses"]
@@ -160,6 +162,7 @@ RANK = """
 import os, sys
 from pathlib import Path
 from tunesmith.cli.main import main
+Path(sys.argv[1] + "-pid-" + os.environ["RANK"]).write_text(str(os.getpid()))
 code = main(sys.argv[2:])
 Path(sys.argv[1] + "-exit-" + os.environ["RANK"]).write_text(str(code))
 sys.exit(code)
@@ -173,8 +176,7 @@ def stopped_run(place: Path, run: Path, victim: int, number: int, *more: str) ->
     script.write_text(RANK)
     launcher = start(torchrun(str(script), str(run), *command))
     wait_for(lambda: bool(RunDir(run).checkpoints()), launcher)
-    ranks = ranks_of(launcher.pid)
-    assert len(ranks) == 2
+    ranks = [int(Path(f"{run}-pid-{rank}").read_text()) for rank in range(2)]
     os.kill(ranks[victim], number)
     began = time.monotonic()
     ended = finish(launcher, 60)
@@ -207,7 +209,7 @@ def test_a_rank_that_hangs_is_given_up_after_ddp_timeout_and_named(place: Path, 
     script.write_text(RANK)
     launcher = start(torchrun(str(script), str(run), *command, "--save_strategy", "steps"))
     wait_for(lambda: bool(RunDir(run).checkpoints()), launcher)
-    ranks = ranks_of(launcher.pid)
+    ranks = [int(Path(f"{run}-pid-{rank}").read_text()) for rank in range(2)]
     os.kill(ranks[1], signal.SIGSTOP)
     began = time.monotonic()
     exit_file = tmp_path / "run-exit-0"
@@ -290,7 +292,7 @@ def test_a_seed_changed_on_one_rank_is_refused_on_all(place: Path, tmp_path: Pat
 EARLY = """
 import os, signal, sys
 from pathlib import Path
-import tunesmith.finetune.prepare as preparing
+import tunesmith.session.prepare as preparing
 from tunesmith.cli.main import main
 if os.environ["RANK"] == sys.argv[1]:
     preparing._tokenize = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
@@ -313,19 +315,18 @@ def test_a_rank_that_dies_while_data_is_read_is_named_too(place: Path, tmp_path:
 
 def test_no_rank_waits_for_ever_in_c(tmp_path: Path) -> None:
     """NCCL may never notice a loss: the watch ends such a rank from outside its main thread."""
-    from tunesmith.train import rank_watch
+    from tunesmith.ranks import roster
 
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
     script = tmp_path / "stuck.py"
     script.write_text(
         "import threading, time\n"
-        "from tunesmith.train import rank_watch\n"
-        "from tunesmith.train.ranks import RankRoster\n"
+        "from tunesmith.ranks import roster\n"
         "import os, socket\n"
-        "rank_watch.GRACE_SECONDS = 1.0\n"
-        f"roster = RankRoster(((socket.gethostname(), os.getpid()), (socket.gethostname(), {child.pid})), 0)\n"
-        "threading.Thread(target=rank_watch._look, args=(roster, threading.Event()), daemon=True).start()\n"
+        "roster.GRACE_SECONDS = 1.0\n"
+        f"ranks = roster.RankRoster(((socket.gethostname(), os.getpid()), (socket.gethostname(), {child.pid})), 0)\n"
+        "threading.Thread(target=roster._look, args=(ranks, threading.Event()), daemon=True).start()\n"
         "time.sleep(60)\n"
     )
     done = subprocess.run(
@@ -333,4 +334,4 @@ def test_no_rank_waits_for_ever_in_c(tmp_path: Path) -> None:
     )
     assert done.returncode == 7
     assert f"rank 1 (process {child.pid}" in done.stderr
-    assert rank_watch.GRACE_SECONDS < 15
+    assert roster.GRACE_SECONDS < 15

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from patience import patient
 from tunesmith.events import Note, Resumed, StepDone
 from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import read_journal
+from warm import warm_python
 
 __all__ = ["one", "place"]  # fixtures
 pytestmark = pytest.mark.slow
@@ -73,7 +73,7 @@ def by_config_file(place: Path, run: Path, *, reshard: str, version: int, kind: 
     """How `accelerate launch --config_file` ended, with a file as `accelerate config` writes it."""
     file = place / f"fsdp-{version}-{kind}.yaml"
     file.write_text(CONFIG_FILE.format(reshard=reshard, version=version, kind=kind, port=free_port()))
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
+    launch = [warm_python(), "-m", "accelerate.commands.launch", "--config_file", str(file)]
     return finish(start([*launch, "-m", "tunesmith", *words(place, run)]))
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from warm import warm_python
+
 ROOT = Path(__file__).resolve().parents[2]
 RUNNABLE = ("python", "bash")
 
@@ -82,10 +84,16 @@ def run_page(page: Path, folder: Path) -> int:
     return count
 
 
+def commands_first() -> dict[str, str]:
+    """A PATH with python, tunesmith and torchrun of this environment first, and the python that torchrun starts."""
+    warm = Path(warm_python())
+    path = os.pathsep.join((str(warm.parent), str(Path(sys.executable).parent), os.environ["PATH"]))
+    return {"PATH": path, "PYTHON_EXEC": str(warm)}
+
+
 def run_shell(text: str, folder: Path, where: str) -> None:
     """The block in bash, with the commands of this environment first on the path."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    env = {**os.environ, **commands_first(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         cwd=folder,

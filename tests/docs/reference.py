@@ -11,16 +11,22 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "docs" / "reference" / "config.md"
 DEFAULTS = ROOT / "docs" / "reference" / "defaults.md"
+METRICS = ROOT / "docs" / "reference" / "metrics.md"
 
 WHY = {
-    "eval_strategy": "epoch when there is an evaluation set, and there is one unless you say otherwise: a run without one is blind",
-    "save_strategy": "at every evaluation and every 500 steps of a long epoch: a crash never costs more",
-    "save_total_limit": "the last checkpoint beside the best: what a resume needs and what you want",
+    "num_train_epochs": "by the recipe: 3, more for small data (--recipe hf: 3)",
+    "per_device_train_batch_size": "by the recipe: 8, more for large data (--recipe hf: 8)",
+    "learning_rate": "by the recipe, from the width of the model (--recipe hf: 5e-05)",
+    "warmup_steps": "by the recipe: a tenth of the steps (--recipe hf: 0)",
+    "weight_decay": "by the recipe: 0 with both",
+    "eval_strategy": "epoch when there is an evaluation set, and there is one unless you switch it off: a run without one cannot be judged",
+    "save_strategy": "at every evaluation and every 500 steps of a long epoch, so a crash never loses more",
+    "save_total_limit": "the last checkpoint beside the best one: a resume needs the first, you want the second",
     "load_best_model_at_end": "yes when there is an evaluation set: the exported model is the best one",
     "logging_steps": "about 20 times an epoch; every step is in the journal anyway",
     "train_sampling_strategy": "rows of similar length share a step, shuffled over 50 steps (decision 0004); random on a GPU, where batches without padding gain nothing from it (decision 0110)",
     "auto_find_batch_size": "a micro-batch that does not fit is halved, the rows of a step stay the same",
-    "bf16": "yes on a GPU that has it, and said aloud; float32 on a CPU (decision 0108)",
+    "bf16": "yes on a GPU that supports it, which is reported; float32 on a CPU (decision 0108)",
     "project": "",
 }
 """Option -> why its default is not the one of transformers."""
@@ -74,12 +80,34 @@ def defaults_page() -> str:
         "| | transformers | tunesmith |",
         "|---|---|---|",
         "| padding | as the collator says | each batch to its longest row, or none at all where the model allows it |",
-        "| a loss that is not finite | logged as 0.0, training goes on | the update is not applied, the run stops with exit code 6 |",
+        "| a loss that is not finite | logged as 0.0, training continues | the update is not applied, the run stops with exit code 6 |",
         "| accumulation | losses of micro-batches averaged for models without `num_items_in_batch` | divided once, by the rows of the step |",
         "| predictions | in the order of the sampler with length grouping | always in input order |",
         "| validation data | none unless given | a tenth of the training rows, seeded and stratified, unless given |",
         "| out of memory | fails, or halves the batch and with it the experiment | halves the micro-batch, same rows a step |",
     ]
+    return "\n".join(lines) + "\n"
+
+
+def metrics_page() -> str:
+    """Every metric, from the table."""
+    from tunesmith.metrics.metric_table import METRICS as TABLE
+
+    lines = [
+        "# Every metric",
+        "",
+        "Names of `--metric_name`, `--metric_for_best_model`, `tunesmith.load_metric` and the keys of results. Every score is reported with",
+        "its number of rows and a 95% interval. Values equal scikit-learn's; what rows do not define is `null`, never 0.",
+        "Made by `python tests/docs/reference.py` from `metrics/metric_table.py`, the one file to change for a new metric.",
+        "",
+        "| metric | tasks | what it is | better | 95% interval | also understood |",
+        "|---|---|---|---|---|---|",
+    ]
+    for metric in TABLE:
+        tasks = ", ".join(sorted(task.value for task in metric.tasks))
+        better = "higher" if metric.greater_is_better else "lower"
+        aliases = ", ".join(f"`{alias}`" for alias in metric.aliases)
+        lines.append(f"| `{metric.name}` | {tasks} | {metric.help} | {better} | {metric.method} | {aliases} |")
     return "\n".join(lines) + "\n"
 
 
@@ -101,3 +129,4 @@ def _same(theirs: Any, ours: Any) -> bool:
 if __name__ == "__main__":
     CONFIG.write_text(config_page(), encoding="utf-8")
     DEFAULTS.write_text(defaults_page(), encoding="utf-8")
+    METRICS.write_text(metrics_page(), encoding="utf-8")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith.finetune.identity import INERT
-from tunesmith.trainer.identity import MATHS, OVERRIDES, REPORTED
+from tunesmith.session.identity import INERT
+from tunesmith.trainer.run_identity import MATHS, OVERRIDES, REPORTED
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from docs.notebook import NOTEBOOK, as_text
-from docs.reference import CONFIG, DEFAULTS, config_page, defaults_page
+from docs.pages import commands_first
+from docs.reference import CONFIG, DEFAULTS, METRICS, config_page, defaults_page, metrics_page
 
 
 def test_the_option_reference_is_what_the_schema_says() -> None:
@@ -20,6 +19,10 @@ def test_the_table_of_defaults_is_what_both_schemas_say() -> None:
     assert DEFAULTS.read_text(encoding="utf-8") == defaults_page(), (
         "run: PYTHONPATH=tests python tests/docs/reference.py"
     )
+
+
+def test_the_table_of_metrics_is_what_the_code_says() -> None:
+    assert METRICS.read_text(encoding="utf-8") == metrics_page(), "run: PYTHONPATH=tests python tests/docs/reference.py"
 
 
 def test_the_notebook_is_made_from_the_pages() -> None:
@@ -33,7 +36,8 @@ def test_the_notebook_runs_top_to_bottom(tmp_path: Path, monkeypatch: pytest.Mon
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient (extra dev)")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    for name, value in commands_first().items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)

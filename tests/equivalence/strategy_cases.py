@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +12,21 @@ import transformers
 from torch import nn
 
 VOCABULARY = 60
-PAD = {"roberta": 1, "xlm-roberta": 1, "camembert": 1}
-FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "albert")
-CUT_FAMILIES = FAMILIES[:-1]
+PAD = {"roberta": 1, "xlm-roberta": 1, "camembert": 1, "mpnet": 1}
+CUT_FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra", "distilbert", "mpnet", "deberta-v2")
+FAMILIES = (*CUT_FAMILIES, "albert", "modernbert", "modernbert-mean")
+RELATIVE = ("mpnet", "deberta-v2")
+UNSEGMENTED = ("distilbert", "mpnet", "modernbert", "modernbert-mean")
+OWN: dict[str, dict[str, Any]] = {
+    "deberta-v2": {
+        "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 6, "share_att_key": True,
+        "norm_rel_ebd": "layer_norm", "max_relative_positions": -1, "position_biased_input": False, "pooler_dropout": 0.0,
+        "pooler_hidden_act": "gelu", "problem_type": "single_label_classification",
+    },
+    "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2, "classifier_pooling": "cls"},
+    "modernbert-mean": {"local_attention": 8, "global_attn_every_n_layers": 2, "classifier_pooling": "mean"},
+}  # fmt: skip
+"""Few buckets and narrow windows: rows of 17 tokens reach beyond them."""
 RAGGED = (5, 1, 2, 9, 5, 17, 2, 11)
 
 Rows = dict[str, list[np.ndarray]]
@@ -29,13 +42,19 @@ def make_model(kind: str, *, dropout: float = 0.0, layers: int = 2, seed: int = 
             dropout=dropout, attention_dropout=dropout, seq_classif_dropout=dropout, num_labels=labels, pad_token_id=pad,
         )  # fmt: skip
     else:
+        drops = ("embedding_dropout", "mlp_dropout", "attention_dropout") if "modernbert" in kind else ()
         config = transformers.AutoConfig.for_model(
-            kind, vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=layers,
+            kind.removesuffix("-mean"), vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=layers,
             num_attention_heads=4, max_position_embeddings=40, hidden_dropout_prob=dropout,
             attention_probs_dropout_prob=dropout, classifier_dropout=dropout, classifier_dropout_prob=dropout,
-            num_labels=labels, pad_token_id=pad, embedding_size=16, type_vocab_size=2,
+            num_labels=labels, pad_token_id=pad, type_vocab_size=2,
+            **({} if kind in RELATIVE else {"embedding_size": 16}), **OWN.get(kind, {}), **dict.fromkeys(drops, dropout),
         )  # fmt: skip
-    model: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config)
+    with (
+        warnings.catch_warnings()
+    ):  # DeBERTa-v2 calls torch.jit.script when it is imported, which torch 2.13 deprecates
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.*")
+        model: nn.Module = transformers.AutoModelForSequenceClassification.from_config(config)
     with torch.no_grad():  # the initial spread of 0.02 would hide errors: scores near zero are all alike
         for name, parameter in model.named_parameters():
             if "norm" not in name.lower() and parameter.dim() > 1:
@@ -71,7 +90,7 @@ def pad_rows(rows: Rows, *, kind: str, segments: bool = True) -> dict[str, torch
         "input_ids": stack(rows["input_ids"], pad),
         "attention_mask": stack([np.ones(len(p), np.int64) for p in rows["input_ids"]], 0),
     }
-    if segments and kind != "distilbert":
+    if segments and kind not in UNSEGMENTED:
         batch["token_type_ids"] = stack(rows["token_type_ids"], 0)
     return batch
 

@@ -22,11 +22,11 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from tunesmith.errors import ConfigError
-from tunesmith.model.cls_only import enable_first_token_only
-from tunesmith.model.fused_layers import FusedLayers
-from tunesmith.model.layer_parts import why_not_fused
-from tunesmith.model.packing import pack
-from tunesmith.model.padding_free import PaddingFree, enable_padding_free
+from tunesmith.fast.cls_only import enable_first_token_only
+from tunesmith.fast.fused_layers import FusedLayers
+from tunesmith.fast.layer_parts import why_not_fused
+from tunesmith.fast.packing import pack
+from tunesmith.fast.padding_free import PaddingFree, enable_padding_free
 
 
 def packed(rows: dict[str, list[np.ndarray]], strategy: PaddingFree, **options: Any) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def test_dropout_changes_with_the_seed_and_repeats_with_it() -> None:
     assert losses[0] == losses[2] != losses[1]
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("albert", "share one set"), ("mpnet", "bias")])
+@pytest.mark.parametrize(("kind", "reason"), [("albert", "share one set"), ("modernbert", "not of BERT's kind")])
 def test_families_that_cannot_be_fused_say_why(kind: str, reason: str) -> None:
     model = make_model(kind)
     assert reason in (why_not_fused(model) or "")

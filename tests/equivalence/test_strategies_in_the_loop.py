@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from conftest import tiny_bert, token_lists
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.engine.evaluate import predict_rows
+from tunesmith.engine.loop import train_events
+from tunesmith.engine.losses import TaskLoss
+from tunesmith.engine.optim import make_optimizer
+from tunesmith.engine.plan import Plan, epoch_ends_for
+from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.state import TrainState
 from tunesmith.events import StepDone
+from tunesmith.fast.strategies import choose_strategies
+from tunesmith.keep.checkpoint import full_weights
 from tunesmith.labels import Task
-from tunesmith.train.checkpoint import full_weights
-from tunesmith.train.evaluate import predict_rows
-from tunesmith.train.loop import train_events
-from tunesmith.train.losses import TaskLoss
-from tunesmith.train.optim import make_optimizer
-from tunesmith.train.plan import Plan, epoch_ends_for
-from tunesmith.train.runtime import make_runtime
-from tunesmith.train.schedule import Schedule
-from tunesmith.train.state import TrainState
-from tunesmith.train.strategies import choose_strategies
+from tunesmith.ranks.runtime import make_runtime
+from tunesmith.tokens.batches import Batches, Padding
+from tunesmith.tokens.token_rows import TokenRows
 
 OFF = {"pack_rows": "off", "first_token_only": "off", "restrict_vocabulary": "off"}
 

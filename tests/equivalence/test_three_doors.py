@@ -13,20 +13,20 @@ from safetensors.torch import load_file
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith import Trainer, TrainingArguments, finetune, load_metric, lr_at, train_events
 from tunesmith.cli.main import main
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.engine.losses import TaskLoss
+from tunesmith.engine.optim import make_optimizer, set_rate
+from tunesmith.engine.plan import Plan, epoch_ends_for
+from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.seed import seed_step
+from tunesmith.engine.state import TrainState
 from tunesmith.events import StepDone
+from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import Task
+from tunesmith.ranks.runtime import make_runtime
 from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import read_journal
-from tunesmith.train.losses import TaskLoss
-from tunesmith.train.optim import make_optimizer, set_rate
-from tunesmith.train.plan import Plan, epoch_ends_for
-from tunesmith.train.runtime import make_runtime
-from tunesmith.train.schedule import Schedule
-from tunesmith.train.seed import seed_step
-from tunesmith.train.state import TrainState
-from tunesmith.train.strategies import choose_strategies
+from tunesmith.tokens.batches import Batches, Padding
+from tunesmith.tokens.token_rows import TokenRows
 
 LABELS = ("bad", "good")
 OPTIONS: dict[str, Any] = {
@@ -41,7 +41,7 @@ OPTIONS: dict[str, Any] = {
     "max_grad_norm": 100.0,
 }
 """Clipping is off in effect: by hand it multiplies the gradients, in the engine the optimizer divides by the same number."""
-PLAIN = {"restrict_vocabulary": "off"}
+PLAIN = {"restrict_vocabulary": "off", "recipe": "hf"}
 """A cut vocabulary adds up the gradient's norm in another order; one test compares it with a tolerance."""
 SLOW = {"padding_free": "off", "cls_only_last_layer": "off", "restrict_vocabulary": "off"}
 
@@ -212,7 +212,7 @@ def test_the_parts_are_public_and_resolve() -> None:
 
     for name in dir(tunesmith):
         assert getattr(tunesmith, name) is not None, name
-    assert callable(tunesmith.finetune), "also after the folder of that name was imported"
+    assert callable(tunesmith.finetune), "also after every room was imported"
     assert callable(load_metric("glue", "mrpc").add_batch)
 
 

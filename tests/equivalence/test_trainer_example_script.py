@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tiny_model import save_tiny_bert, sentences, write_csv
+from warm import warm_python
 
 SCRIPT = """
 import json
@@ -99,7 +99,7 @@ def run(place: Path, name: str, text: str, *words: str) -> tuple[dict[str, Any],
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     given = ["--model", str(place / "model"), "--data", str(place), "--output_dir", str(place / name)]
     done = subprocess.run(
-        [sys.executable, str(file), *given, *WORDS.split(), *words],
+        [warm_python(), str(file), *given, *WORDS.split(), *words],
         capture_output=True,
         text=True,
         timeout=600,

@@ -16,17 +16,17 @@ from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
 from conftest import tiny_bert, token_lists
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.engine.loop import train_events
+from tunesmith.engine.losses import TaskLoss
+from tunesmith.engine.optim import make_optimizer
+from tunesmith.engine.plan import Plan, epoch_ends_for
+from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.state import TrainState
 from tunesmith.events import StepDone
 from tunesmith.labels import Task
-from tunesmith.train.loop import train_events
-from tunesmith.train.losses import TaskLoss
-from tunesmith.train.optim import make_optimizer
-from tunesmith.train.plan import Plan, epoch_ends_for
-from tunesmith.train.runtime import make_runtime
-from tunesmith.train.schedule import Schedule
-from tunesmith.train.state import TrainState
+from tunesmith.ranks.runtime import make_runtime
+from tunesmith.tokens.batches import Batches, Padding
+from tunesmith.tokens.token_rows import TokenRows
 
 ROWS, STEPS = 70, 50
 

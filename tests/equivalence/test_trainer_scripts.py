@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from distributed.launching import free_port
+from warm import warm_python
 
 COURSE = """
 import json, sys
@@ -78,7 +78,8 @@ def run_script(text: str, folder: Path, *words: str, launcher: tuple[str, ...] =
     file = folder / "script.py"
     file.write_text(text)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, *launcher, str(file), *words]
+    environment["PYTHON_EXEC"] = warm_python()
+    command = [warm_python(), *launcher, str(file), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(x for x in reversed(done.stdout.splitlines()) if x.startswith('{"'))

@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from tiny_model import BAD, GOOD, save_tiny_bert, sentences
+from warm import warm_python
 
 MULTI_LABEL = """
 import json
@@ -159,7 +159,7 @@ def run(place: Path, script: str, task: str, kind: str) -> dict[str, Any]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     words = [str(place), str(place / task), str(place / f"{task}-{kind}")]
     done = subprocess.run(
-        [sys.executable, str(file), *words], capture_output=True, text=True, timeout=600, check=False, env=environment
+        [warm_python(), str(file), *words], capture_output=True, text=True, timeout=600, check=False, env=environment
     )
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(x for x in done.stdout.splitlines() if x.startswith("FOUND "))

@@ -13,11 +13,11 @@ from torch import nn
 
 from equivalence.strategy_cases import PAD, VOCABULARY, largest_difference, make_labels, make_model, make_rows, pad_rows
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.model.cls_only import enable_first_token_only
-from tunesmith.model.cpu_speed import enable_cpu_speed
-from tunesmith.model.packing import pack
-from tunesmith.model.padding_free import enable_padding_free
-from tunesmith.model.vocabulary import VocabularyCut, supports
+from tunesmith.fast.cls_only import enable_first_token_only
+from tunesmith.fast.cpu_speed import enable_cpu_speed
+from tunesmith.fast.packing import pack
+from tunesmith.fast.padding_free import enable_padding_free
+from tunesmith.fast.vocabulary import VocabularyCut, supports
 
 STEPS = 100
 DECAY = 0.1

@@ -16,28 +16,28 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from tunesmith.cli.main import explain
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.engine.evaluate import predict_rows
+from tunesmith.engine.loop import train_events
+from tunesmith.engine.losses import TaskLoss
+from tunesmith.engine.optim import make_optimizer
+from tunesmith.engine.plan import Calendar, Plan, epoch_ends_for
+from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.state import TrainState
 from tunesmith.errors import TunesmithError
 from tunesmith.events import RunStarted
+from tunesmith.fast.strategies import choose_strategies
+from tunesmith.keep.checkpoint import Identity
+from tunesmith.keep.keeper import RunKeeper
+from tunesmith.keep.weight_files import contiguous, load_weights, require_finite
 from tunesmith.labels import Task
-from tunesmith.predict.export import export_model
+from tunesmith.predict.model_folder import export_model
+from tunesmith.ranks.roster import RankRoster
+from tunesmith.ranks.runtime import make_runtime
 from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock
 from tunesmith.run.writing import write_file
-from tunesmith.train.checkpoint import Identity
-from tunesmith.train.evaluate import predict_rows
-from tunesmith.train.keeper import RunKeeper
-from tunesmith.train.loop import train_events
-from tunesmith.train.losses import TaskLoss
-from tunesmith.train.optim import make_optimizer
-from tunesmith.train.plan import Calendar, Plan, epoch_ends_for
-from tunesmith.train.ranks import RankRoster
-from tunesmith.train.runtime import make_runtime
-from tunesmith.train.schedule import Schedule
-from tunesmith.train.state import TrainState
-from tunesmith.train.strategies import choose_strategies
-from tunesmith.train.weight_files import contiguous, load_weights, require_finite
+from tunesmith.tokens.batches import Batches, Padding
+from tunesmith.tokens.token_rows import TokenRows
 
 ROWS = 48
 DEFAULTS: dict[str, Any] = {
@@ -185,10 +185,10 @@ def write_model(folder: Path) -> None:
 
 def load_folder(folder: str, text: str) -> int:
     """Loads model and tokenizer of a folder as a run does, and reads one text; gives the exit code of the command line."""
+    from tunesmith.encoder.load import load_model
+    from tunesmith.encoder.resolve import resolve_model
+    from tunesmith.encoder.tokenizer import load_tokenizer
     from tunesmith.labels import LabelMap
-    from tunesmith.model.load import load_model
-    from tunesmith.model.resolve import resolve_model
-    from tunesmith.model.tokenizer import load_tokenizer
 
     try:
         path = resolve_model(folder)

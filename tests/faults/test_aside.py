@@ -108,7 +108,9 @@ def test_row_02_kill_at_every_syscall_of_every_thread(bench: Any) -> None:
 
 @needs_strace
 @pytest.mark.parametrize(("call", "error"), [("fsync", "EIO"), ("write", "ENOSPC"), ("rename", "EIO")])
-def test_row_07_a_failing_disk_is_said_and_loses_no_checkpoint(bench: Any, folder: Path, call: str, error: str) -> None:
+def test_row_07_a_failing_disk_is_reported_and_loses_no_checkpoint(
+    bench: Any, folder: Path, call: str, error: str
+) -> None:
     for k in range(1, size(full=12, ci=3) + 1):
         fail = ["-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={k}"]
         ended = bench.server.engine(folder, options=ASIDE, strace=fail)

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tunesmith.data.containers import Limits
-from tunesmith.data.load import load_data
-from tunesmith.data.read import read_source
 from tunesmith.errors import DataError
+from tunesmith.reading.containers import DecompressionLimits
+from tunesmith.reading.load import load_data
+from tunesmith.reading.read import read_source
 
 HEAD = "text,label\n"
 GOOD = HEAD + "".join(f"sentence number {i},{'pos' if i % 2 else 'neg'}\n" for i in range(20))
@@ -120,12 +120,11 @@ SHAPES = {
     ),
     "empty header": Bad("x.csv", "\n" + GOOD, ("x.csv:1: ", "first line is empty")),
     "reserved name": Bad("x.csv", "text,__line__\na,b\n", ("x.csv:1:2: ", "taken")),
-    "semicolons": Bad("x.csv", GOOD.replace(",", ";"), ("x.csv:1: ", "semicolon", "--delimiter semicolon")),
-    "tabs in csv": Bad("x.csv", GOOD.replace(",", "\t"), ("x.csv:1: ", "--delimiter tab")),
-    "commas in tsv": Bad("x.tsv", GOOD, ("x.tsv:1: ", "--delimiter comma")),
     "no header": Bad("x.csv", GOOD.removeprefix(HEAD), ("x.csv:1: ", "no header", "'neg'")),
     "label column missing": Bad(
-        "x.csv", "text,lable,other\na b,x,1\nc d,y,2\n", ("x.csv:1: ", "found: text, lable", "'lable'?")
+        "x.csv",
+        "text,lable,other\na b,x,1\nc d,y,2\n",
+        ("x.csv: ", "which column is the label?", "--label_column_name lable"),
     ),
     "asked label missing": Bad(
         "x.csv", GOOD, ("no column 'Labels'", "Did you mean 'label'?"), {"label_column_name": "Labels"}
@@ -147,7 +146,7 @@ SHAPES = {
     "empty validation": Bad("x.csv", GOOD, ("validation.csv: ", "no rows"), {}, HEAD),
     "one row": Bad("x.csv", HEAD + "a b,pos\n", ("x.csv:2:label: ", "one label 'pos'")),
     "one row a class": Bad("x.csv", OTHER, ("too few", "--validation_file")),
-    "unknown ending": Bad("x.xlsx", GOOD, ("x.xlsx: ", "cannot tell the format", "Save the sheet as CSV")),
+    "unknown ending": Bad("x.xlsx", GOOD, ("x.xlsx: ", "cannot be read as a spreadsheet", "save the sheet as CSV")),
 }
 LABELS = {
     "missing": Bad("x.csv", at_line(7, "a b,"), ("x.csv:7:label: the label is missing",)),
@@ -282,8 +281,10 @@ def test_a_class_id_out_of_range_is_refused_with_its_row() -> None:
         load_data(train_data=Dataset(table.cast(features.arrow_schema)))
 
 
-@pytest.mark.parametrize("limits", [Limits(ratio_free_bytes=1 << 20), Limits(max_decompressed_bytes=1 << 20)])
-def test_a_gzip_bomb_is_stopped_early(limits: Limits, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "limits", [DecompressionLimits(ratio_free_bytes=1 << 20), DecompressionLimits(max_decompressed_bytes=1 << 20)]
+)
+def test_a_gzip_bomb_is_stopped_early(limits: DecompressionLimits, tmp_path: Path) -> None:
     file = tmp_path / "x.csv.gz"
     with gzip.open(file, "wb") as out:
         out.write(HEAD.encode())
@@ -297,7 +298,7 @@ def test_a_gzip_bomb_is_stopped_early(limits: Limits, tmp_path: Path) -> None:
 def test_a_quote_never_closed_in_a_large_file_does_not_fill_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tunesmith.data.delimited.MAX_RECORD_CHARS", 1 << 16)
+    monkeypatch.setattr("tunesmith.reading.delimited.MAX_RECORD_CHARS", 1 << 16)
     file = tmp_path / "x.csv"
     file.write_text(at_line(6, '"open,pos') + "more,pos\n" * 300_000)
     with pytest.raises(DataError, match=r"x\.csv:6: the quote opened here is not closed within"):

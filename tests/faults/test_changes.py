@@ -19,9 +19,9 @@ from tiny_model import GOOD, save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.errors import CheckpointError, TunesmithError
 from tunesmith.events import Event, Saved
-from tunesmith.finetune import Watch, finetune
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import MANIFEST
+from tunesmith.session.from_config import Watch, finetune
 
 Change = Callable[[Path, dict[str, Any]], None]
 OPTIONS: dict[str, Any] = {
@@ -271,7 +271,7 @@ RESUMED: dict[str, tuple[Change, str]] = {
     "order of rows": (option(train_sampling_strategy="random"), "train_sampling_strategy was"),
     "last batch dropped": (option(dataloader_drop_last=True), "dataloader_drop_last was"),
     "frozen layers": (option(freeze=("embeddings",)), "freeze was"),
-    "layerwise rate": (option(layerwise_lr_decay=0.9), "layerwise_lr_decay was"),
+    "layerwise rate": (option(layerwise_lr_decay=0.8), "layerwise_lr_decay was"),
     "best metric": (option(metric_for_best_model="loss"), "metric_for_best_model was"),
     "patience": (option(early_stopping_patience=1), "early_stopping_patience was"),
 }
@@ -420,17 +420,18 @@ def test_row_14_a_model_that_changes_while_it_is_served_answers_no_more(run: Run
 
 
 def test_row_14_files_swapped_while_they_are_loaded_are_noticed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tunesmith.predict import predictor
+    from tunesmith.predict import torch_network
+    from tunesmith.predict.predictor import Predictor
 
-    load = predictor.load_tokenizer
+    load = torch_network.load_tokenizer
 
     def swap_then_load(folder: Path) -> Any:
         edit_json("config.json", swap_labels)(run.model, {})
         return load(folder)
 
-    monkeypatch.setattr(predictor, "load_tokenizer", swap_then_load)
+    monkeypatch.setattr(torch_network, "load_tokenizer", swap_then_load)
     with pytest.raises(CheckpointError):
-        predictor.Predictor.load(run.path, use_cpu=True)
+        Predictor.load(run.path, use_cpu=True)
 
 
 @pytest.mark.parametrize("what", ["tables", "tokens"])

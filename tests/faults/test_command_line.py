@@ -131,7 +131,7 @@ def test_row_01_true_processes_killed_and_started_again(lab: Lab, run: Path) -> 
 
 
 @pytest.mark.parametrize("point", ["step.end:kill:3", "save.filled:kill:5", "best.begin:kill:1"])
-def test_resume_goes_on_after_a_kill(lab: Lab, run: Path, point: str) -> None:
+def test_resume_continues_after_a_kill(lab: Lab, run: Path, point: str) -> None:
     assert lab.train(run, env={"TUNESMITH_FAULT": point}).code == -9
     ended = lab.server.run("cli", {"argv": ["resume", str(run)]})
     assert ended.code == 0, ended.log
@@ -147,7 +147,7 @@ def test_row_05_a_signal_to_the_command(lab: Lab, run: Path, name: str) -> None:
     lab.same(run)
 
 
-def test_resume_of_a_finished_run_says_so(lab: Lab) -> None:
+def test_resume_of_a_finished_run_reports_it(lab: Lab) -> None:
     ended = lab.server.run("cli", {"argv": ["resume", str(lab.root / "whole")]})
     assert ended.code == 0
     assert "finished after step 24 (completed); there is nothing to resume" in ended.log
@@ -211,7 +211,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_row_14_a_changed_run_is_refused_and_goes_on_unharmed(lab: Lab, run: Path, what: str) -> None:
+def test_row_14_a_changed_run_is_refused_and_resumes_unharmed(lab: Lab, run: Path, what: str) -> None:
     edit, flags, says = CHANGES[what]
     assert lab.train(run, env={"TUNESMITH_FAULT": "step.end:kill:7"}).code == -9
     before = {f.name: f.read_bytes() for f in run.iterdir() if f.is_file() and f.name != ".lock"}
@@ -329,6 +329,13 @@ def test_doctor_never_removes_the_last_copies(lab: Lab, run: Path, capsys: pytes
     assert sorted(p.name for p in run.iterdir()) == before
     assert found["parts"][-1]["health"] == "broken"
     assert main(["doctor", str(run / "nothing")]) == 2
+
+
+def test_doctor_leaves_a_folder_alone_that_only_looks_like_a_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-6").mkdir()
+    (tmp_path / "checkpoint-6" / "notes.json").write_text("{}")
+    assert main(["doctor", str(tmp_path), "--repair"]) == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-6"]
 
 
 def test_doctor_names_a_gap_in_the_journal_and_a_damaged_model(

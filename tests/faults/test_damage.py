@@ -278,7 +278,7 @@ def test_row_14_a_change_that_is_allowed_is_recorded_in_the_run(bench: Any, copy
     assert notes == ["resumes although the training data changed"]
 
 
-def test_row_14_another_version_of_a_library_is_said_loudly(bench: Any, copy: Path) -> None:
+def test_row_14_another_version_of_a_library_is_a_loud_warning(bench: Any, copy: Path) -> None:
     ended = bench.server.engine(copy, options={"versions": {"torch": "1.0"}})
     assert ended.code == 0, ended.log
     notes = [e.text for e in read_journal(RunDir(copy).journal_file) if isinstance(e, Note)]

@@ -238,7 +238,7 @@ def test_a_save_that_fails_leaves_the_folder_it_would_have_replaced(tmp_path: Pa
     write_sealed(target, lambda tmp: (tmp / "a").write_text("old"), {"step": 5})
     for failing in ("save.filled", "save.sealed", "save.moved", "save.renamed"):
         monkeypatch.setenv("TUNESMITH_FAULT", f"{failing}:eio:1")
-        monkeypatch.setattr("tunesmith.run.fault_points._counts", {})
+        monkeypatch.setattr("tunesmith.run.environment._counts", {})
         with pytest.raises(ResourceError, match="Input/output error"):
             write_sealed(target, lambda tmp: (tmp / "a").write_text("new"), {"step": 5})
         assert (target / "a").read_text() == "old", failing

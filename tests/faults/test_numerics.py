@@ -110,7 +110,7 @@ def test_row_17_out_of_memory_in_evaluation_changes_nothing(bench: Any, folder: 
     assert mine == [e for e in bench.whole["journal"] if e["event"] == "StepDone"]
 
 
-def test_row_17_a_kill_after_a_split_goes_on_with_the_split(bench: Any, folder: Path) -> None:
+def test_row_17_a_kill_after_a_split_resumes_with_the_split(bench: Any, folder: Path) -> None:
     ended = bench.server.engine(folder, fault="oom:forward:2")
     whole = lasting(RunDir(folder))
     import shutil

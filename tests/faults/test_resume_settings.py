@@ -26,7 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_row_04_every_checkpoint_goes_on_to_the_same_end(bench: Any, folder: Path, name: str) -> None:
+def test_row_04_every_checkpoint_resumes_to_the_same_end(bench: Any, folder: Path, name: str) -> None:
     options = {**SETTINGS[name], "save_every": 1, "keep": 999}
     job = {"ranks": options.pop("ranks", 1), "timeout": 120}
     ended = bench.server.engine(folder, options=options, **job)

@@ -51,7 +51,7 @@ def test_row_05_a_signal_in_a_save_saves_and_stops(bench: Any, folder: Path, sta
     bench.same_as_whole(folder)
 
 
-def test_row_05_random_signals_all_go_on_exactly(bench: Any) -> None:
+def test_row_05_random_signals_all_resume_exactly(bench: Any) -> None:
     seed = seed_of("row_05")
     rng = random.Random(seed)
     stopped = 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import CheckpointError
-from tunesmith.events import WALL_CLOCK, EpochStarted, Evaluated, Improved, StepDone, to_json
+from tunesmith.events import WALL_CLOCK, EpochStarted, Evaluated, Improved, RowsEvaluated, StepDone, to_json
 from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import read_manifest, verify
@@ -152,7 +152,7 @@ def fingerprint(folder: Path, *, outcome: bool = True) -> dict[str, Any]:
 
 def lasting(run: RunDir) -> list[dict[str, Any]]:
     """The events of the experiment itself, without wall-clock fields."""
-    kinds = (StepDone, Evaluated, Improved, EpochStarted)
+    kinds = (StepDone, Evaluated, RowsEvaluated, Improved, EpochStarted)
     return [
         {k: v for k, v in to_json(e).items() if k not in WALL_CLOCK}
         for e in read_journal(run.journal_file)

@@ -8,20 +8,20 @@ import numpy as np
 import torch
 
 from token_files import engine_rows
-from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.engine.loop import train_events
+from tunesmith.engine.losses import TaskLoss
+from tunesmith.engine.optim import make_optimizer
+from tunesmith.engine.plan import Plan, epoch_ends_for
+from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.seed import seed_everything
+from tunesmith.engine.state import TrainState
+from tunesmith.engine.step import micro_step
 from tunesmith.events import StepDone
+from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import LabelMap
-from tunesmith.train.loop import train_events
-from tunesmith.train.losses import TaskLoss
-from tunesmith.train.optim import make_optimizer
-from tunesmith.train.plan import Plan, epoch_ends_for
-from tunesmith.train.runtime import make_runtime
-from tunesmith.train.schedule import Schedule
-from tunesmith.train.seed import seed_everything
-from tunesmith.train.state import TrainState
-from tunesmith.train.step import micro_step
-from tunesmith.train.strategies import choose_strategies
+from tunesmith.ranks.runtime import make_runtime
+from tunesmith.tokens.batches import Batches, Padding
+from tunesmith.tokens.token_rows import TokenRows
 
 OFF = dict.fromkeys(("pack_rows", "first_token_only", "restrict_vocabulary", "fused_layers", "cuda_graphs"), "off")
 __all__ = ["OFF", "apart", "difference", "engine_rows", "gradient", "make_state", "train", "weights"]

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from gpu_engine import OFF, engine_rows, make_state, train
 
-from tunesmith.train.runtime import leave_ranks
-from tunesmith.train.sharding import shard_model
-from tunesmith.train.sharding_options import Sharding
+from tunesmith.ranks.runtime import leave_ranks
+from tunesmith.ranks.sharding import shard_model
+from tunesmith.ranks.sharding_options import Sharding
 
 failures: list[str] = []
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from gpu_engine import OFF, apart, difference, gradient, make_state, train, weights
 
-from tunesmith.model.fused_ops import SideStream
-from tunesmith.train.checkpoint import Identity, load_checkpoint, save_checkpoint
-from tunesmith.train.step import micro_step
+from tunesmith.engine.step import micro_step
+from tunesmith.fast.fused_ops import SideStream
+from tunesmith.keep.checkpoint import Identity, load_checkpoint, save_checkpoint
 
 LAYERS = 4
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from tunesmith.model.cls_only import enable_first_token_only
-from tunesmith.model.packing import Layout, pack
-from tunesmith.model.padding_free import PaddingFree, enable_padding_free
-from tunesmith.model.vocabulary import VocabularyCut
+from tunesmith.fast.cls_only import enable_first_token_only
+from tunesmith.fast.packing import Layout, pack
+from tunesmith.fast.padding_free import PaddingFree, enable_padding_free
+from tunesmith.fast.vocabulary import VocabularyCut
 
 Rows = dict[str, list[np.ndarray]]
 DEVICE = torch.device("cuda")

@@ -115,9 +115,9 @@ class Answer:
 Client = Callable[..., list[Answer]]
 _SCRIPT = """
 import json, sys, time
-from tunesmith.data.hub import load_from_hub
+from tunesmith.reading.hub import load_from_hub
 from tunesmith.errors import TunesmithError
-from tunesmith.model.resolve import resolve_model
+from tunesmith.encoder.resolve import resolve_model
 def splits(*args, **options):
     found = load_from_hub(*args, **options)
     return {name: [len(rows), rows.features["label"].names, rows["label"][:3]] for name, rows in found.items()}

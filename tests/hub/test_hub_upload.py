@@ -87,3 +87,31 @@ def test_a_push_without_a_token_is_refused_by_the_hub_and_said(hub: Any, tmp_pat
     assert done.returncode != 0
     assert "401" in done.stderr
     assert hub.repos[("models", "some/model")].commits == []
+
+
+def test_the_push_command_uploads_the_model_folder_with_its_card(hub: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name, data in {"config.json": b'{"model_type": "bert"}', "README.md": b"# Scores\n\naccuracy 0.9"}.items():
+        (folder / name).write_bytes(data)
+    (folder / "model.safetensors").write_bytes(hub.repos[("models", "some/model")].files["model.safetensors"])
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING", "TRANSFORMERS_"))}
+    clean |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+
+    def push_folder(repo: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "tunesmith", "push", str(folder), repo]
+        return subprocess.run(
+            command, env=clean | environment, capture_output=True, text=True, check=False, timeout=120
+        )
+
+    done = push_folder("me/pushed", HF_TOKEN="hf_secret")
+    assert done.returncode == 0, done.stderr
+    repo = hub.repos[("models", "me/pushed")]
+    assert done.stdout.strip() == f"{hub.url}/me/pushed/commit/{repo.sha}"
+    assert {"README.md", "config.json", "model.safetensors"} <= set(repo.files)
+    card = repo.files["README.md"].decode()
+    assert "accuracy 0.9" in card
+    assert 'snapshot_download("me/pushed")' in card
+    refused = push_folder("me/other")
+    assert (refused.returncode, "hf auth login" in refused.stderr) == (4, True)
+    assert push_folder("no-name", HF_TOKEN="hf_secret").returncode == 2

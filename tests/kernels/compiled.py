@@ -9,8 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tunesmith.model import attention_kernels, triton_kernels
-from tunesmith.train import adamw_kernel
+from tunesmith.fast import adamw_kernel, attention_kernels, triton_kernels
 
 HALF, FLOAT, INT, LONG, INTS, NUMBER = "*bf16", "*fp32", "i32", "*i64", "*i32", "fp32"
 BLOCK = {"BLOCK": 1024, "DROP": True, "COPY": True}

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tunesmith.model import attention_kernels, fused_ops, triton_kernels
-from tunesmith.train.adamw_kernel import OneKernelAdamW
+from tunesmith.fast import attention_kernels, fused_ops, triton_kernels
+from tunesmith.fast.adamw_kernel import OneKernelAdamW
 
 SEEDS = torch.randint(2**62, (4,), generator=torch.Generator().manual_seed(5))
 

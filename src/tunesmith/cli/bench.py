@@ -9,9 +9,10 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from tunesmith.cli.arguments import add_config_arguments, config_from_args
+from tunesmith.cli.flags import add_config_arguments, config_from_args
 from tunesmith.cli.parser import user_path
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError
@@ -43,17 +44,18 @@ def run(args: argparse.Namespace) -> int:
     if args.json and not Path(args.json).resolve().parent.is_dir():  # before minutes of measuring, not after
         raise ConfigError(f"--json {args.json}: there is no such folder", fix="Make it first.")
     quiet_libraries()
-    _measure(config_from_args(args), args)
+    # Speed is compared on one and the same model and maths: those of transformers.
+    _measure(replace(config_from_args(args), recipe="hf"), args)
     return 0
 
 
 def _measure(config: RunConfig, args: argparse.Namespace) -> None:
-    from tunesmith.finetune.refused import refuse_what_is_not_built
-    from tunesmith.measure.agreement import compare_losses
     from tunesmith.measure.contest import run_contest
     from tunesmith.measure.hardware import bytes_per_step, measure_limits, operations_per_token
-    from tunesmith.measure.table import failures_of, format_lines, make_lines, to_json
+    from tunesmith.measure.same_maths import compare_losses
+    from tunesmith.measure.table import failures_of, format_lines, lines_to_json, make_lines
     from tunesmith.measure.worker import make_prepared
+    from tunesmith.session.refused import refuse_what_is_not_built
 
     refuse_what_is_not_built(config)
     prepared = make_prepared(config)  # tokens are in the cache from here on: start-up is compared without tokenizing
@@ -62,7 +64,7 @@ def _measure(config: RunConfig, args: argparse.Namespace) -> None:
     device, dtype = prepared.runtime.device, torch.bfloat16 if prepared.runtime.precision == "bf16" else torch.float32
     title = (
         f"{config.model_name_or_path or 'the default model'}, {len(prepared.rows('train')):,} rows, batch "
-        f"{config.per_device_train_batch_size}, {'fp32' if prepared.runtime.precision == 'no' else prepared.runtime.precision}, "
+        f"{config.decided.per_device_train_batch_size}, {prepared.runtime.precision.replace('no', 'fp32')}, "
         f"{device} (threads: {torch.get_num_threads()}); {args.rounds} rounds of {args.steps} steps, taking turns"
     )
     print(title, flush=True)
@@ -93,7 +95,7 @@ def _measure(config: RunConfig, args: argparse.Namespace) -> None:
     if args.json:
         facts = {"what": title, "versions": package_versions(), "largest_loss_difference": worst}
         facts |= {"matrix_rate": limits.matrix_rate, "copy_rate": limits.copy_rate, "did_not_run": failures_of(results)}
-        text = json.dumps(to_json(lines, **facts, losses=pairs), indent=1) + "\n"
+        text = json.dumps(lines_to_json(lines, **facts, losses=pairs), indent=1) + "\n"
         write_file(Path(args.json), text.encode())
         print(f"written: {args.json}")
 

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
         require_plain(Path(args.output))
     comparison = compare_runs(args.runs, metric=args.metric, split=args.split)
-    print(json.dumps(to_json(comparison), allow_nan=False, indent=1) if args.json else to_text(comparison))
+    print(json.dumps(comparison_to_json(comparison), allow_nan=False, indent=1) if args.json else to_text(comparison))
     if args.output:
         from tunesmith.report.compare_page import write_comparison
         from tunesmith.run.writing import make_folder
@@ -87,7 +87,7 @@ def _table(head: list[str], rows: list[list[str]]) -> list[str]:
     return ["  " + "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
-def to_json(comparison: Comparison) -> dict[str, Any]:
+def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
     """The comparison as a plain dict."""
     return {
         "runs": {run.letter: str(run.path) for run in comparison.runs},

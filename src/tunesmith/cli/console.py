@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from tunesmith.cli.bars import BAR, BYTES, TRAINING_BAR, format_bytes, format_duration
-from tunesmith.cli.streams import drop
+from tunesmith.cli.standard_streams import drop
 from tunesmith.events import (
     Evaluated,
     Event,
@@ -25,12 +24,25 @@ from tunesmith.events import (
     SafePoint,
     StepDone,
 )
-from tunesmith.finetune.watch import Watch
+from tunesmith.session.watch import Watch
 
 SLOW_SECONDS = 2.0
 """Where there are no bars, what is over sooner than this is not worth a line."""
 LINE_SECONDS = 10.0
 """Where there are no bars, something slow says how far it is this often."""
+_ENDS = "{desc} {percentage:3.0f}% |{bar}| "
+
+TRAINING_BAR: dict[str, Any] = {
+    "unit": " step",
+    "bar_format": _ENDS + "{n_fmt}/{total_fmt}  {rate_fmt}  {remaining} left{postfix}",
+    "smoothing": 0.05,
+}
+BAR: dict[str, Any] = {"unit": " rows", "bar_format": _ENDS + "{n:,}/{total:,} rows  {rate_fmt}  {remaining} left"}
+BYTES: dict[str, Any] = {
+    "unit": "B",
+    "unit_scale": True,
+    "bar_format": _ENDS + "{n_fmt}/{total_fmt}  {rate_fmt}  {remaining} left",
+}
 SHOWN_METRICS = 2
 """Beside the loss, so that the line fits 80 columns; report and journal have them all."""
 
@@ -68,6 +80,7 @@ class Console:
         self.logging_steps = logging_steps
         self.logging_strategy = logging_strategy
         self.logging_first_step = logging_first_step
+        self._watch = Watch()
         self._training: Any = None
         self._bar: Any = None
         self._what: str | None = None
@@ -80,7 +93,8 @@ class Console:
 
     def watch(self) -> Watch:
         """The hooks that `finetune` takes."""
-        return Watch(self.say, self.progress, self.plan, [self.on])
+        self._watch = Watch(self.say, self.progress, self.plan, [self.on])
+        return self._watch
 
     def say(self, text: str) -> None:
         """A sentence that stays, wrapped to the terminal."""
@@ -197,13 +211,19 @@ class Console:
         for index, event in enumerate(self._evaluations):
             shown = [(k, v) for k, v in event.metrics.items() if k == "loss"]
             shown += [(k, v) for k, v in event.metrics.items() if k != "loss"][:SHOWN_METRICS]
-            values = "  ".join(f"{k} {v:.4f}" if v is not None else f"{k} -" for k, v in shown)
+            names = {k: self._title(k) for k, _ in shown}
+            values = "  ".join(f"{names[k]} {v:.4f}" if v is not None else f"{names[k]} -" for k, v in shown)
             name = {"train_sample": "train sample"}.get(event.split, event.split)
             mark = self._paint("  best", "32") if best and index == 0 else ""
             start = f"epoch {event.epoch:.2f}"
             self._write(f"{start if index == 0 else ' ' * len(start)}  {name:<12}  {values}  (n={event.n:,}){mark}")
         if self._evaluations:
             self._evaluations.clear()
+
+    def _title(self, metric: str) -> str:
+        """The metric with the class it is about."""
+        name = self._watch.positive_name if metric in ("f1", "precision", "recall") else None
+        return metric if name is None else f"{metric} of {name!r}"
 
     def _write(self, text: str) -> None:
         """A line above the bars."""
@@ -243,3 +263,19 @@ def _sentence(event: Note | MicroBatchSplit | NonFinite) -> str:
             f"out of memory at step {event.step}: micro-batches of {event.rows_before} rows now have {event.rows_after}"
         )
     return f"step {event.step}: {event.what} {event.tensor} is not finite; the update was not applied"
+
+
+def format_duration(seconds: float) -> str:
+    """`12s`, `3m05s`, `2h07m`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def format_bytes(count: float) -> str:
+    """`812 B`, `3.4 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError

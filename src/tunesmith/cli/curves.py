@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the pictures, prints the sketch and the paths; gives the exit code."""
-    from tunesmith.curves.build import load_curves
+    from tunesmith.curves.from_journal import load_curves
     from tunesmith.curves.plot import save_curves
     from tunesmith.curves.sketch import sketch_curves
 

@@ -11,6 +11,7 @@ from tunesmith.cli.parser import user_path
 from tunesmith.config.schema import RunConfig
 
 RECIPE = {
+    "recipe": "hf",
     "learning_rate": 1e-4,
     "num_train_epochs": 5.0,
     "per_device_train_batch_size": 16,
@@ -63,8 +64,8 @@ def free_folder(folder: Path) -> Path:
     """The folder, or folder-2, folder-3, ...: the first that is new, empty or holds an unfinished run."""
     from itertools import count
 
-    from tunesmith.run.claim import is_run
     from tunesmith.run.layout import RunDir
+    from tunesmith.run.ledger import is_run
 
     def is_free(name: Path) -> bool:
         if not os.path.lexists(name) or (name.is_dir() and not any(name.iterdir())):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+from pathlib import Path
 
 from tunesmith.cli.parser import user_path
+from tunesmith.findings import Finding
+from tunesmith.run.layout import RunDir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +34,28 @@ def run(args: argparse.Namespace) -> int:
             print(f"  {finding.evidence}")
             for action in finding.advice:
                 print(f"  -> {action}")
+        _print_likely(findings[0].numbers.get("likelihoods", {}))
+        _print_next(path, findings[0])
         best = findings[0].numbers
         if "best_step" in best:
             print(f"  best step {best['best_step']}: {best['best_metric']} {best['best_value']:.4g}")
     return 0
+
+
+def _print_likely(likely: dict[str, float]) -> None:
+    """What else it may be, with the probability of each."""
+    shown = [f"{code.replace('_', ' ')} {share:.0%}" for code, share in likely.items()]
+    if len(shown) > 1:
+        print(f"  likely: {', '.join(shown)}")
+
+
+def _print_next(path: Path, finding: Finding) -> None:
+    """The first advice that is made of options alone, as a command."""
+    from tunesmith.diagnose.verdict import advised_options
+
+    options = next((found for advice in finding.advice if (found := advised_options(advice))), {})
+    config = RunDir(path).config_file
+    if options and None not in options.values() and config.is_file():
+        flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        words = ["tunesmith", "train", str(config), "--output_dir", f"{path}-next", *flags]
+        print(f"  next: {shlex.join(words)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 
 from tunesmith.cli.parser import user_path
 
@@ -21,20 +22,21 @@ def run(args: argparse.Namespace) -> int:
     """Prints how each part is; 0 when nothing is damaged, else 5."""
     from tunesmith.config.load import load_config
     from tunesmith.errors import ConfigError
-    from tunesmith.run.doctor import Part, examine, is_sound, repair
+    from tunesmith.run.doctor import Examined, examine, is_sound, repair
     from tunesmith.run.layout import RunDir, open_run
+    from tunesmith.run.sealed import MANIFEST
 
     folder = RunDir(args.run_folder)
-    if not folder.checkpoints():
+    if not any(os.path.lexists(checkpoint / MANIFEST) for checkpoint in folder.checkpoints()):
         folder = open_run(args.run_folder)
     removed = repair(folder) if args.repair else []
     parts = examine(folder)
     try:
         load_config(folder.config_file, need_data=False)
-        parts.insert(1, Part(folder.config_file.name, "sound", "reads well"))
+        parts.insert(1, Examined(folder.config_file.name, "sound", "reads well"))
     except (ConfigError, OSError) as error:
         text = f"{error}. Give the command of the run once more: it writes the file again"
-        parts.insert(1, Part(folder.config_file.name, "note", text))
+        parts.insert(1, Examined(folder.config_file.name, "note", text))
     if args.json:
         listed = [{"name": p.name, "health": p.health, "text": p.text} for p in parts]
         print(json.dumps({"run": str(folder.path), "sound": is_sound(parts), "removed": removed, "parts": listed}))

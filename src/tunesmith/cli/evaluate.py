@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.cli.parser import user_path
-from tunesmith.cli.reading import (
+from tunesmith.cli.trained_model import (
     add_reading_arguments,
     load_predictor,
+    predict_dataset,
     read_model_facts,
     reading_options,
-    tokenize_rows,
 )
 
 
@@ -30,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="labelled rows: csv, tsv, jsonl, parquet or arrow",
     )
     parser.add_argument(
-        "--text_column_names", metavar="NAMES", help="one text column or two, with a comma; default: as in training"
+        "--text_column_names",
+        nargs="+",
+        metavar="NAME",
+        help="one text column or two, with a comma or a space; default: as in training",
     )
     parser.add_argument("--label_column_name", metavar="NAME", help="column with the labels; default: as in training")
     parser.add_argument("--metric_name", metavar="NAMES", help="metrics, with commas; default: those of the task")
@@ -40,11 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluates and prints the scores; gives the exit code."""
+    import numpy as np
+
     from tunesmith.cli.console import Console
-    from tunesmith.data.columns import Columns
-    from tunesmith.data.load import read_labelled
     from tunesmith.errors import DataError
     from tunesmith.metrics.suite import make_suite
+    from tunesmith.reading.columns import Columns
+    from tunesmith.reading.load import read_labelled
 
     console = Console()
     facts = read_model_facts(args)
@@ -52,27 +57,25 @@ def run(args: argparse.Namespace) -> int:
     columns = Columns(text, label, facts.labels.task)
     dataset = read_labelled(Path(args.test_file), columns=columns, labels=facts.labels, **reading_options(args))
     names = args.metric_name.split(",") if args.metric_name else facts.metrics
-    suite = make_suite(facts.labels.task, names=names, glue_task=None if names else facts.glue_task)
+    glue = None if names else facts.glue_task
+    suite = make_suite(facts.labels.task, names=names, glue_task=glue, positive_name=facts.labels.positive_name)
     predictor = load_predictor(args)
-    rows = tokenize_rows(dataset, predictor, text, console)
-    logits = predictor.predict(rows, max_rows=args.batch_size, on_batch=console.counter("evaluating", len(rows)))
-    console.close()
-    assert rows.labels is not None
-    scores = suite.compute_with_intervals(logits, rows.labels)
+    logits = predict_dataset(predictor, dataset, text, console, max_rows=args.batch_size, what="evaluating")
+    scores = suite.compute_with_intervals(logits, np.asarray(dataset["labels"]))
     if next(iter(scores.values())).n == 0:
         raise DataError("has no labelled row", where=args.test_file)
     if args.json:
         print(json.dumps({name: score.to_json() for name, score in scores.items()}, indent=1))
         return 0
-    width = max(len(name) for name in scores)
+    width = max(len(score.title(name)) for name, score in scores.items())
     for name, score in scores.items():
-        print(f"{name:<{width}}  {score.text()}")
+        print(f"{score.title(name):<{width}}  {score.text()}")
     return 0
 
 
 def _columns(args: argparse.Namespace, facts: Any) -> tuple[tuple[str, ...], str]:
     """Text and label columns: as asked for, else as in training, else as found in the file."""
-    from tunesmith.cli.reading import text_columns
+    from tunesmith.cli.trained_model import text_columns
 
     text = text_columns(args, facts, args.test_file)
     return text, args.label_column_name or facts.label_column or "label"

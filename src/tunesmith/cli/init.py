@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from tunesmith.cli.flags import add_option_flags
 from tunesmith.cli.parser import user_path
 from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig, list_options
-from tunesmith.config.write import dump_value
+from tunesmith.config.schema import RunConfig, dump_value, list_options
 from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
-from tunesmith.run.claim import require_not_of_a_run
+from tunesmith.run.ledger import require_not_of_a_run
 from tunesmith.run.writing import require_plain, write_file
 
 USUAL = (
@@ -38,6 +38,11 @@ USUAL = (
     "output_dir",
 )
 """The options most people change. They come first; the others follow as comments."""
+READING = (
+    *("text_column_names", "label_column_name", "label_separator", "label_names", "do_regression"),
+    *("encoding", "delimiter", "quoting"),
+)
+"""The options of train that say how a file is read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--validation_file", type=user_path, metavar="FILE", help="Rows to evaluate on while training.")
     parser.add_argument("--test_file", type=user_path, metavar="FILE", help="Rows to evaluate or predict at the end.")
+    add_option_flags(parser, "Columns and reading, as in train", READING)
     parser.add_argument("--force", action="store_true", help="Overwrite the config when it exists.")
 
 
@@ -65,8 +71,9 @@ def run(args: argparse.Namespace) -> int:
     files = {
         name: getattr(args, name) for name in ("train_file", "validation_file", "test_file") if getattr(args, name)
     }
-    found, why = look_at(files)
-    config = load_config(None, {**files, **found})
+    asked = load_config(None, args.given, need_data=False)
+    found, why = look_at(files, {name: getattr(asked, name) for name in READING})
+    config = load_config(None, {**files, **args.given, **found})
     write_file(output, describe_run(config, why).encode())
     for sentence in why:
         print(sentence)
@@ -74,15 +81,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def look_at(files: dict[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def look_at(files: dict[str, str], asked: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Columns and task of the files as options, and the sentences that say why."""
-    from tunesmith.data.columns import infer_columns
-    from tunesmith.data.read import read_source
+    from tunesmith.reading.columns import infer_columns
+    from tunesmith.reading.read import read_source
 
+    how = {name: asked[name] for name in ("encoding", "delimiter", "quoting")}
     sources = {
-        name.removesuffix("_file"): read_source(path, name=name.removesuffix("_file")) for name, path in files.items()
+        name.removesuffix("_file"): read_source(path, name=name.removesuffix("_file"), **how)
+        for name, path in files.items()
     }
-    columns = infer_columns(sources)
+    wanted = ("text_column_names", "label_column_name", "label_separator", "do_regression")
+    columns = infer_columns(sources, **{name: asked[name] for name in wanted})
     found: dict[str, Any] = {"text_column_names": list(columns.text), "do_regression": columns.task is Task.REGRESSION}
     if columns.label is not None:
         found["label_column_name"] = columns.label
@@ -101,5 +111,7 @@ def describe_run(config: RunConfig, why: tuple[str, ...]) -> str:
     lines += ["", "# Everything else, with its default. Remove the # in front of a name to change it."]
     for option in options.values():
         if option.name not in USUAL:
-            lines += ["#", f"# {option.help}", f"#{option.name}: {dump_value(option.default)}"]
+            value = getattr(config, option.name)
+            mark = "#" if value == option.default else ""  # a flag that was given stays in force
+            lines += ["#", f"# {option.help}", f"{mark}{option.name}: {dump_value(value)}"]
     return "\n".join(lines) + "\n"

@@ -8,10 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tunesmith.cli.arguments import add_config_arguments, config_from_args
+from tunesmith.cli.flags import add_config_arguments, config_from_args
 from tunesmith.errors import ConfigError
-
-HELP = "show what the model sees: tokens, ids, types, mask, lengths, truncation and padding"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,11 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints the page; gives the exit code."""
     config = config_from_args(args)
-    batch_size = config.per_device_train_batch_size if args.batch_size is None else args.batch_size
+    batch_size = config.decided.per_device_train_batch_size if args.batch_size is None else args.batch_size
     if batch_size < 1:
         raise ConfigError(f"--batch_size {batch_size} is not a positive number of rows")
     wanted = _parse_rows(args.rows)
-    bundle, tokenizer, max_length, tokenized = prepare(config)
+    bundle, tokenizer, max_length, tokenized = prepare_rows(config)
     if args.split not in tokenized:
         raise ConfigError(f"there is no split {args.split!r}", fix=f"There are: {', '.join(tokenized)}.")
     shown = tokenized[args.split]
@@ -47,16 +45,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def prepare(config: Any) -> tuple[Any, Any, int, dict[str, Any]]:
+def prepare_rows(config: Any) -> tuple[Any, Any, int, dict[str, Any]]:
     """The data, the tokenizer, the longest row allowed, and every split tokenized."""
     from dataclasses import replace
     from functools import partial
 
     from tunesmith.cli.console import Console, quiet_libraries
-    from tunesmith.data.tokenize import longest_allowed, tokenize
-    from tunesmith.finetune.reading import read_run_data
-    from tunesmith.model.config_file import read_config
-    from tunesmith.model.tokenizer import load_tokenizer, position_limit, require_segments
+    from tunesmith.encoder.config_file import read_config_file
+    from tunesmith.encoder.tokenizer import load_tokenizer, position_limit, require_segments
+    from tunesmith.session.inputs import read_run_data
+    from tunesmith.tokens.tokenize import longest_allowed, tokenize
 
     quiet_libraries()
     console = Console()
@@ -67,7 +65,7 @@ def prepare(config: Any) -> tuple[Any, Any, int, dict[str, Any]]:
     bundle, folder = data.bundle, data.folder
     source = {"revision": config.model_revision, "allow_download": config.allow_download}
     tokenizer = load_tokenizer(config.tokenizer_name, **source) if config.tokenizer_name else load_tokenizer(folder)
-    stored = read_config(folder)
+    stored = read_config_file(folder)
     require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(folder))
     max_length = longest_allowed(tokenizer, model_max=position_limit(stored), asked=config.max_seq_length)
     tokenized = {
@@ -133,7 +131,7 @@ def describe_lengths(tokenized: dict[str, Any], max_length: int, *, shown: str, 
     """Lengths of every split, the histogram of one, and what is cut."""
     import numpy as np
 
-    from tunesmith.data.lengths import count_lengths, draw_histogram, summarize_lengths
+    from tunesmith.tokens.lengths import count_lengths, draw_histogram, summarize_lengths
 
     lines = ["tokens a row   rows  shortest   mean  median    95%  longest"]
     whole = {}
@@ -151,7 +149,7 @@ def describe_lengths(tokenized: dict[str, Any], max_length: int, *, shown: str, 
 
 def describe_padding(lengths: Any, batch_size: int, max_length: int, config: Any) -> list[str]:
     """What padding costs with three ways of making batches."""
-    from tunesmith.data.lengths import compare_padding
+    from tunesmith.tokens.lengths import compare_padding
 
     seed = config.seed if config.data_seed is None else config.data_seed
     ways = compare_padding(

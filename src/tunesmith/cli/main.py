@@ -12,18 +12,21 @@ from importlib.util import find_spec
 from typing import Any
 
 from tunesmith import __version__
-from tunesmith.cli.streams import LostOutput, drop, prepare_streams
+from tunesmith.cli.standard_streams import LostOutput, drop, prepare_streams
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, nearest
 
 VERBS: dict[str, dict[str, str]] = {
     "Train": {
         "train": "fine-tune a model on labelled text",
+        "plan": "measure what a run will need: time, memory, disk",
         "demo": "train the embedded model on the embedded sample data",
         "resume": "go on with a run that was stopped",
         "evaluate": "score a trained model on labelled rows",
         "predict": "label new rows with a trained model",
+        "export": "write the model as ONNX or OpenVINO, measured against the original",
     },
     "Look": {
+        "audit": "look for repeats, leaks and wrong labels in data files",
         "inspect": "show what the model sees: tokens, lengths, padding",
         "curves": "draw the learning curves of a run",
         "diagnose": "say what the learning curves mean and what to do next",
@@ -31,6 +34,7 @@ VERBS: dict[str, dict[str, str]] = {
         "compare": "compare two runs, with the uncertainty of the difference",
         "board": "watch runs in the browser",
         "serve": "answer requests with a trained model",
+        "push": "upload the model of a run to the Hub",
     },
     "Set up": {
         "init": "write a commented config for a data file",

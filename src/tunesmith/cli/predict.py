@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tunesmith.cli.bulk_predict import is_bulk, predict_many
 from tunesmith.cli.parser import user_path
-from tunesmith.cli.reading import (
+from tunesmith.cli.standard_streams import print_data
+from tunesmith.cli.trained_model import (
     add_reading_arguments,
+    chosen_names,
     load_predictor,
+    positive,
+    predict_dataset,
     read_model_facts,
     reading_options,
     text_columns,
 )
-from tunesmith.cli.streams import print_data
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,19 +30,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run", type=user_path, metavar="RUN", help="run folder, or any folder with a trained classifier"
     )
     parser.add_argument(
-        "--input", type=user_path, metavar="FILE", help="rows to label: csv, tsv, jsonl, parquet or arrow"
+        "--input",
+        type=user_path,
+        metavar="FILE",
+        help="rows to label: csv, tsv, jsonl, parquet or arrow; a pattern in quotes or a folder for many files (bulk); "
+        "- reads csv (or JSON lines) from stdin",
     )
     parser.add_argument(
         "--output",
         type=user_path,
         metavar="FILE",
-        help="where to write: .csv, .tsv, .jsonl or .parquet; default: stdout as csv",
+        help="where to write: .csv, .tsv, .jsonl or .parquet; a folder for many files; default, and -: stdout as csv",
     )
     parser.add_argument(
-        "--text", nargs="+", metavar="TEXT", help="classify one text, or two that form a pair, and print the result"
+        "--text",
+        nargs="+",
+        metavar="TEXT",
+        help="classify these texts and print the results; for a model of pairs, two texts are one pair",
     )
+    parser.add_argument("--text_pair", nargs="+", metavar="TEXT", help="the second text of each --text")
     parser.add_argument(
-        "--text_column_names", metavar="NAMES", help="one text column or two, with a comma; default: as in training"
+        "--text_column_names",
+        nargs="+",
+        metavar="NAME",
+        help="one text column or two, with a comma or a space; default: as in training",
+    )
+    parser.add_argument("--top_k", type=positive, metavar="K", help="only the K most probable labels, the best first")
+    parser.add_argument(
+        "--workers", type=positive, default=1, metavar="N", help="processes that share the work on many files [1]"
     )
     add_reading_arguments(parser)
 
@@ -45,78 +65,120 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predicts and writes the table; gives the exit code."""
     from tunesmith.errors import ConfigError
+    from tunesmith.predict.graph_facts import is_graph_folder
     from tunesmith.predict.tables import check_format
-    from tunesmith.run.claim import require_not_of_a_run
+    from tunesmith.run.ledger import require_not_of_a_run
     from tunesmith.run.writing import require_plain
 
     if (args.input is None) == (args.text is None):
         raise ConfigError("give either --input FILE or --text")
+    if args.output == "-":
+        args.output = None
+    if is_bulk(args):
+        return predict_many(read_model_facts(args), args)
     if args.output is not None:
         check_format(Path(args.output))
         require_plain(Path(args.output))
         require_not_of_a_run(Path(args.output))
-        if args.input is not None and Path(args.output).resolve() == Path(args.input).resolve():
+        if args.input is not None and os.path.realpath(args.output) == os.path.realpath(args.input):
             raise ConfigError("is the input file", where=args.output, fix="Give another --output.")
     facts = read_model_facts(args)
-    return _predict_file(facts, args) if args.text is None else _predict_text(facts, args)
+    if args.text is not None:
+        return _predict_text(facts, args)
+    return _predict_plain(facts, args) if is_graph_folder(Path(args.run)) else _predict_file(facts, args)
 
 
 def _predict_text(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.errors import ConfigError
+    from tunesmith.labels import Task
 
-    texts = args.text
-    wanted = len(facts.text_columns or texts[:2])
-    if len(texts) != wanted:
-        raise ConfigError(f"this model reads {wanted} text(s), {len(texts)} given", fix="Put each text in quotes.")
+    texts, pairs = args.text, args.text_pair
+    wanted = len(facts.text_columns) if facts.text_columns is not None else (1 if pairs is None else 2)
+    if wanted == 2 and pairs is None and len(texts) == 2:
+        texts, pairs = texts[:1], texts[1:]
+    if (wanted == 2) != (pairs is not None) or (pairs is not None and len(pairs) != len(texts)):
+        count = f"{len(texts)} text(s) and {len(pairs or ())} second text(s)"
+        raise ConfigError(
+            f"this model reads {wanted} text(s) a row, {count} given",
+            fix="Put each text in quotes; give pairs as --text A ... --text_pair B ...",
+        )
     predictor = load_predictor(args)
-    from tunesmith.predict.predictor import predicted_names
+    from tunesmith.predict.predictor import predicted_names, sorted_scores
 
-    probabilities = predictor.probabilities(texts[:1], texts[1:2] or None)
-    print(predicted_names(probabilities, predictor.facts.labels)[0])
-    for name, value in zip(predictor.facts.labels.names, probabilities[0], strict=True):
-        print(f"  {name}  {value:.4f}")
+    probabilities = predictor.probabilities(texts, pairs)
+    labels = predictor.facts.labels
+    for number, (name, row) in enumerate(zip(predicted_names(probabilities, labels), probabilities, strict=True)):
+        if len(texts) > 1:
+            shown = texts[number] if pairs is None else f"{texts[number]} | {pairs[number]}"
+            print(f"{shown}: {name}")
+        else:
+            print(name)
+        if labels.task is not Task.REGRESSION:
+            for label, value in sorted_scores(row, labels, args.top_k):
+                print(f"  {label}  {value:.4f}")
     return 0
 
 
 def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.cli.console import Console
-    from tunesmith.data.load import read_unlabelled
-    from tunesmith.data.truncation import describe_empty
-    from tunesmith.predict.column_names import choose_names, describe_renaming, list_answers
+    from tunesmith.predict.column_names import choose_column_names, describe_renaming, list_answers
     from tunesmith.predict.tables import check_cells, write_delimited, write_table
+    from tunesmith.reading.load import read_unlabelled
 
     console = Console()
-    text = text_columns(args, facts, args.input)
+    given, options = _source(args)
+    text = text_columns(args, facts, given)
     reading = partial(console.progress, "reading")
-    source = read_unlabelled(Path(args.input), text=text, on_progress=reading, **reading_options(args))
+    source = read_unlabelled(given, text=text, on_progress=reading, **options)
     output = None if args.output is None else Path(args.output)
     check_cells(output, {name: source.dataset[name] for name in source.column_names})
-    ours = list_answers(facts.labels)
-    names = choose_names(ours, source.column_names)
+    ours = list_answers(facts.labels, args.top_k)
+    names = choose_column_names(ours, source.column_names)
     renamed = describe_renaming(ours, names)
     if renamed is not None:
         console.say(renamed)
     predictor = load_predictor(args)
-    from tunesmith.predict.predictor import predicted_names, probabilities_of
-    from tunesmith.predict.stream import chunks_of_dataset
+    from tunesmith.predict.predictor import answer_columns, probabilities_of
 
-    count = len(source.dataset)
-    chunks = chunks_of_dataset(source.dataset, text)
-    found = predictor.predict_texts(chunks, max_rows=args.batch_size, on_batch=console.counter("predicting", count))
-    if found.truncated.rows_cut:
-        console.say(found.truncated.sentence("input"))
-    if found.empty:
-        console.say(describe_empty("input", found.empty))
-    console.close()
-    logits = found.logits
+    logits = predict_dataset(predictor, source.dataset, text, console, max_rows=args.batch_size, what="predicting")
     labels = predictor.facts.labels
-    probabilities = probabilities_of(logits, labels.task)
     columns: dict[str, Any] = {name: source.dataset[name][:] for name in source.column_names}
-    answers = [predicted_names(probabilities, labels), *probabilities.T.tolist()]
-    columns |= dict(zip(names, answers, strict=False))  # a regression has no probabilities
+    answers = answer_columns(probabilities_of(logits, labels.task), labels, args.top_k)
+    columns |= dict(zip(names, answers, strict=True))
     if output is None:
         write_delimited(print_data(sys.stdout), columns, ",")
         return 0
     write_table(output, columns)
-    print(f"{args.output}: {count:,} rows", file=sys.stderr)
+    print(f"{args.output}: {len(logits):,} rows", file=sys.stderr)
     return 0
+
+
+def _predict_plain(facts: Any, args: argparse.Namespace) -> int:
+    """Rows of a file for an exported folder: needs no package that the graph does not need."""
+    from tunesmith.bulk.work import label_columns, read_whole
+    from tunesmith.predict.tables import check_cells, write_delimited, write_table
+
+    options = reading_options(args)
+    empty = options.pop("allow_empty_text")
+    asked = chosen_names(args) or facts.text_columns
+    output = None if args.output is None else Path(args.output)
+    columns = read_whole(args.input, options)
+    check_cells(output, columns)
+    columns = label_columns(load_predictor(args), columns, tuple(asked or ("text",)), args.top_k, allow_empty=empty)
+    if output is None:
+        write_delimited(print_data(sys.stdout), columns, ",")
+    else:
+        write_table(output, columns)
+        print(f"{args.output}: {len(next(iter(columns.values()))):,} rows", file=sys.stderr)
+    return 0
+
+
+def _source(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """The rows to read and how: a file, or what stands on stdin as columns in memory."""
+    options = reading_options(args)
+    if args.input != "-":
+        return Path(args.input), options
+    from tunesmith.reading.row_blocks import read_stdin
+
+    rows = read_stdin(**{name: options.pop(name) for name in ("encoding", "delimiter", "quoting")})
+    return rows, options

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from tunesmith.cli.train import train
 
-    config = read_config(folder)
+    config = config_of_run(folder)
     if args.allow_changed_data:
         config = replace(config, allow_changed_data=True)
     if args.disable_tqdm:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     return train(config)
 
 
-def read_config(folder: RunDir) -> RunConfig:
+def config_of_run(folder: RunDir) -> RunConfig:
     """The config of a run, with its relative paths as they were meant where the run was started."""
     from tunesmith.config.load import load_config
     from tunesmith.errors import ConfigError

@@ -6,8 +6,7 @@ import argparse
 import json
 
 from tunesmith.config.json_schema import make_json_schema
-from tunesmith.config.schema import list_options
-from tunesmith.config.write import dump_value
+from tunesmith.config.schema import dump_value, list_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

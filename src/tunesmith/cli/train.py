@@ -8,14 +8,18 @@ import shlex
 import shutil
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
-from tunesmith.cli.arguments import add_config_arguments, config_from_args
+from tunesmith.cli.flags import add_config_arguments, config_from_args
 from tunesmith.config.schema import RunConfig
-from tunesmith.run.launcher import read_launch
+from tunesmith.errors import ConfigError
+from tunesmith.run.environment import read_launch
 
 if TYPE_CHECKING:
-    from tunesmith.finetune import RunResult
+    from tunesmith.session.from_config import RunResult, Watch
+
+Made = TypeVar("Made")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,10 +35,12 @@ def run(args: argparse.Namespace) -> int:
 def train(config: RunConfig) -> int:
     """Trains a config and prints what came out, on rank 0."""
     first = read_launch().rank == 0
+    if config.seeds > 1 or (config.folds is not None and config.fold is None):
+        return _train_repeats(config)
     if not first:
         logging.getLogger("tunesmith").setLevel(logging.ERROR)
     result = train_on_console(config)
-    from tunesmith.train.runtime import leave_ranks  # with torch, so only when there is something to leave
+    from tunesmith.ranks.runtime import leave_ranks  # with torch, so only when there is something to leave
 
     leave_ranks()
     if first:
@@ -46,8 +52,14 @@ def train(config: RunConfig) -> int:
 
 def train_on_console(config: RunConfig) -> RunResult:
     """Trains a config with bars or lines on stderr."""
+    from tunesmith.session.from_config import finetune
+
+    return with_console(config, lambda watch: finetune(config, watch=watch))
+
+
+def with_console(config: RunConfig, job: Callable[[Watch], Made]) -> Made:
+    """What the job gives, with its words and events on stderr."""
     from tunesmith.cli.console import Console, quiet_libraries
-    from tunesmith.finetune import finetune
 
     quiet_libraries()
     console = Console(
@@ -57,24 +69,52 @@ def train_on_console(config: RunConfig) -> RunResult:
         logging_first_step=config.logging_first_step,
     )
     try:
-        return finetune(config, watch=console.watch())
+        return job(console.watch())
     finally:
         console.close()
 
 
+def _train_repeats(config: RunConfig) -> int:
+    """Folds and seeds: trains each run, then prints the pooled scores."""
+    from tunesmith.session.repeats import run_repeats
+
+    if read_launch().world > 1:
+        raise ConfigError(
+            "--folds and --seeds train one run after the other, on one rank", fix="Leave the launcher out."
+        )
+    found = with_console(config, lambda watch: run_repeats(config, watch))
+    for seed, scores in found.pooled.items():
+        print(f"\nheld-out rows of {len(found.runs) // len(found.pooled)} run(s), seed {seed}, with 95% intervals:")
+        width = max((len(name) for name in scores), default=0)
+        for name, score in scores.items():
+            print(f"  {name:<{width}}  {score.text()}")
+    if len(found.pooled) > 1:
+        print(f"\nover {len(found.pooled)} seeds:")
+        for name, (mean, deviation) in found.spread().items():
+            print(f"  {name}  mean {mean:.4f}, standard deviation {deviation:.4f}")
+    folder = shlex.quote(str(found.path))
+    print(f"\nfolder: {found.path}   (repeats.json, {len(found.runs)} runs)\nnext:")
+    print(f"  tunesmith compare {folder}/*/\n  tunesmith board {folder}")
+    return 0
+
+
 def print_scores(result: RunResult) -> None:
     """Every score with its interval, and which weights were scored."""
-    width = max((len(m) for found in result.scores.values() for m in found), default=0)
+    width = max((len(s.title(m)) for found in result.scores.values() for m, s in found.items()), default=0)
     for split, found in result.scores.items():
         print(f"\n{split} scores, with 95% intervals:")
         for metric, score in found.items():
-            print(f"  {metric:<{width}}  {score.text()}")
+            print(f"  {score.title(metric):<{width}}  {score.text()}")
     if not result.scores:
         print("\nno labelled rows to score: give --validation_file or --test_file")
+    if result.warnings and result.scores:
+        print("\nbefore you trust these scores:")
+        for line in result.warnings:
+            print(textwrap.fill(line, _width(), initial_indent="  ", subsequent_indent="    "))
     if result.best_step is not None:
-        print(f"\nweights: those of step {result.best_step}, the best of {result.steps} steps")
+        print(f"\nkept the weights of step {result.best_step} of {result.steps} (best validation score)")
     else:
-        print(f"\nweights: those after the last step, {result.steps}")
+        print(f"\nkept the weights of the last step, {result.steps}")
 
 
 def print_diagnosis(result: RunResult) -> None:

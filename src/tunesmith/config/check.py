@@ -3,72 +3,18 @@ known before a file is read or a model is loaded."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tunesmith.config.metric_names import METRIC_ALIASES, METRIC_NAMES
-from tunesmith.config.paths import find_path_problems
-from tunesmith.config.schedule_options import schedule_problems
-from tunesmith.config.schema import RunConfig, list_options
+from tunesmith.config.choices import schedule_problems
+from tunesmith.config.options import Range
+from tunesmith.config.schema import PATH_OPTIONS, RunConfig, list_options
 from tunesmith.errors import did_you_mean
 
-_AT_LEAST: dict[str, float] = {
-    "per_device_train_batch_size": 1,
-    "per_device_eval_batch_size": 1,
-    "gradient_accumulation_steps": 1,
-    "max_seq_length": 3,
-    "pad_to_multiple_of": 1,
-    "preprocessing_num_workers": 1,
-    "shuffle_window": 1,
-    "token_budget": 1,
-    "dataloader_num_workers": 0,
-    "ddp_timeout": 1,
-    "max_train_samples": 1,
-    "max_eval_samples": 1,
-    "max_predict_samples": 1,
-    "warmup_steps": 0,
-    "weight_decay": 0,
-    "max_grad_norm": 0,
-    "seed": 0,
-    "data_seed": 0,
-    "eval_delay": 0,
-    "train_sample_size": 0,
-    "early_stopping_patience": 1,
-    "early_stopping_threshold": 0,
-    "save_total_limit": 1,
-}
-"""Smallest value of an option."""
-
-_AT_MOST: dict[str, float] = {
-    "num_train_epochs": 1_000_000,
-    "gradient_accumulation_steps": 1_000_000_000,
-    "pad_to_multiple_of": 4096,
-    "preprocessing_num_workers": 1024,
-    "ddp_timeout": 10_000_000,
-    "seed": 2**32 - 1,
-    "data_seed": 2**32 - 1,
-}
-"""Largest value of an option: a list is made of it, or a library counts it in 32 bits (NumPy takes no larger seed)."""
-
 LARGEST_NUMBER = 10**15
-"""Of any other option: larger whole numbers do not fit the arithmetic of the libraries."""
-
-_ABOVE_ZERO = (
-    "learning_rate",
-    "num_train_epochs",
-    "adam_epsilon",
-    "layerwise_lr_decay",
-    "eval_steps",
-    "save_steps",
-    "logging_steps",
-)
-
-_BELOW_ONE = ("validation_split_fraction", "label_smoothing_factor", "adam_beta1", "adam_beta2")
-"""Options from 0 to 1, 1 excluded."""
-
-_WHOLE_FROM_ONE = ("warmup_steps", "eval_steps", "save_steps", "logging_steps")
-"""Below 1 a share, from 1 on a number of steps: 1.5 is neither."""
+"""Of an option without a limit of its own: larger whole numbers do not fit the arithmetic of the libraries."""
 
 DATA_SOURCES = ("train_file", "task_name", "dataset_name")
 """The options that say where training rows come from: a run has one of them."""
@@ -96,47 +42,45 @@ def find_problems(
     problems = [
         *_check_ranges(config),
         *_check_sources(config, need_data=need_data),
+        *_check_folds(config),
         *_check_columns(config),
         *_check_metrics(config),
         *_check_evaluation(config),
         *_check_batches(config),
         *_check_engine(config),
         *_check_saving(config),
-        *(Problem(*found) for found in find_path_problems(config)),
+        *_check_paths(config),
     ]
     return tuple(problem.line(wheres or {}) for problem in problems)
 
 
 def _check_ranges(config: RunConfig) -> Iterator[Problem]:
-    for name, low in _AT_LEAST.items():
-        value = getattr(config, name)
-        if value is not None and value < low:
-            yield Problem(name, f"{value} is too small", f"Use {low:g} or more{_default_hint(name)}")
-    for name in list_options():
-        value, high = getattr(config, name), _AT_MOST.get(name, LARGEST_NUMBER)
-        if isinstance(value, int if name not in _AT_MOST else (int, float)) and value > high:
-            shown = value if isinstance(value, float) or value < 10**30 else "this number"
-            yield Problem(name, f"{shown} is too large", f"Use at most {high}")
-    for name in _ABOVE_ZERO:
-        value = getattr(config, name)
-        if value is not None and value <= 0:
-            yield Problem(name, f"{value} is not above 0", f"Use a larger value{_default_hint(name)}")
-    for name in _BELOW_ONE:
-        if not 0 <= getattr(config, name) < 1:
-            yield Problem(name, f"{getattr(config, name)} is not between 0 and 1", "Use a share from 0, below 1")
-    for name in _WHOLE_FROM_ONE:
-        value = getattr(config, name)
-        if isinstance(value, float) and value > 1 and not value.is_integer():
-            yield Problem(name, f"{value} is neither a share below 1 nor whole steps", f"Write {round(value)}")
+    for name, option in list_options().items():
+        value, limits = getattr(config, name), option.range
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            for text, fix in _range_problems(value, limits, option.default):
+                yield Problem(name, text, fix)
     if config.max_steps == 0 or config.max_steps < -1:
         yield Problem("max_steps", f"{config.max_steps} is not a number of steps", "Use 1 or more, or -1 for epochs")
-    if config.layerwise_lr_decay > 1:
-        yield Problem("layerwise_lr_decay", f"{config.layerwise_lr_decay} is above 1", "Use a value such as 0.9")
+    decay = config.decided.layerwise_lr_decay
+    if decay > 1:
+        yield Problem("layerwise_lr_decay", f"{decay} is above 1", "Use a value such as 0.9")
 
 
-def _default_hint(name: str) -> str:
-    default = list_options()[name].default
-    return "" if default is None else f"; the default is {default:g}"
+def _range_problems(value: int | float, limits: Range, default: float | None) -> Iterator[tuple[str, str]]:
+    hint = "" if default is None else f"; the default is {default:g}"
+    if limits.at_least is not None and value < limits.at_least:
+        yield f"{value} is too small", f"Use {limits.at_least:g} or more{hint}"
+    if limits.above is not None and value <= limits.above:
+        yield f"{value} is not above {limits.above:g}", f"Use a larger value{hint}"
+    if limits.share and not 0 <= value < 1:
+        yield f"{value} is not between 0 and 1", "Use a share from 0, below 1"
+    high = limits.at_most or (LARGEST_NUMBER if isinstance(value, int) else math.inf)
+    if value > high:
+        shown = value if isinstance(value, float) or value < 10**30 else "this number"
+        yield f"{shown} is too large", f"Use at most {high}"
+    if limits.whole_from_one and isinstance(value, float) and value > 1 and not value.is_integer():
+        yield f"{value} is neither a share below 1 nor whole steps", f"Write {round(value)}"
 
 
 def _check_sources(config: RunConfig, *, need_data: bool) -> Iterator[Problem]:
@@ -161,6 +105,15 @@ def _check_sources(config: RunConfig, *, need_data: bool) -> Iterator[Problem]:
             )
         elif path is not None:
             files[path] = name
+
+
+def _check_folds(config: RunConfig) -> Iterator[Problem]:
+    if config.fold is not None and (config.folds is None or config.fold > config.folds):
+        yield Problem(
+            "fold", f"there is no fold {config.fold} of {config.folds or 0}", "Give --folds, and a fold up to it"
+        )
+    if config.folds is not None and config.validation_file is not None:
+        yield Problem("folds", "makes its own validation rows, and a validation_file is given", "Give one of them")
 
 
 def _check_columns(config: RunConfig) -> Iterator[Problem]:
@@ -213,20 +166,26 @@ def _check_class_weights(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_metrics(config: RunConfig) -> Iterator[Problem]:
-    for name in config.metric_name or ():
-        if name not in METRIC_NAMES:
-            yield _unknown_metric("metric_name", name, METRIC_NAMES)
     best = config.metric_for_best_model
+    if config.metric_name is None and best is None:
+        return
+    from tunesmith.metrics.names import metric_names  # numpy: only where a metric is named
+
+    for name in config.metric_name or ():
+        if name not in metric_names():
+            yield _unknown_metric("metric_name", name, metric_names())
     if best is None:
         return
-    if best not in (*METRIC_NAMES, "loss"):
-        yield _unknown_metric("metric_for_best_model", best, (*METRIC_NAMES, "loss"))
+    if best not in (*metric_names(), "loss"):
+        yield _unknown_metric("metric_for_best_model", best, (*metric_names(), "loss"))
     elif config.metric_name is not None and best != "loss" and best not in config.metric_name:
         yield Problem("metric_for_best_model", f"{best} is not among metric_name", f"Add {best} to metric_name")
 
 
 def _unknown_metric(option: str, name: str, known: tuple[str, ...]) -> Problem:
-    near = did_you_mean(name, (*known, *METRIC_ALIASES))
+    from tunesmith.metrics.names import metric_aliases
+
+    near = did_you_mean(name, (*known, *metric_aliases()))
     return Problem(option, f"{name!r} is not a metric", near or f"Use one of {', '.join(known)}")
 
 
@@ -257,7 +216,7 @@ def _check_batches(config: RunConfig) -> Iterator[Problem]:
             yield Problem(
                 "token_budget", "sorts rows, so it contradicts train_sampling_strategy sequential", "Give one"
             )
-        if config.num_train_epochs > 10_000:
+        if config.decided.num_train_epochs > 10_000:
             yield Problem("num_train_epochs", "is above 10000 with token_budget, which counts each epoch", "Lower it")
     if config.pad_to_max_length and config.padding_free == "on":
         yield Problem("padding_free", "on contradicts pad_to_max_length", "Give one of them")
@@ -270,7 +229,7 @@ def _check_engine(config: RunConfig) -> Iterator[Problem]:
         yield Problem("cuda_graphs", "on cannot be used together with torch_compile", "Give one of them")
     if config.use_cpu and config.cuda_graphs == "on":
         yield Problem("cuda_graphs", "on needs a GPU, but use_cpu is set", "Leave one of them out")
-    options = (config.lr_scheduler_type, config.lr_scheduler_kwargs, config.learning_rate)
+    options = (config.lr_scheduler_type, config.lr_scheduler_kwargs, config.decided.learning_rate)
     for text, fix in schedule_problems(*options):
         yield Problem("lr_scheduler_kwargs", text, fix)
 
@@ -287,3 +246,28 @@ def _check_saving(config: RunConfig) -> Iterator[Problem]:
         if name not in trackers:
             fix = did_you_mean(name, trackers) or f"Use one of {', '.join(trackers)}"
             yield Problem("report_to", f"{name!r} is not a known tracker", fix)
+
+
+def _check_paths(config: RunConfig) -> Iterator[Problem]:
+    """Names of files and folders that cannot be used, told before anything is read or made."""
+    for name in list_options():
+        value = getattr(config, name)
+        texts = (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
+        if any(isinstance(text, str) and not _is_text(text) for text in texts):
+            yield Problem(name, "is not UTF-8 text, or holds a NUL character", "Use another name")
+        elif name in PATH_OPTIONS and isinstance(value, str) and value.startswith("~"):
+            yield Problem(name, f"{value.split('/')[0]} is no home folder", "Write the path out, or ./~name")
+    asked = config.run_name
+    if asked is None or config.output_dir is not None:
+        return
+    if not asked.strip() or asked in (".", "..") or any(c in "/\\" or not c.isprintable() for c in asked):
+        fix = "Use one name without slashes, or say where the folder goes with --output_dir"
+        yield Problem("run_name", f"{asked!r} cannot be the name of a folder in runs/", fix)
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text

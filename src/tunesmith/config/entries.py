@@ -32,16 +32,16 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Reading:
+class FileEntries:
     """What a file holds, and each problem found on the way."""
 
     entries: tuple[Entry, ...]
     problems: tuple[str, ...]
 
 
-def read_entries(path: str | Path) -> Reading:
+def read_entries(path: str | Path) -> FileEntries:
     """The top-level entries of a YAML, JSON or TOML file, by its suffix. A file that cannot be read at all is a ConfigError."""
-    readers: dict[str, Callable[[str, str], Reading]] = {
+    readers: dict[str, Callable[[str, str], FileEntries]] = {
         ".yaml": _read_yaml,
         ".yml": _read_yaml,
         ".json": _read_json,
@@ -78,14 +78,14 @@ def _read_text(path: Path) -> str:
         raise ConfigError("is not UTF-8 text", where=f"{path}:{line}", fix="Save it as UTF-8") from None
 
 
-def _read_yaml(text: str, file: str) -> Reading:
+def _read_yaml(text: str, file: str) -> FileEntries:
     """Built from parser events: tags, anchors and aliases never get a meaning."""
     from tunesmith.config.yaml_events import read_top_level
 
     return read_top_level(text, file)
 
 
-def _read_toml(text: str, file: str) -> Reading:
+def _read_toml(text: str, file: str) -> FileEntries:
     import tomllib
 
     try:
@@ -103,7 +103,7 @@ def _read_toml(text: str, file: str) -> Reading:
         found = re.search(rf"^[ \t]*(\[?)[ \t]*([\"']?){key}\2[ \t]*[=.\]]", text, re.MULTILINE)
         at = found.start(2) if found else 0
         entries.append(Entry(name, value, f"{file}:{_place(text, at)}"))
-    return Reading(tuple(entries), ())
+    return FileEntries(tuple(entries), ())
 
 
 def _toml_position(message: str) -> tuple[str, str]:
@@ -111,7 +111,7 @@ def _toml_position(message: str) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("end", "1")
 
 
-def _read_json(text: str, file: str) -> Reading:
+def _read_json(text: str, file: str) -> FileEntries:
     """Walks the outer object by hand, because `json` does not say where a key stands."""
     problems: list[str] = []
     entries: dict[str, Entry] = {}
@@ -149,7 +149,7 @@ def _read_json(text: str, file: str) -> Reading:
         raise ConfigError("is nested too deeply", where=file) from None
     except _NotJson as error:
         raise ConfigError(f"is not JSON: {error}", where=f"{file}:{_place(text, at)}") from None
-    return Reading(tuple(entries.values()), tuple(problems))
+    return FileEntries(tuple(entries.values()), tuple(problems))
 
 
 class _NotJson(Exception):

@@ -5,58 +5,39 @@ The string under a field is its only help text: `--help`, the reference page and
 
 from __future__ import annotations
 
-import ast
 import os
-import sys
-from dataclasses import MISSING, Field, dataclass, fields
+import re
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from tunesmith.config.data_options import DataOptions, ReadingOptions, TokenOptions
-from tunesmith.config.metric_names import spell_metric
-from tunesmith.config.model_options import ModelOptions, SpeedOptions
-from tunesmith.config.output_options import OutputOptions
-from tunesmith.config.rank_options import RankOptions
-from tunesmith.config.train_options import EvaluationOptions, TrainOptions
-
-GROUPS: tuple[type, ...] = (
-    DataOptions,
-    ReadingOptions,
-    TokenOptions,
-    ModelOptions,
-    TrainOptions,
-    EvaluationOptions,
-    SpeedOptions,
-    RankOptions,
-    OutputOptions,
-)
-"""The sections of the config, in the order a person reads them."""
+from tunesmith.config import options
+from tunesmith.config.options import Options, Range
+from tunesmith.config.recipe import Recipe
 
 DELIMITER_WORDS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}
 """Separators that are hard to type in a shell."""
 
 
 PATH_OPTIONS = (
-    *("output_dir", "cache_dir", "resume_from_checkpoint", "train_file", "validation_file", "test_file"),
+    *("output_dir", "cache_dir", "resume_from_checkpoint", "train_file", "validation_file", "test_file", "labels_file"),
     *("model_name_or_path", "tokenizer_name", "config_name", "dataset_name"),
 )
 """Options that are, or may be, the path of a file or folder."""
 
 
+def _spell_metric(name: str) -> str:
+    """The name a metric is reported under. An unknown name comes back as it is."""
+    from tunesmith.metrics.names import canonical_name, metric_names  # numpy: only where a metric is named
+
+    plain = canonical_name(name)
+    return plain if plain in (*metric_names(), "loss") else name
+
+
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(
-    OutputOptions,
-    RankOptions,
-    SpeedOptions,
-    EvaluationOptions,
-    TrainOptions,
-    ModelOptions,
-    TokenOptions,
-    ReadingOptions,
-    DataOptions,
-):
+class RunConfig(Options):
     """Everything a run is made from. Names and meanings follow transformers v5 where it has them."""
 
     def __post_init__(self) -> None:
@@ -68,9 +49,9 @@ class RunConfig(
         if self.delimiter is not None:
             object.__setattr__(self, "delimiter", DELIMITER_WORDS.get(self.delimiter.lower(), self.delimiter))
         if self.metric_for_best_model is not None:
-            object.__setattr__(self, "metric_for_best_model", spell_metric(self.metric_for_best_model))
+            object.__setattr__(self, "metric_for_best_model", _spell_metric(self.metric_for_best_model))
         if self.metric_name is not None:
-            object.__setattr__(self, "metric_name", tuple(spell_metric(name) for name in self.metric_name))
+            object.__setattr__(self, "metric_name", tuple(_spell_metric(name) for name in self.metric_name))
 
     @property
     def name(self) -> str:
@@ -80,6 +61,12 @@ class RunConfig(
         source = self.task_name or self.dataset_config_name or self.dataset_name or self.train_file or "run"
         model = self.model_name_or_path or "all-MiniLM-L6-v2"
         return f"{_stem(source)}-{_stem(model)}"
+
+    @property
+    def decided(self) -> Recipe:
+        """What is given or was decided by the recipe; transformers' values for the rest."""
+        values = {f.name: getattr(self, f.name) for f in fields(Recipe)}
+        return Recipe(**{name: value for name, value in values.items() if value is not None})
 
     @property
     def evaluation_steps(self) -> int | float | None:
@@ -103,30 +90,39 @@ class Option:
     default: Any
     help: str
     group: str
+    range: Range
 
 
 @cache
 def list_options() -> dict[str, Option]:
     """All options by name, in reading order."""
-    hints = get_type_hints(RunConfig)
-    options: dict[str, Option] = {}
-    for group in GROUPS:
-        texts = _help_texts(group)
-        for spec in fields(group):
-            options[spec.name] = Option(
-                spec.name, hints[spec.name], _default(spec), texts[spec.name], group.__doc__ or group.__name__
-            )
-    return options
+    hints = get_type_hints(RunConfig, include_extras=True)
+    plain = get_type_hints(RunConfig)
+    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(RunConfig)}
+    source = Path(options.__file__).read_text(encoding="utf-8")
+    listed: dict[str, Option] = {}
+    group = ""
+    for title, name, text in re.findall(r'^    (?:# (.+)|(\w+): .+\n    """(.+)""")$', source, re.MULTILINE):
+        group = title or group
+        if name in defaults:
+            limits = _annotation(hints[name]) or Range()
+            hint = plain[name] if isinstance(limits, Range) else Literal.__getitem__(tuple(limits))
+            known = limits if isinstance(limits, Range) else Range()
+            listed[name] = Option(name, hint, defaults[name], text, group, known)
+    return listed
+
+
+def _annotation(hint: Any) -> Any:
+    """What is annotated to a type, or to a part of a union."""
+    if get_origin(hint) is Annotated:
+        return hint.__metadata__[0]
+    return next((found for part in get_args(hint) if (found := _annotation(part)) is not None), None)
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
     """Name -> value in reading order; tuples become lists, so that it can be written as JSON."""
     values = {name: getattr(config, name) for name in list_options()}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def _default(spec: Field[Any]) -> Any:
-    return spec.default_factory() if spec.default_factory is not MISSING else spec.default
 
 
 def _stem(source: str) -> str:
@@ -137,12 +133,45 @@ def _stem(source: str) -> str:
     return text or "run"
 
 
-def _help_texts(group: type) -> dict[str, str]:
-    """The string under each field of a class, read from its source."""
-    tree = ast.parse(Path(sys.modules[group.__module__].__file__ or "").read_text(encoding="utf-8"))
-    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == group.__name__)
-    texts: dict[str, str] = {}
-    for node, after in pairwise(body):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(after, ast.Expr):
-            texts[node.target.id] = str(ast.literal_eval(after.value))
-    return texts
+def dump_config(config: RunConfig, *, only: Iterable[str] | None = None, header: str = "") -> str:
+    """The config as YAML: one line an option, its help above it, a title for each section. `only` limits it to some options."""
+    wanted = set(list_options()) if only is None else set(only)
+    lines = [f"# {line}".rstrip() for line in header.splitlines()]
+    group = None
+    for option in list_options().values():
+        if option.name not in wanted:
+            continue
+        if option.group != group:
+            group = option.group
+            lines += ["", f"# --- {group} ---"]
+        lines += [f"# {option.help}", f"{option.name}: {dump_value(getattr(config, option.name))}"]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def dump_value(value: Any) -> str:
+    """One value as YAML on one line. Text is always quoted, so that no reader takes it for something else."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(dump_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_quote(str(k))}: {dump_value(v)}" for k, v in value.items()) + "}"
+    return _quote(value) if isinstance(value, str) else repr(value)
+
+
+def _quote(text: str) -> str:
+    return '"' + "".join(_escape(char) for char in text) + '"'
+
+
+def _escape(char: str) -> str:
+    if char in '"\\':
+        return f"\\{char}"
+    if char == "\t":
+        return "\\t"
+    if char == "\n":
+        return "\\n"
+    if char.isprintable() and char != "\ufeff":
+        return char
+    return f"\\U{ord(char):08x}" if ord(char) > 0xFFFF else f"\\u{ord(char):04x}"

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from tunesmith.config.entries import MAX_DEPTH, Entry, Reading, refuse_more
+from tunesmith.config.entries import MAX_DEPTH, Entry, FileEntries, refuse_more
 from tunesmith.errors import ConfigError
 
 _NULLS = ("", "~", "null", "Null", "NULL")
 
 
-def read_top_level(text: str, file: str) -> Reading:
+def read_top_level(text: str, file: str) -> FileEntries:
     """The entries of the one mapping a config file is."""
     import yaml
 
@@ -38,23 +38,23 @@ class _Builder:
         self.yaml = yaml
         self.problems: list[str] = []
 
-    def document(self, events: Iterator[Any]) -> Reading:
+    def document(self, events: Iterator[Any]) -> FileEntries:
         """The entries of the first document; a second document is refused."""
         yaml = self.yaml
         event = self._next(events)
         while isinstance(event, (yaml.StreamStartEvent, yaml.DocumentStartEvent)):
             event = self._next(events)
         if isinstance(event, yaml.StreamEndEvent):
-            return Reading((), ())
+            return FileEntries((), ())
         if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and event.value in _NULLS:
-            return Reading((), ())
+            return FileEntries((), ())
         if not isinstance(event, yaml.MappingStartEvent):
             self._refuse(event, "expected option names and values, such as `learning_rate: 2e-5`")
         entries = self._pairs(events, depth=1)
         self._next(events)
         if isinstance(self._next(events), yaml.DocumentStartEvent):
             raise ConfigError("holds more than one YAML document", where=self.file, fix="Keep one")
-        return Reading(tuple(entries.values()), tuple(self.problems))
+        return FileEntries(tuple(entries.values()), tuple(self.problems))
 
     def _next(self, events: Iterator[Any]) -> Any:
         event = next(events)

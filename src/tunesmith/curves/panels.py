@@ -1,98 +1,71 @@
-"""Single panels for a page: the picture in both themes, and where its axes lie, so that a script can read values off it."""
+"""THE panels of a run: which there are, their titles and lines. PNG, SVG, report, board and terminal draw these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal
 
-from tunesmith.curves.plot import draw_legend, draw_loss, draw_metric, figure_bytes, new_figure, style_axes
 from tunesmith.curves.series import Curves, Series
-from tunesmith.curves.themes import THEMES, Theme, ThemeName
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-Box = tuple[float, float, float, float]
-Draw = Callable[["Axes", Theme], None]
-WIDTH, HEIGHT = 4.9, 3.3
-"""Inches. At 72 points an inch about 350 points wide: text stays readable on a phone."""
+LineKind = Literal["raw", "smooth", "points", "dashed"]
+PanelSide = Literal["train", "validation"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class PanelLine:
+    """One curve of a panel; `kind` says how it is drawn, `side` which rows it was measured on."""
+
+    name: str
+    kind: LineKind
+    side: PanelSide
+    series: Series
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Panel:
-    """Two SVG files. `box` is left, top, width, height of the axes as shares of the picture; `x` the axis limits."""
+    """What one panel of one run shows. `metric` is the name of what an evaluation measured, "" for other quantities."""
 
-    light: bytes
-    dark: bytes
-    box: Box
-    x: tuple[float, float]
+    key: str
+    title: str
+    lines: tuple[PanelLine, ...]
+    metric: str = ""
 
-
-def make_panel(draw: Draw) -> Panel:
-    """The panel `draw` draws, once per theme."""
-    pictures: dict[ThemeName, bytes] = {}
-    box: Box = (0.0, 0.0, 1.0, 1.0)
-    limits = (0.0, 1.0)
-    for name, theme in THEMES.items():
-        figure = new_figure(width=WIDTH, height=HEIGHT, theme=name)
-        axes = figure.subplots()
-        draw(axes, theme)
-        pictures[name] = figure_bytes(figure, "svg")
-        place = axes.get_position()
-        box = (float(place.x0), float(1 - place.y1), float(place.width), float(place.height))
-        low, high = axes.get_xlim()
-        limits = (float(low), float(high))
-    return Panel(pictures["light"], pictures["dark"], box, limits)
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no point to draw."""
+        return not any(len(line.series.finite()) for line in self.lines)
 
 
-def loss_panel(curves: Curves) -> Panel:
-    """Training and validation loss by step."""
-    return make_panel(lambda axes, theme: draw_loss(axes, [curves], x="step", theme=theme))
+def main_panels(curves: Curves, metric: str | None = None) -> list[Panel]:
+    """Loss and metric, the panels to show first; `metric` is the main one unless given."""
+    loss, unseen = curves.train_loss, curves.metric("validation", "loss")
+    lines: tuple[PanelLine, ...] = (
+        PanelLine("training", "raw", "train", loss),
+        PanelLine("smoothed", "smooth", "train", loss.smoothed()),
+        PanelLine("validation", "points", "validation", unseen),
+    )
+    panels = [Panel("loss", "Loss", lines, "loss")]
+    metric = metric or curves.main_metric()
+    if metric:
+        seen, unseen = curves.metric("train_sample", metric), curves.metric("validation", metric)
+        lines = (
+            PanelLine("training sample", "dashed", "train", seen),
+            PanelLine("validation", "points", "validation", unseen),
+        )
+        panels.append(Panel("metric", metric[:1].upper() + metric[1:].replace("_", " "), lines, metric))
+    return panels
 
 
-def metric_panel(curves: Curves, metric: str) -> Panel:
-    """A metric on the training sample and on validation rows by step."""
-
-    def draw(axes: Axes, theme: Theme) -> None:
-        draw_metric(axes, [curves], metric, x="step", theme=theme)
-        if len(curves.train_loss):  # the same scale as the loss panel beside it
-            axes.set_xlim(-0.045 * curves.last_step, 1.045 * curves.last_step)
-
-    return make_panel(draw)
-
-
-def line_panel(series: Series, title: str, *, smooth: bool = False) -> Panel:
-    """One quantity by step; with `smooth` the raw values faint behind their smoothed view."""
-
-    def draw(axes: Axes, theme: Theme) -> None:
-        style_axes(axes, theme, title=title, x_label="step")
-        raw = series.thinned(800)
-        axes.plot(raw.step, raw.value, color=theme.train, linewidth=0.8 if smooth else 1.9, alpha=0.25 if smooth else 1)
-        if smooth:
-            view = series.smoothed().thinned(800)
-            axes.plot(view.step, view.value, color=theme.train, linewidth=1.9)
-        axes.set_ylim(bottom=0)
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5))
-        axes.yaxis.get_offset_text().set(color=theme.muted, fontsize=9)
-
-    return make_panel(draw)
-
-
-def reliability_panel(bins: Sequence[tuple[float, float, float, float, int]]) -> Panel:
-    """Accuracy against confidence, each bin (confidence, accuracy, low, high, rows) with its interval."""
-
-    def draw(axes: Axes, theme: Theme) -> None:
-        style_axes(axes, theme, title="Accuracy", x_label="confidence")
-        axes.plot([0, 1], [0, 1], color=theme.muted, linewidth=1.1, linestyle=(0, (4, 3)), label="perfect")
-        sure, share = [b[0] for b in bins], [b[1] for b in bins]
-        spread = [[b[1] - b[2] for b in bins], [b[3] - b[1] for b in bins]]
-        axes.errorbar(sure, share, yerr=spread, fmt="none", ecolor=theme.validation, elinewidth=1.4, capsize=3)
-        largest = max((b[4] for b in bins), default=1)
-        sizes = [18 + 130 * b[4] / largest for b in bins]
-        axes.scatter(sure, share, s=sizes, color=theme.validation, zorder=3, label="rows")
-        axes.set_xlim(min([0.5, *sure]) - 0.04, 1.04)
-        axes.set_ylim(-0.04, 1.04)
-        draw_legend(axes, theme)
-
-    return make_panel(draw)
+def more_panels(curves: Curves) -> list[Panel]:
+    """Learning rate, gradient norm and throughput, where the journal has them."""
+    panels = []
+    for key, title, series, noisy in (
+        ("rate", "Learning rate", curves.learning_rate, False),
+        ("norm", "Gradient norm (before clipping)", curves.grad_norm, True),
+        ("speed", "Real tokens per second", curves.tokens_per_second, True),
+    ):
+        lines = [PanelLine(title.lower(), "raw" if noisy else "smooth", "train", series)]
+        if noisy:
+            lines.append(PanelLine("smoothed", "smooth", "train", series.smoothed()))
+        panels.append(Panel(key, title, tuple(lines)))
+    return [panel for panel in panels if not panel.is_empty]

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tunesmith.curves.series import Curves, Floats, Series, greater_is_better
+from tunesmith.curves.panels import Panel, PanelLine, main_panels
+from tunesmith.curves.series import Curves, Floats, Series
 from tunesmith.curves.themes import THEMES, Theme, ThemeName
+from tunesmith.metrics.names import greater_is_better
 from tunesmith.run.ledger import require_own, write_own
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 XAxis = Literal["step", "epoch"]
 POINTS = 1500
 """Raw points drawn per curve: more than a picture has pixels, few enough for an SVG of 100 kB."""
+OVERLAID = {"loss": " (points: validation)", "metric": " (dashed: training sample)"}
+"""What the title of a panel adds when several runs lie over each other."""
 MIN_SPAN = 0.1
 """The least height of a panel of scores between 0 and 1."""
 
@@ -30,21 +34,22 @@ def draw_curves(curves: Curves | Sequence[Curves], *, x: XAxis = "step", theme: 
     metric = next((m for c in runs if (m := c.main_metric())), None)
     figure = new_figure(width=11.0 if metric else 6.4, height=4.3, theme=theme)
     axes = figure.subplots(1, 2 if metric else 1, squeeze=False)[0]
-    draw_loss(axes[0], runs, x=x, theme=THEMES[theme])
-    if metric:
-        draw_metric(axes[1], runs, metric, x=x, theme=THEMES[theme])
-        axes[1].set_xlim(axes[0].get_xlim())  # the same moment stands at the same place in both panels
+    for place, panels in zip(axes, zip(*(main_panels(run, metric) for run in runs), strict=True), strict=True):
+        draw_panel(place, runs, panels, x=x, theme=THEMES[theme])
+        place.set_xlim(axes[0].get_xlim())  # the same moment stands at the same place in both panels
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     figure.suptitle(_plain(title), color=THEMES[theme].text, fontsize=13, fontweight="bold", x=0.02, ha="left")
     return figure
 
 
-def new_figure(*, width: float, height: float, theme: ThemeName) -> Figure:
+def new_figure(
+    *, width: float, height: float, theme: ThemeName, layout: Literal["constrained"] | None = "constrained"
+) -> Figure:
     """An empty figure that no global registry knows of."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor=THEMES[theme].background)
+    figure = Figure(figsize=(width, height), layout=layout, facecolor=THEMES[theme].background)
     FigureCanvasAgg(figure)
     return figure
 
@@ -62,6 +67,7 @@ def save_curves(curves: Curves | Sequence[Curves], *, png: Path, svg: Path, x: X
         require_own(file)
     figure = draw_curves(curves, x=x)
     write_own(png, figure_bytes(figure, "png"))
+    figure.set_layout_engine("none")  # the places found for the first picture are those of the second
     write_own(svg, figure_bytes(figure, "svg"))
 
 
@@ -78,65 +84,61 @@ def style_axes(axes: Axes, theme: Theme, *, title: str, x_label: str) -> None:
         spine.set_color(theme.grid)
 
 
-def draw_loss(axes: Axes, runs: Sequence[Curves], *, x: XAxis, theme: Theme) -> None:
-    """Raw training loss faint, its smoothed view on top, validation loss as points, the best step marked."""
-    alone = len(runs) == 1
-    style_axes(axes, theme, title="Loss" if alone else "Loss (points: validation)", x_label=x)
-    for index, run in enumerate(runs):
-        raw, color = run.train_loss, theme.train if alone else theme.run(index)
-        thin, smooth = raw.thinned(POINTS), raw.smoothed().thinned(POINTS)
-        if len(runs) <= 3:
-            axes.plot(_x(thin, x), thin.value, color=color, alpha=0.22 if alone else 0.13, linewidth=0.8)
-        label = "training, smoothed" if alone else None
-        axes.plot(_x(smooth, x), smooth.value, color=color, linewidth=1.9, label=label)
-        unseen = run.metric("validation", "loss")
-        _points(axes, unseen, x, theme.validation if alone else color, "validation" if alone else run.name)
-        _mark_gaps(axes, run, x, theme)
-        if alone:
-            _mark_best(axes, run, "loss", x, theme)
-    _limit_loss(axes, runs)
-    draw_legend(axes, theme)
-
-
-def draw_metric(axes: Axes, runs: Sequence[Curves], metric: str, *, x: XAxis, theme: Theme) -> None:
-    """The training sample and the validation rows together: the distance between them is what overfitting is."""
-    alone = len(runs) == 1
-    title = metric[:1].upper() + metric[1:].replace("_", " ")
-    style_axes(axes, theme, title=title if alone else f"{title} (dashed: training sample)", x_label=x)
-    for index, run in enumerate(runs):
-        color = theme.run(index)
-        seen, unseen = run.metric("train_sample", metric), run.metric("validation", metric)
-        train_label = "training sample" if alone else None
-        _points(axes, seen, x, theme.train if alone else color, train_label, dashed=True)
-        _points(axes, unseen, x, theme.validation if alone else color, "validation" if alone else run.name)
-        if alone:
+def draw_panel(axes: Axes, runs: Sequence[Curves], panels: Sequence[Panel], *, x: XAxis = "step", theme: Theme) -> None:
+    """One panel of each run. With several runs a colour is a run; alone, a colour is a side."""
+    alone, (key, title, metric) = len(runs) == 1, (panels[0].key, panels[0].title, panels[0].metric)
+    style_axes(axes, theme, title=title if alone else title + OVERLAID.get(key, ""), x_label=x)
+    for index, (run, panel) in enumerate(zip(runs, panels, strict=True)):
+        for line in panel.lines:
+            color = theme.side(line.side) if alone else theme.run(index)
+            label = run.name if line.kind == "points" and not alone else _label(panel, line) if alone else None
+            if line.kind != "raw" or len(runs) <= 3:
+                _draw_line(axes, line, x, color, label, crowded=not alone, points=POINTS if metric else POINTS // 2)
+        if key == "loss":
+            _mark_gaps(axes, run, x, theme)
+        if alone and metric:
             _mark_best(axes, run, metric, x, theme)
-    axes.margins(y=0.12)
-    low, high = axes.get_ylim()
-    if low >= 0 and high <= 1.1 and high - low < MIN_SPAN:  # a change of half a point must not look like a cliff
-        axes.set_ylim((low + high - MIN_SPAN) / 2, (low + high + MIN_SPAN) / 2)
+    if key == "loss":
+        _limit_loss(axes, runs)
+    elif key == "metric":
+        axes.margins(y=0.12)
+        low, high = axes.get_ylim()
+        if low >= 0 and high <= 1.1 and high - low < MIN_SPAN:  # a change of half a point must not look like a cliff
+            axes.set_ylim((low + high - MIN_SPAN) / 2, (low + high + MIN_SPAN) / 2)
+    else:
+        axes.set_ylim(bottom=0)
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5))
+        axes.yaxis.get_offset_text().set(color=theme.muted, fontsize=9)
     draw_legend(axes, theme)
+
+
+def _label(panel: Panel, line: PanelLine) -> str | None:
+    """The name in the legend of a panel that has several lines to tell apart."""
+    if not panel.metric or line.kind == "raw":
+        return None
+    return f"{panel.lines[0].name}, {line.name}" if line.kind == "smooth" else line.name
 
 
 def _x(series: Series, x: XAxis) -> Floats:
     return np.asarray(series.step if x == "step" else series.epoch, dtype=np.float64)
 
 
-def _points(axes: Axes, series: Series, x: XAxis, color: str, label: str | None, *, dashed: bool = False) -> None:
+def _draw_line(
+    axes: Axes, line: PanelLine, x: XAxis, color: str, label: str | None, *, crowded: bool, points: int
+) -> None:
+    """Raw values faint, smoothed ones strong, evaluations as points; dashed are those on training rows."""
+    series = line.series
+    look: dict[str, Any] = {"color": color, "linewidth": 1.9}
     if not len(series):
         return
-    many = len(series) > 60
-    axes.plot(
-        _x(series, x),
-        series.value,
-        color=color,
-        linewidth=1.9,
-        linestyle=(0, (4, 2)) if dashed else "-",
-        marker=None if many else "o",
-        markersize=5,
-        markerfacecolor=axes.get_facecolor() if dashed else color,
-        label=None if label is None else _plain(label),
-    )
+    if line.kind in ("raw", "smooth"):
+        series = series.thinned(points)
+        look |= {"linewidth": 0.8, "alpha": 0.13 if crowded else 0.22} if line.kind == "raw" else {}
+    else:
+        dashed = line.kind == "dashed"
+        look |= {"linestyle": (0, (4, 2)) if dashed else "-", "marker": None if len(series) > 60 else "o"}
+        look |= {"markersize": 5, "markerfacecolor": axes.get_facecolor() if dashed else color}
+    axes.plot(_x(series, x), series.value, label=None if label is None else _plain(label), **look)
 
 
 def _mark_best(axes: Axes, run: Curves, metric: str, x: XAxis, theme: Theme) -> None:
@@ -151,11 +153,14 @@ def _mark_best(axes: Axes, run: Curves, metric: str, x: XAxis, theme: Theme) -> 
     axes.axvline(where, color=theme.muted, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
     axes.plot([where], [value], "o", ms=11, markerfacecolor="none", markeredgecolor=theme.text, markeredgewidth=1.3)
     right = where > sum(axes.get_xlim()) / 2
+    low, high = axes.get_ylim()
+    height = (value - low) / (high - low)
+    # Away from the other curve: above validation loss lies nothing, above a validation score the training score.
+    below = height > 0.25 if greater_is_better(metric) else height > 0.85
     axes.annotate(
         f"best: step {best[1]}\n{metric} {value:.3f}",
         (where, value),
-        # Away from the other curve: above validation loss lies nothing, above a validation score the training score.
-        xytext=(-11 if right else 11, -36 if greater_is_better(metric) else 12),
+        xytext=(-11 if right else 11, -36 if below else 12),
         textcoords="offset points",
         ha="right" if right else "left",
         fontsize=9,
@@ -170,7 +175,9 @@ def _mark_gaps(axes: Axes, run: Curves, x: XAxis, theme: Theme) -> None:
     if bad.any():
         at = _x(run.train_loss, x)[bad][:200]
         line = axes.get_xaxis_transform()
-        axes.plot(at, [0.02] * len(at), "x", color=theme.validation, transform=line, label="not finite", clip_on=False)
+        axes.plot(
+            at, [0.02] * len(at), "x", color=theme.side("validation"), transform=line, label="not finite", clip_on=False
+        )
 
 
 def _limit_loss(axes: Axes, runs: Sequence[Curves]) -> None:

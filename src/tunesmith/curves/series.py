@@ -9,15 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tunesmith.metrics.names import greater_is_better
+
 Floats = NDArray[np.float64]
-
-LOWER_IS_BETTER = ("loss", "mse", "rmse", "mae", "brier", "ece", "error", "log_loss")
-"""Metric names, or endings of names, where a smaller value is the better one."""
-
-
-def greater_is_better(metric: str) -> bool:
-    """Whether a larger value of this metric is the better one."""
-    return not any(metric == name or metric.endswith("_" + name) for name in LOWER_IS_BETTER)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,10 +29,6 @@ class Series:
     def finite(self) -> Series:
         """The points that are not gaps."""
         return self._at(np.isfinite(self.value))
-
-    def upto(self, step: int) -> Series:
-        """The points up to and including `step`: the curve as it was then."""
-        return self._at(self.step <= step)
 
     def smoothed(self, window: int | None = None) -> Series:
         """A centred mean over about `window` steps (default: 1/25 of the curve, 25 if it is short): nothing moves in time.
@@ -67,13 +57,12 @@ class Series:
                 keep |= {int(low + good[np.argmin(part[good])]), int(low + good[np.argmax(part[good])])}
         return self._at(np.array(sorted(keep)))
 
-    def best(self, *, greater: bool | None = None) -> tuple[int, float] | None:
+    def best(self) -> tuple[int, float] | None:
         """(step, value) of the best point, the earliest of equals; None when every point is a gap."""
         good = self.finite()
         if not len(good):
             return None
-        wanted = greater_is_better(self.name) if greater is None else greater
-        at = int(np.argmax(good.value) if wanted else np.argmin(good.value))
+        at = int(np.argmax(good.value) if greater_is_better(self.name) else np.argmin(good.value))
         return int(good.step[at]), float(good.value[at])
 
     def _at(self, index: NDArray[Any]) -> Series:
@@ -118,6 +107,8 @@ class Curves:
     """Steps whose update was not applied because something was not finite."""
     ended: str | None = None
     """Why the run ended; None while it goes on or when it was killed."""
+    row_texts: dict[str, dict[int, str]] = field(default_factory=dict)
+    """split -> step -> each row's loss and prediction, as `metrics/row_evidence.py` wrote them."""
 
     @property
     def last_step(self) -> int:

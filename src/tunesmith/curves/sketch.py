@@ -4,57 +4,46 @@ from __future__ import annotations
 
 import numpy as np
 
+from tunesmith.curves.panels import Panel, main_panels
 from tunesmith.curves.series import Curves, Floats, Series
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Bit of a braille cell by row (4) and column (2)."""
-Marks = tuple[Series, str]
 
 
 def sketch_curves(curves: Curves, *, width: int = 60, height: int = 8, ascii_only: bool = False) -> str:
     """The loss and, if there is one, the main metric, each with its scale; a letter marks an evaluation."""
     span = (int(curves.train_loss.step[0]) if len(curves.train_loss) else 0, curves.last_step)
-    parts = [
-        _panel(
-            f"{curves.name}: loss  (line: training, v: validation)",
-            curves.train_loss.smoothed(),
-            [(curves.metric("validation", "loss"), "v")],
-            (width, height, ascii_only),
-            span,
-        )
-    ]
-    metric = curves.main_metric()
-    if metric:
-        marks = [(curves.metric("train_sample", metric), "t"), (curves.metric("validation", metric), "v")]
-        parts.append(
-            _panel(f"{metric}  (t: training sample, v: validation)", None, marks, (width, height, ascii_only), span)
-        )
+    parts = [_draw_panel(panel, (width, height, ascii_only), span) for panel in main_panels(curves)]
+    parts[0] = f"{curves.name}: {parts[0]}"
     best = curves.best()
     if best:
         parts.append(f"best: step {best[1]}, {best[0]} {best[2]:.4g}")
     return "\n".join(parts)
 
 
-def _panel(
-    title: str, line: Series | None, marks: list[Marks], size: tuple[int, int, bool], span: tuple[int, int]
-) -> str:
+def _draw_panel(panel: Panel, size: tuple[int, int, bool], span: tuple[int, int]) -> str:
     width, height, ascii_only = size
-    every = [s.finite() for s in ([line] if line is not None else []) + [m for m, _ in marks]]
-    every = [s for s in every if len(s)]
+    drawn = [line for line in panel.lines if line.kind != "raw"]
+    legend = [f"{'line' if k.kind == 'smooth' else k.side[0]}: {panel.lines[0].name if k.kind == 'smooth' else k.name}"
+              for k in drawn]  # fmt: skip
+    title = f"{panel.metric}  ({', '.join(legend)})"
+    every = [line.series.finite() for line in drawn if len(line.series.finite())]
     if not every:
         return f"{title}\n  (no points yet)"
     low, high = min(float(s.value.min()) for s in every), max(float(s.value.max()) for s in every)
     first, last = span
     high = high if high > low else low + max(abs(low), 1.0) * 0.01
     cells = np.zeros((height, width), dtype=np.int64)
-    if line is not None:
-        _dot(cells, line.finite(), (first, last), (low, high))
+    for line in drawn:
+        if line.kind == "smooth":
+            _dot(cells, line.series.finite(), (first, last), (low, high))
     rows = [[_cell(int(c), ascii_only) for c in row] for row in cells]
-    for series, letter in marks:
-        good = series.finite()
+    for mark in (line for line in drawn if line.kind != "smooth"):
+        good = mark.series.finite()
         columns = _place(good.step.astype(np.float64), first, last, width)
         for column, row in zip(columns, height - 1 - _place(good.value, low, high, height), strict=True):
-            rows[row][column] = letter
+            rows[row][column] = mark.side[0]
     bar = "|" if ascii_only else "│"
     labels = [f"{high:.3g}", *[""] * (height - 2), f"{low:.3g}"]
     body = [f"{label:>8} {bar}{''.join(row)}" for label, row in zip(labels, rows, strict=True)]

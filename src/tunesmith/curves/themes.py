@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,15 +19,9 @@ class Theme:
     grid: str
     runs: tuple[str, ...]
 
-    @property
-    def train(self) -> str:
-        """The colour of everything measured on training rows."""
-        return self.runs[0]
-
-    @property
-    def validation(self) -> str:
-        """The colour of everything measured on validation rows."""
-        return self.runs[1]
+    def side(self, name: Literal["train", "validation"]) -> str:
+        """The colour of everything measured on training rows, or on validation rows."""
+        return self.runs[0 if name == "train" else 1]
 
     def run(self, index: int) -> str:
         """The colour of the run at `index`; colours come again after the last."""
@@ -49,3 +44,12 @@ THEMES: dict[ThemeName, Theme] = {
         runs=("#6cb2f7", "#ff9d5c", "#5fd08a", "#c99bf2", "#e3c04f", "#f78fb8", "#4fd1c5", "#a8b3c0"),
     ),
 }
+
+
+def darken(svg: bytes) -> bytes:
+    """A picture drawn in the light theme, in the colours of the dark one."""
+    light, dark = THEMES["light"], THEMES["dark"]
+    pairs = [(light.background, dark.background), (light.text, dark.text), (light.muted, dark.muted)]
+    pairs += [(light.grid, dark.grid), *zip(light.runs, dark.runs, strict=True)]
+    colors = {a.encode(): b.encode() for a, b in pairs}
+    return re.sub(rb"#[0-9a-f]{6}\b", lambda found: colors.get(found[0], found[0]), svg)

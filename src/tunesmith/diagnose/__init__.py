@@ -1,0 +1,1 @@
+"""Curves -> findings: what they show, with the evidence and the next action."""

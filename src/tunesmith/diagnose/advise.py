@@ -1,44 +1,48 @@
-"""All rules over one run, the verdict first."""
+"""The verdict about one run: every cause weighed against the others, the most likely first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tunesmith.curves.series import Curves
-from tunesmith.diagnose.diverged import check_diverged
-from tunesmith.diagnose.erratic import check_erratic
-from tunesmith.diagnose.healthy import check_healthy
-from tunesmith.diagnose.label_problem import check_label_problem
-from tunesmith.diagnose.not_enough_evidence import check_evidence, nothing_shown
-from tunesmith.diagnose.overfitting import check_overfitting
-from tunesmith.diagnose.reading import Reading, read_curves
-from tunesmith.diagnose.stopped_early import check_stopped_early
-from tunesmith.diagnose.underfitting import check_underfitting
-from tunesmith.findings import Finding
-
-Rule = Callable[[Reading], Finding | None]
-
-RULES: tuple[Rule, ...] = (
-    check_label_problem,
-    check_erratic,
-    check_overfitting,
-    check_underfitting,
-    check_stopped_early,
-)
-"""In order of rank: a cause stands before what it brings about (wrong labels make a run overfit, too)."""
+from tunesmith.diagnose.evidence import Reading, read_curves
+from tunesmith.diagnose.features import Features, read_features
+from tunesmith.diagnose.signs import needed_z
+from tunesmith.diagnose.supports import weigh_verdicts
+from tunesmith.diagnose.thresholds import CLOSE, MIN_EVALUATIONS, MIN_ROWS
+from tunesmith.diagnose.verdict import make_finding
+from tunesmith.diagnose.wording import diverged_advice, explain_verdict, telling_experiment
+from tunesmith.findings import Finding, Severity
 
 CODES = (
     "healthy",
     "overfitting",
+    "calibration_drift",
     "underfitting",
     "erratic",
     "diverged",
     "stopped_too_early",
     "still_learning",
-    "data_problem",
+    "no_signal",
+    "label_noise",
+    "split_mismatch",
+    "class_ignored",
     "not_enough_evidence",
 )
+SEVERITY: dict[str, Severity] = {
+    "healthy": "info",
+    "not_enough_evidence": "info",
+    "still_learning": "info",
+    "diverged": "error",
+    "no_signal": "error",
+    "label_noise": "error",
+    "split_mismatch": "error",
+}
 
 
 def diagnose(
@@ -47,21 +51,135 @@ def diagnose(
     *,
     label_counts: Mapping[str, int] | None = None,
     num_labels: int | None = None,
+    label_names: Sequence[str] = (),
+    floor: float | None = None,
+    floors: Mapping[str, Mapping[str, float]] | None = None,
     running: bool = False,
 ) -> list[Finding]:
-    """Findings, the verdict first; never empty. `label_counts` are those of the training rows.
+    """Findings, the verdict first; never empty. `label_counts` are those of the training rows, `floor` the best constant's loss,
+    `floors` the scores of simpler models (name -> metric -> score).
 
     The same curves up to an earlier step give what would have been said then: the live board calls this, too.
     `running`: the run goes on, so that it may be `still_learning` and has not stopped too early.
     """
-    reading = read_curves(curves, config, label_counts=label_counts, num_labels=num_labels, running=running)
-    lost = check_diverged(reading)
+    reading = read_curves(
+        curves, config, label_counts=label_counts, num_labels=num_labels, floor=floor, running=running
+    )
+    metric = reading.metric or ""
+    others = tuple((name, scores[metric]) for name, scores in (floors or {}).items() if metric in scores)
+    reading = replace(reading, label_names=tuple(label_names), floors=others)
+    lost = _lost(reading)
     if lost is not None:
         return [lost]
-    thin = check_evidence(reading)
+    features = read_features(reading) if len(reading) else None
+    thin = _too_little(reading, features)
     if thin is not None:
         return [thin]
-    found = [finding for rule in RULES if (finding := rule(reading)) is not None]
-    # That learning goes on is no remark beside a problem.
-    found = [finding for finding in found if finding.code != "still_learning"] or found
-    return found or [check_healthy(reading) or nothing_shown(reading)]
+    assert features is not None
+    return _verdict(reading, features)
+
+
+def _verdict(reading: Reading, features: Features) -> list[Finding]:
+    """The most likely cause, with those that are nearly as likely and the experiment that would tell."""
+    likely = weigh_verdicts(features)
+    code, sure = next(iter(likely.items()))
+    close = [(c, p) for c, p in list(likely.items())[1:3] if p >= CLOSE]
+    evidence, advice = explain_verdict(code, reading, features)
+    if close:
+        others = " or ".join(c.replace("_", " ") for c, _ in close)
+        evidence += f". It may also be {others} ({' / '.join(f'{p:.0%}' for p in (sure, *(q for _, q in close)))})"
+        advice = [*advice[:2], telling_experiment(code, close[0][0], reading)]
+    if code == "healthy" and not reading.chance_known and reading.chance_score is None:
+        evidence = f"nothing is wrong with the curves, but what the best constant scores is not known: {evidence}"
+        code, advice = (
+            "not_enough_evidence",
+            ["train with tunesmith, which keeps the class shares and the rows", *advice],
+        )
+    severity: Severity = SEVERITY.get(code, "warning")
+    if reading.running and code in ("stopped_too_early", "underfitting") and not _is_over(reading):
+        run = reading.curves
+        left = f"let it go on: step {run.last_step}" + (f" of {run.num_steps}" if run.num_steps else "")
+        code, severity, advice = "still_learning", "info", [left]
+    numbers: dict[str, Any] = {"likelihoods": {c: round(p, 2) for c, p in likely.items() if p >= 0.03}}
+    if code == "overfitting":
+        numbers["lowest_loss_step"] = int(reading.step[reading.best])
+    found = [make_finding(reading, code, evidence, advice, confidence=sure, severity=severity, **numbers)]
+    return found + _remarks(reading, features, code)
+
+
+def _is_over(reading: Reading) -> bool:
+    return bool(reading.curves.num_steps) and reading.curves.last_step >= 0.9 * reading.curves.num_steps
+
+
+def _remarks(reading: Reading, features: Features, first: str) -> list[Finding]:
+    """What is true beside the verdict: classes that are never predicted in a run that learnt."""
+    if reading.rows is None or first not in ("healthy", "overfitting", "calibration_drift") or not features.ignored:
+        return []
+    evidence, advice = explain_verdict("class_ignored", reading, features)
+    return [make_finding(reading, "class_ignored", evidence, advice, confidence=0.9, severity="info")]
+
+
+def _lost(reading: Reading) -> Finding | None:
+    """Diverged in the training loss itself. Needs no evaluation."""
+    evidence, confidence = _not_finite(reading) or _blown_up(reading) or ("", 0.0)
+    if not evidence:
+        return None
+    return make_finding(
+        reading, "diverged", evidence, diverged_advice(reading), confidence=confidence, severity="error"
+    )
+
+
+def _not_finite(reading: Reading) -> tuple[str, float] | None:
+    run = reading.curves
+    if not run.non_finite or len(run.train_loss) == 0:
+        return None
+    tail = run.train_loss.value[-20:]
+    if run.ended != "NumericsError" and np.isfinite(tail).mean() > 0.5:
+        return None
+    return f"loss or gradient was not finite at step {run.non_finite[0]} ({len(run.non_finite)} such steps)", 0.99
+
+
+def _blown_up(reading: Reading) -> tuple[str, float] | None:
+    """The loss of single steps rose again beyond their scatter: means of a tenth of the steps are compared."""
+    raw, chance = reading.curves.train_loss.finite(), reading.train_chance_loss
+    # Fewer steps are no curve: the last of 15 steps on 73 rows was one unlucky batch (granite on MRPC).
+    if len(raw) < 20 or not math.isfinite(chance):
+        return None
+    width = max(10, len(raw) // 10)
+    parts = [raw.value[k : k + width] for k in range(0, len(raw) - width + 1, width)]
+    parts[-1] = raw.value[-width:]
+    means = [float(part.mean()) for part in parts]
+    lowest, end = int(np.argmin(means)), means[-1]
+    error = math.sqrt((float(parts[lowest].var(ddof=1)) + float(parts[-1].var(ddof=1))) / width)
+    if end - means[lowest] <= needed_z(len(parts)) * error:
+        return None
+    low, at = means[lowest], int(raw.step[min(len(raw) - 1, lowest * width + width // 2)])
+    if end >= 1.3 * chance and end >= 1.5 * low:
+        return f"train loss rose from {low:.2f} (step {at}) to {end:.2f}; knowing nothing costs {chance:.2f}", 0.95
+    if low <= 0.8 * chance and end >= 0.93 * chance:
+        return f"train loss had reached {low:.2f} (step {at}) and came back to {end:.2f}, the loss of chance", 0.9
+    return None
+
+
+def _too_little(reading: Reading, features: Features | None) -> Finding | None:
+    """A finding when there are too few evaluations, too few rows in them, or no constant to compare with."""
+    run, count = reading.curves, len(reading)
+    needed = MIN_EVALUATIONS if reading.rows is None else 1 if features and not features.above > 2 else 2
+    evidence = ""
+    if count < needed:
+        evidence = f"{count} evaluation{'s' * (count != 1)} with a validation loss; a verdict needs {needed}"
+        advice = [f"--eval_strategy steps --eval_steps {max(1, (run.num_steps or run.last_step) // 6)}"]
+        if not count:
+            advice.append("--validation_split_fraction 0.1 (or --validation_file): there are no validation curves")
+        if reading.running:
+            advice.insert(0, f"wait: {needed - count} more evaluation{'s' * (needed - count != 1)} make a verdict")
+    elif reading.rows_evaluated < MIN_ROWS:
+        rows = reading.rows_evaluated
+        evidence = f"{rows} validation rows; one row more or less right moves the score by {1 / max(1, rows):.0%}"
+        advice = ["--validation_split_fraction 0.2"]
+    elif reading.regression and reading.rows is None and not reading.chance_known:
+        evidence = f"validation loss is {reading.val_loss[-1]:.2f}; what the mean of the labels would cost is not known"
+        advice = ["--metric_name pearson,mse,r2: they say whether more than the mean was learnt"]
+    if not evidence:
+        return None
+    return make_finding(reading, "not_enough_evidence", evidence, advice, confidence=0.9, severity="info")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tunesmith.diagnose.reading import Reading
+from tunesmith.diagnose.evidence import Reading
 from tunesmith.diagnose.thresholds import ENOUGH_STEPS, MOST_TIMES
 from tunesmith.findings import Finding, Severity
 
@@ -30,10 +30,10 @@ def make_finding(
     return Finding(code, severity, evidence, actions, round(min(max(confidence, 0.05), 0.99), 2), numbers)
 
 
-def surety(size: float, noise: float, *, floor: float = 0.5) -> float:
-    """A confidence that starts at `floor` when an effect is as large as its noise and nears 1 at four times that."""
-    ratio = size / noise if noise > 0 else 4.0
-    return floor + (0.99 - floor) * (1 - math.exp(-max(0.0, ratio - 1)))
+def effective_batch(reading: Reading) -> int:
+    """Examples per optimizer step on one device."""
+    size = int(reading.option("per_device_train_batch_size", 8))
+    return size * int(reading.option("gradient_accumulation_steps", 1))
 
 
 def rate_flag(rate: float) -> str:

@@ -11,7 +11,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Limits:
+class HardwareLimits:
     """Floating-point operations a second in large matrix products, and bytes copied a second, of this device.
 
     A copied byte is read and written: the traffic is twice the copies.
@@ -27,7 +27,7 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def measure_limits(device: torch.device, dtype: torch.dtype, *, rounds: int = 7) -> Limits:
+def measure_limits(device: torch.device, dtype: torch.dtype, *, rounds: int = 7) -> HardwareLimits:
     """Medians over some rounds."""
     size = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -35,7 +35,7 @@ def measure_limits(device: torch.device, dtype: torch.dtype, *, rounds: int = 7)
     target = torch.empty_like(source)
     product = _median(lambda: torch.mm(a, b), device, rounds)
     copy = _median(lambda: target.copy_(source), device, rounds)
-    return Limits(2 * size**3 / product, source.numel() / copy)
+    return HardwareLimits(2 * size**3 / product, source.numel() / copy)
 
 
 def _median(work: Callable[[], object], device: torch.device, rounds: int) -> float:

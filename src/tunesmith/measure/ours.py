@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from tunesmith.engine.loop import train_events
+from tunesmith.engine.plan import Plan, epoch_ends_for
+from tunesmith.engine.schedule import Schedule
 from tunesmith.events import Event, SafePoint, StepDone
-from tunesmith.finetune.prepare import Prepared
 from tunesmith.measure.contest import Turn
 from tunesmith.measure.hardware import wait_for
-from tunesmith.train.loop import train_events
-from tunesmith.train.plan import Plan, epoch_ends_for
-from tunesmith.train.schedule import Schedule
+from tunesmith.session.prepare import Prepared
 
 SHAPES_FIRST = 64
 """Steps in which most shapes were met; they count as start-up, as the compiling of others does."""
@@ -73,7 +73,7 @@ def _events(prepared: Prepared) -> Iterator[Event]:
     config = prepared.config
     one = [prepared.batches.steps_in_epoch(0)]
     steps, ends = epoch_ends_for(one, max_steps=10**6, num_epochs=1)
-    schedule = Schedule("constant", config.learning_rate, 0, steps)
+    schedule = Schedule("constant", config.decided.learning_rate, 0, steps)
     every = 16 if prepared.runtime.device.type == "cuda" else 1  # as `tunesmith train` reads its numbers back
     plan = Plan(steps, ends, schedule, seed=config.seed, max_grad_norm=config.max_grad_norm, read_back_every=every)
     return iter(train_events(prepared.state, prepared.batches, plan))

@@ -19,10 +19,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from tunesmith.data.token_rows import TokenRows
-from tunesmith.finetune.prepare import Prepared
 from tunesmith.measure.contest import Turn
 from tunesmith.measure.hardware import wait_for
+from tunesmith.session.prepare import Prepared
+from tunesmith.tokens.token_rows import TokenRows
 
 Train = Callable[[int], Turn]
 SHAPES_FIRST = 12
@@ -105,9 +105,9 @@ def train_trainer(
         arguments = TrainingArguments(
             folder,
             max_steps=steps + 1,
-            per_device_train_batch_size=config.per_device_train_batch_size,
+            per_device_train_batch_size=config.decided.per_device_train_batch_size,
             gradient_accumulation_steps=config.gradient_accumulation_steps,
-            learning_rate=config.learning_rate,
+            learning_rate=config.decided.learning_rate,
             lr_scheduler_type="constant",
             train_sampling_strategy="group_by_length" if grouped else "random",
             bf16=bool(config.bf16) or bf16,
@@ -123,7 +123,7 @@ def train_trainer(
         trainer = Trainer(model, arguments, train_dataset=data, data_collator=collate, callbacks=[clock])
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-        rows = steps * config.per_device_train_batch_size * config.gradient_accumulation_steps
+        rows = steps * config.decided.per_device_train_batch_size * config.gradient_accumulation_steps
         # the loader collates ahead: tokens by the average row of all that it made
         return Turn(clock.ended - clock.began, rows, round(collate.tokens * rows / max(collate.rows, 1)))
 
@@ -135,10 +135,10 @@ def train_loop(prepared: Prepared) -> Train:
     config, device = prepared.config, prepared.runtime.device
     model = load_plain_model(prepared).to(device)
     model.train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.decided.learning_rate)
     collate = DataCollatorWithPadding(prepared.tokenizer)
     data = RowsOfDicts(prepared.rows("train"))
-    loader = DataLoader(data, batch_size=config.per_device_train_batch_size, shuffle=True, collate_fn=collate)
+    loader = DataLoader(data, batch_size=config.decided.per_device_train_batch_size, shuffle=True, collate_fn=collate)
     batches = _forever(loader)
 
     def train(steps: int) -> Turn:

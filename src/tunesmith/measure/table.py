@@ -93,6 +93,6 @@ def format_lines(lines: list[Line], failures: dict[str, str] | None = None) -> s
     return "\n".join(table)
 
 
-def to_json(lines: list[Line], **facts: Any) -> dict[str, Any]:
+def lines_to_json(lines: list[Line], **facts: Any) -> dict[str, Any]:
     """Everything for a file."""
     return {**facts, "contestants": [asdict(line) for line in lines]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import tempfile
 from collections.abc import Callable
@@ -12,10 +11,11 @@ from typing import Any
 
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig
-from tunesmith.finetune.prepare import Prepared, prepare, start_runtime
-from tunesmith.finetune.reading import read_run_data
-from tunesmith.finetune.watch import Watch
 from tunesmith.measure.contest import Turn
+from tunesmith.session.first_steps import peak_bytes
+from tunesmith.session.inputs import read_run_data
+from tunesmith.session.prepare import Prepared, prepare, start_runtime
+from tunesmith.session.watch import Watch
 
 Train = Callable[[int], Turn]
 """Trains so many steps."""
@@ -42,15 +42,6 @@ def make_contestant(kind: str, prepared: Prepared, folder: str) -> Train:
     compiled = kind == "trainer_compiled"
     half = kind == "trainer_bf16" or (compiled and on_gpu and not prepared.config.fp16)
     return train_trainer(prepared, folder, grouped=kind != "trainer", bf16=half, compiled=compiled)
-
-
-def peak_bytes(prepared: Prepared) -> int:
-    """The most memory held so far: of the device where there is one, else of this process."""
-    if prepared.runtime.device.type == "cuda":
-        import torch
-
-        return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def main(kind: str, options: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
-"""Does 0.8 mean right 8 times in 10? Reliability bins, expected calibration error, Brier score; arrays in, numbers out."""
+"""Does 0.8 mean right 8 times in 10? Reliability bins, expected calibration error; arrays in, numbers out."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -29,21 +29,13 @@ class ReliabilityBin:
         return asdict(self)
 
 
-def reliability_bins(
-    probabilities: Any,
-    references: Any,
-    *,
-    num_bins: int = 15,
-    edges: Literal["equal_width", "equal_count"] = "equal_width",
-) -> tuple[ReliabilityBin, ...]:
-    """The bins that hold rows, lowest confidence first; () without labelled rows."""
+def reliability_bins(probabilities: Any, references: Any, *, num_bins: int = 15) -> tuple[ReliabilityBin, ...]:
+    """The bins of equal width that hold rows, lowest confidence first; () without labelled rows."""
     table, labels = _labelled(probabilities, references)
     if len(table) == 0:
         return ()
     top, right = table.max(axis=1), table.argmax(axis=1) == labels
     cuts = np.linspace(0.0, 1.0, num_bins + 1)
-    if edges == "equal_count":
-        cuts = np.unique(np.quantile(top, cuts))
     # Right edges belong to a bin, so that a confidence of exactly 1.0 falls in the last one.
     where = np.clip(np.searchsorted(cuts, top, side="left") - 1, 0, max(len(cuts) - 2, 0))
     bins = []
@@ -61,16 +53,6 @@ def expected_calibration_error(probabilities: Any, references: Any, *, num_bins:
     bins = reliability_bins(probabilities, references, num_bins=num_bins)
     total = sum(b.count for b in bins)
     return sum(b.count * abs(b.confidence - b.accuracy) for b in bins) / total if total else None
-
-
-def brier_score(probabilities: Any, references: Any) -> float | None:
-    """Half the mean squared distance from the truth: 0 to 1, and (p - y)^2 for two classes. None without labelled rows."""
-    table, labels = _labelled(probabilities, references)
-    if len(table) == 0:
-        return None
-    truth = np.zeros_like(table)
-    truth[np.arange(len(labels)), labels] = 1.0
-    return float(((table - truth) ** 2).sum(axis=1).mean() / 2)
 
 
 def _labelled(probabilities: Any, references: Any) -> tuple[Array, Array]:

@@ -1,62 +1,14 @@
-"""Which metrics exist, for which task, which way is better, and what GLUE reports."""
+"""Names of metrics: which a task has, what GLUE reports, other spellings, which way is better."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from tunesmith.errors import ConfigError, nearest
 from tunesmith.labels import Task
+from tunesmith.metrics import metric_table as table
+from tunesmith.metrics.metric_table import Metric
 
-_SINGLE = frozenset({Task.BINARY, Task.MULTICLASS})
-_BINARY = frozenset({Task.BINARY})
-_REGRESSION = frozenset({Task.REGRESSION})
-_ML = frozenset({Task.MULTILABEL})
-
-
-@dataclass(frozen=True, slots=True)
-class MetricInfo:
-    """The tasks a metric is defined for, and whether more is better."""
-
-    tasks: frozenset[Task]
-    greater_is_better: bool = True
-
-
-METRICS: dict[str, MetricInfo] = {
-    "accuracy": MetricInfo(_SINGLE),
-    "f1": MetricInfo(_BINARY),
-    "precision": MetricInfo(_BINARY),
-    "recall": MetricInfo(_BINARY),
-    "f1_macro": MetricInfo(_SINGLE | _ML),
-    "f1_micro": MetricInfo(_SINGLE | _ML),
-    "f1_weighted": MetricInfo(_SINGLE),
-    "precision_macro": MetricInfo(_SINGLE),
-    "recall_macro": MetricInfo(_SINGLE),
-    "balanced_accuracy": MetricInfo(_SINGLE),
-    "matthews_correlation": MetricInfo(_SINGLE),
-    "auroc": MetricInfo(_SINGLE | _ML),
-    "average_precision": MetricInfo(_BINARY),
-    "log_loss": MetricInfo(_SINGLE, greater_is_better=False),
-    "subset_accuracy": MetricInfo(_ML),
-    "pearson": MetricInfo(_REGRESSION),
-    "spearmanr": MetricInfo(_REGRESSION),
-    "mse": MetricInfo(_REGRESSION, greater_is_better=False),
-    "mae": MetricInfo(_REGRESSION, greater_is_better=False),
-    "r2": MetricInfo(_REGRESSION),
-}
-
-ALIASES = {
-    "acc": "accuracy",
-    "mcc": "matthews_correlation",
-    "matthews": "matthews_correlation",
-    "macro_f1": "f1_macro",
-    "micro_f1": "f1_micro",
-    "weighted_f1": "f1_weighted",
-    "roc_auc": "auroc",
-    "auc": "auroc",
-    "spearman": "spearmanr",
-    "pearsonr": "pearson",
-}
+LOWER_IS_BETTER = ("loss", "mse", "rmse", "mae", "brier", "ece", "error")
+"""Names, or endings of names, of metrics that are not in the table and where a smaller value is the better one."""
 
 DEFAULTS: dict[Task, tuple[str, ...]] = {
     Task.BINARY: ("accuracy", "f1", "precision", "recall", "f1_macro", "matthews_correlation", "auroc"),
@@ -84,29 +36,43 @@ GLUE: dict[str, tuple[Task, tuple[str, ...]]] = {
 """GLUE task -> its label kind and the keys `evaluate`'s glue metric reports."""
 
 
+def metric_names(task: Task | None = None) -> tuple[str, ...]:
+    """The metrics of a task, or of any."""
+    return tuple(dict.fromkeys(m.name for m in table.METRICS if task is None or task in m.tasks))
+
+
+def metric_aliases() -> dict[str, str]:
+    """Other spellings -> the name a metric is reported under."""
+    return {alias: m.name for m in table.METRICS for alias in m.aliases}
+
+
 def canonical_name(name: str) -> str:
     """The key a metric is reported under: aliases resolved, an `eval_`, `test_` or `predict_` prefix taken off."""
     plain = name.strip().lower().replace("-", "_")
     for prefix in ("eval_", "test_", "predict_"):
         plain = plain.removeprefix(prefix)
-    return ALIASES.get(plain, plain)
+    return metric_aliases().get(plain, plain)
 
 
-def resolve_names(names: Sequence[str], task: Task) -> tuple[str, ...]:
-    """Canonical names in the order given, each once. Unknown names and names of another task are a ConfigError."""
-    return tuple(dict.fromkeys(_resolve(name, task) for name in names))
+def greater_is_better(name: str) -> bool:
+    """Whether a larger value is the better one; a name that is not in the table is judged by its ending."""
+    for metric in table.METRICS:
+        if metric.name == name:
+            return metric.greater_is_better
+    return not any(name == ending or name.endswith(f"_{ending}") for ending in LOWER_IS_BETTER)
 
 
-def _resolve(name: str, task: Task) -> str:
-    known = [n for n, info in METRICS.items() if task in info.tasks]
-    plain = canonical_name(name)
-    if plain in known:
-        return plain
+def metric_of(name: str, task: Task) -> Metric:
+    """The metric of this name (or alias) for this task; any other name is a ConfigError."""
+    plain, known = canonical_name(name), metric_names(task)
+    for metric in table.METRICS:
+        if metric.name == plain and task in metric.tasks:
+            return metric
     choices = f"For a {task.value} task there are: {', '.join(known)}"
-    if plain in METRICS:
+    if plain in metric_names():
         instead = " Use 'f1_macro'." if plain == "f1" else ""
         raise ConfigError(f"metric {name!r} is not defined for a {task.value} task", fix=f"{choices}.{instead}")
-    hit = nearest(plain, [*known, *(a for a, n in ALIASES.items() if n in known)])
+    hit = nearest(plain, [*known, *(alias for alias, metric in metric_aliases().items() if metric in known)])
     hint = f"Did you mean {hit!r}? " if hit else ""
     raise ConfigError(f"unknown metric {name!r}", fix=f"{hint}{choices}")
 

@@ -14,10 +14,9 @@ import numpy as np
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
-from tunesmith.metrics.classification import COUNT_METRICS
-from tunesmith.metrics.names import resolve_names
+from tunesmith.metrics.metric_table import Metric
+from tunesmith.metrics.names import metric_of
 from tunesmith.metrics.rows import Array, Rows, Scale, make_rows
-from tunesmith.metrics.scores import value_of
 from tunesmith.metrics.uncertainty import normal_quantile
 
 ROW_DRAWS = 10_000_000
@@ -57,18 +56,19 @@ def compare_predictions(
     resamples: int = 2000,
 ) -> PairedResult:
     """B against A on the same labelled rows."""
-    name = resolve_names([metric], task)[0]
+    chosen = metric_of(metric, task)
+    name = chosen.name
     rows_a = make_rows(predictions_a, references, task=task, scores=scores)
     rows_b = make_rows(predictions_b, references, task=task, scores=scores)
-    value_a, value_b = value_of(name, rows_a, task), value_of(name, rows_b, task)
+    value_a, value_b = chosen.measure(rows_a), chosen.measure(rows_b)
     if value_a is None or value_b is None:
         return PairedResult(name, value_a, value_b, None, None, None, None, len(rows_a), "none", "not enough evidence")
-    if name in ("accuracy", "f1_micro", "subset_accuracy") and not (name == "f1_micro" and task is Task.MULTILABEL):
+    if chosen.counts_right_rows:
         right_a, right_b = _right(rows_a), _right(rows_b)
         low, high, p_value = mcnemar(int((right_b & ~right_a).sum()), int((right_a & ~right_b).sum()), len(rows_a))
         method = "McNemar exact"
     else:
-        low, high, p_value = _resample(name, rows_a, rows_b, task, value_b - value_a, seed, resamples)
+        low, high, p_value = _resample(chosen, rows_a, rows_b, value_b - value_a, seed, resamples)
         method = "permutation test, paired bootstrap interval"
     difference = value_b - value_a
     if p_value > LEVEL:  # A reader compares the interval with 0: it must not contradict the test.
@@ -96,14 +96,14 @@ def _right(rows: Rows) -> Array:
 
 
 def _resample(
-    name: str, a: Rows, b: Rows, task: Task, difference: float, seed: int, resamples: int
+    metric: Metric, a: Rows, b: Rows, difference: float, seed: int, resamples: int
 ) -> tuple[float, float, float]:
     random = np.random.default_rng(seed)
-    if name in COUNT_METRICS and task in (Task.BINARY, Task.MULTICLASS):
-        drawn, swapped = _resample_cells(COUNT_METRICS[name], a, b, random, resamples)
+    if metric.of_counts is not None:
+        drawn, swapped = _resample_cells(metric.of_counts, a, b, random, resamples)
     else:
         count = int(np.clip(ROW_DRAWS // len(a), 100, resamples))
-        drawn, swapped = _resample_rows(name, a, b, task, random, count)
+        drawn, swapped = _resample_rows(metric, a, b, random, count)
     drawn, swapped = drawn[np.isfinite(drawn)], swapped[np.isfinite(swapped)]
     # The observed labelling is one of the permutations: p is never 0. The slack is for sums in another order.
     p_value = (1 + int((np.abs(swapped) >= abs(difference) - 1e-12).sum())) / (len(swapped) + 1)
@@ -145,20 +145,18 @@ def _resample_cells(
     return np.concatenate(parts_drawn), np.concatenate(parts_swapped)
 
 
-def _resample_rows(
-    name: str, a: Rows, b: Rows, task: Task, random: np.random.Generator, count: int
-) -> tuple[Array, Array]:
+def _resample_rows(metric: Metric, a: Rows, b: Rows, random: np.random.Generator, count: int) -> tuple[Array, Array]:
     drawn, swapped = np.full(count, np.nan), np.full(count, np.nan)
     for i in range(count):
         picked = random.integers(0, len(a), len(a))
         swap = random.random(len(a)) < 0.5
-        drawn[i] = _gap(name, _pick(a, picked), _pick(b, picked), task)
-        swapped[i] = _gap(name, _mix(a, b, swap), _mix(b, a, swap), task)
+        drawn[i] = _gap(metric, _pick(a, picked), _pick(b, picked))
+        swapped[i] = _gap(metric, _mix(a, b, swap), _mix(b, a, swap))
     return drawn, swapped
 
 
-def _gap(name: str, a: Rows, b: Rows, task: Task) -> float:
-    value_a, value_b = value_of(name, a, task), value_of(name, b, task)
+def _gap(metric: Metric, a: Rows, b: Rows) -> float:
+    value_a, value_b = metric.measure(a), metric.measure(b)
     return float("nan") if value_a is None or value_b is None else value_b - value_a
 
 

@@ -39,6 +39,3 @@ def r2(references: Array, predictions: Array) -> float:
     if len(references) < 2 or np.ptp(references) == 0:
         return float("nan")
     return float(1.0 - np.mean((references - predictions) ** 2) / np.var(references))
-
-
-REGRESSION_METRICS = {"pearson": pearson, "spearmanr": spearmanr, "mse": mse, "mae": mae, "r2": r2}

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
-from tunesmith.metrics.names import DEFAULTS, METRICS, canonical_name, resolve_glue, resolve_names
+from tunesmith.metrics.names import DEFAULTS, canonical_name, metric_names, metric_of, resolve_glue
 from tunesmith.metrics.rows import Array, Rows, Scale, make_rows, to_numpy
-from tunesmith.metrics.scores import counts_of, score_of, value_of
 from tunesmith.metrics.uncertainty import Score
+
+OF_ONE_CLASS = ("f1", "precision", "recall", "average_precision")
+"""Metrics of two classes that are about label 1 alone."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +31,13 @@ logger = logging.getLogger(__name__)
 class Suite:
     """Named metrics of one task. `names` is the order they are reported in."""
 
-    def __init__(self, task: Task, names: Sequence[str], *, scores: Scale = "logits") -> None:
+    def __init__(
+        self, task: Task, names: Sequence[str], *, scores: Scale = "logits", positive_name: str | None = None
+    ) -> None:
         self.task = task
-        self.names = resolve_names(names, task)
+        self.metrics = {metric.name: metric for metric in (metric_of(name, task) for name in names)}
+        self.names = tuple(self.metrics)
+        self.positive_name = positive_name if task is Task.BINARY else None
         self.scores = scores
         self._predictions: list[Array] = []
         self._references: list[Array] = []
@@ -43,21 +50,20 @@ class Suite:
     def greater_is_better(self, name: str) -> bool:
         """Whether more is better; `loss` and any alias or `eval_` prefix are understood. Unknown names are a ConfigError."""
         plain = canonical_name(name)
-        return plain != "loss" and METRICS[resolve_names([plain], self.task)[0]].greater_is_better
+        return plain != "loss" and metric_of(plain, self.task).greater_is_better
 
     def compute(self, predictions: Any = None, references: Any = None) -> dict[str, float | None]:
         """Metric -> value, over what was added and what is given here; forgets the added rows, as `evaluate` does."""
         rows = self._take(predictions, references)
-        single = self.task in (Task.BINARY, Task.MULTICLASS)
-        counts = counts_of(rows, self.task) if single and len(rows) else None
-        return {name: value_of(name, rows, self.task, counts) for name in self.names}
+        return {name: metric.measure(rows) for name, metric in self.metrics.items()}
 
     def compute_with_intervals(
         self, predictions: Any = None, references: Any = None, *, confidence: float = 0.95, seed: int = 0
     ) -> dict[str, Score]:
         """Metric -> value with n and interval, over the same rows as `compute`."""
         rows = self._take(predictions, references)
-        return {name: score_of(name, rows, self.task, confidence=confidence, seed=seed) for name in self.names}
+        found = {name: metric.score(rows, confidence=confidence, seed=seed) for name, metric in self.metrics.items()}
+        return {k: replace(v, of=self.positive_name) if k in OF_ONE_CLASS else v for k, v in found.items()}
 
     def add(self, prediction: Any = None, reference: Any = None) -> None:
         """Remember one row."""
@@ -93,9 +99,17 @@ class Suite:
 
 
 def make_suite(
-    task: Task, *, names: Sequence[str] | None = None, glue_task: str | None = None, scores: Scale = "logits"
+    task: Task,
+    *,
+    names: Sequence[str] | None = None,
+    glue_task: str | None = None,
+    scores: Scale = "logits",
+    positive_name: str | None = None,
 ) -> Suite:
-    """The metrics of a task: `names` if given, else those of the GLUE task, else the usual ones. First = the one to judge by."""
+    """The metrics of a task: `names` if given, else those of the GLUE task, else the usual ones. First = the one to judge by.
+
+    `positive_name` is what label 1 is called: scores of that class alone carry the name.
+    """
     chosen: Sequence[str] = DEFAULTS[task]
     if glue_task is not None:
         expected, chosen = resolve_glue(glue_task)
@@ -105,7 +119,7 @@ def make_suite(
             )
     if names:
         chosen = names
-    return Suite(task, chosen, scores=scores)
+    return Suite(task, chosen, scores=scores, positive_name=positive_name)
 
 
 def load(path: str, config_name: str | None = None) -> Suite:
@@ -117,5 +131,5 @@ def load(path: str, config_name: str | None = None) -> Suite:
         return Suite(task, names)
     name = canonical_name(path)
     order = (Task.MULTICLASS, Task.BINARY, Task.REGRESSION, Task.MULTILABEL)
-    task = next((t for t in order if name in METRICS and t in METRICS[name].tasks), Task.BINARY)
+    task = next((t for t in order if name in metric_names(t)), Task.BINARY)
     return Suite(task, (name,))

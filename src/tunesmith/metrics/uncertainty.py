@@ -28,6 +28,12 @@ class Score:
     high: float | None
     n: int
     method: str
+    of: str | None = None
+    """The class that the score is about, for F1, precision and recall of two classes."""
+
+    def title(self, metric: str) -> str:
+        """`f1 of 'fraud'`: the name of the metric with the class it is about."""
+        return metric if self.of is None else f"{metric} of {self.of!r}"
 
     def text(self) -> str:
         """`0.8603 [0.823, 0.891] n=408`."""
@@ -39,7 +45,8 @@ class Score:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict; `from_json` gives an equal score back."""
-        return {"value": self.value, "low": self.low, "high": self.high, "n": self.n, "method": self.method}
+        plain = {"value": self.value, "low": self.low, "high": self.high, "n": self.n, "method": self.method}
+        return plain if self.of is None else {**plain, "of": self.of}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Score:
@@ -75,6 +82,12 @@ def wilson_limits(share: Array | float, n: Array | float, confidence: float = 0.
     return np.where(n > 0, low, 0.0), np.where(n > 0, high, 1.0)
 
 
+def wilson_pair(share: float, n: float, confidence: float = 0.95) -> Limits:
+    """Wilson's interval for one proportion."""
+    low, high = wilson_limits(share, n, confidence)
+    return float(low), float(high)
+
+
 def f1_limits(counts: Array, confidence: float = 0.95) -> tuple[Array, Array]:
     """Interval for the F1 of each class: Wilson's for TP / (TP+FP+FN), carried over by F1 = 2J / (1+J)."""
     hits = np.diagonal(counts)
@@ -101,8 +114,19 @@ def combine_limits(values: Array, low: Array, high: Array, correlation: Array | 
 def effective_limits(value: float, variance: float, *, rows: float, confidence: float = 0.95) -> Limits:
     """Wilson's interval at the n whose binomial variance is `variance`; at 0 or 1, where that says nothing, at `rows`."""
     inside = 1e-12 < value < 1 - 1e-12 and variance > 0
-    low, high = wilson_limits(value, value * (1 - value) / variance if inside else rows, confidence)
-    return float(low), float(high)
+    return wilson_pair(value, value * (1 - value) / variance if inside else rows, confidence)
+
+
+def designed_limits(
+    design: tuple[float, float], value: float, n: float, *, floor: float, confidence: float = 0.95
+) -> Limits:
+    """Wilson's interval for a score from `floor` to 1 at an effective n: `design` is value and variance of smoothed counts."""
+    smoothed, variance = design
+    width = 1 - floor
+    share = (smoothed - floor) / width
+    effective = share * (1 - share) * width**2 / variance * n / (n + 1) if variance > 0 else n
+    low, high = wilson_pair((value - floor) / width, effective, confidence)
+    return floor + width * low, floor + width * high
 
 
 def smooth_counts(counts: Array) -> Array:
@@ -208,7 +232,7 @@ def _z_limits(r: float, error: float, n: int, confidence: float) -> Limits:
     return math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half)
 
 
-def r2_limits(references: Array, predictions: Array, confidence: float = 0.95) -> Limits | None:
+def r2_limits(references: Array, predictions: Array, value: float, confidence: float = 0.95) -> Limits | None:
     """Interval for r2 through the log of the unexplained share; None under three rows or for a perfect fit."""
     n, errors = len(references), (references - predictions) ** 2
     if n < 3 or errors.mean() <= 0:

@@ -1,0 +1,1 @@
+"""A trained model folder -> predictions for new rows, in input order, as tables."""

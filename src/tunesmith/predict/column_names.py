@@ -8,12 +8,17 @@ from itertools import chain, count
 from tunesmith.labels import LabelMap, Task
 
 
-def list_answers(labels: LabelMap) -> list[str]:
-    """Our columns for the answers of a model: prediction, and prob_NAME for each label."""
-    return ["prediction", *(f"prob_{name}" for name in labels.names if labels.task is not Task.REGRESSION)]
+def list_answers(labels: LabelMap, top_k: int | None = None) -> list[str]:
+    """Our columns for the answers of a model: prediction, and prob_NAME for each label; or the `top_k` best, sorted."""
+    if labels.task is Task.REGRESSION:
+        return ["prediction"]
+    if top_k is not None:
+        places = range(1, min(top_k, len(labels)) + 1)
+        return ["prediction", *(f"{what}_{place}" for place in places for what in ("label", "prob"))]
+    return ["prediction", *(f"prob_{name}" for name in labels.names)]
 
 
-def choose_names(ours: Sequence[str], taken: Iterable[str]) -> list[str]:
+def choose_column_names(ours: Sequence[str], taken: Iterable[str]) -> list[str]:
     """A free name for each of our columns, in order: its own, else tunesmith_NAME, else that with a number."""
     used = set(taken)
     chosen = []
@@ -28,7 +33,7 @@ def choose_names(ours: Sequence[str], taken: Iterable[str]) -> list[str]:
 def names_of_run(text: Sequence[str], labels: LabelMap) -> dict[str, str]:
     """Our columns of predictions.parquet -> their names beside the text columns of the data."""
     ours = ["split", "row", "label", *list_answers(labels), "truncated"]
-    return dict(zip(ours, choose_names(ours, text), strict=True))
+    return dict(zip(ours, choose_column_names(ours, text), strict=True))
 
 
 def describe_renaming(ours: Iterable[str], chosen: Iterable[str]) -> str | None:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tunesmith.encoder.resolve import resolve_model
+from tunesmith.encoder.seal import Seal, check_seal
 from tunesmith.errors import ConfigError
 from tunesmith.files import read_json
 from tunesmith.labels import LabelMap, Task
-from tunesmith.model.resolve import resolve_model
-from tunesmith.model.seal import Seal, check_seal
+from tunesmith.predict.graph_facts import is_graph_folder
 from tunesmith.run.layout import RunDir
 from tunesmith.run.writing import write_new
 
@@ -85,4 +86,6 @@ def model_folder_of(path: str | Path) -> Seal:
             where=str(folder),
             fix=f"Go on with `tunesmith resume {folder}`.",
         )
+    if is_graph_folder(folder):
+        return check_seal(folder)
     return check_seal(resolve_model(folder, allow_download=False))

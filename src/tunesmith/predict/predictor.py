@@ -1,32 +1,32 @@
-"""A trained folder as a function from texts to probabilities, always in input order."""
+"""A trained folder as a function from texts to labels, always in input order. Imports no torch: a graph needs none."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.data.batches import Collate, Padding
-from tunesmith.data.token_encoder import Encoder, make_encoder
-from tunesmith.data.token_rows import TokenRows
-from tunesmith.errors import ConfigError
+from tunesmith.encoder.config_file import read_config_file
+from tunesmith.encoder.seal import Seal
+from tunesmith.errors import ConfigError, ResourceError
 from tunesmith.labels import LabelMap, Task, is_chosen
-from tunesmith.model.load import load_model, read_model_config
-from tunesmith.model.tokenizer import load_tokenizer, position_limit, require_segments
 from tunesmith.predict.facts import ModelFacts, model_folder_of, read_facts
-from tunesmith.predict.packed_products import pack_products
+from tunesmith.predict.given_texts import given_columns
+from tunesmith.predict.graph_facts import is_graph_folder, read_graph_facts
+from tunesmith.predict.network import Network
 from tunesmith.predict.stream import Chunk, TextPredictions, chunks_of, predict_chunks, require_numbers
 from tunesmith.run.sealed import MANIFEST
-from tunesmith.train.evaluate import predict_rows
-from tunesmith.train.runtime import Precision, Runtime, make_runtime
-from tunesmith.train.strategies import choose_strategies
 
+if TYPE_CHECKING:
+    from tunesmith.ranks.runtime import Precision
+
+SHOWN_LABELS = 6
 log = logging.getLogger(__name__)
 
 
@@ -51,104 +51,112 @@ def predicted_names(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[A
     return [labels.names[i] for i in probabilities.argmax(axis=-1)]
 
 
-@dataclass
-class Predictor:
-    """`predict(rows)` for tokenized rows, `probabilities(texts)` for plain texts or pairs."""
+def sorted_scores(row: npt.NDArray[Any], labels: LabelMap, top_k: int | None = None) -> list[tuple[str, float]]:
+    """(label name, probability), the most probable first; at most `top_k`."""
+    order = np.argsort(-row, kind="stable")[:top_k]
+    return [(labels.names[i], float(row[i])) for i in order]
 
-    model: Any
-    tokenizer: Any
+
+def answer_columns(probabilities: npt.NDArray[Any], labels: LabelMap, top_k: int | None = None) -> list[list[Any]]:
+    """The values of the columns that `list_answers` names."""
+    names = predicted_names(probabilities, labels)
+    if labels.task is Task.REGRESSION:
+        return [names]
+    if top_k is None:
+        return [names, *probabilities.T.tolist()]
+    best = [sorted_scores(row, labels, top_k) for row in probabilities]
+    return [names, *([row[place][side] for row in best] for place in range(min(top_k, len(labels))) for side in (0, 1))]
+
+
+def _load_graph(seal: Seal) -> tuple[Network, ModelFacts]:
+    from tunesmith.predict.graph_network import load_graph_network
+
+    if not seal.sealed:
+        log.warning("%s has no %s: its files are used as they are, unverified", seal.folder, MANIFEST)
+    facts = read_facts(seal.folder, read_config_file(seal.folder))
+    network = load_graph_network(seal.folder, read_graph_facts(seal.folder))
+    seal.require_unchanged()
+    return network, facts
+
+
+@dataclass(frozen=True, repr=False)
+class Predictor:
+    """`predict(texts)` gives label names, `predict_proba(texts)` a table, `probabilities(texts)` an array."""
+
+    network: Network
     facts: ModelFacts
-    runtime: Runtime
-    collate: Collate
-    max_length: int
+    folder: Path
 
     @classmethod
     def load(cls, path: str | Path, *, use_cpu: bool = False, precision: Precision = "no") -> Predictor:
-        """The model of a run folder or of any model folder with a classification head."""
-        from tunesmith.data.tokenize import longest_allowed
-
+        """The model of a run folder, of an exported folder, or of any model folder with a classification head."""
         seal = model_folder_of(path)
-        folder = seal.folder
-        if not seal.sealed:
-            log.warning("%s has no %s: its files are used as they are, unverified", folder, MANIFEST)
-        config = read_model_config(folder)
-        facts = read_facts(folder, config)
-        tokenizer = load_tokenizer(folder)
-        loaded = load_model(folder, facts.labels)
-        seal.require_unchanged()
-        if loaded.notes:
-            raise ConfigError(
-                f"is not a trained classifier ({loaded.notes[0]})", where=str(folder), fix="Train it first."
-            )
-        runtime = make_runtime(precision=precision, use_cpu=use_cpu)
-        model = loaded.model.to(runtime.device).eval()
-        strategies = choose_strategies(
-            model, None, padding_of(tokenizer), device=runtime.device, precision=precision, cuda_graphs="off"
-        )
-        if runtime.device.type == "cpu" and precision == "no":
-            pack_products(model)
-        longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
-        return cls(model, tokenizer, facts, runtime, strategies.collate, longest)
+        if is_graph_folder(seal.folder):
+            return cls(*_load_graph(seal), Path(path))
+        try:
+            from tunesmith.predict.torch_network import load_torch_network
+        except ModuleNotFoundError as error:
+            raise ResourceError(
+                f"a model folder needs {error.name}, which is not installed",
+                where=str(seal.folder),
+                fix="Run: pip install 'tunesmith[train]'",
+            ) from None
+        network, facts = load_torch_network(seal, use_cpu=use_cpu, precision=precision)
+        return cls(network, facts, Path(path))
 
-    @cached_property
-    def encoder(self) -> Encoder:
-        """Texts to tokens, cut at `max_length`."""
-        return make_encoder(self.tokenizer, self.max_length)
+    def __repr__(self) -> str:
+        labels = self.facts.labels
+        names = ", ".join(labels.names[:SHOWN_LABELS])
+        more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+        reads = " + ".join(self.facts.text_columns or ("text",))
+        text = f"Predictor({self.folder}: {reads} -> {labels.task.value} ({names}{more}), {self.network.name})"
+        return " ".join(text.split())
 
-    def predict(
-        self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
-    ) -> npt.NDArray[np.float32]:
-        """Logits of each row, in input order; in batches of the size that suits the device, or of `max_rows` rows."""
-        logits = self._answer(rows, max_rows=max_rows, on_batch=on_batch)
-        require_numbers(logits)
-        return logits
+    def predict(self, texts: Any, pairs: Any = None) -> list[Any]:
+        """The label name of each text (a list of names for multilabel, a number for regression). A string is one text."""
+        return predicted_names(self.probabilities(texts, pairs), self.facts.labels)
 
-    def _answer(
-        self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
-    ) -> npt.NDArray[np.float32]:
-        tokens = None if max_rows is None else 64 * max_rows
-        result = predict_rows(
-            self.model, rows, self.collate, self.runtime, max_rows=max_rows, max_tokens=tokens, on_batch=on_batch
-        )
-        return result.logits
+    def predict_proba(self, texts: Any, pairs: Any = None) -> Any:
+        """A DataFrame with a row for each text and a column for each label name; it keeps the index of a Series or frame."""
+        labels = self.facts.labels
+        if labels.task is Task.REGRESSION:
+            raise ConfigError("a regression model gives a number, not probabilities", fix="Use predict(texts).")
+        try:
+            import pandas as pd
+        except ModuleNotFoundError:
+            raise ResourceError(
+                "predict_proba gives a pandas DataFrame, and pandas is not installed",
+                fix="Use probabilities(texts), an array with a column for each of facts.labels.names.",
+            ) from None
+        index = texts.index if isinstance(texts, (pd.Series, pd.DataFrame)) else None
+        return pd.DataFrame(self.probabilities(texts, pairs), columns=list(labels.names), index=index)
+
+    def probabilities(self, texts: Any, pairs: Any = None) -> npt.NDArray[np.float64]:
+        """One row of probabilities for each text or pair; the value itself for a regression."""
+        return probabilities_of(self.logits(texts, pairs), self.facts.labels.task)
+
+    def logits(self, texts: Any, pairs: Any = None) -> npt.NDArray[np.float32]:
+        """The raw scores of each text or pair."""
+        columns = given_columns(texts, pairs, self.facts.text_columns)
+        if not columns[0]:
+            return np.zeros((0, len(self.facts.labels)), dtype=np.float32)
+        return self.predict_texts(chunks_of(columns)).logits
 
     def predict_texts(
         self, chunks: Iterator[Chunk], *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
     ) -> TextPredictions:
         """Logits of each text of the chunks, in input order; the next chunk is tokenized meanwhile."""
+        network = self.network
         return predict_chunks(
-            partial(self._answer, max_rows=max_rows, on_batch=on_batch),
-            self.encoder,
+            partial(network.answer, max_rows=max_rows, on_batch=on_batch),
+            network.encoder,
             map(self._with_known_segments, chunks),
-            has_types="token_type_ids" in self.tokenizer.model_input_names,
-            max_length=self.max_length,
-            vocab_size=self.model.get_input_embeddings().num_embeddings,
-            special=(self.tokenizer.num_special_tokens_to_add(), self.tokenizer.num_special_tokens_to_add(pair=True)),
+            has_types=network.has_types,
+            max_length=network.max_length,
+            vocab_size=network.vocab_size,
+            special=network.special,
         )
 
-    def require_segments(self, text_columns: int) -> None:
-        """A ConfigError when the model cannot take so many texts a row."""
-        require_segments(self.tokenizer, vars(self.model.config), pair=text_columns == 2, where=self.model.name_or_path)
-
     def _with_known_segments(self, chunk: Chunk) -> Chunk:
-        self.require_segments(len(chunk))
+        self.network.require_segments(len(chunk))
         return chunk
-
-    def probabilities(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> npt.NDArray[np.float64]:
-        """One row of probabilities for each text (or pair of texts)."""
-        if not texts:
-            return np.zeros((0, len(self.facts.labels)))
-        columns = [texts] if pairs is None else [texts, pairs]
-        logits = self.predict_texts(chunks_of(columns)).logits
-        return probabilities_of(logits, self.facts.labels.task)
-
-
-def padding_of(tokenizer: Any, *, multiple_of: int | None = None, fixed_length: int | None = None) -> Padding:
-    """Padding as the tokenizer pads."""
-    return Padding(
-        int(tokenizer.pad_token_id),
-        int(getattr(tokenizer, "pad_token_type_id", 0) or 0),
-        str(getattr(tokenizer, "padding_side", "right")),
-        multiple_of,
-        fixed_length,
-    )

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.data.batches import prefetched
-from tunesmith.data.token_encoder import UNKNOWN, EncodedRow, Encoder
-from tunesmith.data.token_rows import Ragged, TokenRows
-from tunesmith.data.tokenize import require_text
-from tunesmith.data.truncation import TruncationCount
 from tunesmith.errors import DataError, NumericsError
+from tunesmith.tokens.prefetch import prefetched
+from tunesmith.tokens.token_encoder import UNKNOWN, EncodedRow, TokenEncoder, require_text_cells
+from tunesmith.tokens.token_rows import Ragged, TokenRows
+from tunesmith.tokens.truncation import TruncationCount
 
 CHUNK_ROWS = 8192
 """Rows sorted by length together. On the long tail of bench/predict_speed.py more changed nothing: packed batches have
@@ -41,7 +40,7 @@ class TextPredictions:
 
 def predict_chunks(
     predict: Callable[[TokenRows], npt.NDArray[np.float32]],
-    encoder: Encoder,
+    encoder: TokenEncoder,
     chunks: Iterator[Chunk],
     *,
     has_types: bool,
@@ -129,7 +128,7 @@ def _checked(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     before = 0
     for chunk in chunks:
         for column in chunk:
-            require_text(column, partial(_row_name, before))
+            require_text_cells(column, partial(_row_name, before))
         before += len(chunk[0])
         yield chunk
 

@@ -13,8 +13,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from tunesmith.data.delimited import parse_delimited
 from tunesmith.errors import ConfigError, DataError
+from tunesmith.reading.delimited import parse_delimited
 from tunesmith.run.writing import make_folder, replacing
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")

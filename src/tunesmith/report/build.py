@@ -11,22 +11,21 @@ from typing import Any
 import numpy as np
 
 from tunesmith.config.schema import list_options
-from tunesmith.curves.build import load_curves
+from tunesmith.curves.from_journal import load_curves
 from tunesmith.curves.series import Curves
-from tunesmith.data.prediction_file import read_prediction_columns
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import ReliabilityBin, expected_calibration_error, reliability_bins
-from tunesmith.report.diagnosis import diagnose_with, goes_on
-from tunesmith.report.files import read_config
+from tunesmith.reading.prediction_file import read_prediction_columns
+from tunesmith.report.diagnosis import diagnose_with, goes_on, read_run_config
 from tunesmith.report.mistakes import Confusion, LabelCount, Mistake, count_confusions, count_labels, find_mistakes
-from tunesmith.report.predictions import Predictions, make_predictions
-from tunesmith.report.scores import Headline, headline_scores
+from tunesmith.report.predictions import PredictedRows, make_predictions
+from tunesmith.report.score_table import Headline, headline_scores
 from tunesmith.report.slices import Slice, find_slices
 from tunesmith.run.layout import RunDir, open_run
 from tunesmith.run.records import read_environment, read_metrics, read_summary
 
-Rows = tuple[tuple[str, ...], ...]
+TableRows = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,11 +36,13 @@ class Report:
     curves: Curves
     scores: list[Headline]
     findings: list[Finding]
-    facts: Rows
+    data_findings: list[Finding]
+    """Warnings of the audit of the data."""
+    facts: TableRows
     """(name, value): what was run."""
-    splits: Rows
+    splits: TableRows
     """(split, rows, labels, truncation)."""
-    columns: Rows
+    columns: TableRows
     notes: tuple[str, ...]
     """What reading and checking the data brought up."""
     split: str | None
@@ -55,11 +56,11 @@ class Report:
     mistakes: list[Mistake]
     wrong: int
     slices: list[Slice]
-    changed: Rows
+    changed: TableRows
     """(option, value) that differ from the defaults."""
-    options: Rows
+    options: TableRows
     """All options."""
-    environment: Rows
+    environment: TableRows
     command: str
     absent: tuple[str, ...]
     """Files of the run folder that are not there."""
@@ -68,7 +69,7 @@ class Report:
 def build_report(run: str | Path | RunDir) -> Report:
     """Everything that can be said about the run folder."""
     folder = run if isinstance(run, RunDir) else open_run(run)
-    config = read_config(folder.config_file)
+    config = read_run_config(folder.config_file)
     summary = read_summary(folder.data_summary_file)
     environment = read_environment(folder.environment_file)
     curves = load_curves(folder.path)
@@ -86,6 +87,7 @@ def build_report(run: str | Path | RunDir) -> Report:
         curves=curves,
         scores=headline_scores(read_metrics(folder.metrics_file), predictions, curves),
         findings=diagnose_with(curves, config, summary, running=goes_on(folder, curves)),
+        data_findings=_data_findings(summary),
         facts=_facts(curves, config, summary),
         splits=_splits(summary),
         columns=_columns(summary),
@@ -107,7 +109,7 @@ def build_report(run: str | Path | RunDir) -> Report:
     )
 
 
-def _decisions(predictions: Predictions | None) -> tuple[Any, Any]:
+def _decisions(predictions: PredictedRows | None) -> tuple[Any, Any]:
     """(probabilities, right answers) of every decision: one a row, or one for each label of a row that may have several."""
     if predictions is None or predictions.probabilities is None:
         return None, None
@@ -117,11 +119,11 @@ def _decisions(predictions: Predictions | None) -> tuple[Any, Any]:
     return np.stack([1 - yes, yes], axis=1), predictions.labels.ravel()
 
 
-def _count_wrong(predictions: Predictions | None) -> int:
+def _count_wrong(predictions: PredictedRows | None) -> int:
     return int((~predictions.right).sum()) if predictions is not None and predictions.names else 0
 
 
-def _facts(curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
+def _facts(curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any]) -> TableRows:
     best = curves.best()
     speed = curves.tokens_per_second.finite().value
     epochs = curves.last_step / curves.steps_per_epoch if curves.steps_per_epoch else 0
@@ -132,6 +134,7 @@ def _facts(curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any]
         "epochs": f"{epochs:.3g}" if epochs else None,
         "training rows": curves.train_rows or None,
         "best step": f"{best[1]} ({best[0]} {best[2]:.4g})" if best else None,
+        **_floors(summary),
         "speed": f"{sum(speed) / len(speed):,.0f} real tokens a second" if len(speed) else None,
         "resumed at": ", ".join(f"step {s}" for s in curves.resumed_at) or None,
         "not finite": f"{len(curves.non_finite)} steps, first {curves.non_finite[0]}" if curves.non_finite else None,
@@ -140,7 +143,19 @@ def _facts(curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any]
     return tuple((name, str(value)) for name, value in facts.items() if value is not None)
 
 
-def _splits(summary: Mapping[str, Any]) -> Rows:
+def _floors(summary: Mapping[str, Any]) -> dict[str, str]:
+    """By the name of a simpler model, its first score on each split: what the run has to be better than."""
+    found: dict[str, list[str]] = {}
+    for split, by_name in _mapping(summary, "floors").items():
+        for name, scores in by_name.items():
+            metric, score = next(iter(scores.items()), ("", None))
+            if isinstance(score, dict) and isinstance(score.get("value"), (int, float)):
+                shown = f"{split} {metric} {score['value']:.4f} (n={score.get('n')})"
+                found.setdefault(f"floor: {name}", []).append(shown)
+    return {name: ", ".join(parts) for name, parts in found.items()}
+
+
+def _splits(summary: Mapping[str, Any]) -> TableRows:
     rows, counts, cuts = (_mapping(summary, key) for key in ("rows", "label_counts", "truncation"))
     found = []
     for split in dict.fromkeys([*rows, *counts, *cuts]):
@@ -168,17 +183,29 @@ def _mapping(data: Mapping[str, Any], key: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _columns(summary: Mapping[str, Any]) -> Rows:
+def _columns(summary: Mapping[str, Any]) -> TableRows:
     return tuple((str(k), _say(v)) for k, v in _mapping(summary, "columns").items())
 
 
 def _notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
     notes, findings = (v if isinstance(v := summary.get(key), list) else [] for key in ("notes", "findings"))
     found = [str(f["evidence"]) for f in findings if isinstance(f, dict) and f.get("evidence")]
-    return tuple(dict.fromkeys([*map(str, notes), *found]))[:40]
+    decided = [f"Recipe: {line}." for line in summary.get("recipe") or ()]
+    return tuple(dict.fromkeys([*map(str, notes), *decided, *found]))[:40]
 
 
-def _options(config: Mapping[str, Any]) -> Rows:
+def _data_findings(summary: Mapping[str, Any]) -> list[Finding]:
+    """The warnings about the data, as far as the file holds them whole."""
+    found = summary.get("findings")
+    texts = [f for f in found if isinstance(f, dict)] if isinstance(found, list) else []
+    return [
+        Finding(str(f["code"]), "warning", str(f["evidence"]), tuple(map(str, f.get("advice") or ())))
+        for f in texts
+        if f.get("severity") in ("warning", "error") and isinstance(f.get("code"), str) and f.get("evidence")
+    ]
+
+
+def _options(config: Mapping[str, Any]) -> TableRows:
     return tuple((name, _say(value)) for name, value in sorted(config.items()))
 
 
@@ -186,7 +213,7 @@ def _say(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _environment(environment: Mapping[str, Any]) -> Rows:
+def _environment(environment: Mapping[str, Any]) -> TableRows:
     flat = {k: v for k, v in environment.items() if not isinstance(v, dict) and k != "command"}
     flat |= {name: version for name, version in _mapping(environment, "packages").items() if version}
     return tuple((str(k), _say(v)) for k, v in flat.items() if v is not None)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.curves.panels import Panel, line_panel, loss_panel, metric_panel, reliability_panel
+from tunesmith.curves.panels import Panel, main_panels, more_panels
+from tunesmith.curves.pictures import Picture, panel_picture, reliability_picture
 from tunesmith.curves.series import Curves, Series
 from tunesmith.metrics.calibration import ReliabilityBin
 
@@ -31,53 +32,55 @@ class Chart:
 
 def make_charts(curves: Curves) -> tuple[list[Chart], list[Chart]]:
     """The charts to show first (loss and metric) and those to unfold (rate, gradient norm, throughput)."""
-    first: list[Chart] = []
-    if len(curves.train_loss) or len(curves.metric("validation", "loss")):
-        smooth = curves.train_loss.smoothed()
-        unseen = curves.metric("validation", "loss")
-        lines = [("training", curves.train_loss), ("smoothed", smooth), ("validation", unseen)]
-        first.append(_chart("loss", "Loss", loss_panel(curves), lines, _loss_words(curves)))
-    metric = curves.main_metric()
-    if metric:
-        seen, unseen = curves.metric("train_sample", metric), curves.metric("validation", metric)
-        lines = [("training sample", seen), ("validation", unseen)]
-        first.append(_chart("metric", metric, metric_panel(curves, metric), lines, _metric_words(metric, seen, unseen)))
-    more = []
-    for key, title, series, smooth_view in (
-        ("rate", "Learning rate", curves.learning_rate, False),
-        ("norm", "Gradient norm (before clipping)", curves.grad_norm, True),
-        ("speed", "Real tokens per second", curves.tokens_per_second, True),
-    ):
-        if len(series.finite()):
-            panel = line_panel(series, title, smooth=smooth_view)
-            more.append(_chart(key, title, panel, [(title.lower(), series)], _range_words(title, series)))
-    return first, more
+    first = [_chart([curves], [panel], _words(curves, panel)) for panel in main_panels(curves) if not panel.is_empty]
+    return first, [_chart([curves], [panel], _words(curves, panel)) for panel in more_panels(curves)]
+
+
+def overlay_charts(runs: Sequence[Curves]) -> list[Chart]:
+    """Loss and main metric with one colour a run. Values are read off the validation lines, or the smoothed training loss."""
+    metric = next((m for run in runs if (m := run.main_metric())), None)
+    charts = []
+    for panels in zip(*(main_panels(run, metric) for run in runs), strict=True):
+        for kind in ("points", "smooth"):
+            lines = [(r.name, k.series) for r, p in zip(runs, panels, strict=True) for k in p.lines if k.kind == kind]
+            lines = [(name, series) for name, series in lines if len(series)]
+            if lines:
+                ends = [(name, series.finite().value) for name, series in lines]
+                words = "; ".join(f"{name} ends at {value[-1]:.3f}" for name, value in ends if len(value))
+                alt = f"{panels[0].title} on validation rows by step, one line a run: {words}."
+                charts.append(_chart(runs, panels, alt, lines))
+                break
+    return charts
 
 
 def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
     """The reliability diagram."""
     rows = [(b.confidence, b.accuracy, b.accuracy_low, b.accuracy_high, b.count) for b in bins]
     words = "; ".join(f"at {b.confidence:.2f} it is right {b.accuracy:.2f} of the time ({b.count} rows)" for b in bins)
-    panel = reliability_panel(rows)
+    picture = reliability_picture(rows)
     step, value = np.array([b.confidence for b in bins]), np.array([b.accuracy for b in bins])
-    data = _data(panel, [("right", _points(step, value))], "confidence")
-    return Chart(
-        "reliability", "Reliability", f"Reliability diagram: {words}.", _uri(panel.light), _uri(panel.dark), data
-    )
+    data = _data(picture, [("right", _points(step, value))], "confidence")
+    alt = f"Reliability diagram: {words}."
+    return Chart("reliability", "Reliability", alt, _uri(picture.light), _uri(picture.dark), data)
 
 
-def _chart(key: str, title: str, panel: Panel, lines: list[tuple[str, Series]], alt: str) -> Chart:
-    read = [(name, _points(*_xy(series.thinned(HOVER_POINTS)))) for name, series in lines if len(series)]
-    return Chart(key, title, alt, _uri(panel.light), _uri(panel.dark), _data(panel, read, "step"))
+def _chart(
+    runs: Sequence[Curves], panels: Sequence[Panel], alt: str, lines: list[tuple[str, Series]] | None = None
+) -> Chart:
+    """`lines` can be read value by value: those of the panel unless given."""
+    panel, picture = panels[0], panel_picture(runs, panels)
+    if lines is None:
+        lines = [(line.name, line.series) for line in panel.lines if len(line.series)]
+        lines = lines[:1] if not panel.metric else lines
+    most = HOVER_POINTS if len(runs) == 1 else HOVER_POINTS // 2
+    read = [(name, _points(thin.step, thin.value)) for name, thin in ((n, s.thinned(most)) for n, s in lines)]
+    title = panel.metric if panel.key == "metric" else panel.title
+    return Chart(panel.key, title, alt, _uri(picture.light), _uri(picture.dark), _data(picture, read, "step"))
 
 
-def _data(panel: Panel, lines: list[tuple[str, list[list[float | None]]]], unit: str) -> dict[str, Any]:
-    box = [round(v, 5) for v in panel.box]
-    return {"box": box, "x": list(panel.x), "unit": unit, "series": [{"name": n, "points": p} for n, p in lines]}
-
-
-def _xy(series: Series) -> tuple[Any, Any]:
-    return series.step, series.value
+def _data(picture: Picture, lines: list[tuple[str, list[list[float | None]]]], unit: str) -> dict[str, Any]:
+    box = [round(v, 5) for v in picture.box]
+    return {"box": box, "x": list(picture.x), "unit": unit, "series": [{"name": n, "points": p} for n, p in lines]}
 
 
 def _points(x: Any, y: Any) -> list[list[float | None]]:
@@ -94,6 +97,19 @@ def _uri(svg: bytes) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii")
 
 
+def _words(curves: Curves, panel: Panel) -> str:
+    """What the panel shows, in a sentence."""
+    if panel.key == "loss":
+        return _loss_words(curves)
+    ends = [(line.name, line.series.finite().value) for line in panel.lines]
+    ends = [(name, value) for name, value in ends if len(value)]
+    if panel.metric:
+        words = "; ".join(f"{name} goes from {value[0]:.3f} to {value[-1]:.3f}" for name, value in ends)
+        return f"{panel.metric} by step: {words}."
+    good = ends[0][1]
+    return f"{panel.title} by step: between {good.min():.3g} and {good.max():.3g}, {good[-1]:.3g} at the end."
+
+
 def _loss_words(curves: Curves) -> str:
     words = []
     smooth = curves.train_loss.finite().smoothed()
@@ -108,16 +124,3 @@ def _loss_words(curves: Curves) -> str:
     if curves.non_finite:
         words.append(f"{len(curves.non_finite)} steps were not finite")
     return f"Loss by step: {'; '.join(words)}."
-
-
-def _metric_words(metric: str, seen: Series, unseen: Series) -> str:
-    words = []
-    for name, series in (("training sample", seen.finite()), ("validation", unseen.finite())):
-        if len(series):
-            words.append(f"{name} goes from {series.value[0]:.3f} to {series.value[-1]:.3f}")
-    return f"{metric} by step: {'; '.join(words)}."
-
-
-def _range_words(title: str, series: Series) -> str:
-    good = series.finite().value
-    return f"{title} by step: between {good.min():.3g} and {good.max():.3g}, {good[-1]:.3g} at the end."

@@ -10,20 +10,19 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from tunesmith.curves.build import load_curves
+from tunesmith.curves.from_journal import load_curves
 from tunesmith.curves.series import Curves
-from tunesmith.data.prediction_file import read_prediction_columns
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
-from tunesmith.metrics.names import DEFAULTS, METRICS, canonical_name
+from tunesmith.metrics.names import DEFAULTS, canonical_name, greater_is_better, metric_names
 from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
 from tunesmith.metrics.rows import Scale
-from tunesmith.report.diagnosis import diagnose_with, goes_on
-from tunesmith.report.files import read_config
+from tunesmith.reading.prediction_file import read_prediction_columns
+from tunesmith.report.diagnosis import diagnose_with, goes_on, read_run_config
 from tunesmith.report.pairing import labelled_splits, pair_sides, read_side
 from tunesmith.report.predictions import make_predictions, own_columns
-from tunesmith.report.scores import Headline, headline_scores
+from tunesmith.report.score_table import Headline, headline_scores
 from tunesmith.run.layout import RunDir, open_run
 from tunesmith.run.records import read_metrics, read_summary
 
@@ -96,7 +95,7 @@ def compare_runs(paths: Sequence[str | Path], *, metric: str | None = None, spli
     twice = {f.path.resolve() for f in folders}
     if len(twice) < len(folders):
         raise ConfigError("the same run folder is given twice", fix="Name each run once.")
-    configs = [read_config(f.config_file) for f in folders]
+    configs = [read_run_config(f.config_file) for f in folders]
     summaries = [read_summary(f.data_summary_file) for f in folders]
     tables = [read_prediction_columns(f.predictions_file) for f in folders]
     runs = tuple(_compared(k, folders[k], configs[k], summaries[k], tables[k]) for k in range(len(folders)))
@@ -186,7 +185,7 @@ def _no_rows(split: str | None, tables: Sequence[Mapping[str, Sequence[Any]]], r
 def main_metric(task: Task, config: Mapping[str, Any]) -> str:
     """The metric the first run chose its best checkpoint by, when it says something about rows; else the task's first."""
     tracked = canonical_name(str(config.get("metric_for_best_model") or ""))
-    return tracked if tracked in METRICS and task in METRICS[tracked].tasks else DEFAULTS[task][0]
+    return tracked if tracked in metric_names(task) else DEFAULTS[task][0]
 
 
 def _holm(values: Sequence[float | None]) -> list[float | None]:
@@ -228,7 +227,7 @@ def _pair_test(
     low, high = (result.low, result.high) if different else (min(result.low, 0.0), max(result.high, 0.0))
     numbers = f"{result.metric} {result.difference:+.3f} [{low:+.3f}, {high:+.3f}], {_say_p(tested, p, tests)}, "
     numbers += f"{result.n:,} {split} rows, {result.method}"
-    better = (result.difference > 0) == METRICS[result.metric].greater_is_better
+    better = (result.difference > 0) == greater_is_better(result.metric)
     words = NO_EVIDENCE
     if different:
         words = f"{b.letter} is {'better' if better else 'worse'} than {a.letter}"

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tunesmith.curves.build import load_curves
+from tunesmith.config.entries import read_entries
+from tunesmith.config.load import resolve
+from tunesmith.curves.from_journal import load_curves
 from tunesmith.curves.series import Curves
 from tunesmith.diagnose.advise import diagnose
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
-from tunesmith.report.files import read_config
 from tunesmith.run.layout import RunDir, open_run
 from tunesmith.run.lock import read_holder
 from tunesmith.run.records import read_summary
@@ -21,7 +23,7 @@ def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
     """Findings about a run folder, the verdict first."""
     folder = run if isinstance(run, RunDir) else open_run(run)
     curves = load_curves(folder.path)
-    config, summary = read_config(folder.config_file), read_summary(folder.data_summary_file)
+    config, summary = read_run_config(folder.config_file), read_summary(folder.data_summary_file)
     return diagnose_with(curves, config, summary, running=goes_on(folder, curves))
 
 
@@ -41,8 +43,34 @@ def diagnose_with(
         config,
         label_counts=train_label_counts(summary) if single else None,
         num_labels=len(names) if isinstance(names, (list, tuple)) and len(names) >= 2 else None,
+        label_names=tuple(map(str, names)) if isinstance(names, (list, tuple)) else (),
+        floor=_constant_loss(summary),
+        floors=_floors(summary),
         running=running,
     )
+
+
+def _constant_loss(summary: Mapping[str, Any]) -> float | None:
+    """The loss of the best constant on the validation rows, from `best_constant` of data_summary.json."""
+    found: Any = summary.get("best_constant")
+    for key in ("metrics", "loss"):
+        found = found.get(key) if isinstance(found, dict) else None
+    return float(found) if isinstance(found, (int, float)) and 0 < found < 1e30 else None
+
+
+def _floors(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Scores of simpler models on the validation rows, from `floors` of data_summary.json: name -> metric -> value."""
+    split: Any = summary.get("floors")
+    split = split.get("validation") if isinstance(split, dict) else None
+    found: dict[str, dict[str, float]] = {}
+    for name, scores in (split if isinstance(split, dict) else {}).items():
+        values = (
+            {m: v.get("value") if isinstance(v, dict) else v for m, v in scores.items()}
+            if isinstance(scores, dict)
+            else {}
+        )
+        found[str(name)] = {str(m): float(v) for m, v in values.items() if isinstance(v, (int, float))}
+    return found
 
 
 def train_label_counts(summary: Mapping[str, Any]) -> dict[str, int] | None:
@@ -52,3 +80,8 @@ def train_label_counts(summary: Mapping[str, Any]) -> dict[str, int] | None:
     if not isinstance(train, dict) or not all(isinstance(v, (int, float)) for v in train.values()):
         return None
     return {str(name): int(count) for name, count in train.items()}
+
+
+def read_run_config(path: Path) -> dict[str, Any]:
+    """The options in a run.yaml, each in its type; empty when the file is absent. Options of other versions are left out."""
+    return resolve(read_entries(path).entries).values if os.path.lexists(path) else {}

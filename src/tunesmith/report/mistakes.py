@@ -9,7 +9,7 @@ import numpy as np
 
 from tunesmith.labels import Task
 from tunesmith.metrics.classification import confusion_matrix
-from tunesmith.report.predictions import Predictions
+from tunesmith.report.predictions import PredictedRows
 
 MAX_CLASSES = 40
 """A larger matrix is not readable: the most frequent confusions are listed instead."""
@@ -55,7 +55,7 @@ class LabelCount:
         return self.found / self.rows if self.rows else None
 
 
-def count_labels(predictions: Predictions) -> list[LabelCount]:
+def count_labels(predictions: PredictedRows) -> list[LabelCount]:
     """Each label by itself, those most often missed or given wrongly first; [] where a row has one label."""
     if predictions.task is not Task.MULTILABEL:
         return []
@@ -65,7 +65,7 @@ def count_labels(predictions: Predictions) -> list[LabelCount]:
     return sorted(counts, key=lambda one: -(one.rows - one.found + one.extra))
 
 
-def count_confusions(predictions: Predictions) -> Confusion | None:
+def count_confusions(predictions: PredictedRows) -> Confusion | None:
     """The matrix over the label names; None in regression and where a row may have several labels."""
     if predictions.task in (Task.REGRESSION, Task.MULTILABEL) or not len(predictions):
         return None
@@ -82,7 +82,7 @@ def count_confusions(predictions: Predictions) -> Confusion | None:
     return Confusion(predictions.names, counts, named)
 
 
-def find_mistakes(predictions: Predictions, *, most: int = 20) -> list[Mistake]:
+def find_mistakes(predictions: PredictedRows, *, most: int = 20) -> list[Mistake]:
     """The wrong rows the model was surest of (in regression: the farthest off), surest first; ties in row order."""
     if predictions.task is Task.REGRESSION:
         sure = np.abs(predictions.predicted - predictions.labels)
@@ -103,13 +103,13 @@ def find_mistakes(predictions: Predictions, *, most: int = 20) -> list[Mistake]:
     return [_mistake(predictions, int(wrong[k]), float(sure[k])) for k in order]
 
 
-def _mistake(predictions: Predictions, at: int, confidence: float | None) -> Mistake:
+def _mistake(predictions: PredictedRows, at: int, confidence: float | None) -> Mistake:
     texts = tuple((column, values[at]) for column, values in predictions.texts.items())
     label, predicted = (_name(predictions, values[at]) for values in (predictions.labels, predictions.predicted))
     return Mistake(int(predictions.row[at]), texts, label, predicted, confidence)
 
 
-def _name(predictions: Predictions, value: Any) -> str:
+def _name(predictions: PredictedRows, value: Any) -> str:
     if predictions.task is Task.REGRESSION:
         return f"{value:.4g}"
     if predictions.task is Task.MULTILABEL:

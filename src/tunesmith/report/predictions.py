@@ -18,7 +18,7 @@ PROBABILITY = "prob_"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Predictions:
+class PredictedRows:
     """Labelled rows of one split, in row order.
 
     `labels` and `predicted` are ids into `names`; values in regression; tables of 0 and 1, a column for each name, in
@@ -45,7 +45,7 @@ class Predictions:
         return np.asarray(same.all(axis=1), dtype=bool) if same.ndim == 2 else same
 
 
-def make_predictions(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> Predictions | None:
+def make_predictions(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> PredictedRows | None:
     """The rows to explain: those of `validation` if there are any with labels, else of the first split that has some."""
     texts = {c: columns[c] for c in _texts(columns, summary)}
     columns = own_columns(columns, summary)
@@ -66,7 +66,7 @@ def make_predictions(columns: Mapping[str, Sequence[Any]], summary: Mapping[str,
     keep = [k for k, (labelled, own) in enumerate(zip(known, splits, strict=True)) if labelled and own == split]
     index = next((columns[c] for c in ("row", "index", "idx") if c in columns), range(len(labels)))
     cut = columns.get("truncated")
-    return Predictions(
+    return PredictedRows(
         split=split,
         names=names,
         task=task,

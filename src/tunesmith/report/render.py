@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -27,7 +28,12 @@ VERDICTS = {
     "erratic": ("warn", "Erratic"),
     "diverged": ("bad", "Diverged"),
     "stopped_too_early": ("warn", "Stopped too early"),
-    "data_problem": ("bad", "Label or data problem"),
+    "still_learning": ("good", "Still learning"),
+    "calibration_drift": ("warn", "Calibration drifts"),
+    "no_signal": ("bad", "Text without signal"),
+    "label_noise": ("bad", "Label noise"),
+    "split_mismatch": ("bad", "Splits do not match"),
+    "class_ignored": ("warn", "Class ignored"),
     "not_enough_evidence": ("info", "Not enough evidence"),
 }
 
@@ -43,9 +49,9 @@ def render_report(report: Report) -> str:
     charts, more = make_charts(report.curves)
     reliability = reliability_chart(report.bins) if report.bins else None
     every = [*charts, *more, *([reliability] if reliability else [])]
-    style, script = _asset("page.css"), _asset("page.js")
+    style, script = page_asset("page.css"), page_asset("page.js")
     return str(
-        _template().render(
+        page_template("page.html.j2", score=score_text, percent=_percent, title_of=_title).render(
             r=report,
             charts=charts,
             more=more,
@@ -81,20 +87,27 @@ def _hash(text: str) -> str:
 
 
 @cache
-def _asset(name: str) -> str:
+def page_asset(name: str) -> str:
+    """The text of a style, a script or a template."""
     return (files("tunesmith.report") / name).read_text(encoding="utf-8")
 
 
 @cache
-def _template() -> Any:
+def page_template(name: str, **filters: Callable[[Any], str]) -> Any:
+    """A template of this room: everything is escaped, an unknown name is an error."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"score": _score, "percent": lambda share: f"{share:.1%}", "title_of": _title}
-    return environment.from_string(_asset("page.html.j2"))
+    environment.filters |= filters
+    return environment.from_string(page_asset(name))
 
 
-def _score(value: float) -> str:
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+def score_text(value: float) -> str:
+    """Three decimals, or four digits of a large number."""
     return f"{value:.3f}" if abs(value) < 1000 else f"{value:.4g}"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunesmith.metrics.uncertainty import wilson_limits
-from tunesmith.report.predictions import Predictions
+from tunesmith.report.predictions import PredictedRows
 
 MIN_SLICE_ROWS = 10
 SIGNIFICANCE = 0.05
@@ -34,7 +34,7 @@ class Slice:
     worse: bool
 
 
-def find_slices(predictions: Predictions) -> list[Slice]:
+def find_slices(predictions: PredictedRows) -> list[Slice]:
     """Slices by label, length, truncation and word overlap of the pair; those under ten rows are left out."""
     groups = [
         *_by_label(predictions),
@@ -65,10 +65,10 @@ def _p_lower(right: NDArray[np.bool_], inside: NDArray[np.bool_]) -> float:
     return NormalDist().cdf((float(right[inside].mean()) - float(right[~inside].mean())) / error)
 
 
-Group = tuple[str, str, NDArray[np.bool_]]
+RowGroup = tuple[str, str, NDArray[np.bool_]]
 
 
-def _by_label(predictions: Predictions) -> list[Group]:
+def _by_label(predictions: PredictedRows) -> list[RowGroup]:
     labels = predictions.labels
     several = labels.ndim == 2
     return [
@@ -77,7 +77,7 @@ def _by_label(predictions: Predictions) -> list[Group]:
     ]
 
 
-def _by_length(predictions: Predictions) -> list[Group]:
+def _by_length(predictions: PredictedRows) -> list[RowGroup]:
     if not predictions.texts:
         return []
     words = np.zeros(len(predictions))
@@ -86,14 +86,14 @@ def _by_length(predictions: Predictions) -> list[Group]:
     return _quartiles("words", words, "{:.0f}")
 
 
-def _by_truncation(predictions: Predictions) -> list[Group]:
+def _by_truncation(predictions: PredictedRows) -> list[RowGroup]:
     cut = predictions.truncated
     if cut is None or not cut.any():
         return []
     return [("truncated", "yes", cut), ("truncated", "no", ~cut)]
 
 
-def _by_overlap(predictions: Predictions) -> list[Group]:
+def _by_overlap(predictions: PredictedRows) -> list[RowGroup]:
     if len(predictions.texts) != 2 or len(predictions) > MAX_ROWS:
         return []
     first, second = predictions.texts.values()
@@ -107,9 +107,9 @@ def word_overlap(first: str, second: str) -> float:
     return len(a & b) / len(a | b) if a | b else 0.0
 
 
-def _quartiles(group: str, values: NDArray[Any], pattern: str) -> list[Group]:
+def _quartiles(group: str, values: NDArray[Any], pattern: str) -> list[RowGroup]:
     edges = np.unique(np.quantile(values, [0, 0.25, 0.5, 0.75, 1]))
-    found: list[Group] = []
+    found: list[RowGroup] = []
     for k in range(len(edges) - 1):
         last = k == len(edges) - 2
         inside = (values >= edges[k]) & ((values <= edges[k + 1]) if last else (values < edges[k + 1]))

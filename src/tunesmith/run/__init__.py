@@ -1,0 +1,1 @@
+"""The run folder: its paths, journal, lock, sealed folders, environment."""

@@ -1,4 +1,4 @@
-"""Looks at a run folder and says what is sound, what is not, and what to do. Repairs only by removing what nothing can use."""
+"""The state of a run folder: what is sound, what is not, and what to do. Repairs only by removing what nothing can use."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tunesmith.run.sealed import is_leftover, retire, sweep, verify
 from tunesmith.run.writing import disk_error
 
 Health = Literal["sound", "note", "useless", "broken"]
-"""sound; worth knowing; of no use to anybody (a repair removes it); damaged in a way that a person must look at."""
+"""sound; worth knowing; of no use (a repair removes it); damaged in a way that a person must decide about."""
 
 FINISHED = ("completed", "early_stopping")
 
 
 @dataclass(frozen=True)
-class Part:
+class Examined:
     """One thing of a run folder and how it is."""
 
     name: str
@@ -33,33 +33,29 @@ class Part:
     text: str
 
 
-def examine(run: RunDir) -> list[Part]:
+def examine(run: RunDir) -> list[Examined]:
     """Every part of the folder, read and hashed in full; changes nothing."""
     holder = read_holder(run.lock_file)
-    if holder is not None:
-        parts = [
-            Part("lock", "note", f"held by {holder}: the run is going on, so what it writes now may look unfinished")
-        ]
-    else:
-        parts = [Part("lock", "sound", "free")]
-    parts.append(_look_at_json(run.environment_file))
-    parts += _look_at_journal(run)
-    intact = list(_look_at_checkpoints(run, parts))
+    held = f"held by {holder}: the run is being trained, so what it writes now may look unfinished"
+    parts = [Examined("lock", "sound", "free") if holder is None else Examined("lock", "note", held)]
+    parts.append(_check_json(run.environment_file))
+    parts += _check_journal(run)
+    intact = list(_check_checkpoints(run, parts))
     for folder in (run.best, run.model):
         if folder.exists():
-            parts.append(_look_at_sealed(folder))
+            parts.append(_check_sealed(folder))
     for path in sorted(run.path.iterdir()):
         if is_leftover(path.name):
             restores = path.name.startswith(".tmp-old-") and not _home(path).exists()
             text = (
                 "was moved aside and comes back with the next start" if restores else "left behind by a killed process"
             )
-            parts.append(Part(path.name, "note" if restores else "useless", text))
+            parts.append(Examined(path.name, "note" if restores else "useless", text))
     parts.append(_conclude(run, intact))
     return parts
 
 
-def is_sound(parts: list[Part]) -> bool:
+def is_sound(parts: list[Examined]) -> bool:
     """Whether nothing is damaged."""
     return not any(part.health == "broken" for part in parts)
 
@@ -98,68 +94,68 @@ def _problem_of(folder: Path) -> str | None:
     return None
 
 
-def _look_at_json(file: Path) -> Part:
+def _check_json(file: Path) -> Examined:
     try:
         is_object = isinstance(read_json(file, follow=True), dict)
     except FileNotFoundError:
-        return Part(file.name, "note", "is not there; the next start writes it")
+        return Examined(file.name, "note", "is not there; the next start writes it")
     except BadFile as error:
-        return Part(file.name, "note", f"{error}; the next start writes it again")
+        return Examined(file.name, "note", f"{error}; the next start writes it again")
     if not is_object:
-        return Part(file.name, "note", "does not hold an object; the next start writes it again")
-    return Part(file.name, "sound", "reads well")
+        return Examined(file.name, "note", "does not hold an object; the next start writes it again")
+    return Examined(file.name, "sound", "reads well")
 
 
-def _look_at_journal(run: RunDir) -> Iterator[Part]:
+def _check_journal(run: RunDir) -> Iterator[Examined]:
     name = run.journal_file.name
     try:
         data = read_bytes(run.journal_file)
         events = list(parse_events(data, run.journal_file))
     except FileNotFoundError:
-        yield Part(name, "broken", "is not there: the curves of this run are lost")
+        yield Examined(name, "broken", "is not there: the curves of this run are lost")
         return
     except (OSError, TunesmithError) as error:
-        yield Part(name, "broken", str(error))
+        yield Examined(name, "broken", str(error))
         return
     if data and not data.endswith(b"\n"):
-        yield Part(name, "note", "its last line was cut by a kill; the next start drops it")
+        yield Examined(name, "note", "its last line was cut by a kill; the next start drops it")
     steps = [event.step for event in events if isinstance(event, StepDone)]
     seen = set(steps)
     absent = (step for step in range(1, max(steps, default=0) + 1) if step not in seen)
     missing = list(islice(absent, 6))  # a journal may name any step: all that are absent may not fit into memory
     if missing:
         shown = ", ".join(str(s) for s in missing[:5]) + (", ..." if len(missing) > 5 else "")
-        yield Part(name, "broken", f"has no line for step {shown}: the curves have a gap there")
+        yield Examined(name, "broken", f"has no line for step {shown}: the curves have a gap there")
     elif len(steps) != len(seen) or steps != sorted(steps):
-        yield Part(name, "broken", "holds steps twice or out of order")
+        yield Examined(name, "broken", "holds steps twice or out of order")
     else:
-        yield Part(name, "sound", f"{len(events)} events, {len(steps)} steps")
+        yield Examined(name, "sound", f"{len(events)} events, {len(steps)} steps")
 
 
-def _look_at_checkpoints(run: RunDir, parts: list[Part]) -> Iterator[Path]:
+def _check_checkpoints(run: RunDir, parts: list[Examined]) -> Iterator[Path]:
     """Adds a part for each checkpoint; gives the intact ones."""
     problems = {folder: _problem_of(folder) for folder in run.checkpoints()}
     any_intact = any(problem is None for problem in problems.values())
     for folder, problem in problems.items():
         if problem is None:
             size = sum(f.stat().st_size for f in folder.iterdir() if f.is_file())
-            parts.append(Part(folder.name, "sound", f"every file is as it was written ({size / 1e6:.1f} MB)"))
+            parts.append(Examined(folder.name, "sound", f"every file is as it was written ({size / 1e6:.1f} MB)"))
             yield folder
         elif any_intact:
-            parts.append(Part(folder.name, "useless", f"{problem}; another checkpoint is intact"))
+            parts.append(Examined(folder.name, "useless", f"{problem}; another checkpoint is intact"))
         else:
-            parts.append(Part(folder.name, "broken", problem))
+            parts.append(Examined(folder.name, "broken", problem))
 
 
-def _look_at_sealed(folder: Path) -> Part:
+def _check_sealed(folder: Path) -> Examined:
     problem = _problem_of(folder)
     if problem is None:
-        return Part(folder.name, "sound", "every file is as it was written")
-    return Part(folder.name, "broken", problem)
+        return Examined(folder.name, "sound", "every file is as it was written")
+    return Examined(folder.name, "broken", problem)
 
 
 def end_of(run: RunDir) -> RunEnded | None:
-    """The last event of a run that came to its end by itself; None for one that can go on."""
+    """The last event of a run that came to its end by itself; None for one that can be resumed."""
     try:
         events: list[Event] = read_journal(run.journal_file)
     except (OSError, TunesmithError):
@@ -172,13 +168,15 @@ def end_of(run: RunDir) -> RunEnded | None:
     return last
 
 
-def _conclude(run: RunDir, intact: list[Path]) -> Part:
+def _conclude(run: RunDir, intact: list[Path]) -> Examined:
     end = end_of(run)
     if end is not None:
-        return Part("run", "sound", f"finished after step {end.step} ({end.reason})")
+        return Examined("run", "sound", f"finished after step {end.step} ({end.reason})")
     if intact:
         step = max(checkpoint_step(folder) for folder in intact)
-        return Part("run", "sound", f"can go on after step {step}: tunesmith resume {run.path}")
+        return Examined("run", "sound", f"can be resumed after step {step}: tunesmith resume {run.path}")
     if run.checkpoints():
-        return Part("run", "broken", "no checkpoint is intact: restore the files from a copy, or train again elsewhere")
-    return Part("run", "note", "has no checkpoint: the same command starts it from the beginning")
+        return Examined(
+            "run", "broken", "no checkpoint is intact: restore the files from a copy, or train again elsewhere"
+        )
+    return Examined("run", "note", "has no checkpoint: the same command starts it from the beginning")

@@ -1,16 +1,30 @@
-"""What a run was made with: versions, machine, command, commit."""
+"""What surrounds this process: its versions, machine, command and commit; what a launcher told it; faults that a test asks for;
+calls into other people's code that may never return.
+
+The commit is read from the files of git. No program is started: what a repository configures (`core.fsmonitor`, hooks,
+filters) would run with it.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
+import signal
 import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from tunesmith.run.commit import current_commit
+from tunesmith.errors import ConfigError
+from tunesmith.files import BadFile, read_plain
 
-PACKAGES = (
+T = TypeVar("T")
+PACKAGES = [
     "tunesmith",
     "torch",
     "transformers",
@@ -20,6 +34,12 @@ PACKAGES = (
     "safetensors",
     "numpy",
     "pyarrow",
+]
+MAX_REF, MAX_PACKED = 4096, 10_000_000
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_REF = re.compile(r"refs/[\w./+@-]{1,200}")
+_FIX = (
+    "Start it with torchrun or accelerate launch, which set these variables, or unset RANK, LOCAL_RANK and WORLD_SIZE."
 )
 
 
@@ -46,3 +66,147 @@ def describe_environment() -> dict[str, Any]:
         "folder": os.getcwd(),
         "commit": current_commit(),
     }
+
+
+def current_commit(folder: Path | None = None) -> str | None:
+    """The commit that is checked out; None outside git. Whether files were changed since is not known."""
+    try:
+        git = _git_folder(folder or Path.cwd())
+        head = _line(git / "HEAD") if git is not None else ""
+        if git is None or not head.startswith("ref: "):
+            return head if _COMMIT.fullmatch(head) else None
+        name = head.removeprefix("ref: ")
+        if not _REF.fullmatch(name) or ".." in name:
+            return None
+        shared = _shared(git)
+        return next((c for home in (git, shared) if (c := _loose(home, name))), None) or _packed(shared, name)
+    except (OSError, BadFile, UnicodeDecodeError):
+        return None
+
+
+def _git_folder(folder: Path) -> Path | None:
+    """.git of this folder or of one above it; in a worktree and a submodule a file names it."""
+    for home in (folder, *folder.parents):
+        git = home / ".git"
+        if git.is_dir():
+            return git
+        if git.is_file():
+            return (home / _line(git).removeprefix("gitdir: ")).resolve()
+    return None
+
+
+def _shared(git: Path) -> Path:
+    """Where branches are kept: a worktree shares those of its repository."""
+    try:
+        return (git / _line(git / "commondir")).resolve()
+    except FileNotFoundError:
+        return git
+
+
+def _loose(home: Path, name: str) -> str | None:
+    try:
+        commit = _line(home / name)
+    except FileNotFoundError:
+        return None
+    return commit if _COMMIT.fullmatch(commit) else None
+
+
+def _packed(home: Path, name: str) -> str | None:
+    lines = read_plain(home / "packed-refs", MAX_PACKED, follow=True).decode("utf-8").splitlines()
+    found = next((line.split(" ", 1)[0] for line in lines if line.endswith(f" {name}")), "")
+    return found if _COMMIT.fullmatch(found) else None
+
+
+def _line(file: Path) -> str:
+    return read_plain(file, MAX_REF, follow=True).decode("utf-8").strip()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process is rank `rank` of `world`."""
+
+    rank: int
+    world: int
+
+
+def read_launch(environ: Mapping[str, str] | None = None) -> Launch:
+    """Rank and number of ranks; 0 of 1 without a launcher. A ConfigError for variables that cannot be meant."""
+    given = os.environ if environ is None else environ
+    world = _number(given, "WORLD_SIZE", 1, low=1)
+    rank = _number(given, "RANK", 0)
+    _number(given, "LOCAL_RANK", 0)
+    _number(given, "MASTER_PORT", 0, high=65535)
+    if rank >= world:
+        raise ConfigError(f"RANK is {rank} and WORLD_SIZE {given.get('WORLD_SIZE', 'not set')}", fix=_FIX)
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not given.get(name)]
+    if world > 1 and missing:
+        raise ConfigError(f"WORLD_SIZE is {world}, but {', '.join(missing)} is not set", fix=_FIX)
+    return Launch(rank, world)
+
+
+def _number(given: Mapping[str, str], name: str, default: int, *, low: int = 0, high: int = 1_000_000) -> int:
+    text = given.get(name, "").strip()
+    if not text:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and low <= int(text) <= high):
+        raise ConfigError(f"the variable {name} is {text[:60]!r}, not a number from {low}", fix=_FIX)
+    return int(text)
+
+
+def answer_within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` gives or raises; a TimeoutError after so many seconds, whatever it hangs in.
+
+    The call runs in a daemon thread: Ctrl-C is heard meanwhile, and an endless call cannot hold the process.
+    """
+    box: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            box.append(work())
+        except BaseException as error:  # a panic of a Rust library is no Exception
+            failure.append(error)
+
+    thread = threading.Thread(target=run, daemon=True, name="tunesmith-answer")
+    thread.start()
+    thread.join(seconds)
+    if failure:
+        raise failure[0]
+    if not box:
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    return box[0]
+
+
+_counts: dict[str, int] = {}
+
+
+def fault_point(name: str) -> None:
+    """Marks a place. On the n-th passage of the named point: kill, term, int, enospc, eio, sleep or raise."""
+    wanted = os.environ.get("TUNESMITH_FAULT")
+    if not wanted:
+        return
+    point, action, count = [*wanted.split(":"), "1"][:3]
+    if point != name:
+        return
+    _counts[name] = _counts.get(name, 0) + 1
+    if _counts[name] == int(count):
+        _ACTIONS[action]()
+
+
+def _raise_os_error(number: int) -> None:
+    raise OSError(number, os.strerror(number))
+
+
+def _raise() -> None:
+    raise RuntimeError("a fault asked for by TUNESMITH_FAULT")
+
+
+_ACTIONS = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "int": lambda: os.kill(os.getpid(), signal.SIGINT),
+    "enospc": lambda: _raise_os_error(28),
+    "eio": lambda: _raise_os_error(5),
+    "sleep": lambda: time.sleep(600),
+    "raise": _raise,
+}

@@ -21,6 +21,7 @@ class RunDir:
         self.journal_file = self.path / "journal.jsonl"
         self.lock_file = self.path / ".lock"
         self.data_summary_file = self.path / "data_summary.json"
+        self.bad_rows_file = self.path / "bad_rows.jsonl"
         self.metrics_file = self.path / "metrics.json"
         self.predictions_file = self.path / "predictions.parquet"
         self.best = self.path / "best"
@@ -33,7 +34,7 @@ class RunDir:
     @property
     def remade_files(self) -> tuple[Path, ...]:
         """Files that every start, or a command about the run, writes again."""
-        start = (self.config_file, self.environment_file, self.data_summary_file)
+        start = (self.config_file, self.environment_file, self.data_summary_file, self.bad_rows_file)
         return (*start, self.curves_png, self.curves_svg, self.report_file)
 
     @property

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -19,7 +20,18 @@ from tunesmith.run.writing import disk_error, holding, open_in_place
 log = logging.getLogger(__name__)
 
 READERS_SECONDS = 5.0
-"""How long a starting run waits for those who only look whether the folder is in use."""
+"""How long a starting run waits for readers that only test whether the folder is in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The process that holds a run folder's lock, as it wrote it there."""
+
+    pid: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
 
 
 class RunLock:
@@ -55,10 +67,10 @@ class RunLock:
             try:
                 _lock_alone(descriptor)
             except BlockingIOError:
-                holder = _read_holder(descriptor)
+                holder = noted_holder(descriptor)
                 os.close(descriptor)
                 raise ResourceError(
-                    f"is in use by {holder}",
+                    f"is in use by {holder or 'another process'}",
                     where=str(self.file.parent),
                     fix="Wait for it, stop it, or give another --output_dir.",
                 ) from None
@@ -70,7 +82,7 @@ class RunLock:
             os.close(descriptor)
 
     def release(self) -> None:
-        """Lets go; twice is fine."""
+        """Gives the lock back; twice is fine."""
         if self._descriptor in _held:
             _held.discard(self._descriptor)
             os.close(self._descriptor)
@@ -110,21 +122,42 @@ def _lock_alone(descriptor: int) -> None:
         time.sleep(0.002)
 
 
+def open_lock(file: Path) -> int | None:
+    """A descriptor of a lock file to be tested; None when there is none."""
+    try:
+        return os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+
+
 def read_holder(file: Path) -> str | None:
-    """Who holds the lock of a run now, in words; None when nobody does."""
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+    """Who holds the lock of a run now, in words; None when it is free."""
+    descriptor = open_lock(file)
+    if descriptor is None:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _read_holder(descriptor)
-    except OSError:
-        return None
+        return str(noted_holder(descriptor) or "another process") if is_held(descriptor) else None
     finally:
         os.close(descriptor)
-    return None
+
+
+def is_held(descriptor: int) -> bool:
+    """Whether a process holds the lock alone: asks the kernel for a shared lock and gives it back at once."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
+
+
+def noted_holder(descriptor: int) -> Holder | None:
+    """The process that is noted in a lock file, whether or not it still holds it."""
+    try:
+        data = parse_json(os.pread(descriptor, 4096, 0))
+        return Holder(int(data["pid"]), str(data["host"]))
+    except (ValueError, KeyError, TypeError, OSError):
+        return None
 
 
 def _close_in_child() -> None:
@@ -136,11 +169,3 @@ def _close_in_child() -> None:
 
 _held: set[int] = set()
 os.register_at_fork(after_in_child=_close_in_child)
-
-
-def _read_holder(descriptor: int) -> str:
-    try:
-        holder = parse_json(os.pread(descriptor, 4096, 0))
-        return f"process {holder['pid']} on {holder['host']}"
-    except (ValueError, KeyError, TypeError, OSError):
-        return "another process"

@@ -18,6 +18,8 @@ SUMMARY: dict[str, Any] = {
     "truncation": {str: {"rows": int, "rows_cut": int, "tokens_cut": int, "max_length": int}},
     "notes": [str],
     "findings": [{str: Any}],
+    "recipe": [str],
+    "floors": {str: {str: {str: Any}}},
 }
 ENVIRONMENT: dict[str, Any] = {"run_id": str, "folder": str, "command": [str], "packages": {str: Any}}
 _WORDS = {str: "a text", int: "a whole number from 0", list: "a list", dict: "an object"}

@@ -20,7 +20,7 @@ Mark = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Watch:
+class FolderWatch:
     """A folder as it was: its manifest, and inode, size and time of change of every file."""
 
     folder: Path
@@ -54,9 +54,9 @@ class Watch:
         write_file(self.folder / MANIFEST, manifest_bytes(meta, entries))
 
 
-def watch(folder: Path) -> Watch:
+def watch(folder: Path) -> FolderWatch:
     """A sealed folder as it is now, to be compared with what becomes of it."""
-    return Watch(folder, read_manifest(folder), _marks(folder))
+    return FolderWatch(folder, read_manifest(folder), _marks(folder))
 
 
 def _marks(folder: Path) -> dict[str, Mark]:

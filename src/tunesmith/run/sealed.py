@@ -19,7 +19,7 @@ from typing import Any
 
 from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.files import MAX_JSON_BYTES, read_plain
-from tunesmith.run.fault_points import fault_point
+from tunesmith.run.environment import fault_point
 from tunesmith.run.remembered import hash_file
 from tunesmith.run.writing import (
     TMP_PREFIX,

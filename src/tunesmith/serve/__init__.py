@@ -1,0 +1,1 @@
+"""The live board and the prediction service over HTTP."""

@@ -32,7 +32,7 @@ class Texts:
     pairs: tuple[str, ...] | None
 
 
-async def read_json(request: Request) -> Any:
+async def read_json_body(request: Request) -> Any:
     """The JSON value in the body. Nothing over the limit is kept in memory, whatever the headers promise."""
     if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
         raise BadRequest(415, "send application/json")
@@ -52,10 +52,10 @@ async def read_json(request: Request) -> Any:
         raise BadRequest(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
     except ClientDisconnect:
         raise BadRequest(400, "the body was not sent to its end") from None
-    return parse_json(bytes(body))
+    return parse_json_body(bytes(body))
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json_body(body: bytes) -> Any:
     """The value; NaN, Infinity, broken UTF-8 and nesting without end are refused."""
     try:
         return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
@@ -69,7 +69,7 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def check_texts(data: Any) -> Texts:
+def parse_texts(data: Any) -> Texts:
     """{"texts": [...], "pairs": [...]} with strings within the limits."""
     if not isinstance(data, dict) or not {"texts"} <= data.keys() <= {"texts", "pairs"}:
         raise BadRequest(422, 'send {"texts": ["..."]}, and "pairs": ["..."] for a model of text pairs')

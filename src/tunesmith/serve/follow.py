@@ -8,23 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.curves.build import build_curves
+from tunesmith.curves.from_journal import build_curves
+from tunesmith.curves.panels import PanelLine, main_panels, more_panels
 from tunesmith.curves.series import Curves, Series
 from tunesmith.errors import TunesmithError
 from tunesmith.events import Evaluated, NonFinite, Note, RunEnded
 from tunesmith.findings import Finding
-from tunesmith.report.diagnosis import diagnose_with
-from tunesmith.report.files import read_config
-from tunesmith.run.columns import ColumnsTail
+from tunesmith.report.diagnosis import diagnose_with, read_run_config
 from tunesmith.run.layout import RunDir
+from tunesmith.run.reader import ColumnsTail
 from tunesmith.run.records import read_summary
 from tunesmith.serve.runs import status_of
 
 POINTS = 900
 """Points sent per curve: a chart is about 600 pixels wide, and thinning keeps every bucket's lowest and highest."""
-
-Line = tuple[str, str, str, Series]
-"""Name, kind, colour, curve."""
 
 
 class LiveRun:
@@ -71,7 +68,7 @@ class LiveRun:
         if mark != self._diagnosed or not self.findings:
             self._diagnosed = mark
             try:
-                config = read_config(self.run.config_file)
+                config = read_run_config(self.run.config_file)
                 summary = read_summary(self.run.data_summary_file)
             except (TunesmithError, OSError):
                 config, summary = {}, {}
@@ -114,51 +111,27 @@ class LiveRun:
 
 
 def make_panels(curves: Curves, low: float | None = None, high: float | None = None) -> list[dict[str, Any]]:
-    """Charts as data: title, and lines with a name, a kind (raw, smooth, points, dashed) and a colour."""
-    smooth = curves.train_loss.smoothed()
-    unseen = curves.metric("validation", "loss")
-    panels = [
-        _panel(
-            "loss",
-            "Loss",
-            [
-                ("training", "raw", "train", curves.train_loss),
-                ("smoothed", "smooth", "train", smooth),
-                ("validation", "points", "val", unseen),
-            ],
-        )
+    """The panels as data: title, and lines with a name, a kind (raw, smooth, points, dashed) and a colour."""
+    return [
+        {
+            "key": panel.key,
+            "title": panel.title,
+            "lines": [_line(line, low, high) for line in panel.lines if len(line.series)],
+        }
+        for panel in (*main_panels(curves), *more_panels(curves))
     ]
-    metric = curves.main_metric()
-    if metric:
-        seen, held = curves.metric("train_sample", metric), curves.metric("validation", metric)
-        lines = [("training sample", "dashed", "train", seen), ("validation", "points", "val", held)]
-        panels.append(_panel("metric", metric.replace("_", " ").capitalize(), lines))
-    for key, title, series in (
-        ("rate", "Learning rate", curves.learning_rate),
-        ("norm", "Gradient norm", curves.grad_norm),
-        ("speed", "Real tokens per second", curves.tokens_per_second),
-    ):
-        if len(series.finite()):
-            panels.append(_panel(key, title, [(title.lower(), "smooth" if key == "rate" else "raw", "train", series)]))
-            if key != "rate":
-                panels[-1]["lines"].append(("smoothed", "smooth", "train", series.smoothed()))
-    return [panel | {"lines": [_line(line, low, high) for line in panel["lines"] if len(line[3])]} for panel in panels]
 
 
-def _panel(key: str, title: str, lines: list[Line]) -> dict[str, Any]:
-    return {"key": key, "title": title, "lines": lines}
-
-
-def _line(line: Line, low: float | None, high: float | None) -> dict[str, Any]:
-    name, kind, color, series = line
+def _line(line: PanelLine, low: float | None, high: float | None) -> dict[str, Any]:
+    series = line.series
     if low is not None and high is not None:
         inside = (series.step >= low) & (series.step <= high)
         series = replace(series, step=series.step[inside], epoch=series.epoch[inside], value=series.value[inside])
     thin = series.thinned(POINTS)
     return {
-        "name": name,
-        "kind": kind,
-        "color": color,
+        "name": line.name,
+        "kind": line.kind,
+        "color": "train" if line.side == "train" else "val",
         "x": thin.step.tolist(),
         "y": [_short(v) for v in thin.value.tolist()],
     }

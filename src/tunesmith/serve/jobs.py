@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 
 from tunesmith.errors import ResourceError
-from tunesmith.files import parse_json
 from tunesmith.run.layout import RunDir
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """The process that holds a run folder's lock, as it wrote it there."""
-
-    pid: int
-    host: str
+from tunesmith.run.lock import Holder, is_held, noted_holder, open_lock
 
 
 def is_running(run: RunDir) -> bool:
     """Whether a living process holds the run folder."""
-    try:
-        handle = os.open(run.lock_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+    handle = open_lock(run.lock_file)
+    if handle is None:
         return False
     try:
-        holder = _read_holder(handle)
-        here = holder is not None and holder.host == socket.gethostname()
-        if holder is not None and here:
+        holder = noted_holder(handle)
+        if holder is not None and holder.host == socket.gethostname():
             if not Path(f"/proc/{holder.pid}").exists() and Path("/proc/self").exists():
                 return False
-            if _listed(handle, holder.pid):
+            if _listed(handle, holder.pid):  # answers without touching the lock
                 return True
-        return _is_held(handle)
+        return is_held(handle)
     finally:
         os.close(handle)
 
@@ -44,13 +32,12 @@ def is_running(run: RunDir) -> bool:
 def stop_run(run: RunDir) -> Holder:
     """Sends SIGTERM to the process that trains this run: it saves at the next safe point and ends with 143."""
     fix = "Stop it where it was started."
+    handle = open_lock(run.lock_file)
+    if handle is None:
+        raise ResourceError("the run is not being trained", where=run.name)
     try:
-        handle = os.open(run.lock_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        raise ResourceError("the run is not being trained", where=run.name) from None
-    try:
-        holder = _read_holder(handle)
-        if not _is_held(handle):
+        holder = noted_holder(handle)
+        if not is_held(handle):
             raise ResourceError("the run is not being trained", where=run.name)
         if holder is None or holder.host != socket.gethostname():
             where = f"on {holder.host}" if holder is not None else "by an unknown process"
@@ -81,14 +68,6 @@ def _terminate(handle: int, holder: Holder, run: RunDir) -> None:
         os.close(process)
 
 
-def _read_holder(handle: int) -> Holder | None:
-    try:
-        data = parse_json(os.pread(handle, 4096, 0))
-        return Holder(int(data["pid"]), str(data["host"]))
-    except (ValueError, KeyError, TypeError, OSError):
-        return None
-
-
 def _listed(handle: int, pid: int) -> bool:
     """Whether the kernel lists the process as holding a lock on this very file."""
     inode = os.fstat(handle).st_ino
@@ -98,15 +77,3 @@ def _listed(handle: int, pid: int) -> bool:
         return False
     fields = (line.split() for line in lines if " FLOCK " in line)
     return any(len(f) >= 6 and f[4] == str(pid) and f[5].rpartition(":")[2] == str(inode) for f in fields)
-
-
-def _is_held(handle: int) -> bool:
-    """Asks the kernel for a shared lock and gives it back at once. Rare: /proc/locks answers first where it can."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    fcntl.flock(handle, fcntl.LOCK_UN)
-    return False

@@ -1,20 +1,36 @@
-"""One finished model as a service: texts in, labels and probabilities out."""
+"""One finished model as a service: texts in, labels and scores out, with what an operator needs around it."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.model.seal import check_seal
-from tunesmith.predict.facts import FACTS_FILE
+from tunesmith import __version__
+from tunesmith.encoder.config_file import read_config_file
+from tunesmith.encoder.seal import check_seal
+from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
+from tunesmith.predict.facts import FACTS_FILE, read_facts
 from tunesmith.run.layout import RunDir
+from tunesmith.serve.bodies import MAX_BODY_BYTES, MAX_TEXT_CHARS, MAX_TEXTS, BadRequest, read_json_body
+from tunesmith.serve.counters import ServiceCounters
+from tunesmith.serve.openapi import describe_service, docs_page
 from tunesmith.serve.pages import model_facts
-from tunesmith.serve.routes import answer_texts, refuse_in_json
-from tunesmith.serve.tryit import Classifier, model_marks
+from tunesmith.serve.questions import answer_in_form, parse_question
+from tunesmith.serve.routes import refuse_in_json
+from tunesmith.serve.tryit import RETRY_SECONDS, Classifier, Overloaded, model_home, model_marks
+
+log = logging.getLogger("tunesmith.requests")
+
+ANSWER_SECONDS = 30.0
+"""How long a request may wait for its answer."""
 
 
 class PredictionService:
@@ -22,21 +38,31 @@ class PredictionService:
 
     def __init__(self, run: RunDir, classifier: Classifier | None = None) -> None:
         self.run = run
-        self.classifier = classifier or Classifier()
+        self.counters = ServiceCounters()
+        self.classifier = classifier or Classifier(reload_aside=True, on_reload=self._reloaded)
+        home = model_home(run)
         if model_facts(run) is None:
             raise ConfigError(
                 "holds no finished model", where=str(run.path), fix="Give a run that has ended, with its model/ folder."
             )
-        check_seal(run.model)
+        check_seal(home)
+        self._labels = read_facts(home, read_config_file(home)).labels
         self._marks = model_marks(run)
         self._problem: str | None = None
+        self._ready = threading.Event()
 
     def routes(self) -> list[Route]:
         """Every route of the service."""
-        return [
-            Route("/health", refuse_in_json(self._health), methods=["GET"]),
-            Route("/predict", refuse_in_json(self._predict), methods=["POST"]),
-        ]
+        handlers: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "/health": self._health,
+            "/ready": self._answer_ready,
+            "/info": self._info,
+            "/metrics": self._metrics,
+            "/openapi.json": self._openapi,
+            "/docs": self._docs,
+        }
+        routes = [Route(path, self._counted(path, handler), methods=["GET"]) for path, handler in handlers.items()]
+        return [*routes, Route("/predict", self._counted("/predict", self._predict), methods=["POST"])]
 
     async def close(self) -> None:
         """Nothing waits here that does not end by itself."""
@@ -45,11 +71,71 @@ class PredictionService:
         """Ends the model's thread."""
         self.classifier.close()
 
+    def load(self) -> None:
+        """Loads the model before the first request; /ready answers 503 until then."""
+        self.classifier.preload(self.run)
+        self._ready.set()
+
+    def _reloaded(self, problem: str | None) -> None:
+        if problem is None:
+            self.counters.count_reload()
+            home = model_home(self.run)
+            self._labels = read_facts(home, read_config_file(home)).labels
+        log.info(json.dumps({"event": "reload", "problem": problem}))
+
+    def _counted(
+        self, path: str, handler: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[..., Awaitable[Response]]:
+        """The handler, counted and logged by route, status and time; never with a text."""
+        inner = refuse_in_json(handler)
+
+        async def answer(request: Request) -> Response:
+            start = time.perf_counter()
+            response = await inner(request)
+            seconds = time.perf_counter() - start
+            rows = int(getattr(request.state, "rows", 0))
+            self.counters.count_request(path, response.status_code, seconds, rows)
+            if path == "/predict":
+                line = {"event": "request", "route": path, "status": response.status_code, "rows": rows}
+                log.info(json.dumps({**line, "ms": round(1000 * seconds, 1)}))
+            return response
+
+        return answer
+
     async def _health(self, request: Request) -> Response:
         problem = await asyncio.to_thread(self._find_problem)
         if problem is not None:
             return JSONResponse({"run": self.run.name, "error": problem}, 503)
         return JSONResponse({"run": self.run.name, **(model_facts(self.run) or {})})
+
+    async def _answer_ready(self, request: Request) -> Response:
+        ready = self._ready.is_set()
+        return JSONResponse({"ready": ready}, 200 if ready else 503)
+
+    async def _info(self, request: Request) -> Response:
+        facts = model_facts(self.run) or {}
+        limits = {
+            "max_client_batch_size": MAX_TEXTS,
+            "max_text_chars": MAX_TEXT_CHARS,
+            "max_body_bytes": MAX_BODY_BYTES,
+        }
+        about = {"model_id": self.run.name, "task": self._labels.task.value, **facts, **limits, "version": __version__}
+        ids = {str(i): name for i, name in self._labels.id2label.items()}
+        return JSONResponse({**about, "model_type": {"classifier": {"id2label": ids}}})
+
+    async def _metrics(self, request: Request) -> Response:
+        text = self.counters.text(waiting=self.classifier.waiting, ready=self._ready.is_set())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def _openapi(self, request: Request) -> Response:
+        return JSONResponse(self._document())
+
+    async def _docs(self, request: Request) -> Response:
+        return HTMLResponse(docs_page(self._document()))
+
+    def _document(self) -> dict[str, object]:
+        facts = model_facts(self.run) or {"columns": ["text"], "labels": list(self._labels.names)}
+        return describe_service(facts["columns"], facts["labels"])
 
     def _find_problem(self) -> str | None:
         """Why the model on disk cannot be used; files that changed since the last time are hashed, once."""
@@ -62,10 +148,36 @@ class PredictionService:
                 self._problem = f"model/{FACTS_FILE} cannot be read"
             else:
                 try:
-                    check_seal(self.run.model)
+                    check_seal(model_home(self.run))
                 except (CheckpointError, OSError) as error:
                     self._problem = error.line() if isinstance(error, CheckpointError) else str(error.strerror)
         return self._problem
 
     async def _predict(self, request: Request) -> Response:
-        return await answer_texts(request, self.run, self.classifier)
+        question = parse_question(await read_json_body(request))
+        request.state.rows = len(question.given.texts)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                results = await self.classifier.classify(self.run, question.given)
+        except Overloaded:
+            return _later(429, "too many requests are waiting")
+        except TimeoutError:
+            return _later(503, f"no answer within {ANSWER_SECONDS:.0f} seconds")
+        self._ready.set()
+        return JSONResponse(answer_in_form(question, results, self._labels))
+
+
+def _later(status: int, reason: str) -> Response:
+    return JSONResponse({"error": reason}, status, headers={"retry-after": str(RETRY_SECONDS)})
+
+
+def load_in_background(service: PredictionService) -> None:
+    """Starts the loading of the model; a model that cannot be loaded is in the log, and /ready stays 503."""
+
+    def load() -> None:
+        try:
+            service.load()
+        except (TunesmithError, BadRequest) as error:
+            log.error(json.dumps({"event": "load", "problem": str(error)}))
+
+    threading.Thread(target=load, name="tunesmith-load", daemon=True).start()

@@ -14,13 +14,13 @@ from starlette.routing import Route
 from tunesmith.errors import TunesmithError
 from tunesmith.report.compare import MAX_RUNS
 from tunesmith.run.layout import RunDir
-from tunesmith.serve.bodies import BadRequest, check_texts, read_json
+from tunesmith.serve.bodies import BadRequest, parse_texts, read_json_body
 from tunesmith.serve.follow import LiveRun
-from tunesmith.serve.hub import Hub
 from tunesmith.serve.jobs import stop_run
 from tunesmith.serve.pages import ASSETS, PageCache, list_page, model_facts, policy_of, read_asset, run_page
 from tunesmith.serve.runs import RunIndex
 from tunesmith.serve.tryit import RETRY_SECONDS, Classifier, Overloaded
+from tunesmith.serve.watchers import Channels
 
 STREAM_HEADERS = {"x-accel-buffering": "no"}
 CLASSIFY_SECONDS = 120.0
@@ -33,7 +33,7 @@ class Board:
 
     def __init__(self, index: RunIndex, classifier: Classifier | None = None) -> None:
         self.index = index
-        self.hub = Hub(index)
+        self.channels = Channels(index)
         self.classifier = classifier or Classifier()
         self.pages = PageCache()
         self._pen = asyncio.Lock()
@@ -56,7 +56,7 @@ class Board:
 
     async def close(self) -> None:
         """Lets all watching pages go."""
-        await self.hub.close()
+        await self.channels.close()
 
     def stop(self) -> None:
         """Ends the model's thread."""
@@ -106,23 +106,23 @@ class Board:
             self._drawing -= 1
 
     async def _list_events(self, request: Request) -> Response:
-        return self._stream(request, self.hub.stream_list())
+        return self._stream(request, self.channels.stream_list())
 
     async def _run_events(self, request: Request) -> Response:
         await self._wanted(request)
-        return self._stream(request, self.hub.stream_run(request.path_params["run"]))
+        return self._stream(request, self.channels.stream_run(request.path_params["run"]))
 
     def _stream(self, request: Request, messages: AsyncGenerator[bytes]) -> Response:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=STREAM_HEADERS)
-        if self.hub.is_full:
+        if self.channels.is_full:
             return _busy("too many pages are watching")
         return StreamingResponse(messages, media_type="text/event-stream", headers=STREAM_HEADERS)
 
     async def _curves(self, request: Request) -> Response:
         run = await self._wanted(request)
         low, high = (_number(request, name) for name in ("low", "high"))
-        live = self.hub.live(request.path_params["run"]) or LiveRun(run)
+        live = self.channels.live(request.path_params["run"]) or LiveRun(run)
         return JSONResponse(await asyncio.to_thread(_zoom, live, low, high))
 
     async def _classify(self, request: Request) -> Response:
@@ -145,10 +145,11 @@ class Board:
 
 async def answer_texts(request: Request, run: RunDir, classifier: Classifier) -> Response:
     """Classifies the texts in the body; 503 when too many wait."""
-    given = check_texts(await read_json(request))
+    given = parse_texts(await read_json_body(request))
     try:
         async with asyncio.timeout(CLASSIFY_SECONDS):
-            return JSONResponse({"results": await classifier.classify(run, given)})
+            found = await classifier.classify(run, given)
+            return JSONResponse({"results": [{"label": one["label"], "scores": one["scores"]} for one in found]})
     except (Overloaded, TimeoutError):
         return _busy("too many texts are waiting")
 

@@ -13,16 +13,16 @@ from typing import Any
 
 from tunesmith.errors import CheckpointError
 from tunesmith.files import BadFile, is_plain, open_plain, parse_json
-from tunesmith.report.scores import scores_in_file
+from tunesmith.report.score_table import scores_in_file
 from tunesmith.run.layout import RunDir
-from tunesmith.run.peek import Peek, peek_journal
+from tunesmith.run.reader import Peek, peek_journal
 from tunesmith.run.records import read_metrics
 from tunesmith.serve.jobs import is_running
 
 RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 FRESH_SECONDS = 60
 """A journal without lock and without end that grew this recently belongs to a run of another tool."""
-Score = tuple[str, float, float | None, float | None]
+ScoreCell = tuple[str, float, float | None, float | None]
 """Name, value, low and high end of the 95% interval."""
 _OPTION = re.compile(r"^(model_name_or_path|run_name): (.*)$", re.MULTILINE)
 
@@ -36,7 +36,7 @@ class RunRow:
     model: str
     status: str
     peek: Peek
-    score: Score | None
+    score: ScoreCell | None
     updated: float
     problem: str | None = None
     """What of the run folder is damaged; the other values are what could still be read."""
@@ -157,13 +157,15 @@ class Glance:
     peek: Peek
     name: str
     model: str
-    score: Score | None
+    score: ScoreCell | None
     problem: str | None
 
 
 def _glance(run: RunDir) -> Glance:
     peek = peek_journal(run.journal_file)
-    score: Score | None = (f"validation {peek.score[0]}", peek.score[1], None, None) if peek.score is not None else None
+    score: ScoreCell | None = (
+        (f"validation {peek.score[0]}", peek.score[1], None, None) if peek.score is not None else None
+    )
     problem = peek.problem
     try:
         if os.path.islink(run.metrics_file):  # a link could show any file of this machine
@@ -191,7 +193,7 @@ def _names(run: RunDir) -> tuple[str, str]:
     return found.get("run_name") or run.name, Path(found.get("model_name_or_path") or "").name
 
 
-def _first_score(metrics: dict[str, Any]) -> Score | None:
+def _first_score(metrics: dict[str, Any]) -> ScoreCell | None:
     """The first score of the test or validation rows with its interval."""
     for split in ("test", "validation"):
         found = scores_in_file({split: metrics[split]}) if isinstance(metrics.get(split), dict) else []

@@ -16,6 +16,11 @@ def token_file() -> Path:
     return Path(state) / "tunesmith" / "board-token"
 
 
+def key_file() -> Path:
+    """Where the key of the prediction service lies: its callers are not those who may see the board."""
+    return token_file().with_name("serve-key")
+
+
 def load_token(file: Path | None = None, *, new: bool = False) -> str:
     """The token, made on first use; with `new` another one, which closes the door on every page opened before."""
     path = file or token_file()

@@ -9,9 +9,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import TunesmithError
+from tunesmith.predict.graph_facts import is_graph_folder
 from tunesmith.run.layout import RunDir
 from tunesmith.run.remembered import signature
 from tunesmith.serve.bodies import BadRequest, Texts
@@ -20,6 +22,8 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 128
 MAX_BATCH_ROWS = 64
+MAX_BATCH_CHARS = 32_768
+"""About 8,000 tokens: a batch takes a bounded time, so that a short text behind long ones does not wait without end."""
 MAX_MODELS = 2
 RETRY_SECONDS = 2
 
@@ -35,6 +39,11 @@ class _Item:
     answer: asyncio.Future[list[dict[str, Any]]]
     loop: asyncio.AbstractEventLoop
 
+    @property
+    def chars(self) -> int:
+        """Characters of all its texts."""
+        return sum(map(len, (*self.given.texts, *(self.given.pairs or ()))))
+
     def reply(self, value: list[dict[str, Any]] | Exception) -> None:
         def set_answer() -> None:
             if not self.answer.done():
@@ -49,7 +58,7 @@ class _Item:
             log.debug("nobody waits for this answer any more")
 
 
-def load_predictor(run: RunDir) -> Any:
+def load_run_predictor(run: RunDir) -> Any:
     """The run's model on the CPU: a GPU belongs to the training that is being watched."""
     from tunesmith.predict.predictor import Predictor
 
@@ -58,10 +67,15 @@ def load_predictor(run: RunDir) -> Any:
     return Predictor.load(run.path, use_cpu=True)
 
 
+def model_home(run: RunDir) -> Path:
+    """The folder with the model: model/ of a run, or an exported folder itself."""
+    return run.path if is_graph_folder(run.path) else run.model
+
+
 def model_marks(run: RunDir) -> tuple[tuple[Any, ...], ...]:
     """What tells the files of model/ from others under the same names; empty when there are none."""
     try:
-        return signature(run.model)
+        return signature(model_home(run))
     except OSError:
         return ()
 
@@ -69,7 +83,20 @@ def model_marks(run: RunDir) -> tuple[tuple[Any, ...], ...]:
 class Classifier:
     """`classify` from any task. The thread starts with the first request and the model is loaded when it is first asked."""
 
-    def __init__(self, load: Callable[[RunDir], Any] = load_predictor, *, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(
+        self,
+        load: Callable[[RunDir], Any] = load_run_predictor,
+        *,
+        max_waiting: int = MAX_WAITING,
+        reload_aside: bool = False,
+        on_reload: Callable[[str | None], None] = lambda problem: None,
+    ) -> None:
+        """`reload_aside`: a replaced model is loaded by a thread of its own while the old one answers."""
+        self._aside = reload_aside
+        self._on_reload = on_reload
+        self._loading: tuple[Any, ...] | None = None
+        self._refused: tuple[Any, ...] | None = None
+        self._lock = threading.Lock()
         self._load = load
         self._queue: queue.Queue[_Item | None] = queue.Queue(max_waiting)
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
@@ -108,8 +135,8 @@ class Classifier:
         self._held = None
         if first is None:
             return None
-        batch, rows = [first], len(first.given.texts)
-        while rows < MAX_BATCH_ROWS:
+        batch, rows, chars = [first], len(first.given.texts), first.chars
+        while rows < MAX_BATCH_ROWS and chars < MAX_BATCH_CHARS:
             try:
                 item = self._queue.get_nowait()
             except queue.Empty:
@@ -123,6 +150,7 @@ class Classifier:
                 break
             batch.append(item)
             rows += len(item.given.texts)
+            chars += item.chars
         return batch
 
     def _answer(self, batch: list[_Item]) -> None:
@@ -164,32 +192,67 @@ class Classifier:
         if not marks:
             raise BadRequest(409, "the run has no finished model")
         key = (str(run.path), *marks)
+        with self._lock:
+            before = next((model for known, model in self._kept.items() if known[0] == key[0]), None)
+            if key not in self._kept and self._aside and before is not None:
+                if key not in (self._loading, self._refused):
+                    self._loading = key
+                    threading.Thread(target=self._load_aside, args=(run, key), daemon=True).start()
+                return before
         if key not in self._kept:
-            for old in [k for k in self._kept if k[0] == key[0]]:
-                del self._kept[old]
-            while len(self._kept) >= MAX_MODELS:
-                self._kept.popitem(last=False)
-            self._kept[key] = self._load(run)
+            self._keep(key, self._load(run))
         self._kept.move_to_end(key)
         return self._kept[key]
+
+    def _load_aside(self, run: RunDir, key: tuple[Any, ...]) -> None:
+        """Loads a replaced model; one that cannot be loaded leaves the old one in place."""
+        try:
+            model = self._load(run)
+        except Exception as error:
+            self._refused = key
+            self._on_reload(error.line() if isinstance(error, TunesmithError) else type(error).__name__)
+        else:
+            with self._lock:
+                self._keep(key, model)
+            self._on_reload(None)
+        finally:
+            self._loading = None
+
+    def _keep(self, key: tuple[Any, ...], model: Any) -> None:
+        for old in [k for k in self._kept if k[0] == key[0]]:
+            del self._kept[old]
+        while len(self._kept) >= MAX_MODELS:
+            self._kept.popitem(last=False)
+        self._kept[key] = model
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return self._queue.qsize()
+
+    def preload(self, run: RunDir) -> None:
+        """Loads the model before the first request."""
+        self._model(run)
 
 
 def _classify(model: Any, texts: list[str], pairs: list[str] | None) -> list[dict[str, Any]]:
     from tunesmith.labels import Task
-    from tunesmith.predict.predictor import predicted_names
+    from tunesmith.predict.predictor import predicted_names, probabilities_of
 
     facts = model.facts
     wanted = len(facts.text_columns) if facts.text_columns is not None else (1 if pairs is None else 2)
     if wanted != (1 if pairs is None else 2):
         names = " and ".join(facts.text_columns)
         raise BadRequest(422, f"this model reads {wanted} text{'s' if wanted > 1 else ''}: {names}")
-    probabilities = model.probabilities(texts, pairs)
+    logits = model.logits(texts, pairs)
+    probabilities = probabilities_of(logits, facts.labels.task)
     labels = predicted_names(probabilities, facts.labels)
     value = facts.labels.task is Task.REGRESSION
     return [
         {
             "label": label,
             "scores": [] if value else [[name, float(p)] for name, p in zip(facts.labels.names, row, strict=True)],
+            "logits": [float(x) for x in raw],
         }
-        for label, row in zip(labels, probabilities, strict=True)
+        for label, row, raw in zip(labels, probabilities, logits, strict=True)
     ]

@@ -9,11 +9,11 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from tunesmith.engine.plan import MOST_EPOCHS, Plan
+from tunesmith.engine.schedule import Schedule
 from tunesmith.errors import ConfigError, did_you_mean
-from tunesmith.train.plan import MOST_EPOCHS, Plan
-from tunesmith.train.runtime import Precision, Runtime, ddp_handler, make_runtime
-from tunesmith.train.schedule import Schedule
-from tunesmith.train.sharding_options import read_sharding
+from tunesmith.ranks.runtime import Precision, Runtime, ddp_handler, make_runtime
+from tunesmith.ranks.sharding_options import read_sharding
 from tunesmith.trainer.fields import refused
 from tunesmith.trainer.upstream import library
 
@@ -29,7 +29,7 @@ RENAMED = {
     "include_tokens_per_second": "include_num_input_tokens_seen",
 }
 DROPPED = {
-    "overwrite_output_dir": "a new run replaces its own files; resume_from_checkpoint goes on with an old one",
+    "overwrite_output_dir": "a new run replaces its own files; resume_from_checkpoint continues an old one",
     "logging_dir": "set TENSORBOARD_LOGGING_DIR to choose where TensorBoard writes",
     "jit_mode_eval": "it has no use here",
     "save_safetensors": "weights are always safetensors",
@@ -201,7 +201,16 @@ def make_horizon(args: Any, *, batches: int | None, rows: int | None, rows_per_s
     return Horizon(steps, math.ceil(args.num_train_epochs), per_epoch, batches, float(samples))
 
 
-def make_plan(args: Any, horizon: Horizon, *, ended: list[int], read_at_once: bool) -> Plan:
+def run_length(
+    args: Any, batches: int | None, rows: int | None, per_step: int
+) -> tuple[int, int, int, float, int, int, int]:
+    """(epochs, steps an epoch, rows, rows over all epochs, rows a step, batches an epoch, steps), as transformers gives them."""
+    h = make_horizon(args, batches=batches, rows=rows, rows_per_step=per_step)
+    rows = h.num_steps * per_step if rows is None else rows
+    return h.num_epochs, h.steps_per_epoch, rows, h.samples, per_step, h.batches_per_epoch, h.num_steps
+
+
+def plan_from_arguments(args: Any, horizon: Horizon, *, ended: list[int], read_at_once: bool) -> Plan:
     """The engine's plan. When to evaluate, save and stop is decided by callbacks; the rate by the scheduler object."""
     return Plan(
         num_steps=horizon.num_steps,

@@ -15,43 +15,43 @@ from tunesmith.trainer.upstream import library
 
 HEAD = """# Trainer compatibility
 
-`from tunesmith import Trainer` in place of `from transformers import Trainer`; everything else in the script stays.
-This page is made from code (`python -m tunesmith.trainer.compatibility docs/reference/trainer_compatibility.md`) and a
-test walks every line of it.
+Replace `from transformers import Trainer` by `from tunesmith import Trainer`; the rest of the script stays as it is.
+This page is made from code (`python -m tunesmith.trainer.compatibility docs/reference/trainer_compatibility.md`), and
+tests check every line of it.
 
-Hugging Face's example scripts were run by hand beside transformers' Trainer with nothing changed but the import line, on MRPC
-with a small model: `run_glue.py` in its form for transformers 5 (by task name from a Hub on the loopback, and from csv and
-json files), and `run_classification.py` (classification and regression from csv files), which is not the literal file: it was
-pieced together from readings of 4.48 and later forms in the frame of the first, without the search for an old checkpoint,
-which reads a field that 5 no longer has, and with shorter help texts. Both were copied by hand from a reader.
-In one order and without dropout the losses and metrics of both doors were the same in all six digits
-printed. With dropout and each door's own random order they differ from run to run: evaluation loss of the same model over ten
+Hugging Face's example scripts were run by hand with both Trainers, changing only the import line, on MRPC with a small model:
+`run_glue.py` for transformers 5 (by task name from a local Hub server, and from csv and json files), and
+`run_classification.py` (classification and regression from csv files). The latter is not the original file: it was
+reconstructed from version 4.48 and later ones, without the search for an old checkpoint, which reads a field that
+transformers 5 no longer has, and with shorter help texts. Both scripts were copied by hand.
+With the same order of rows and without dropout, the losses and metrics of both Trainers were equal in all six printed
+digits. With dropout and each Trainer's own random order they differ from run to run: evaluation loss of the same model over ten
 seeds (160 rows, 120 evaluated) 0.598 ± 0.008 here and 0.605 ± 0.009 there, accuracy 0.703 ± 0.008 and 0.708 ± 0.009 (mean ±
-standard deviation); over three other seeds with 600 rows 0.609 and 0.604. Metric keys are the same, and files but for
+standard deviation); over three other seeds with 600 rows 0.609 and 0.604. Metric keys are the same, and so are files except
 `training_args.json` (theirs is a `.bin`), `journal.jsonl`, `.lock` and `.written`. `evaluate.load` fetches metrics from the
-Hub; without one, a folder of that name beside the script does (`accuracy/accuracy.py`). Word labels in a csv file end
-`run_classification.py` in both doors (`too many dimensions 'str'`). The tests that stay are scripts of our own with the same
+Hub; offline, it takes a folder of that name beside the script (`accuracy/accuracy.py`). Labels that are words in a csv file end
+`run_classification.py` with both Trainers (`too many dimensions 'str'`). The permanent tests are scripts of our own with the same
 calls: `tests/equivalence/test_trainer_example_script.py`, and `test_trainer_task_scripts.py` with a multi-label task (float
 labels, a sigmoid threshold in `compute_metrics`) and a regression on pairs, where every logged loss and metric is the same.
 
-What is different on purpose:
+Intended differences:
 
 | here | transformers |
 | --- | --- |
 | A loss or gradient that is not finite stops the run (`NumericsError`); the weights stay as before. | It is logged as 0.0. |
-| fp16: so does a NaN loss, or a gradient that no smaller scale cures (decision 0008). | Updates are skipped for ever. |
+| fp16: so does a NaN loss, or a gradient that overflows at every scale (decision 0008). | Updates are skipped without end. |
 | Gradient accumulation divides once, by the items of the whole window. | The means of micro-batches of an encoder are added up. |
 | `predict` returns rows in the order of the dataset. | With length grouping they come back in another order. |
-| `eval_loss` is the mean over rows, whatever the batches of an own `get_eval_dataloader`. | Each batch's mean weighs the same. |
+| `eval_loss` is the mean over rows, also with batches of a custom `get_eval_dataloader`. | Each batch's mean weighs the same. |
 | A checkpoint is a sealed folder of safetensors and JSON; verified, it resumes bit for bit. | Pickles; damage is not noticed. |
 | A checkpoint that transformers wrote is refused: load it with `from_pretrained` and start a new run. | It resumes. |
 | What a callback changes in a checkpoint in `on_save` is sealed anew, with a warning; a resume names it. | It is not noticed. |
-| `load_best_model_at_end` wants intact weights; another file that changed is a warning. | It is not noticed. |
-| Weights cut into shards (`model.safetensors.index.json`) resume if they are the same tensors, bit for bit. | Not compared. |
+| `load_best_model_at_end` needs intact weights; another file that changed is a warning. | It is not noticed. |
+| Weights split into shards (`model.safetensors.index.json`) resume if they are the same tensors, bit for bit. | Not compared. |
 | `dataloader_drop_last` drops training rows only. | Rows are left out of evaluations and predictions, too. |
-| A resume with other data, model, tokenizer or maths is refused, but for `Trainer.allow_changed_data = True`. | It is resumed. |
+| A resume with other data, model, tokenizer or maths is refused unless `Trainer.allow_changed_data = True`. | It is resumed. |
 | The order of an epoch depends on `seed` (or `data_seed`) and the epoch alone. | It depends on the generator's history. |
-| A checkpoint of `save_only_model` cannot be resumed: refused. | It resumes with a fresh optimizer, without a word. |
+| A checkpoint of `save_only_model` cannot be resumed: refused. | It resumes with a new optimizer, without a warning. |
 | `training_args.json`, `optimizer.safetensors`, `state.json`. | `training_args.bin`, `optimizer.pt`, `scheduler.pt`. |
 | An optimizer whose state is more than numbers, text, tensors, lists and dicts is refused at a save. | It is pickled. |
 | `hyperparameter_search` leaves the best trial's model, values, checkpoints. | No model; every trial's checkpoints. |

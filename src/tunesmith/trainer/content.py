@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tunesmith.data.token_cache import content_hash
+from tunesmith.tokens.token_cache import content_hash
 from tunesmith.trainer.upstream import has_length, is_arrow_dataset
 
 MARK_BYTES = 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunesmith.errors import ConfigError
-from tunesmith.train.sharding_options import read_sharding
+from tunesmith.ranks.sharding_options import read_sharding
 
 Allowed = Callable[[Any], bool]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.train.runtime import Runtime
+from tunesmith.ranks.runtime import Runtime
 from tunesmith.trainer.upstream import parts as upstream_parts
 from tunesmith.trainer.upstream import trainer_log
 

@@ -11,16 +11,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from tunesmith.data.batches import Batch, Collate, Window, make_batch, pin_batch, prefetched
-from tunesmith.data.order import Sampling, epoch_order
-from tunesmith.data.token_rows import TokenRows
-from tunesmith.train.runtime import Runtime
-from tunesmith.train.seed import step_seed
+from tunesmith.engine.seed import step_seed
+from tunesmith.ranks.runtime import Runtime
+from tunesmith.tokens.batches import Batch, Collate, Window, make_batch, pin_batch
+from tunesmith.tokens.order import Sampling, epoch_order
+from tunesmith.tokens.prefetch import prefetched
+from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.trainer.used_rows import UsedRows, can_mark, marked_iterator
 from tunesmith.trainer.workers import read_batches
-
-FEATURES = "features"
-"""Key of `Batch.extra` under which a collated batch travels to `compute_loss` as the user's collator made it."""
 
 Indices = npt.NDArray[np.int64]
 
@@ -241,13 +239,13 @@ def _window(batches: list[Batch]) -> Window:
 def as_batch(features: Any, rows: Indices) -> Batch:
     """A collated batch for the engine. The features stay as they are: `compute_loss` gets what the collator made."""
     tokens, padded = count_tokens(features)
-    return Batch({}, None, rows, tokens, padded, {FEATURES: features, "split": split_features})
+    return Batch({}, None, rows, tokens, padded, split_features, features)
 
 
 def features_of(batch: Batch) -> Any:
     """What `compute_loss` gets for a micro-batch."""
-    if FEATURES in batch.extra:
-        return batch.extra[FEATURES]
+    if batch.features is not None:
+        return batch.features
     return batch.inputs if batch.labels is None else {**batch.inputs, "labels": batch.labels}
 
 
@@ -258,7 +256,7 @@ def split_features(batch: Batch, limit: int) -> list[Batch]:
         at = slice(start, start + limit)
         features = {
             k: v[at] if isinstance(v, torch.Tensor) and v.ndim and len(v) == len(batch) else v
-            for k, v in batch.extra[FEATURES].items()
+            for k, v in batch.features.items()
         }
         pieces.append(as_batch(features, batch.rows[at]))
     return pieces

@@ -9,19 +9,23 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
 
-from tunesmith.data.batches import Batch, Window
+from tunesmith.encoder.adapters import inner_model
+from tunesmith.engine.state import TrainState
+from tunesmith.engine.step import micro_step
 from tunesmith.errors import ConfigError
-from tunesmith.model.adapters import inner_model
-from tunesmith.train.step import micro_step
-from tunesmith.trainer.attributes import TrainerAttributes
+from tunesmith.tokens.batches import Batch, Window
 from tunesmith.trainer.loaders import as_batch, count_rows, features_of
 from tunesmith.trainer.upstream import trainer_log
+
+if TYPE_CHECKING:
+    from tunesmith.trainer.facade import Trainer
 
 COUNT = "num_items_in_batch"
 CONTEXTS = ("compute_loss_context_manager", "autocast_smart_context_manager")
@@ -82,167 +86,147 @@ class FeatureLoss:
         return 1.0
 
 
-class LossPart(TrainerAttributes):
-    """The methods of a Trainer that make a loss."""
+class WindowLoss:
+    """The losses of one Trainer: what they are divided by in the step under way, and what is counted beside them.
 
-    _window_items: torch.Tensor | None = None
-    _items_place: torch.Tensor | None = None
-    _counted: tuple[Any, int] | None = None
-    """A model and its parameters: to count them takes longer than to launch a step."""
-    _window_rows: int = 1
-    _factor: Any = 1.0
-    _loss_shifts_labels: bool = False
-    _said: tuple[str, ...] = ()
+    Methods that a subclass may replace are called on the Trainer.
+    """
 
-    def compute_loss(
-        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.shifts_labels = False
+        """Whether the loss compares each place with the label of the next one."""
+        self._items: torch.Tensor | None = None
+        self._items_place: torch.Tensor | None = None
+        self._rows = 1
+        self._factor: Any = 1.0
+        self._counted: tuple[Any, int] | None = None
+        """A model and its parameters: to count them takes longer than to launch a step."""
+        self._said: tuple[str, ...] = ()
+
+    def compute(self, model: nn.Module, inputs: Any, return_outputs: bool, num_items_in_batch: Any) -> Any:
         """The mean loss of the batch; with `num_items_in_batch`, its share of the mean over that many items."""
-        items = count_items(inputs, shifted=self._loss_shifts_labels)
+        trainer = self._trainer
+        items = count_items(inputs, shifted=self.shifts_labels)
         labels = None
-        if (self.label_smoother is not None or self.compute_loss_func is not None) and "labels" in inputs:
+        if (trainer.label_smoother is not None or trainer.compute_loss_func is not None) and "labels" in inputs:
             inputs = dict(inputs)
             labels = inputs.pop("labels")
-        inner = inner_model(self.model)
+        inner = inner_model(trainer.model)
         in_forward = COUNT in inspect.signature(getattr(inner, "forward", model.forward)).parameters
         if in_forward and num_items_in_batch is not None and labels is None:
             inputs = {**inputs, COUNT: num_items_in_batch}
             items = None
         outputs = model(**inputs)
-        if self.compute_loss_func is not None:
-            loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-            items = None if uses_count(self.compute_loss_func) else items
-        elif labels is not None:
-            loss = self.label_smoother(outputs, labels, shift_labels=self._loss_shifts_labels)
+        if trainer.compute_loss_func is not None:
+            loss = trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+            items = None if uses_count(trainer.compute_loss_func) else items
+        elif labels is not None and trainer.label_smoother is not None:
+            loss = trainer.label_smoother(outputs, labels, shift_labels=self.shifts_labels)
         else:
             loss = _loss_in(outputs, inputs)
         if num_items_in_batch is not None and items is not None:
             loss = loss * (items.to(loss.device) / num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
         """Forward and backward pass of one micro-batch; returns its share of the step's loss."""
-        for module in (model, self.optimizer):
+        trainer = self._trainer
+        for module in (model, trainer.optimizer):
             if callable(getattr(module, "train", None)):
                 module.train()
         if num_items_in_batch is not None:
-            self._window_items = torch.as_tensor(num_items_in_batch, device=self.args.device)
-        if self._engine is None:  # called by hand, outside of a run: this batch is a window of its own
-            self._window_rows = count_rows(inputs)
-            with self.runtime.autocast():
-                loss = self._share_of_loss(model, inputs)
-            self.accelerator.backward(loss)
+            self._items = torch.as_tensor(num_items_in_batch, device=trainer.args.device)
+        if trainer._engine is None:  # called by hand, outside of a run: this batch is a window of its own
+            self._rows = count_rows(inputs)
+            with trainer.runtime.autocast():
+                loss = self.share(model, inputs)
+            trainer.accelerator.backward(loss)
             return loss.detach()
-        wrapped, self._engine.wrapped = self._engine.wrapped, model
-        try:
-            return micro_step(self._engine, as_batch(inputs, _rows_of(inputs)), self._factor)
-        finally:
-            self._engine.wrapped = wrapped
-
-    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
-        """The precision of forward passes."""
-        return self.autocast_smart_context_manager()
-
-    def autocast_smart_context_manager(
-        self, cache_enabled: bool | None = True
-    ) -> contextlib.AbstractContextManager[Any]:
-        """Autocast as bf16 or fp16 ask for it."""
-        return self.runtime.autocast()
+        return micro_step(trainer._engine, as_batch(inputs, np.arange(count_rows(inputs))), self._factor, model)
 
     @contextlib.contextmanager
-    def _in_context(self) -> Iterator[None]:
+    def in_context(self) -> Iterator[None]:
         """Inside, a forward pass has the run's precision, whatever the context says that a user may have put around it."""
-        with self.compute_loss_context_manager(), self.runtime.autocast():
+        trainer = self._trainer
+        with trainer.compute_loss_context_manager(), trainer.runtime.autocast():
             yield
 
-    def floating_point_ops(self, inputs: Any) -> float:
+    def operations_of(self, inputs: Any) -> float:
         """6 operations per token and parameter (without embeddings); 0 for a model that cannot count its parameters."""
-        main = getattr(self.model, "main_input_name", "input_ids")
-        if not (isinstance(inputs, Mapping) and main in inputs and hasattr(self.model, "num_parameters")):
+        trainer = self._trainer
+        main = getattr(trainer.model, "main_input_name", "input_ids")
+        if not (isinstance(inputs, Mapping) and main in inputs and hasattr(trainer.model, "num_parameters")):
             return 0.0
-        if self._counted is None or self._counted[0] is not self.model:
-            self._counted = self.model, int(self.model.num_parameters(exclude_embeddings=True))
+        if self._counted is None or self._counted[0] is not trainer.model:
+            self._counted = trainer.model, int(trainer.model.num_parameters(exclude_embeddings=True))
         return float(6 * inputs[main].numel() * self._counted[1])
 
-    def _prepare_input(self, data: Any) -> Any:
-        """The same structure with its tensors on the device."""
-        if isinstance(data, Mapping):
-            return type(data)({k: self._prepare_input(v) for k, v in data.items()})  # type: ignore[call-arg]
-        if isinstance(data, (tuple, list)):
-            return type(data)(self._prepare_input(v) for v in data)
-        if isinstance(data, torch.Tensor):
-            return data.to(self.args.device, non_blocking=True)
-        return data
-
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        """The batch on the device; an empty one is refused."""
-        inputs = self._prepare_input(inputs)
-        if len(inputs) == 0:
-            raise ConfigError(
-                "the batch is empty: no column of the training set is an argument of the model's forward "
-                f"({', '.join(self._signature_columns or ())})",
-                fix="Rename the columns, or set remove_unused_columns=False.",
-            )
-        return inputs
-
-    def _passes_count(self) -> bool:
+    def passes_count(self) -> bool:
         """Whether `compute_loss` is told the number of items, as transformers decides it."""
+        trainer = self._trainer
         return (
-            not self.overrides("compute_loss") or self.model_accepts_loss_kwargs or self.compute_loss_func is not None
+            not trainer.overrides("compute_loss")
+            or trainer.model_accepts_loss_kwargs
+            or trainer.compute_loss_func is not None
         )
 
-    def _begin_window(self, window: Window) -> None:
+    def begin_window(self, window: Window, engine: TrainState) -> None:
         """Counts what the losses of this step are divided by, over all ranks."""
-        counts = [count_items(features_of(b), shifted=self._loss_shifts_labels) for b in window.micro_batches]
+        trainer = self._trainer
+        counts = [count_items(features_of(b), shifted=self.shifts_labels) for b in window.micro_batches]
         known = [c for c in counts if c is not None]
-        self.current_gradient_accumulation_steps = len(window.micro_batches)
-        self._window_rows = len(window.rows)
-        self._window_items = None
+        trainer.current_gradient_accumulation_steps = len(window.micro_batches)
+        self._rows = len(window.rows)
+        self._items = None
         if len(known) == len(counts):
             mine = 0 if window.idle else sum(int(c) for c in known)
-            if self._engine is not None and self._engine.graphs is not None:  # a captured step reads it where it was
+            if engine.graphs is not None:  # a captured step reads it where it was
                 if self._items_place is None:
-                    self._items_place = torch.zeros((), dtype=torch.long, device=self.args.device)
-                self._window_items = self._items_place.fill_(mine)
+                    self._items_place = torch.zeros((), dtype=torch.long, device=trainer.args.device)
+                self._items = self._items_place.fill_(mine)
             else:
-                self._window_items = self.runtime.sum_over_ranks(torch.full((), mine, device=self.args.device))
+                self._items = trainer.runtime.sum_over_ranks(torch.full((), mine, device=trainer.args.device))
 
-    def _run_micro_batch(self, batch: Batch, factor: Any) -> torch.Tensor:
+    def run_micro_batch(self, batch: Batch, factor: Any) -> torch.Tensor:
         """The engine's micro-step: the user's or our `training_step`."""
+        trainer = self._trainer
         features = features_of(batch)
         self._factor = factor
-        passed = self._window_items if self._passes_count() else None
-        loss: torch.Tensor = self.training_step(self.model_wrapped, features, passed)
-        if self._engine is None or self._engine.graphs is None:
-            self.current_flos += float(self.floating_point_ops(features))
-        self._track_num_input_tokens(features)
-        return loss.detach().to(self.args.device)
+        passed = self._items if self.passes_count() else None
+        loss: torch.Tensor = trainer.training_step(trainer.model_wrapped, features, passed)
+        if trainer._engine is None or trainer._engine.graphs is None:
+            trainer.current_flos += float(trainer.floating_point_ops(features))
+        trainer._track_num_input_tokens(features)
+        return loss.detach().to(trainer.args.device)
 
-    def _share_of_loss(self, model: nn.Module, features: Any) -> torch.Tensor:
+    def share(self, model: nn.Module, features: Any) -> torch.Tensor:
         """A micro-batch's share of the window's loss, whatever kind of loss `compute_loss` returns."""
-        inputs = self._prepare_inputs(features)
-        items = count_items(inputs, shifted=self._loss_shifts_labels)
-        passed = self._window_items if self._passes_count() else None
-        options: dict[str, Any] = {COUNT: passed} if accepts(self.compute_loss, COUNT) else {}
-        own = any(self.overrides(n) for n in CONTEXTS)  # the engine has set the precision already
-        with self._in_context() if own else contextlib.nullcontext():
-            loss: torch.Tensor = self.compute_loss(model, inputs, **options)
+        trainer = self._trainer
+        inputs = trainer._prepare_inputs(features)
+        items = count_items(inputs, shifted=self.shifts_labels)
+        passed = self._items if self.passes_count() else None
+        options: dict[str, Any] = {COUNT: passed} if accepts(trainer.compute_loss, COUNT) else {}
+        own = any(trainer.overrides(n) for n in CONTEXTS)  # the engine has set the precision already
+        with self.in_context() if own else contextlib.nullcontext():
+            loss: torch.Tensor = trainer.compute_loss(model, inputs, **options)
         loss = loss.mean() if loss.ndim else loss
-        shared = self.loss_is_scaled_for_ga
+        shared = trainer.loss_is_scaled_for_ga
         if shared is None:
-            ours = not self.overrides("compute_loss")
-            shared = passed is not None and items is not None and (ours or uses_count(self.compute_loss))
+            ours = not trainer.overrides("compute_loss")
+            shared = passed is not None and items is not None and (ours or uses_count(trainer.compute_loss))
         if shared:
             return loss
-        if items is None or self._window_items is None:
-            return loss * (count_rows(inputs) / max(self._window_rows, 1))
-        return loss * (items / self._window_items)
+        if items is None or self._items is None:
+            return loss * (count_rows(inputs) / max(self._rows, 1))
+        return loss * (items / self._items)
 
-    def _track_num_input_tokens(self, features: Any) -> None:
-        kind = self.args.include_num_input_tokens_seen
+    def count_input_tokens(self, features: Any) -> None:
+        trainer = self._trainer
+        kind = trainer.args.include_num_input_tokens_seen
         if kind == "no":
             return
-        main = getattr(self.model, "main_input_name", "input_ids")
+        main = getattr(trainer.model, "main_input_name", "input_ids")
         ids = features.get(main) if isinstance(features, Mapping) else None
         if not isinstance(ids, torch.Tensor):
             self._say_once(f"tokens are not counted: batches have no {main!r}, the model's main_input_name")
@@ -251,7 +235,7 @@ class LossPart(TrainerAttributes):
             seen = int(ids.numel())
         else:
             seen = self._count_real_tokens(features, ids)
-        self.state.num_input_tokens_seen += sum(self.runtime.gather_objects(seen))
+        trainer.state.num_input_tokens_seen += sum(trainer.runtime.gather_objects(seen))
 
     def _say_once(self, text: str) -> None:
         """A warning that is not repeated for every batch."""
@@ -261,19 +245,35 @@ class LossPart(TrainerAttributes):
 
     def _count_real_tokens(self, features: Mapping[str, Any], ids: torch.Tensor) -> int:
         """Tokens that are not padding, by the mask, else by the tokenizer's padding token; all of them where neither is there."""
+        trainer = self._trainer
         if "attention_mask" in features:
             return int(features["attention_mask"].sum())
-        padding = getattr(self.processing_class, "pad_token_id", None)
+        padding = getattr(trainer.processing_class, "pad_token_id", None)
         if padding is None:
             self._say_once("Could not determine method to count non-padding tokens: all tokens are counted")
             return int(ids.numel())
         return int((ids != padding).sum())
 
 
-def _rows_of(inputs: Any) -> Any:
-    import numpy as np
+def on_device(data: Any, device: Any) -> Any:
+    """The same structure with its tensors on the device."""
+    if isinstance(data, Mapping):
+        return type(data)({k: on_device(v, device) for k, v in data.items()})  # type: ignore[call-arg]
+    if isinstance(data, (tuple, list)):
+        return type(data)(on_device(v, device) for v in data)
+    if isinstance(data, torch.Tensor):
+        return data.to(device, non_blocking=True)
+    return data
 
-    return np.arange(count_rows(inputs))
+
+def require_columns(inputs: Any, names: list[str] | None) -> None:
+    """Refuses a batch without a column."""
+    if len(inputs) == 0:
+        raise ConfigError(
+            "the batch is empty: no column of the training set is an argument of the model's forward "
+            f"({', '.join(names or ())})",
+            fix="Rename the columns, or set remove_unused_columns=False.",
+        )
 
 
 def _loss_in(outputs: Any, inputs: Any) -> torch.Tensor:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tunesmith.data.batches import Padding
-from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
-from tunesmith.model.fused_ops import has_triton
-from tunesmith.train.strategies import Strategies, choose_strategies
+from tunesmith.fast.fused_ops import has_triton
+from tunesmith.fast.strategies import Strategies, choose_strategies
+from tunesmith.tokens.batches import Padding
+from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.trainer.objective import CONTEXTS
 from tunesmith.trainer.upstream import (
     PreTrainedTokenizerBase,
@@ -23,6 +23,9 @@ from tunesmith.trainer.upstream import (
     trainer_log,
     utils,
 )
+
+if TYPE_CHECKING:
+    from tunesmith.trainer.facade import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +39,7 @@ def seed_for(args: Any) -> None:
 
 
 @contextlib.contextmanager
-def prepared_model(trainer: Any) -> Iterator[None]:
+def prepared_model(trainer: Trainer) -> Iterator[None]:
     """The model with gradient checkpointing and noisy embeddings as asked for; the noise is taken off at the end."""
     args, model = trainer.args, trainer.model
     if args.gradient_checkpointing:
@@ -55,7 +58,7 @@ def prepared_model(trainer: Any) -> Iterator[None]:
             neftune.deactivate_neftune(model, handle, trainer.accelerator)
 
 
-def choose_speed_ups(trainer: Any, rows: TokenRows | None, padding: Padding | None) -> Strategies | None:
+def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding | None) -> Strategies | None:
     """The engine's exact speed-ups, where nothing a user wrote looks inside a batch; None where they must stay off.
 
     The vocabulary is never cut: callbacks see the model, and may save it.
@@ -79,20 +82,21 @@ def choose_speed_ups(trainer: Any, rows: TokenRows | None, padding: Padding | No
         precision=runtime.precision,
         restrict_vocabulary="off",
         cuda_graphs="auto" if _may_capture(trainer) else "off",
+        longest=int(rows.lengths.max(initial=0)),
     )
     if chosen.on:
         trainer_log.info("  speed-ups: %s", ", ".join(chosen.on))
     return chosen
 
 
-def _may_capture(trainer: Any) -> bool:
+def _may_capture(trainer: Trainer) -> bool:
     """Whether the optimizer will be the one whose update our kernel can do: all else is looked at before every step."""
     own = any(trainer.overrides(n) for n in ("create_optimizer", "get_optimizer_cls_and_kwargs"))
     asked = trainer.args.optim == "adamw_torch_fused" and trainer.optimizer_cls_and_kwargs is None
     return has_triton() and asked and not own and trainer.label_smoother is None
 
 
-def compiled(trainer: Any, model: Any) -> Any:
+def compiled(trainer: Trainer, model: Any) -> Any:
     """The model as `torch_compile` asks for it."""
     args = trainer.args
     if not args.torch_compile:
@@ -105,7 +109,7 @@ def compiled(trainer: Any, model: Any) -> Any:
 class AcceleratorView:
     """The accelerator as user code sees it: `backward` knows the engine's loss scale."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
 
     def __getattr__(self, name: str) -> Any:

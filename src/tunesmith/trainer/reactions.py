@@ -3,159 +3,197 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tunesmith.errors import ConfigError, did_you_mean
-from tunesmith.trainer.attributes import TrainerAttributes
-from tunesmith.trainer.callback_changes import sealing_again
+from tunesmith.trainer.arguments import Horizon
+from tunesmith.trainer.callbacks import listens, sealing_again, tell
 from tunesmith.trainer.upstream import trainer_log
 
+if TYPE_CHECKING:
+    from tunesmith.trainer.facade import Trainer
 
-class ReactionPart(TrainerAttributes):
-    """The methods of a Trainer that act on control flags. They read and set `control`, `state` and `_progress`."""
+_STORED = ("ended_epochs", "epoch", "epoch_open", "steps_in_epoch", "loss_since_log", "logged_step")
 
-    _ignore_keys: Any = None
 
-    def store_flos(self) -> None:
-        """Adds this process's operations, over all ranks, to `state.total_flos`."""
-        self.state.total_flos += sum(self.runtime.gather_objects(self.current_flos))
-        self.current_flos = 0.0
+@dataclass
+class LoggedSums:
+    """Sums since the last log line and over the whole call, in optimizer steps."""
 
-    def _wants_numbers(self, step: int) -> bool:
+    first_step: int
+    started: float = field(default_factory=time.time)
+    logged_step: int = 0
+    loss_since_log: float = 0.0
+    loss_total: float = 0.0
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    reported_rate: float | None = None
+    """What a `_get_learning_rate` of the user's said of the last step."""
+    epoch: int = 0
+    epoch_open: bool = False
+    """An epoch has begun whose end was not announced yet."""
+    steps_in_epoch: int = 0
+    announced_step: int = 0
+    """The last step whose end the callbacks were told about."""
+    ended_epochs: list[int] = field(default_factory=list)
+    """The step each finished epoch ended at."""
+
+    def __post_init__(self) -> None:
+        self.logged_step = self.announced_step = self.first_step
+
+    @property
+    def rate(self) -> float | None:
+        """The learning rate of the last step, as it is logged."""
+        return self.learning_rate if self.reported_rate is None else self.reported_rate
+
+    def add(self, loss: float | None, grad_norm: float | None, learning_rate: float) -> None:
+        """Counts one step that was read back."""
+        self.loss_since_log += 0.0 if loss is None else loss
+        self.grad_norm = grad_norm
+        self.learning_rate = learning_rate
+
+    def mean_loss(self, step: int) -> float:
+        """The mean loss since the last log line; starts a new sum."""
+        mean = self.loss_since_log / max(step - self.logged_step, 1)
+        self.loss_total += self.loss_since_log
+        self.loss_since_log = 0.0
+        self.logged_step = step
+        return mean
+
+    def to_json(self) -> dict[str, Any]:
+        """What a resume needs."""
+        return {name: getattr(self, name) for name in _STORED}
+
+    def restore(self, notes: Mapping[str, Any]) -> None:
+        """Takes over what `to_json` gave."""
+        for name in _STORED:
+            setattr(self, name, notes[name])
+        self.ended_epochs = list(self.ended_epochs)
+        self.loss_total = -self.loss_since_log  # those steps belong to the mean of an earlier call
+
+    def training_loss(self, step: int) -> float:
+        """The mean loss over this call."""
+        return (self.loss_total + self.loss_since_log) / max(step - self.first_step, 0.001)
+
+
+@dataclass
+class Reactions:
+    """Tells the callbacks of a run where it stands, and does what their control flags ask for."""
+
+    trainer: Trainer
+    horizon: Horizon
+    progress: LoggedSums
+    trial: Any
+    ignore_keys: Any
+    saved: Callable[[str, float], None]
+    """Called with the name of a checkpoint that was written, and the seconds it took."""
+
+    def wants_numbers(self, step: int) -> bool:
         """Asked after each step whether its numbers are needed now. Callbacks hear of the step's end here, to decide it."""
-        self._end_step(step)
-        control = self.control
+        self.end_step(step)
+        control = self.trainer.control
         asked = control.should_log or control.should_evaluate or control.should_save
-        ends = self._progress.steps_in_epoch >= self._horizon.steps_per_epoch
+        ends = self.progress.steps_in_epoch >= self.horizon.steps_per_epoch
         return bool(asked or ends or control.should_training_stop or control.should_epoch_stop)
 
-    def _end_step(self, step: int) -> None:
+    def end_step(self, step: int) -> None:
         """Tells the callbacks about a step, once."""
-        progress = self._progress
+        progress, trainer = self.progress, self.trainer
         if step <= progress.announced_step:
             return
         progress.announced_step = step
         progress.steps_in_epoch += 1
-        horizon = self._horizon
-        batches = min(progress.steps_in_epoch * self.args.gradient_accumulation_steps, horizon.batches_per_epoch)
-        self.state.global_step = step
-        self.state.epoch = progress.epoch + batches / horizon.batches_per_epoch
-        self._tell("on_step_end")  # type: ignore[attr-defined]
+        all_batches = self.horizon.batches_per_epoch
+        batches = min(progress.steps_in_epoch * trainer.args.gradient_accumulation_steps, all_batches)
+        trainer.state.global_step = step
+        trainer.state.epoch = progress.epoch + batches / all_batches
+        tell(trainer, "on_step_end")
 
-    def _take_batch_size_of(self, folder: Path | None) -> None:
-        """With auto_find_batch_size a resume goes on with the batch size that was found."""
-        if folder is not None and self.args.auto_find_batch_size:
-            found = json.loads((folder / "trainer_state.json").read_text()).get("train_batch_size")
-            self._train_batch_size = found or self._train_batch_size
-
-    def _takes_smaller_batches(self, error: Exception) -> bool:
-        """Whether the run begins again with smaller batches: memory ran out where no step can be repeated, in a callback
-        or in the optimizer. Where it runs out in a step, the engine splits the micro-batch and nothing begins again."""
-        size = self._train_batch_size
-        if not self.args.auto_find_batch_size or self.runtime.world > 1 or size <= 1:
-            return False
-        if not (isinstance(error, MemoryError) or "out of memory" in str(error).lower()):
-            return False
-        self._train_batch_size = max(int(size * 0.9), 1)  # transformers' step
-        if self._created_lr_scheduler:
-            self.optimizer, self.lr_scheduler, self._created_lr_scheduler = self._given_optimizer, None, False
-        trainer_log.warning("out of memory: the run begins again with batches of %d rows", self._train_batch_size)
-        return True
-
-    def _next_epoch(self, epoch: int) -> bool:
-        """Closes the epoch before and opens this one; False when there is none left, or somebody said stop."""
-        progress = self._progress
+    def next_epoch(self, epoch: int) -> bool:
+        """Closes the epoch before and opens this one; False when there is none left, or a callback said stop."""
+        progress, trainer = self.progress, self.trainer
         if progress.epoch_open:
             if progress.steps_in_epoch == 0:
                 trainer_log.warning(
-                    f"not a single batch came out of the training set, stopping training at step {self.state.global_step}! "
-                    "A stream that can be read once ends before max_steps."
+                    "not a single batch came out of the training set, stopping training at step "
+                    f"{trainer.state.global_step}! A stream that can be read once ends before max_steps."
                 )
-                self.control.should_training_stop = True
-            self._end_epoch()
-            if self.control.should_training_stop:
+                trainer.control.should_training_stop = True
+            self.end_epoch()
+            if trainer.control.should_training_stop:
                 return False
-        if epoch >= self._horizon.num_epochs:
+        if epoch >= self.horizon.num_epochs:
             return False
         progress.epoch, progress.steps_in_epoch, progress.epoch_open = epoch, 0, True
-        self._tell("on_epoch_begin")  # type: ignore[attr-defined]
+        tell(trainer, "on_epoch_begin")
         return True
 
-    def _end_epoch(self) -> None:
+    def end_epoch(self) -> None:
         """Announces the end of the epoch under way and does what the flags say."""
-        progress = self._progress
+        if self.progress.epoch_open:
+            self.progress.epoch_open = False
+            self.progress.ended_epochs.append(self.trainer.state.global_step)
+            tell(self.trainer, "on_epoch_end")
+            self.log_evaluate_save()
+
+    def finish_restored_epoch(self) -> bool:
+        """After a resume from the last step of an epoch, its end may still be due. Returns whether to continue."""
+        progress = self.progress
+        if progress.epoch_open and progress.steps_in_epoch >= self.horizon.steps_per_epoch:
+            self.end_epoch()
         if not progress.epoch_open:
-            return
-        progress.epoch_open = False
-        progress.ended_epochs.append(self.state.global_step)
-        self._tell("on_epoch_end")  # type: ignore[attr-defined]
-        self._log_evaluate_save()
-
-    def _finish_restored_epoch(self) -> bool:
-        """After a resume from the last step of an epoch, its end may still be due. Returns whether to go on."""
-        progress, horizon = self._progress, self._horizon
-        if progress.epoch_open and progress.steps_in_epoch >= horizon.steps_per_epoch:
-            self._end_epoch()
             progress.steps_in_epoch = 0
-        elif not progress.epoch_open:
-            progress.steps_in_epoch = 0
-        return not self.control.should_training_stop
+        return not self.trainer.control.should_training_stop
 
-    def _log_evaluate_save(self) -> None:
+    def log_evaluate_save(self) -> None:
         """Log line, evaluation, checkpoint: what is asked for, in this order."""
-        step, control = self.state.global_step, self.control
-        if control.should_log and step > self._progress.logged_step:
-            logs = {"loss": self._progress.mean_loss(step)}
-            if self._progress.grad_norm is not None:
-                logs["grad_norm"] = self._progress.grad_norm
-            if self._progress.rate is not None:
-                logs["learning_rate"] = self._progress.rate
-            self.store_flos()
-            self.log(logs, self._progress.started)  # type: ignore[attr-defined]
-        if self.control.should_evaluate:
-            metrics = self._evaluate(self._trial, self._ignore_keys)
-            improved = self._determine_best_metric(metrics, self._trial)
-            if self.args.save_strategy == "best":
-                self.control.should_save = improved
-        if self.control.should_save:
-            started = time.perf_counter()
-            self.store_flos()
-            self._save_checkpoint(self.model, self._trial)  # type: ignore[attr-defined]
-            name = f"checkpoint-{self.state.global_step}"
-            self._note_saved(Path(name), time.perf_counter() - started)  # type: ignore[attr-defined]
-            folder = Path(self._get_output_dir(self._trial)) / name  # type: ignore[attr-defined]
-            watched = self.runtime.is_main and folder.is_dir() and self._listens("on_save")  # type: ignore[attr-defined]
-            with sealing_again(folder, self.model) if watched else contextlib.nullcontext():
-                self._tell("on_save")  # type: ignore[attr-defined]
+        trainer, progress = self.trainer, self.progress
+        step = trainer.state.global_step
+        if trainer.control.should_log and step > progress.logged_step:
+            logs = {"loss": progress.mean_loss(step), "grad_norm": progress.grad_norm, "learning_rate": progress.rate}
+            trainer.store_flos()
+            trainer.log({name: value for name, value in logs.items() if value is not None}, progress.started)
+        if trainer.control.should_evaluate:
+            metrics = trainer._evaluate(self.trial, self.ignore_keys)
+            improved = trainer._determine_best_metric(metrics, self.trial)
+            if trainer.args.save_strategy == "best":
+                trainer.control.should_save = improved
+        if trainer.control.should_save:
+            self._save()
 
-    def _evaluate(self, trial: Any, ignore_keys: Any, skip_scheduler: bool = False) -> dict[str, float]:
-        """An evaluation during training; a scheduler that waits for a metric gets it."""
-        metrics: dict[str, float] = self.evaluate(ignore_keys=ignore_keys)  # type: ignore[attr-defined]
-        self._report_to_hp_search(trial, self.state.global_step, metrics)  # type: ignore[attr-defined]
-        if not skip_scheduler and self._waits_for_metric():  # type: ignore[attr-defined]
-            self.lr_scheduler.step(tracked_metric(metrics, self.args.metric_for_best_model))
-        return metrics
+    def _save(self) -> None:
+        trainer = self.trainer
+        started = time.perf_counter()
+        trainer.store_flos()
+        trainer._save_checkpoint(trainer.model, self.trial)
+        name = f"checkpoint-{trainer.state.global_step}"
+        self.saved(name, time.perf_counter() - started)
+        folder = Path(trainer._get_output_dir(self.trial)) / name
+        watched = trainer.runtime.is_main and folder.is_dir() and listens(trainer, "on_save")
+        with sealing_again(folder, trainer.model) if watched else contextlib.nullcontext():
+            tell(trainer, "on_save")
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
-        """Whether this evaluation is the best so far; remembers it in the state."""
-        if self.args.metric_for_best_model is None:
-            return False
-        value = tracked_metric(metrics, self.args.metric_for_best_model)
-        greater = bool(self.args.greater_is_better)
-        if self.state.best_metric is None:
-            self.state.best_metric = float("-inf") if greater else float("inf")
-        better = np.greater if greater else np.less
-        if not better(value, self.state.best_metric):
-            return False
-        self.state.best_metric = value
-        if self.args.save_strategy != "no":
-            self.state.best_global_step = self.state.global_step
-        return True
+
+def remember_best(args: Any, state: Any, metrics: dict[str, float]) -> bool:
+    """Whether this evaluation is the best so far; remembers it in the TrainerState."""
+    if args.metric_for_best_model is None:
+        return False
+    value = tracked_metric(metrics, args.metric_for_best_model)
+    greater = bool(args.greater_is_better)
+    if state.best_metric is None:
+        state.best_metric = float("-inf") if greater else float("inf")
+    if not (np.greater if greater else np.less)(value, state.best_metric):
+        return False
+    state.best_metric = value
+    if args.save_strategy != "no":
+        state.best_global_step = state.global_step
+    return True
 
 
 def tracked_metric(metrics: dict[str, float], name: str) -> float:

@@ -2,75 +2,96 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
 
+from tunesmith.encoder.adapters import is_mixed
 from tunesmith.errors import ResourceError
-from tunesmith.model.adapters import is_mixed
+from tunesmith.keep.snapshot import WEIGHTS
+from tunesmith.keep.weight_files import contiguous
+from tunesmith.ranks.sharding import is_sharded, whole_state
 from tunesmith.run.ledger import has_ledger, is_ours, start_ledger, write_own
 from tunesmith.run.sealed import remove_tree
 from tunesmith.run.writing import kind_of, move_file, require_plain, require_same_folder, write_file
-from tunesmith.train.snapshot import WEIGHTS
-from tunesmith.train.weight_files import contiguous
-from tunesmith.trainer.attributes import TrainerAttributes
-from tunesmith.trainer.resuming import TRAINER_STATE
+
+if TYPE_CHECKING:
+    from tunesmith.trainer.facade import Trainer
 
 log = logging.getLogger(__name__)
 
-TRAINING_ARGS = "training_args.json"
+TRAINING_ARGS, TRAINER_STATE = "training_args.json", "trainer_state.json"
 _INDEX, CARD = "model.safetensors.index.json", "README.md"
 
 
-class SavingPart(TrainerAttributes):
-    """The methods of a Trainer that write single files and model folders."""
+class ModelFiles:
+    """The files of one Trainer's model. The weights that ranks hold parts of are gathered for the time of a save."""
 
-    _gathered: dict[str, Any] | None = None
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._gathered: dict[str, Any] | None = None
 
-    def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
-        """Writes `<split>_results.json`, and adds to `all_results.json`; the main process alone."""
-        if not self.is_world_process_zero():
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Inside, `weights` are the whole model on the main process, also where each process holds a part of it."""
+        trainer = self._trainer
+        if not is_sharded(trainer.model) or self._gathered is not None:
+            yield
             return
-        folder = Path(self.args.output_dir)
-        write_result(folder / f"{split}_results.json", _json(metrics))
-        if combined:
-            target = place_of(folder / "all_results.json")
-            known = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
-            write_result(target, _json({**known, **metrics}))
+        self._gathered = whole_state(trainer.model, keep=trainer.runtime.is_main)
+        try:
+            yield
+        finally:
+            self._gathered = None
 
-    def save_state(self) -> None:
-        """Writes `trainer_state.json`; the main process alone."""
-        if self.is_world_process_zero():
-            data = bytes_written(lambda tmp: self.state.save_to_json(str(tmp)))
-            write_result(Path(self.args.output_dir) / TRAINER_STATE, data)
+    @property
+    def weights(self) -> dict[str, Any]:
+        """The weights as a save writes them."""
+        found: dict[str, Any] = self._trainer.model.state_dict() if self._gathered is None else self._gathered
+        return found
 
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        state_dict = self._gathered if state_dict is None else state_dict
+    def save(self, output_dir: Path, state_dict: dict[str, Any] | None) -> None:
+        """A folder that `from_pretrained` loads."""
+        model, given = self._trainer.model, self._gathered if state_dict is None else state_dict
 
         def fill(tmp: Path) -> None:
-            if hasattr(self.model, "save_pretrained") and not is_mixed(self.model):
-                self.model.save_pretrained(tmp, state_dict=state_dict)
+            if hasattr(model, "save_pretrained") and not is_mixed(model):
+                model.save_pretrained(tmp, state_dict=given)
             else:
-                weights = contiguous(self.model.state_dict() if state_dict is None else state_dict)
-                save_file(weights, tmp / WEIGHTS, metadata={"format": "pt"})
-            self._save_companions(tmp)
+                save_file(contiguous(self.weights if given is None else given), tmp / WEIGHTS, {"format": "pt"})
+            self.save_companions(tmp)
 
-        publish_files(Path(self.args.output_dir if output_dir is None else output_dir), fill)
+        publish_files(output_dir, fill)
 
-    def _save_companions(self, tmp: Path) -> None:
+    def save_companions(self, tmp: Path) -> None:
         """Tokenizer and arguments, beside the weights, in a folder that is being written."""
-        tokenizer = self.processing_class
+        tokenizer = self._trainer.processing_class
         if tokenizer is None:
-            tokenizer = getattr(self.data_collator, "tokenizer", None)
+            tokenizer = getattr(self._trainer.data_collator, "tokenizer", None)
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(tmp)
-        write_file(tmp / TRAINING_ARGS, self.args.to_json_string().encode())
+        write_file(tmp / TRAINING_ARGS, self._trainer.args.to_json_string().encode())
+
+
+def write_metrics(folder: Path, split: str, metrics: dict[str, float], *, combined: bool) -> None:
+    """Writes `<split>_results.json`, and adds to `all_results.json`."""
+    write_result(folder / f"{split}_results.json", _json(metrics))
+    if combined:
+        target = place_of(folder / "all_results.json")
+        known = json.loads(target.read_text(encoding="utf-8")) if target.exists() else {}
+        write_result(target, _json({**known, **metrics}))
+
+
+def write_trainer_state(folder: Path, state: Any) -> None:
+    """Writes `trainer_state.json`."""
+    write_result(folder / TRAINER_STATE, bytes_written(lambda tmp: state.save_to_json(str(tmp))))
 
 
 def _json(values: dict[str, Any]) -> bytes:

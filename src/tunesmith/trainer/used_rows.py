@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DataLoader
 
+from tunesmith.engine.seed import generators_untouched
 from tunesmith.trainer.content import MARK_BYTES, item_mark
 from tunesmith.trainer.upstream import is_arrow_dataset
 
@@ -149,3 +150,18 @@ class UsedRows:
 
 def _number(mark: bytes | None) -> int:
     return int(np.frombuffer(mark or bytes(MARK_BYTES), dtype=np.uint64)[0])
+
+
+def compare_used_rows(
+    used: UsedRows | None, stored: dict[str, Any] | None, loader: Any, *, with_stream: bool
+) -> str | None:
+    """Takes over the marks of a checkpoint and reads some of its rows again: what differs, if anything does."""
+    if used is None or stored is None:
+        return None
+    used.restore(stored, with_stream=with_stream)
+    if not can_mark(loader) or used.count is None:
+        return None
+    with generators_untouched():
+        found = used.read_again(loader.dataset)
+    used.varies = used.varies or found is not None
+    return found

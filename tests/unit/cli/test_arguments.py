@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith.cli.arguments import add_config_arguments, config_from_args
+from tunesmith.cli.flags import add_config_arguments, config_from_args
 from tunesmith.cli.parser import Parser
 from tunesmith.config.schema import RunConfig, list_options
 from tunesmith.errors import ConfigError
@@ -155,7 +155,7 @@ def test_help_shows_sections_defaults_and_choices_but_no_old_names(monkeypatch: 
     monkeypatch.setenv("COLUMNS", "100")
     text = make_train_parser().format_help()
     assert text.startswith("usage: tunesmith train [run.yaml] [options]\n")
-    assert "Peak learning rate, reached after warmup. [5e-05]" in text
+    assert "Clip the gradient to this norm. 0: no clipping. [1.0]" in text
     assert "--padding_free auto|on|off" in text
     for group in {option.group for option in list_options().values()}:
         assert f"\n{group}:\n" in text

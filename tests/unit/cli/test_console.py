@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from tunesmith.cli import console as module
-from tunesmith.cli.bars import format_bytes, format_duration
-from tunesmith.cli.console import Console, uses_color
+from tunesmith.cli.console import Console, format_bytes, format_duration, uses_color
 from tunesmith.events import Evaluated, Improved, NonFinite, Note, Resumed, RunStarted, SafePoint, StepDone
 
 

@@ -45,7 +45,7 @@ def test_a_table_with_string_labels_trains_and_predicts_with_two_commands(home: 
     done = tunesmith(home, "train", "--train_file", "comments.csv", "--model_name_or_path", "tiny")
     assert done.returncode == 0, done.stderr
     assert "Text: column 'comment'" in done.stderr
-    assert "No validation data given: 8 of 80 train rows were set aside" in done.stderr
+    assert "No validation data: 8 of 80 train rows held out" in done.stderr
     assert re.search(r"accuracy +\d\.\d{4} \[\d\.\d+, \d\.\d+\] n=8", done.stdout)
     assert "tunesmith predict runs/comments-tiny --input new.csv" in done.stdout
     assert "Warning" not in done.stderr
@@ -69,7 +69,7 @@ WRONG = {
         3,
         "validation.csv:8:verdict: 'middling' is not one of bad, good",
     ),
-    "wrong separator": ((*TRAIN, "semicolons.csv"), 3, "Give --delimiter semicolon"),
+    "no header": ((*TRAIN, "semicolons.csv"), 3, "tunesmith train --train_file named.csv"),
     "no such model": (
         ("train", "--output_dir", "never", "--train_file", "comments.csv", "--model_name_or_path", "some/modle"),
         4,
@@ -109,7 +109,7 @@ def test_the_delimiter_that_the_error_names_works(home: Path) -> None:
     assert "delimiter" not in done.stderr
 
 
-@pytest.mark.parametrize("case", ["missing column", "one label", "wrong separator", "unreadable run folder"])
+@pytest.mark.parametrize("case", ["missing column", "one label", "no header", "unreadable run folder"])
 def test_a_wrong_call_is_answered_before_torch_loads(case: str, home: Path) -> None:
     code = f"""
 import sys

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from argparse import SUPPRESS
 from pathlib import Path
 
 import pytest
 
-from tunesmith.cli.completion import list_flags
+from tunesmith.cli.completion import make_tree
 from tunesmith.cli.main import list_verbs, main
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import list_options
@@ -17,7 +18,7 @@ from tunesmith.config.schema import list_options
 
 @pytest.fixture
 def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    pytest.importorskip("tunesmith.data.columns")
+    pytest.importorskip("tunesmith.reading.columns")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     rows = "".join(f"first {i},second {i},{'same' if i % 2 else 'other'}\n" for i in range(40))
@@ -91,9 +92,13 @@ def test_env_as_json_and_as_text_say_the_same(
 def test_completion_names_every_verb_and_flag(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for verb in list_verbs():
+    verbs = make_tree()._subparsers._group_actions[0].choices
+    assert list(verbs) == list(list_verbs())
+    for verb, parser in verbs.items():
         assert verb in script
-        assert all(flag.lstrip("-") in script for flag in list_flags(verb))
+        flags = [flag for action in parser._actions if action.help != SUPPRESS for flag in action.option_strings]
+        assert len(flags) >= 3
+        assert all(flag.lstrip("-") in script for flag in flags)
     program = shutil.which(shell)
     if program is not None:
         done = subprocess.run([program, "-n"], input=script, capture_output=True, text=True, timeout=30, check=False)
@@ -108,12 +113,13 @@ def test_bash_completes_verbs_and_flags(capsys: pytest.CaptureFixture[str], tmp_
     script = tmp_path / "complete.sh"
     script.write_text(
         capsys.readouterr().out
-        + 'COMP_WORDS=(tunesmith sch); COMP_CWORD=1; _tunesmith; echo "${COMPREPLY[@]}"\n'
-        + 'COMP_WORDS=(tunesmith env --js); COMP_CWORD=2; _tunesmith; echo "${COMPREPLY[@]}"\n',
+        + 'COMP_WORDS=(tunesmith sch); COMP_CWORD=1; _shtab_tunesmith; echo "${COMPREPLY[@]}"\n'
+        + 'COMP_WORDS=(tunesmith env --js); COMP_CWORD=2; _shtab_tunesmith; echo "${COMPREPLY[@]}"\n'
+        + 'COMP_WORDS=(tunesmith train --train_file compl); COMP_CWORD=3; _shtab_tunesmith; echo "${COMPREPLY[@]}"\n',
         encoding="utf-8",
     )
-    done = subprocess.run([bash, str(script)], capture_output=True, text=True, timeout=30, check=False)
-    assert (done.stdout, done.stderr) == ("schema\n--json\n", "")
+    done = subprocess.run([bash, script.name], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.stdout, done.stderr) == ("schema\n--json\ncomplete.sh\n", "")
 
 
 def test_an_unknown_shell_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

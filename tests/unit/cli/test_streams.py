@@ -12,7 +12,7 @@ import pytest
 
 from tunesmith.cli.main import main
 from tunesmith.errors import ConfigError
-from tunesmith.run.launcher import Launch, read_launch
+from tunesmith.run.environment import Launch, read_launch
 
 
 def shell(line: str, folder: Path, **environ: str) -> Any:
@@ -59,7 +59,7 @@ def test_a_name_that_an_ascii_stream_cannot_hold_is_escaped(tmp_path: Path) -> N
 
 
 def test_a_closed_stderr_is_never_a_file_of_ours(tmp_path: Path) -> None:
-    code = "from tunesmith.cli.streams import prepare_streams; prepare_streams(); print(open('x', 'w').fileno() > 2)"
+    code = "from tunesmith.cli.standard_streams import prepare_streams; prepare_streams(); print(open('x', 'w').fileno() > 2)"
     assert shell(f'{sys.executable} -c "{code}" 2>&- <&-', tmp_path).stdout == "True\n"
 
 

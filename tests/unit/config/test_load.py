@@ -57,7 +57,8 @@ def test_the_same_config_can_be_yaml_json_or_toml(write: Any, name: str) -> None
 def test_flags_go_over_the_file_and_the_file_over_the_defaults(write: Any) -> None:
     file = write("train_file: a.csv\nseed: 7\nlearning_rate: 1e-4\n")
     config = load_config(file, {"seed": "8"})
-    assert (config.seed, config.learning_rate, config.num_train_epochs) == (8, 1e-4, 3.0)
+    assert (config.seed, config.learning_rate, config.num_train_epochs) == (8, 1e-4, None)
+    assert (config.decided.learning_rate, config.decided.num_train_epochs) == (1e-4, 3.0)
 
 
 def test_a_start_config_takes_the_place_of_the_defaults(write: Any) -> None:
@@ -94,7 +95,7 @@ def test_all_problems_of_file_and_flags_are_told_at_once(write: Any) -> None:
         "run.yaml:2:1: learnin_rate: unknown option. Did you mean 'learning_rate'?",
         "run.yaml:7:1: lr: unknown option. Did you mean 'learning_rate'?",
         "--epochs: unknown option. Did you mean 'num_train_epochs'?",
-        "--per_device_train_batch_size: -3 is too small. Use 1 or more; the default is 8",
+        "--per_device_train_batch_size: -3 is too small. Use 1 or more",
         "run.yaml:8:1: metric_name: 'acuracy' is not a metric. Did you mean 'accuracy'?",
         "--fp16: cannot be used together with bf16. Give one of them; bf16 where the GPU has it",
     )

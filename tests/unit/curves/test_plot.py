@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from tunesmith.curves.build import curves_from_events
+from tunesmith.curves.from_journal import curves_from_events
 from tunesmith.curves.plot import draw_curves, figure_bytes, save_curves
 from tunesmith.curves.series import Curves
 from tunesmith.curves.sketch import sketch_curves
-from tunesmith.curves.themes import THEMES
+from tunesmith.curves.themes import THEMES, darken
 from tunesmith.events import StepDone
 
 
@@ -36,6 +36,17 @@ def test_the_validation_line_holds_the_journals_values(curves: Curves) -> None:
     assert lines["training sample"] == curves.metric("train_sample", "accuracy").value.tolist()
     assert [0.45, 0.40, 0.55] in [np.asarray(line.get_ydata()).tolist() for line in loss.lines]
     assert [0.78, 0.85, 0.84] in [np.asarray(line.get_ydata()).tolist() for line in metric.lines]
+
+
+def test_the_note_on_the_best_step_stays_inside_its_panel(synthetic: SimpleNamespace) -> None:
+    """A validation score that never moves lies at the bottom of its panel, below the training sample's."""
+    flat = curves_from_events(synthetic.make_run([0.5, 0.3, 0.1], [0.45, 0.40, 0.55], accuracy=[0.6, 0.6, 0.6]))
+    figure = draw_curves(flat)
+    figure.canvas.draw()
+    for panel in figure.axes:
+        for note in panel.texts:
+            if "best: step" in note.get_text():
+                assert panel.get_window_extent().contains(*note.get_window_extent().min), note.get_text()
 
 
 def test_several_runs_share_one_picture_and_are_named(curves: Curves, synthetic: SimpleNamespace) -> None:
@@ -99,3 +110,12 @@ def test_text_and_lines_stand_out_from_the_background(theme: object) -> None:
     assert contrast(theme.text, theme.background) >= 7
     assert contrast(theme.muted, theme.background) >= 4.5
     assert min(contrast(color, theme.background) for color in theme.runs) >= 3
+
+
+def test_a_light_picture_in_dark_colours_is_the_picture_drawn_dark(curves: Curves) -> None:
+    import re
+
+    light, dark = (figure_bytes(draw_curves([curves, curves], theme=name), "svg") for name in ("light", "dark"))
+    ids = rb'(?:id="|#)[mpC][0-9a-f_]{8,}'  # made anew for each picture
+    assert re.sub(ids, b"", darken(light)) == re.sub(ids, b"", dark)
+    assert re.sub(ids, b"", light) != re.sub(ids, b"", dark)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith.curves.build import curves_from_events
+from tunesmith.curves.from_journal import curves_from_events
 from tunesmith.diagnose.advise import CODES, diagnose
 from tunesmith.diagnose.verdict import advised_options, rate_flag
 from tunesmith.events import StepDone
@@ -104,8 +104,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"freeze": ["encoder"]},
     ),
-    "learning has only begun": (
-        "stopped_too_early",
+    "a hard task, learnt a little": (
+        "underfitting",
         {
             "train": [0.58, 0.53, 0.51],
             "validation": [0.608, 0.599, 0.600],
@@ -115,7 +115,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "2% of the rows: few steps, both losses falling": (
-        "stopped_too_early",
+        "underfitting",
         {
             "train": [0.61, 0.57, 0.54, 0.52],
             "validation": [0.66, 0.645, 0.635, 0.63],
@@ -166,12 +166,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "shuffled labels, three epochs": (
-        "data_problem",
+        "no_signal",
         {"train": [0.64, 0.63, 0.62], "validation": [0.64, 0.64, 0.64], "accuracy": [0.675, 0.675, 0.67]},
         {},
     ),
     "shuffled labels, learning by heart has begun": (
-        "data_problem",
+        "no_signal",
         {
             "train": [0.63, 0.60, 0.56, 0.52],
             "validation": [0.645, 0.65, 0.652, 0.66],
@@ -181,7 +181,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "shuffled labels learnt by heart": (
-        "data_problem",
+        "no_signal",
         {
             "train": [0.63, 0.5, 0.2, 0.08],
             "validation": [0.64, 0.75, 1.2, 1.6],
@@ -191,7 +191,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "label ids swapped in the validation file": (
-        "data_problem",
+        "split_mismatch",
         {
             "train": [0.4, 0.3, 0.2],
             "validation": [1.2, 1.5, 2.0],

@@ -13,13 +13,9 @@ import sklearn.metrics as sk
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import Task
-from tunesmith.metrics.names import GLUE, METRICS
+from tunesmith.metrics.names import GLUE, metric_names
 from tunesmith.metrics.rows import sigmoid, softmax
 from tunesmith.metrics.suite import load, make_suite
-
-
-def every(task: Task) -> list[str]:
-    return [name for name, info in METRICS.items() if task in info.tasks]
 
 
 @pytest.mark.parametrize("k", [2, 3, 7])
@@ -29,7 +25,7 @@ def test_single_label_metrics_equal_scikit_learn(k, seed):
     y, logits = rng.integers(0, k, 300), rng.normal(size=(300, k))
     logits[np.arange(300), y] += 1.0
     task = Task.BINARY if k == 2 else Task.MULTICLASS
-    got = make_suite(task, names=every(task)).compute(logits, y)
+    got = make_suite(task, names=metric_names(task)).compute(logits, y)
     p, prob = logits.argmax(1), softmax(logits)
     want = {
         "accuracy": sk.accuracy_score(y, p),
@@ -121,7 +117,7 @@ def test_auroc_tells_logits_apart_that_softmax_rounds_to_one():
 
 @pytest.mark.parametrize("task", list(Task))
 def test_no_row_at_all_gives_none_everywhere(task):
-    suite = make_suite(task, names=every(task))
+    suite = make_suite(task, names=metric_names(task))
     assert set(suite.compute([], []).values()) == {None}
     assert set(suite.compute().values()) == {None}
     scores = suite.compute_with_intervals([], [])
@@ -131,7 +127,7 @@ def test_no_row_at_all_gives_none_everywhere(task):
 @pytest.mark.parametrize("task", [Task.BINARY, Task.MULTICLASS])
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_one_class_only_never_crashes_and_hides_what_is_undefined(task, n):
-    suite = make_suite(task, names=every(task))
+    suite = make_suite(task, names=metric_names(task))
     scores = suite.compute_with_intervals(np.tile([2.0, -1.0], (n, 1)), np.zeros(n, int))
     assert scores["auroc"].value is None
     assert scores["matthews_correlation"].value is None

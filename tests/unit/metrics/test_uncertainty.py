@@ -9,22 +9,11 @@ import pytest
 from scipy.stats import bootstrap, pearsonr
 
 from tunesmith.labels import Task
-from tunesmith.metrics.classification import (
-    COUNT_METRICS,
-    auroc_parts,
-    confusion_matrix,
-    f1_weighted,
-    matthews_correlation,
-)
-from tunesmith.metrics.names import METRICS
+from tunesmith.metrics.classification import auroc_parts, confusion_matrix, f1_weighted, matthews_correlation
+from tunesmith.metrics.names import metric_names, metric_of
 from tunesmith.metrics.rows import Rows
-from tunesmith.metrics.scores import score_of
 from tunesmith.metrics.suite import make_suite
 from tunesmith.metrics.uncertainty import Score, matthews_design, smooth_counts, weighted_f1_design, wilson_limits
-
-
-def every(task: Task) -> list[str]:
-    return [name for name, info in METRICS.items() if task in info.tasks]
 
 
 def test_wilson_equals_scipy():
@@ -48,7 +37,7 @@ def test_the_f1_interval_is_the_binomial_one_of_tp_among_tp_fp_fn():
     # TP 3, FP 1, FN 2: Wilson for 3 of 6, carried over by 2J/(1+J)
     rows = Rows(np.array([1] * 5 + [0] * 5), np.array([1, 1, 1, 0, 0, 1, 0, 0, 0, 0]), None)
     low, high = (float(v) for v in wilson_limits(0.5, 6))
-    score = score_of("f1", rows, Task.BINARY)
+    score = metric_of("f1", Task.BINARY).score(rows)
     assert (score.low, score.high) == pytest.approx((2 * low / (1 + low), 2 * high / (1 + high)))
 
 
@@ -66,7 +55,9 @@ def test_a_perfect_score_on_ten_rows_is_not_claimed_to_be_certain(task):
     else:
         logits = 4.0 * np.eye(2)[y] - 2.0
     for name, score in (
-        make_suite(task, names=[n for n in every(task) if n != "log_loss"]).compute_with_intervals(logits, y).items()
+        make_suite(task, names=[n for n in metric_names(task) if n != "log_loss"])
+        .compute_with_intervals(logits, y)
+        .items()
     ):
         assert score.value == score.high == 1.0, name
         assert 0.1 < score.low < 0.9, name
@@ -102,7 +93,7 @@ def test_intervals_are_about_as_wide_as_a_careful_bootstrap():
     x = rng.standard_exponential(300)
     y = x + rng.normal(size=300)
     want = bootstrap((x, y), lambda a, b: pearsonr(a, b)[0], paired=True, vectorized=False, n_resamples=800, rng=rng)
-    score = score_of("pearson", Rows(x, y, None), Task.REGRESSION)
+    score = metric_of("pearson", Task.REGRESSION).score(Rows(x, y, None))
     width = want.confidence_interval.high - want.confidence_interval.low
     assert score.high - score.low == pytest.approx(width, rel=0.2)
 
@@ -112,12 +103,13 @@ def test_95_percent_intervals_cover_94_to_96_percent(name):
     # 6,000 seeded data sets of 408 rows: three standard errors of the coverage are 0.8 points.
     truth = np.array([[0.25, 0.07], [0.068, 0.612]])
     draws = np.random.default_rng(7).multinomial(408, truth.ravel(), size=6000)
-    target, seen = float(COUNT_METRICS[name](truth * 1e9)), {}
+    metric = metric_of(name, Task.BINARY)
+    target, seen = float(metric.of_counts(truth * 1e9)), {}
     covered = 0
     for draw in map(tuple, draws.tolist()):
         if draw not in seen:
             cells = np.repeat(np.arange(4), draw)
-            score = score_of(name, Rows(cells // 2, cells % 2, None), Task.BINARY)
+            score = metric.score(Rows(cells // 2, cells % 2, None))
             seen[draw] = score.low <= target <= score.high
         covered += seen[draw]
     assert 0.94 <= covered / 6000 <= 0.96
@@ -128,11 +120,12 @@ def test_correlation_intervals_cover_on_skewed_scores_too(name):
     rng = np.random.default_rng(8)
     big = rng.standard_exponential(1_000_000)
     noise = rng.normal(size=1_000_000) * 0.7
-    target = score_of(name, Rows(big, big + noise, None), Task.REGRESSION).value
+    metric = metric_of(name, Task.REGRESSION)
+    target = metric.measure(Rows(big, big + noise, None))
     covered = 0
     for _ in range(800):
         x = rng.standard_exponential(300)
-        score = score_of(name, Rows(x, x + 0.7 * rng.normal(size=300), None), Task.REGRESSION)
+        score = metric.score(Rows(x, x + 0.7 * rng.normal(size=300), None))
         covered += score.low <= target <= score.high
     assert 0.93 <= covered / 800 <= 0.97
 
@@ -144,7 +137,7 @@ def test_the_value_lies_in_its_interval_on_any_table():
         n = int(rng.integers(1, 30))
         task = Task.BINARY if k == 2 else Task.MULTICLASS
         y, p = rng.integers(0, k, n), rng.integers(0, k, n)
-        for name, score in make_suite(task, names=every(task)).compute_with_intervals(p, y).items():
+        for name, score in make_suite(task, names=metric_names(task)).compute_with_intervals(p, y).items():
             if score.value is not None:
                 assert score.low <= score.value <= score.high, (name, confusion_matrix(y, p))
                 assert score.low >= -1, name
@@ -156,10 +149,10 @@ def test_a_hundred_thousand_rows_take_under_two_seconds(task):
     rng, n = np.random.default_rng(0), 100_000
     y = rng.random(n) if task is Task.REGRESSION else rng.integers(0, 2, n if task is not Task.MULTILABEL else (n, 4))
     p = rng.normal(size=y.shape if task in (Task.REGRESSION, Task.MULTILABEL) else (n, 2 if task is Task.BINARY else 6))
-    make_suite(task, names=every(task)).compute_with_intervals(p[:50], y[:50])  # imports are not what is timed
+    make_suite(task, names=metric_names(task)).compute_with_intervals(p[:50], y[:50])  # imports are not what is timed
     # CPU seconds, not wall: other tests share the cores.
     started = time.process_time()
-    make_suite(task, names=every(task)).compute_with_intervals(p, y)
+    make_suite(task, names=metric_names(task)).compute_with_intervals(p, y)
     assert time.process_time() - started < 2.0
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith.model.cpu_speed import enable_cpu_speed
-from tunesmith.predict.packed_products import PackedLinear, pack_products
+from tunesmith.fast.cpu_speed import enable_cpu_speed
+from tunesmith.fast.packed_products import PackedLinear, pack_products
 
 
 def make_model(activation: str) -> Any:

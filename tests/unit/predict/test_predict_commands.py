@@ -11,8 +11,8 @@ import pytest
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
-from tunesmith.finetune import finetune
 from tunesmith.predict.tables import escape_formula, read_predictions, unescape_formula
+from tunesmith.session.from_config import finetune
 
 NASTY = ["=1+1", "+x", "-x", "@x", "'=x", "''-x", "a,b", 'say "x"', "two\nlines", "'plain", "x"]
 
@@ -75,6 +75,19 @@ def test_predictions_keep_columns_and_order(source: str, target: str, home: Path
         assert row["prediction"] == max(probabilities, key=lambda name: probabilities[name])
 
 
+@pytest.mark.parametrize("verb", ["predict", "evaluate"])
+def test_a_file_that_is_a_link_to_itself_is_bad_data(
+    verb: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = tmp_path / "loop.jsonl"
+    loop.symlink_to(loop.name)
+    flags = (
+        ["--input", str(loop), "--output", str(tmp_path / "x.csv")] if verb == "predict" else ["--test_file", str(loop)]
+    )
+    assert main([verb, str(home / "run"), "--use_cpu", *flags]) == 3
+    assert f"{loop}: cannot be opened (Too many levels of symbolic links)" in capsys.readouterr().err
+
+
 def test_formula_cells_are_escaped_and_come_back(home: Path, tmp_path: Path) -> None:
     file = write_csv(tmp_path / "nasty.csv", [{"text": text} for text in NASTY])
     output = tmp_path / "out.csv"
@@ -107,7 +120,7 @@ def test_evaluate_prints_scores_as_json(home: Path, tmp_path: Path, capsys: pyte
     assert 0 <= found["accuracy"]["low"] <= found["accuracy"]["value"] <= found["accuracy"]["high"] <= 1
     assert main(["evaluate", str(home / "run"), "--test_file", str(file), "--metric_name", "f1", "--use_cpu"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("f1  ")
+    assert shown.startswith("f1 of 'good'  ")
     assert "n=20" in shown
 
 
@@ -115,8 +128,8 @@ def test_one_text_is_answered_on_the_screen(home: Path, capsys: pytest.CaptureFi
     assert main(["predict", str(home / "run"), "--text", "the film was good", "--use_cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] in ("bad", "good")
-    assert [line.split()[0] for line in lines[1:]] == ["bad", "good"]
-    assert main(["predict", str(home / "run"), "--text", "one", "two", "--use_cpu"]) == 2
+    assert [line.split()[0] for line in lines[1:]] == [lines[0], "good" if lines[0] == "bad" else "bad"]
+    assert main(["predict", str(home / "run"), "--text", "one", "--text_pair", "two", "--use_cpu"]) == 2
 
 
 def test_the_run_yaml_is_a_config_that_says_the_same(home: Path) -> None:

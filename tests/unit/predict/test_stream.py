@@ -12,15 +12,15 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from tiny_model import save_tiny_bert, sentences
-from tunesmith.data.batches import Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.engine.evaluate import predict_rows
 from tunesmith.errors import DataError
+from tunesmith.fast.strategies import choose_strategies
 from tunesmith.predict import stream
 from tunesmith.predict.predictor import Predictor, probabilities_of
 from tunesmith.predict.stream import Chunk, chunks_of
-from tunesmith.train.evaluate import predict_rows
-from tunesmith.train.runtime import make_runtime
-from tunesmith.train.strategies import choose_strategies
+from tunesmith.ranks.runtime import make_runtime
+from tunesmith.tokens.batches import Padding
+from tunesmith.tokens.token_rows import TokenRows
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_texts_get_the_plain_models_logits_in_input_order(
     expected = plain_logits(folder, texts, pairs)
     assert np.abs(expected - expected.mean(0)).max() > 0.05, "all rows alike: an order could not be seen"
     np.testing.assert_allclose(found.logits, expected, atol=1e-5)
-    counts = predictor.tokenizer(texts, pairs)["input_ids"]
+    counts = predictor.network.tokenizer(texts, pairs)["input_ids"]
     assert found.truncated.rows_cut == sum(len(ids) > 64 for ids in counts) > 0
     assert found.truncated.tokens_cut == sum(max(0, len(ids) - 64) for ids in counts)
     np.testing.assert_allclose(
@@ -89,7 +89,7 @@ def test_a_cell_that_is_no_text_is_named_by_its_row(folder: Path, monkeypatch: p
 
 def test_a_tokenizer_of_another_model_is_told_before_it_predicts_nonsense(folder: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(save_tiny_bert(tmp_path / "small", labels=("a", "b")), use_cpu=True)
-    predictor.model.get_input_embeddings().num_embeddings = 10
+    predictor.network.model.get_input_embeddings().num_embeddings = 10
     with pytest.raises(DataError, match="only 10 token embeddings"):
         predictor.probabilities(["the film was good"])
 

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunesmith.data.read import read_source
 from tunesmith.errors import ConfigError, DataError, ResourceError
 from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.rows import make_rows
 from tunesmith.predict.predictor import predicted_names, probabilities_of
 from tunesmith.predict.tables import check_cells, escape_formula, read_predictions, unescape_formula, write_table
+from tunesmith.reading.read import read_source
 
 HOSTILE = [
     "=cmd|' /C calc'!A0",

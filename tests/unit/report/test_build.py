@@ -15,8 +15,8 @@ from tunesmith.labels import Task
 from tunesmith.report.build import build_report
 from tunesmith.report.diagnosis import diagnose_run
 from tunesmith.report.mistakes import count_confusions, count_labels, find_mistakes
-from tunesmith.report.predictions import Predictions, make_predictions
-from tunesmith.report.scores import headline_scores
+from tunesmith.report.predictions import PredictedRows, make_predictions
+from tunesmith.report.score_table import headline_scores
 from tunesmith.report.slices import find_slices, word_overlap
 
 COLUMNS: dict[str, list[Any]] = {
@@ -29,7 +29,7 @@ COLUMNS: dict[str, list[Any]] = {
 }
 
 
-def predictions(**changes: Any) -> Predictions:
+def predictions(**changes: Any) -> PredictedRows:
     found = make_predictions(COLUMNS | changes, {})
     assert found is not None
     return found
@@ -103,7 +103,7 @@ def test_several_labels_a_row_are_counted_each_by_itself() -> None:
     assert slices[("true label", "red")] == 20
 
 
-def several_rows(rows: int) -> Predictions:
+def several_rows(rows: int) -> PredictedRows:
     labels = [["red"] if k % 2 else ["blue"] for k in range(rows)]
     columns = {"text": ["some words"] * rows, "label": labels, "prediction": labels}
     found = make_predictions(columns, {"task": "multilabel", "labels": ["red", "blue"]})
@@ -111,7 +111,7 @@ def several_rows(rows: int) -> Predictions:
     return found
 
 
-def many(accuracy_of_long: float, *, rows: int = 400, seed: int = 0) -> Predictions:
+def many(accuracy_of_long: float, *, rows: int = 400, seed: int = 0) -> PredictedRows:
     """Half the rows are long; the others are right 90% of the time."""
     pick = np.random.default_rng(seed)
     long = np.arange(rows) % 2 == 0
@@ -160,7 +160,7 @@ def test_scores_come_from_metrics_json_first_with_their_intervals(synthetic: Sim
 
 
 def test_flat_metrics_of_transformers_are_understood() -> None:
-    from tunesmith.curves.build import curves_from_events
+    from tunesmith.curves.from_journal import curves_from_events
 
     flat = {"eval_accuracy": 0.8, "eval_runtime": 1.5, "epoch": 3.0, "test_matthews_correlation": 0.5, "eval_f1": None}
     found = headline_scores(flat, None, curves_from_events([]))
@@ -168,7 +168,7 @@ def test_flat_metrics_of_transformers_are_understood() -> None:
 
 
 def test_without_any_file_the_journal_gives_the_scores_of_the_best_step(synthetic: SimpleNamespace) -> None:
-    from tunesmith.curves.build import curves_from_events
+    from tunesmith.curves.from_journal import curves_from_events
 
     curves = curves_from_events(synthetic.make_run([0.5, 0.3, 0.2], [0.5, 0.4, 0.4], accuracy=[0.7, 0.9, 0.8]))
     found = {s.name: s for s in headline_scores({}, None, curves)}
@@ -181,7 +181,7 @@ def test_without_any_file_the_journal_gives_the_scores_of_the_best_step(syntheti
 def test_the_class_shares_of_the_data_summary_reach_the_diagnosis(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     events = synthetic.make_run([0.64, 0.63, 0.62], [0.64, 0.64, 0.64], accuracy=[0.675, 0.675, 0.67])
     synthetic.make_folder(tmp_path, events)
-    assert diagnose_run(tmp_path)[0].code == "data_problem"
+    assert diagnose_run(tmp_path)[0].code == "no_signal"
 
 
 def test_a_damaged_file_is_named(synthetic: SimpleNamespace, tmp_path: Path) -> None:
@@ -199,4 +199,5 @@ def test_only_options_that_differ_are_listed_first(synthetic: SimpleNamespace, t
     synthetic.make_folder(tmp_path, synthetic.make_run([0.5], [0.5]))
     found = dict(build_report(tmp_path).changed)
     assert found["num_train_epochs"] == "4.0"
-    assert "learning_rate" not in found, "5e-5 is the default"
+    assert found["learning_rate"] == "5e-05", "given: by default the recipe decides it"
+    assert "seed" not in found

@@ -14,9 +14,8 @@ import pytest
 
 from tunesmith.errors import CheckpointError
 from tunesmith.events import Evaluated, Event, Note, RunStarted, StepDone
-from tunesmith.run.columns import ColumnsTail, JournalColumns, read_columns
 from tunesmith.run.journal import Journal, encode_event, truncate_journal
-from tunesmith.run.reader import MAX_LINE, read_journal
+from tunesmith.run.reader import MAX_LINE, ColumnsTail, JournalColumns, read_columns, read_journal
 
 PLAIN, FAST = 10**9, 0
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith.run.commit import current_commit
-from tunesmith.run.environment import describe_environment
+from tunesmith.run.environment import current_commit, describe_environment
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 

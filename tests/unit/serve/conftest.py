@@ -42,13 +42,13 @@ class FakeModel:
         self.wait = threading.Event()
         self.wait.set()
 
-    def probabilities(self, texts: list[str], pairs: list[str] | None = None) -> Any:
+    def logits(self, texts: list[str], pairs: list[str] | None = None) -> Any:
         self.wait.wait(20)
         self.batches.append(len(texts))
         if any("panic" in text for text in texts):
             raise BaseException("PanicException")
         share = np.array([min(len(t), 100) / 100 for t in texts])
-        return np.stack([1 - share, share], axis=1)
+        return np.log(np.clip(np.stack([1 - share, share], axis=1), 1e-9, None))
 
 
 @dataclass
@@ -145,6 +145,7 @@ def make_runs(tmp_path: Path, synthetic: SimpleNamespace) -> Path:
     model = RunDir(root / "alpha").model
     model.mkdir()
     facts = {"text_columns": ["text"], "labels": {"names": ["short", "long"], "task": "binary"}}
+    facts |= dict.fromkeys(("label_column", "max_length", "glue_task", "metrics"))
     (model / "tunesmith.json").write_text(json.dumps(facts))
     seal(model, {"kind": "model"}, {})
     (tmp_path / "secret.txt").write_text("SECRET")

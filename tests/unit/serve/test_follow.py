@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tunesmith.curves.build import load_curves
+from tunesmith.curves.from_journal import load_curves
 from tunesmith.events import Evaluated, NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
 from tunesmith.run.journal import Journal, encode_event, truncate_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock
-from tunesmith.run.peek import peek_journal
+from tunesmith.run.reader import peek_journal
 from tunesmith.serve.follow import LiveRun, make_panels
-from tunesmith.serve.hub import encode_message
+from tunesmith.serve.watchers import encode_message
 
 
 def write(path: Path, events) -> None:

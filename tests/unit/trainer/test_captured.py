@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from transformers import DataCollatorWithPadding, TrainerCallback
 
 from conftest import tiny_bert
 from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
-from tunesmith.train import graphs, strategies
-from tunesmith.train.graphs import StepGraphs
+from tunesmith.fast import graphs, strategies
+from tunesmith.fast.graphs import StepGraphs
 from tunesmith.trainer import preparation, stepping
 
 
@@ -69,10 +70,10 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[Emulated]:
     return made
 
 
-def run(folder: Path, *, callbacks: Any = (), kind: Any = Trainer, **options: Any) -> Any:
+def run(folder: Path, *, callbacks: Any = (), kind: Any = Trainer, model: Any = None, **options: Any) -> Any:
     defaults = {"num_train_epochs": 2, "learning_rate": 1e-3, "logging_steps": 1, "max_grad_norm": 0.5}
     trainer = kind(
-        tiny_bert(dropout=0.1),
+        tiny_bert(dropout=0.1) if model is None else model,
         arguments(folder, **{**defaults, **options}),
         train_dataset=arrow(64),
         eval_dataset=arrow(16, seed=1),
@@ -217,3 +218,34 @@ def test_what_was_captured_before_the_model_changed_is_not_replayed(
 def test_another_optimizer_runs_uncaptured(tmp_path: Path, captured: list[Emulated]) -> None:
     run(tmp_path / "1", optim="sgd", max_steps=6)
     assert captured == []
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 200, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 32, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def unknown(kind: str, **sizes: Any) -> Any:
+    """An encoder that no speed-up knows."""
+    transformers.set_seed(0)
+    config = transformers.AutoConfig.for_model(kind, num_labels=2, initializer_range=0.3, **SIZES, **sizes)
+    return transformers.AutoModelForSequenceClassification.from_config(config)
+
+
+class Unaided(Trainer):
+    use_speed_ups = False
+
+
+@pytest.mark.parametrize(("kind", "heads", "taken_off"), [("roformer", 2, set()), ("convbert", 4, {"length_buckets"})])
+def test_steps_of_an_unknown_encoder_are_captured_padded_and_those_of_the_plain_run(
+    tmp_path: Path, captured: list[Emulated], kind: str, heads: int, taken_off: set[str]
+) -> None:
+    """ConvBERT mixes padding into its neighbours: batches wider than their longest row would give other losses."""
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
+    sizes = {"num_attention_heads": heads, "embedding_size": 16, **quiet}
+    ours = run(tmp_path / "1", model=unknown(kind, **sizes), num_train_epochs=4)
+    plain = run(tmp_path / "2", model=unknown(kind, **sizes), num_train_epochs=4, kind=Unaided)
+    assert captured[0].replays > 4
+    assert ours._engine.strategies.dropped == taken_off
+    losses = [[line["loss"] for line in t.state.log_history if "loss" in line] for t in (ours, plain)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)

@@ -28,7 +28,7 @@ from trainer_toys import (
 )
 from tunesmith import Trainer
 from tunesmith.errors import CheckpointError
-from tunesmith.events import Evaluated, Note, StepDone
+from tunesmith.events import Evaluated, Note, RowsEvaluated, StepDone
 from tunesmith.run.reader import read_journal
 
 
@@ -107,6 +107,10 @@ def test_a_broken_run_goes_on_in_its_own_folder_and_its_journal_has_every_step_o
     events = read_journal(tmp_path / "broken" / "journal.jsonl")
     assert [e.step for e in events if isinstance(e, StepDone)] == list(range(1, 13))
     assert [e.step for e in events if isinstance(e, Evaluated)] == [6, 12]
+    unbroken = read_journal(tmp_path / "whole" / "journal.jsonl")
+    rows = [e for e in events if isinstance(e, RowsEvaluated)]
+    assert [e.step for e in rows] == [6, 12]
+    assert rows == [e for e in unbroken if isinstance(e, RowsEvaluated)]
 
 
 def test_a_checkpoint_holds_what_scripts_look_for_and_no_pickle(tmp_path: Path) -> None:
@@ -190,7 +194,7 @@ def test_another_batch_size_is_refused_and_when_allowed_it_is_recorded(
 def test_another_version_of_a_library_is_a_warning_and_recorded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tunesmith.trainer import identity
+    from tunesmith.trainer import run_identity as identity
 
     versions = identity.package_versions()
     monkeypatch.setattr(identity, "package_versions", lambda: {**versions, "torch": "1.0"})

@@ -11,7 +11,7 @@ import pytest
 
 from trainer_toys import PretrainedRegression, Recorder, RegressionConfig, RegressionDataset, arguments
 from tunesmith import Trainer
-from tunesmith.trainer import hub
+from tunesmith.trainer import push as hub
 
 
 class Client:

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from tunesmith.events import EpochStarted, Evaluated, RunEnded, RunStarted, StepDone
 from tunesmith.trainer import trackers
 from tunesmith.trainer.trackers import TrackerArguments, Trackers, lines_every
+from warm import warm_python
 
 SCRIPT = """
 import json, os, socket, sys
@@ -38,7 +38,7 @@ socket.socket.connect = connect_here
 from tiny_model import save_tiny_bert, sentences
 from trainer_toys import PretrainedRegression, RegressionConfig, RegressionDataset, arguments
 from tunesmith import Trainer
-from tunesmith.finetune import finetune
+from tunesmith.session.from_config import finetune
 
 args = arguments(
     out / "script", report_to=name, run_name="script", project="demo", logging_steps=2, max_steps=4,
@@ -110,7 +110,7 @@ def run_with(name: str, folder: Path) -> Any:
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
         "TRACKIO_DIR": str(folder / "trackio"),
     }
-    words = [sys.executable, "-c", SCRIPT, str(Path(__file__).parents[2]), name, str(folder)]
+    words = [warm_python(), "-c", SCRIPT, str(Path(__file__).parents[2]), name, str(folder)]
     done = subprocess.run(
         words, env=clean, capture_output=True, text=True, check=False, timeout=400, stdin=subprocess.DEVNULL
     )

@@ -15,6 +15,8 @@ from conftest import tiny_bert, token_lists
 from trainer_toys import Accuracy, Recorder, Regression, RegressionDataset, Stream, arguments
 from tunesmith import Trainer
 from tunesmith.errors import ConfigError, DataError, NumericsError
+from tunesmith.events import RunEnded
+from tunesmith.run.reader import read_journal
 
 
 def make(folder: Path, *, model: Any = None, kind: Any = Trainer, data: Any = None, **options: Any) -> Any:
@@ -256,11 +258,12 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_the_weights_stay(tmp_path: 
             loss = super().compute_loss(model, inputs, **kwargs)
             return loss * float("nan") if self.calls >= 4 else loss
 
-    trainer = make(tmp_path, kind=Broken, logging_steps=1)
-    with pytest.raises(NumericsError, match="step 4: loss"):
+    trainer = make(tmp_path, kind=Broken, logging_steps=1, save_strategy="steps", save_steps=2)
+    with pytest.raises(NumericsError, match=r"step 4: loss.*last good checkpoint: checkpoint-2\. Lower learning_rate"):
         trainer.train()
     assert math.isfinite(trainer.model.a.item())
     assert [e["loss"] for e in trainer.state.log_history if "loss" in e][-1] > 0
+    assert [e.reason for e in read_journal(tmp_path / "journal.jsonl") if isinstance(e, RunEnded)] == ["NumericsError"]
 
 
 def test_gradients_a_callback_sees_before_the_update_are_clipped(tmp_path: Path) -> None:
@@ -442,6 +445,8 @@ def test_a_signal_saves_and_ends_the_run_when_asked_for(tmp_path: Path) -> None:
     with pytest.raises(StoppedBySignal, match="after step 3") as caught:
         make(tmp_path, callbacks=[Kill()], enable_jit_checkpoint=True).train()
     assert caught.value.exit_code == 143
+    assert "train(resume_from_checkpoint=True) goes on from here" in str(caught.value)
+    assert [e.reason for e in read_journal(tmp_path / "journal.jsonl") if isinstance(e, RunEnded)] == ["signal 15"]
     again = make(tmp_path, enable_jit_checkpoint=True)
     again.train(resume_from_checkpoint=True)
     whole = make(tmp_path / "whole")

@@ -6,7 +6,9 @@ const at = (id) => document.getElementById(id);
 const VERDICTS = {
   healthy: ["good", "Healthy"], overfitting: ["warn", "Overfitting"], underfitting: ["warn", "Underfitting"],
   erratic: ["warn", "Erratic"], diverged: ["bad", "Diverged"], stopped_too_early: ["warn", "Stopped too early"],
-  data_problem: ["bad", "Label or data problem"], not_enough_evidence: ["info", "Not enough evidence"], still_learning: ["good", "Still learning"],
+  calibration_drift: ["warn", "Calibration drifts"], no_signal: ["bad", "Text without signal"], label_noise: ["bad", "Label noise"],
+  split_mismatch: ["bad", "Splits do not match"], class_ignored: ["warn", "Class ignored"],
+  not_enough_evidence: ["info", "Not enough evidence"], still_learning: ["good", "Still learning"],
 };
 const FIRST = ["loss", "metric"];
 const charts = new Map();

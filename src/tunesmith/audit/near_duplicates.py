@@ -1,0 +1,134 @@
+"""Texts that are nearly another text: candidates from banded signatures, each checked by its real similarity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tunesmith.audit.text_survey import FoldedBlock, Ints, TextSurvey, list_grams, read_texts
+
+SIMILAR = 0.8
+"""Share of pairs of neighbouring bytes, each as often as it occurs, that two nearly equal texts have in common."""
+SHARED_SHINGLES = 0.45
+"""The same for the set of runs of four bytes: what only has like letters is not nearly equal (bench/audit_near.py)."""
+MOST_PAIRS = 4_000_000
+"""Candidates checked in all; a file of texts from one template has more, and then the counts are lower bounds."""
+_CHUNK = 4_000
+
+
+@dataclass(frozen=True)
+class NearTexts:
+    """For each text the number of an earlier one that is equal or nearly so, -1 for none: in any split, and in train."""
+
+    equal: Ints
+    near: Ints
+    near_in_train: Ints
+    complete: bool
+
+
+def find_near(survey: TextSurvey, train_texts: int) -> NearTexts:
+    """Compares each text that has no equal one. Texts below `train_texts` are those of train."""
+    equal = first_equal(survey.keys)
+    only = np.flatnonzero(equal < 0)
+    near = np.full(len(equal), -1, np.int32)
+    in_train = np.full(len(equal), -1, np.int32)
+    left = MOST_PAIRS
+    with open(survey.bytes_file, "rb") as file:
+        for path in survey.band_files:
+            pairs = _candidates(np.fromfile(path, np.uint64), only, train_texts)
+            pairs = _open_pairs(pairs, near, in_train, train_texts)
+            for at in range(0, min(len(pairs), left), _CHUNK):
+                some = pairs[at : at + _CHUNK]
+                hits = some[similarity(file, survey, some) >= SIMILAR]
+                near[hits[:, 1]] = hits[:, 0]
+                from_train = hits[hits[:, 0] < train_texts]
+                in_train[from_train[:, 1]] = from_train[:, 0]
+            left -= len(pairs)
+            if left <= 0:
+                break
+    return NearTexts(equal, near, in_train, left > 0)
+
+
+def first_equal(keys: Ints) -> Ints:
+    """For each key the place of its first occurrence; -1 for the first ones themselves."""
+    order = np.argsort(keys, kind="stable").astype(np.int32)
+    ordered = keys[order]
+    new = np.ones(len(keys), bool)
+    new[1:] = ordered[1:] != ordered[:-1]
+    leader = order[np.maximum.accumulate(np.where(new, np.arange(len(keys), dtype=np.int32), np.int32(0)))]
+    found = np.full(len(keys), -1, np.int32)
+    found[order[~new]] = leader[~new]
+    return found
+
+
+def _candidates(band: Ints, only: Ints, train_texts: int) -> Ints:
+    """(earlier, later) text numbers in one bucket: neighbours, and the last text of train before the later one."""
+    bits = np.uint64(max(len(band).bit_length(), 1))
+    packed = (band[only] << bits) | only.astype(np.uint64)
+    packed.sort()
+    keys, numbers = packed >> bits, (packed & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int32)
+    same = np.zeros(len(keys), bool)
+    same[1:] = keys[1:] == keys[:-1]
+    later = np.flatnonzero(same)
+    neighbours = np.stack([numbers[later - 1], numbers[later]], axis=1)
+    del packed, keys
+    places = np.arange(len(same), dtype=np.int32)
+    begin = np.maximum.accumulate(np.where(same, np.int32(0), places))
+    place = np.where(numbers < train_texts, places, np.int32(0))
+    last = np.maximum.accumulate(place)[later]
+    apart = (numbers[later] >= train_texts) & (last >= begin[later]) & (numbers[last] < train_texts)
+    across = np.stack([numbers[last[apart]], numbers[later[apart]]], axis=1)
+    return np.unique(np.concatenate([neighbours, across]), axis=0) if len(later) else neighbours
+
+
+def _open_pairs(pairs: Ints, near: Ints, in_train: Ints, train_texts: int) -> Ints:
+    """Pairs whose later text is not settled yet."""
+    settled = near[pairs[:, 1]] >= 0
+    settled &= (pairs[:, 1] < train_texts) | (pairs[:, 0] >= train_texts) | (in_train[pairs[:, 1]] >= 0)
+    return pairs[~settled]
+
+
+def similarity(file: Any, survey: TextSurvey, pairs: Ints) -> Ints:
+    """How much two texts have in common, from 0 to 1; 0 for those that cannot be nearly equal."""
+    result = np.zeros(len(pairs))
+    sizes = survey.sizes[pairs]
+    alike = np.flatnonzero(sizes.min(axis=1) >= SIMILAR * sizes.max(axis=1))
+    blocks = [read_texts(file, survey, pairs[alike, side]) for side in (0, 1)]
+    letters = _letter_overlap(*map(_letter_counts, blocks))
+    close = alike[letters >= SIMILAR]
+    shingles = _shingle_overlap(
+        [_shingles(read_texts(file, survey, pairs[close, side])) for side in (0, 1)], len(close)
+    )
+    result[alike] = letters
+    result[close[shingles < SHARED_SHINGLES]] = 0.0
+    return result
+
+
+def _letter_counts(block: FoldedBlock) -> Ints:
+    """(texts, 1024): how often each pair of neighbouring bytes occurs, bytes by their last five bits (a letter has its own)."""
+    grams, counts = list_grams(block, 2)
+    codes = ((grams & np.uint32(31)) << np.uint32(5)) | ((grams >> np.uint32(8)) & np.uint32(31))
+    owners = np.repeat(np.arange(len(counts), dtype=np.int64) << 10, counts)
+    return np.bincount(owners + codes, minlength=len(counts) << 10).reshape(len(counts), 1 << 10)
+
+
+def _letter_overlap(one: Ints, two: Ints) -> Ints:
+    shared = np.minimum(one, two).sum(axis=1)
+    result: Ints = shared / np.maximum(one.sum(axis=1) + two.sum(axis=1) - shared, 1)
+    return result
+
+
+def _shingle_overlap(sides: list[Ints], pairs: int) -> Ints:
+    both = np.intersect1d(sides[0], sides[1], assume_unique=True)
+    shared, one, two = (np.bincount(s >> np.uint64(32), minlength=pairs) for s in (both, *sides))
+    result: Ints = shared / np.maximum(one + two - shared, 1)
+    return result
+
+
+def _shingles(block: FoldedBlock) -> Ints:
+    """text << 32 | shingle, each once, sorted."""
+    grams, counts = list_grams(block)
+    owners = np.repeat(np.arange(len(counts), dtype=np.uint64), counts)
+    return np.unique((owners << np.uint64(32)) | grams)

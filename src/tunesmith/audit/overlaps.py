@@ -1,0 +1,218 @@
+"""Findings about texts that occur more than once: within a split, across splits, with other labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tunesmith.audit.near_duplicates import NearTexts
+from tunesmith.audit.text_survey import Ints, TextSurvey
+from tunesmith.findings import Finding, Severity
+from tunesmith.labels import LabelMap, Task
+from tunesmith.reading.part import Part
+
+LEAK_SHARE = 0.01
+"""Share of the rows of a split that are in train, equal or nearly so, from which its score is too good to be trusted."""
+REPEAT_SHARE = 0.2
+CONTRADICTION_SHARE = 0.005
+CONSTANT_SHARE = 0.05
+SHOWN = 10
+
+
+def find_overlaps(
+    parts: Mapping[str, Part], survey: TextSurvey, near: NearTexts, labels: LabelMap, ids: Mapping[str, Ints]
+) -> list[Finding]:
+    """Repeats, leaks, contradictions, swapped pairs, texts that stand in many rows. `ids` are the labels by split."""
+    own = np.arange(len(near.equal), dtype=np.int32)
+    equal = np.where(near.equal >= 0, near.equal, own)
+    alike = near_roots(near, equal)
+    findings: list[Finding] = []
+    rows = {split: (survey.of(split, equal), survey.of(split, alike)) for split in parts}
+    for split, (exact, like) in rows.items():
+        if split != "train" and "train" in rows:
+            same = _agreement(like, rows["train"][1], ids[split], ids["train"], labels)
+            findings += _leaks(split, exact, like, *rows["train"], same, complete=near.complete)
+        findings += _repeats(split, exact, like, complete=near.complete)
+        findings += _swaps(split, exact)
+        findings += _constant(split, exact, survey.of(split, survey.characters))
+    if labels.task in (Task.BINARY, Task.MULTICLASS):
+        findings += _contradictions({split: found[0] for split, found in rows.items()}, ids)
+    return findings
+
+
+def near_roots(near: NearTexts, equal: Ints) -> Ints:
+    """For each text the first of those that are equal or nearly so, along the chain of earlier ones."""
+    before = np.where(near.near_in_train >= 0, near.near_in_train, near.near)
+    parent = np.where(before >= 0, before, np.arange(len(before)))
+    parent = parent[equal]
+    while True:
+        above = parent[parent]
+        if (above == parent).all():
+            return parent
+        parent = above
+
+
+def _agreement(like: Ints, train: Ints, ids: Ints, train_ids: Ints, labels: LabelMap) -> bool:
+    """Whether rows that are nearly in train have the label of the row there, more often than by chance."""
+    if labels.task not in (Task.BINARY, Task.MULTICLASS):
+        return True
+    keys, first = np.unique(row_keys(np.sort(train, axis=1)), return_index=True)
+    mine = row_keys(np.sort(like, axis=1))
+    place = np.minimum(np.searchsorted(keys, mine), len(keys) - 1)
+    there = (keys[place] == mine) & (ids >= 0)
+    if there.sum() < 10:
+        return True
+    given, seen = ids[there], train_ids[first[place[there]]]
+    share, chance = float((given == seen).mean()), float(np.bincount(given).max() / len(given))
+    return share > chance + 2 * float(np.sqrt(chance * (1 - chance) / len(given)))
+
+
+def _leaks(
+    split: str, exact: Ints, like: Ints, train: Ints, train_like: Ints, agree: bool, *, complete: bool
+) -> list[Finding]:
+    whole = np.isin(row_keys(np.sort(exact, axis=1)), row_keys(np.sort(train, axis=1)))
+    nearly = np.isin(row_keys(np.sort(like, axis=1)), row_keys(np.sort(train_like, axis=1))) & ~whole
+    shared = np.isin(exact, np.unique(train)).any(axis=1)
+    count = int((whole | nearly).sum())
+    numbers = {
+        "split": split,
+        "rows": len(exact),
+        "equal_rows": int(whole.sum()),
+        "near_rows": int(nearly.sum()),
+        "shared_rows": int(shared.sum()),
+        "first_rows": _first(whole | nearly),
+    }
+    findings = []
+    if count:
+        least = "" if complete else "at least "
+        evidence = (
+            f"{least}{count:,} of {len(exact):,} {split} rows are in train: {int(whole.sum()):,} equal, "
+            f"{int(nearly.sum()):,} nearly equal (first: {_rows(numbers['first_rows'])})."
+        )
+        advice = (f"Remove them from train or from {split}: the {split} score is too good by what was memorised.",)
+        serious = count if agree else int(whole.sum())
+        if not agree:
+            evidence += " The nearly equal ones have another label as often as by chance."
+        severity: Severity = "warning" if serious >= max(3, LEAK_SHARE * len(exact)) else "info"
+        findings.append(Finding("split_leak", severity, evidence[0].upper() + evidence[1:], advice, numbers=numbers))
+    only = int((shared & ~whole & ~nearly).sum())
+    if exact.shape[1] == 2 and only:
+        evidence = f"{only:,} of {len(exact):,} {split} pairs have one sentence that is in train, in another pair."
+        advice = (f"Keep all pairs of a sentence on one side to score unseen sentences only; {split} mixes both.",)
+        findings.append(Finding("shared_sentences", "info", evidence, advice, numbers=numbers))
+    return findings
+
+
+def _repeats(split: str, exact: Ints, like: Ints, *, complete: bool) -> list[Finding]:
+    repeated, similar = _again(exact), _again(like)
+    found = []
+    near = similar & ~repeated
+    for code, rows, what in (
+        ("duplicate_rows", repeated, "repeat the text of an earlier row"),
+        ("near_duplicate_rows", near, "nearly repeat the text of an earlier row"),
+    ):
+        count = int(rows.sum())
+        if not count:
+            continue
+        severity: Severity = "warning" if count >= REPEAT_SHARE * len(rows) and len(rows) >= 20 else "info"
+        least = "" if complete or code == "duplicate_rows" else "At least "
+        evidence = f"{least}{count:,} of {len(rows):,} {split} rows {what} (first: {_rows(_first(rows))})."
+        advice = ("Remove the repeats unless they are meant: they weigh more than other rows.",)
+        numbers = {"split": split, "rows": count, "of": len(rows), "first_rows": _first(rows)}
+        found.append(Finding(code, severity, evidence, advice, numbers=numbers))
+    return found
+
+
+def _again(rows: Ints) -> Ints:
+    """Rows whose key an earlier row has."""
+    _, first = np.unique(row_keys(rows), return_index=True)
+    again = np.ones(len(rows), bool)
+    again[first] = False
+    return again
+
+
+def _swaps(split: str, rows: Ints) -> list[Finding]:
+    if rows.shape[1] != 2:
+        return []
+    ascending = np.unique(row_keys(rows[rows[:, 0] < rows[:, 1]]))
+    descending = np.unique(row_keys(rows[rows[:, 0] > rows[:, 1]][:, ::-1]))
+    swapped = len(np.intersect1d(ascending, descending, assume_unique=True))
+    if not swapped:
+        return []
+    evidence = f"{swapped:,} {split} pairs also occur with their two texts swapped."
+    advice = ("Keep one of the two, unless the order matters.",)
+    return [Finding("swapped_pairs", "info", evidence, advice, numbers={"split": split, "pairs": swapped})]
+
+
+def _constant(split: str, rows: Ints, characters: Ints) -> list[Finding]:
+    """Texts that are empty, and one text in a large share of the rows of its column."""
+    findings = []
+    empty = (characters == 0).any(axis=1)
+    if empty.any():
+        evidence = (
+            f"{int(empty.sum()):,} of {len(rows):,} {split} rows have an empty text (first: {_rows(_first(empty))})."
+        )
+        advice = ("Fill them in or remove them: a model can only guess there.",)
+        numbers = {"split": split, "rows": int(empty.sum()), "first_rows": _first(empty)}
+        findings.append(Finding("empty_text", "warning", evidence, advice, numbers=numbers))
+    for column in range(rows.shape[1]):
+        texts, counts = np.unique(rows[:, column], return_counts=True)
+        top = int(counts.max(initial=0))
+        if top < max(20, CONSTANT_SHARE * len(rows)):
+            continue
+        same = rows[:, column] == texts[counts.argmax()]
+        which = "" if rows.shape[1] == 1 else f" as text {column + 1}"
+        evidence = f"{top:,} of {len(rows):,} {split} rows have one and the same text{which} ({_rows(_first(same))})."
+        advice = ("Check that the text column is the right one, and whether this text is a placeholder.",)
+        numbers = {"split": split, "rows": top, "first_rows": _first(same)}
+        severity: Severity = "warning" if rows.shape[1] == 1 or top == len(rows) else "info"
+        findings.append(Finding("constant_text", severity, evidence, advice, numbers=numbers))
+    return findings
+
+
+def _contradictions(rows: Mapping[str, Ints], ids: Mapping[str, Ints]) -> list[Finding]:
+    """Rows with the same text and another label, in all labelled rows together."""
+    keys = np.concatenate([row_keys(found) for found in rows.values()])
+    given = np.concatenate([ids[split] for split in rows])
+    group = np.unique(keys, return_inverse=True)[1]
+    known = given >= 0
+    low = np.full(group.max(initial=-1) + 1, np.iinfo(np.int64).max)
+    high = np.full(len(low), -2, np.int64)
+    np.minimum.at(low, group[known], given[known])
+    np.maximum.at(high, group[known], given[known])
+    wrong = (low < high)[group] & known
+    findings, at = [], 0
+    for split, found in rows.items():
+        here = wrong[at : at + len(found)]
+        at += len(found)
+        count = int(here.sum())
+        if not count:
+            continue
+        evidence = (
+            f"{count:,} of {len(found):,} {split} rows have the same text as another row but a different label "
+            f"(first: {_rows(_first(here))})."
+        )
+        numbers = {"split": split, "rows": count, "first_rows": _first(here)}
+        severity: Severity = "warning" if count >= CONTRADICTION_SHARE * len(found) else "info"
+        advice = ("Decide which label is right: no model can get both.",)
+        findings.append(Finding("contradicting_labels", severity, evidence, advice, numbers=numbers))
+    return findings
+
+
+def row_keys(rows: Ints) -> Ints:
+    """One number for each row; text numbers fit 31 bits, so two of them fit one int64."""
+    wide = rows.astype(np.int64)
+    keys: Ints = wide[:, 0] if rows.shape[1] == 1 else (wide[:, 0] << 31) | wide[:, 1]
+    return keys
+
+
+def _first(rows: Ints) -> list[int]:
+    """Row numbers from 1, the first few."""
+    found: list[int] = (np.flatnonzero(rows)[:SHOWN] + 1).tolist()
+    return found
+
+
+def _rows(numbers: object) -> str:
+    shown = numbers[:3] if isinstance(numbers, list) else []
+    return f"row{'s' if len(shown) > 1 else ''} {', '.join(f'{n:,}' for n in shown)}"

@@ -1,0 +1,87 @@
+"""The audit of the rows of all splits: everything that can be found before a tokenizer or a model is loaded."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tunesmith.audit.giveaways import MOST_ROWS, find_giveaways, text_features
+from tunesmith.audit.label_balance import check_labels, label_ids
+from tunesmith.audit.near_duplicates import find_near
+from tunesmith.audit.overlaps import find_overlaps
+from tunesmith.audit.row_sample import RowSample, sample_rows
+from tunesmith.audit.split_drift import find_drift
+from tunesmith.audit.text_survey import Ints, TextSurvey, survey_texts
+from tunesmith.errors import DataError
+from tunesmith.findings import Finding
+from tunesmith.labels import LabelMap
+from tunesmith.reading.columns import Columns
+from tunesmith.reading.part import Part
+
+RANKS = {"error": 0, "warning": 1, "info": 2}
+
+
+def audit_rows(
+    parts: Mapping[str, Part], columns: Columns, labels: LabelMap, *, names_given: bool = False
+) -> list[Finding]:
+    """Findings, most serious first. Texts are equal when they are after " ".join(text.lower().split()).
+
+    `names_given`: a person listed the labels, so labels that look alike are meant.
+    """
+    ordered = {"train": parts["train"], **parts} if "train" in parts else dict(parts)
+    ids = {split: label_ids(part) for split, part in ordered.items()}
+    findings = check_labels(ids, labels, names_given=names_given)
+    if not sum(map(len, ordered.values())):
+        return findings
+    text = list(columns.text)
+    with tempfile.TemporaryDirectory(prefix="tunesmith-audit-") as folder:
+        survey = survey_texts(ordered, text, Path(folder))
+        train_texts = len(ordered.get("train", ())) * len(text)
+        near = find_near(survey, train_texts)
+    survey.starts, survey.sizes = np.empty(0, np.int64), np.empty(0, np.int32)  # the scratch files are gone
+    findings += find_overlaps(ordered, survey, near, labels, ids)
+    samples = {
+        split: sample_rows(part, _names(part, columns), MOST_ROWS) for split, part in ordered.items() if len(part)
+    }
+    if "train" in samples:
+        findings += _giveaways(samples["train"], survey, ids["train"], labels, columns)
+    texts = {
+        split: [" ".join(row) for row in zip(*(s.columns[n] for n in text), strict=True)]
+        for split, s in samples.items()
+    }
+    lengths = {split: survey.of(split, survey.characters).sum(axis=1) for split in samples}
+    findings += find_drift({split: ids[split] for split in samples}, lengths, texts, labels)
+    return sort_findings(findings)
+
+
+def sort_findings(findings: list[Finding]) -> list[Finding]:
+    """Most serious first."""
+    return sorted(findings, key=lambda finding: RANKS[finding.severity])
+
+
+def require_clean(findings: Sequence[Finding], *, strict: bool) -> None:
+    """A DataError that lists every warning, where data without any is asked for."""
+    bad = [finding for finding in findings if finding.severity != "info"]
+    if strict and bad:
+        listed = "".join(f"\n  {finding.code}: {finding.evidence}" for finding in bad)
+        fix = "Correct the data, or leave --strict_data out"
+        raise DataError(
+            f"the audit has {len(bad)} warning{'s' * (len(bad) > 1)}, and --strict_data is set:{listed}", fix=fix
+        )
+
+
+def _names(part: Part, columns: Columns) -> list[str]:
+    others = [name for name in part.source.column_names if name not in (*columns.text, columns.label, "labels")]
+    return [*columns.text, *others[:20]]
+
+
+def _giveaways(sample: RowSample, survey: TextSurvey, ids: Ints, labels: LabelMap, columns: Columns) -> list[Finding]:
+    keys = survey.of("train", survey.keys)
+    _, group, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    often = counts[group].reshape(keys.shape)[sample.rows]
+    size = survey.of("train", survey.characters)[sample.rows]
+    features = text_features(sample, columns.text, size, often, len(keys))
+    return find_giveaways(sample, features, keys[sample.rows].sum(axis=1), ids[sample.rows], labels, columns.text)

@@ -1,0 +1,1 @@
+"""Prediction over many files by several processes that share one output folder; the same command resumes it."""

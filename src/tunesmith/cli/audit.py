@@ -1,0 +1,128 @@
+"""`tunesmith audit FILE...`: what is wrong with labelled rows, before anything is spent on training.
+
+Exit code 0: the audit is complete, whatever it found; 3: --strict_data is set and there is a warning, or a file cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tunesmith.cli.flags import add_config_arguments, config_from_args
+from tunesmith.cli.parser import user_path
+from tunesmith.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tunesmith.findings import Finding
+
+SPLITS = ("train", "validation", "test")
+SPLIT_WORDS = {"train": ("train",), "validation": ("valid", "dev", "val", "eval"), "test": ("test",)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Files by place or by name, and the options that say how they are read."""
+    parser.add_argument(
+        "files",
+        nargs="*",
+        type=user_path,
+        metavar="FILE",
+        help="Rows of train, validation and test, by their names or in this order.",
+    )
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    parser.add_argument(
+        "--labels",
+        choices=("words", "probe", "deep", "off"),
+        default="probe",
+        help="Suspicious labels by: words (TF-IDF), probe (and the frozen model), deep (and k-fold fine-tuning), off. [probe]",
+    )
+    parser.add_argument(
+        "--review_file",
+        type=user_path,
+        metavar="FILE",
+        help="Write suspicious labels to this csv, for `train --labels_file`.",
+    )
+    add_config_arguments(parser, ("Data", "Columns and reading", "Tokens and batches", "Model"))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the findings; gives the exit code."""
+    if args.files and args.config is None and "train_file" in args.given:
+        raise ConfigError("files are given by place and with --train_file", fix="Give them one way.")
+    args.given |= {f"{split}_file": file for split, file in name_splits(args.files).items()}
+    config = config_from_args(args)
+    from tunesmith.cli.console import Console, quiet_libraries
+    from tunesmith.session.auditing import audit_files
+
+    quiet_libraries()
+    console = Console()
+    # Whatever is in the files is looked at: what training would refuse is a finding here.
+    strict = config.strict_data
+    config = replace(
+        config, allow_single_label=True, allow_empty_text=True, ignore_mismatched_sizes=True, strict_data=False
+    )
+    if (
+        config.validation_file is None
+        and config.train_file is not None
+        and "validation_split_fraction" not in args.given
+    ):
+        config = replace(config, validation_split_fraction=0.0)
+    try:
+        result = audit_files(config, labels=args.labels, review_file=args.review_file, watch=console.watch())
+    finally:
+        console.close()
+    warnings = [f for f in result.findings if f.severity != "info"]
+    if args.json:
+        found = {
+            "rows": result.rows,
+            "findings": [f.to_json() for f in result.findings],
+            "review_file": result.review_file,
+        }
+        print(json.dumps(found, indent=1, ensure_ascii=False, default=str))
+    else:
+        print("\n".join(describe_findings(result.findings)))
+        print(f"\n{_plural(len(warnings), 'warning')}, {len(result.findings) - len(warnings)} for information")
+        if result.review_file:
+            print(
+                f"review file: {result.review_file}. Correct its column label, then: tunesmith train --labels_file ..."
+            )
+    return 3 if strict and warnings else 0
+
+
+def name_splits(files: list[str]) -> dict[str, str]:
+    """Which file is which split: by the names when they say it for all, else in the order train, validation, test."""
+    if len(files) > len(SPLITS):
+        raise ConfigError(f"{len(files)} files are given", fix="Give at most three: train, validation, test.")
+    named: dict[str, str] = {}
+    for file in files:
+        stem = Path(file).name.lower()
+        split = next((split for split in SPLITS if _says(stem, split)), None)
+        if split is None or split in named:
+            return dict(zip(SPLITS, files, strict=False))
+        named[split] = file
+    return named if "train" in named else dict(zip(SPLITS, files, strict=False))
+
+
+def _says(stem: str, split: str) -> bool:
+    return any(stem.startswith(word) or f"_{word}" in stem or f"-{word}" in stem for word in SPLIT_WORDS[split])
+
+
+def describe_findings(findings: list[Finding]) -> list[str]:
+    """Severity, code, evidence and advice of each, wrapped to the terminal."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, 110) if sys.stdout.isatty() else 10_000
+    lines: list[str] = []
+    for finding in findings:
+        mark = {"error": "ERROR", "warning": "WARNING", "info": "info"}[finding.severity]
+        lines += textwrap.wrap(f"{mark:<8}{finding.code}: {finding.evidence}", width, subsequent_indent=" " * 10)
+        for advice in finding.advice:
+            lines += textwrap.wrap(f"- {advice}", width, initial_indent=" " * 8, subsequent_indent=" " * 10)
+    return lines or ["nothing was found"]
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,60 @@
+"""`tunesmith export RUN --to onnx`: the trained model in another format, measured against the original first."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tunesmith.cli.parser import user_path
+
+FORMATS = ("onnx", "onnx-int8", "openvino", "openvino-int8", "torch")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of this command."""
+    parser.add_argument(
+        "run", type=user_path, metavar="RUN", help="run folder, or any folder with a trained classifier"
+    )
+    parser.add_argument("--to", required=True, choices=FORMATS, help="the format")
+    parser.add_argument("--output", type=user_path, metavar="FOLDER", help="default: RUN/export/FORMAT")
+    parser.add_argument(
+        "--max_drop", type=float, default=0.005, metavar="X", help="int8 may lose so much of the score [0.005]"
+    )
+    parser.add_argument(
+        "--test_file", type=user_path, metavar="FILE", help="labelled rows to measure on; default: those of the run"
+    )
+    parser.add_argument("--train_file", type=user_path, metavar="FILE", help="training rows for int8, with --test_file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exports, measures, prints the table; gives the exit code."""
+    from tunesmith.cli.console import quiet_libraries
+    from tunesmith.encoder.config_file import read_config_file
+    from tunesmith.errors import ConfigError
+    from tunesmith.export.checked import table_of
+    from tunesmith.export.evidence_rows import rows_of_files, rows_of_run
+    from tunesmith.export.exporting import export_model_to
+    from tunesmith.predict.facts import model_folder_of, read_facts
+    from tunesmith.run.layout import RunDir
+
+    if not 0 <= args.max_drop < 1:
+        raise ConfigError(f"--max_drop {args.max_drop} is not a number from 0 to 1")
+    quiet_libraries()
+    source = RunDir(Path(args.run))
+    folder = model_folder_of(args.run).folder
+    facts = read_facts(folder, read_config_file(folder))
+    if args.test_file is not None:
+        rows = rows_of_files(args.test_file, args.train_file, facts)
+    elif source.config_file.is_file():
+        rows = rows_of_run(source, facts)
+    else:
+        raise ConfigError("is not a run, so its rows are not known", where=args.run, fix="Give --test_file.")
+    output = Path(args.output) if args.output else source.path / "export" / args.to
+    done = export_model_to(
+        args.run, args.to, output, rows, max_drop=args.max_drop, say=lambda line: print(line, file=sys.stderr)
+    )
+    print(table_of(done.tried))
+    speed = ", ".join(f"{name} {value:,.0f} rows/s" for name, value in done.speed.items())
+    print(f"\n{output}: {done.bytes / 1e6:.1f} MB (original {done.original_bytes / 1e6:.1f} MB); {speed}")
+    return 0

@@ -1,0 +1,96 @@
+"""What `evaluate` and `predict` share: how a file is read and brought into a trained model."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags about reading a file and running the model."""
+    parser.add_argument("--encoding", metavar="NAME", help="text encoding of the file; default: utf-8")
+    parser.add_argument("--delimiter", metavar="CHAR", help="column separator; default: by file type")
+    parser.add_argument(
+        "--quoting", choices=("minimal", "none"), help="quotes in the file; default: csv minimal, tsv none"
+    )
+    parser.add_argument("--allow_empty_text", action="store_true", help="rows with an empty text are fine")
+    parser.add_argument(
+        "--batch_size", type=positive, metavar="ROWS", help="rows at once at the most; default: what suits the device"
+    )
+    parser.add_argument("--use_cpu", action="store_true", help="do not use a GPU")
+    parser.add_argument("--bf16", action="store_true", help="compute in bf16")
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 on")
+    return value
+
+
+def reading_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments for the reader."""
+    return {
+        "encoding": args.encoding,
+        "delimiter": args.delimiter,
+        "quoting": args.quoting,
+        "allow_empty_text": args.allow_empty_text,
+    }
+
+
+def read_model_facts(args: argparse.Namespace) -> Any:
+    """What the model of `args.run` says about itself. Needs no torch: a wrong file is told before the model loads."""
+    from tunesmith.cli.console import quiet_libraries
+    from tunesmith.encoder.config_file import read_config_file
+    from tunesmith.predict.facts import model_folder_of, read_facts
+
+    quiet_libraries()
+    folder = model_folder_of(args.run).folder
+    return read_facts(folder, read_config_file(folder))
+
+
+def load_predictor(args: argparse.Namespace) -> Any:
+    """The trained model of `args.run`."""
+    from tunesmith.predict.predictor import Predictor
+
+    return Predictor.load(args.run, use_cpu=args.use_cpu, precision="bf16" if args.bf16 else "no")
+
+
+def chosen_names(args: argparse.Namespace) -> tuple[str, ...]:
+    """The text columns that --text_column_names names; none without it."""
+    from tunesmith.reading.columns import split_names
+
+    given = args.text_column_names
+    return split_names(given[0] if isinstance(given, list) and len(given) == 1 else given)
+
+
+def text_columns(args: argparse.Namespace, facts: Any, file: Any) -> tuple[str, ...]:
+    """The text columns: as asked for, else as in training, else as found in the file."""
+    from tunesmith.reading.columns import infer_columns
+    from tunesmith.reading.read import read_source
+
+    asked = chosen_names(args)
+    if asked:
+        return asked
+    if facts.text_columns is not None:
+        return tuple(facts.text_columns)
+    options = {k: v for k, v in reading_options(args).items() if k != "allow_empty_text"}
+    return infer_columns({"train": read_source(file, name="train", **options)}).text
+
+
+def predict_dataset(
+    predictor: Any, dataset: Any, text: tuple[str, ...], console: Any, *, max_rows: int | None, what: str
+) -> Any:
+    """Logits of every row of a Dataset; cut and empty texts are reported."""
+    from tunesmith.predict.stream import chunks_of_dataset
+    from tunesmith.tokens.truncation import describe_empty
+
+    counter = console.counter(what, len(dataset))
+    found = predictor.predict_texts(chunks_of_dataset(dataset, text), max_rows=max_rows, on_batch=counter)
+    if found.truncated.rows_cut:
+        console.say(found.truncated.sentence("input"))
+    if found.empty:
+        console.say(describe_empty("input", found.empty))
+    console.close()
+    return found.logits

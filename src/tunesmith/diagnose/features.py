@@ -1,0 +1,246 @@
+"""The signs of one run as plain numbers, from its rows where it kept them, else from its curves with a rougher error."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from tunesmith.curves.series import Floats
+from tunesmith.diagnose.evidence import Reading
+from tunesmith.diagnose.row_measures import (
+    answer_spread,
+    error_tails,
+    ignored_classes,
+    loss_share,
+    overconfidence,
+    sure_accuracy,
+)
+from tunesmith.diagnose.signs import RowSigns, gain_of_score, needed_z
+from tunesmith.diagnose.thresholds import ERROR_RATE, SWING, USUAL_BATCH
+from tunesmith.diagnose.verdict import effective_batch
+from tunesmith.labels import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Losses are shares of the best constant's loss; NaN is what is not known. `z` values are in standard errors."""
+
+    first: float
+    """Validation loss at the end of the first epoch."""
+    lowest: float
+    last: float
+    train: float
+    """Loss of the training sample at the end."""
+    fresh: float
+    """Loss of training rows that were not yet trained on: the steps of the second half of the first epoch."""
+    gap_z: float
+    """`first - fresh` in standard errors of both."""
+    gain_z: float
+    """By how much the last loss is below the constant's."""
+    score_z: float
+    """By how much the last score is above the constant's."""
+    train_z: float
+    rise: float
+    """Since the lowest validation loss, as a share of it."""
+    rise_z: float
+    """In units of the z that the number of evaluations asks for: 1 is significant at 1%."""
+    score_fall_z: float
+    late_fall: float
+    """Share of all that was gained which came in the second half of the training, by the sum of the learning rates."""
+    late_z: float
+    swings: int
+    step_noise: float
+    spread: float
+    sure: float
+    """Accuracy of the surest quarter of rows."""
+    tails: float
+    calibration: float
+    ignored: float
+    """Share of the validation rows whose class is never predicted."""
+    majority: float
+    work: float
+    """The sum of the learning rates of all steps."""
+    rate: float
+    """Peak rate, as it would be at a batch of 16."""
+    frozen: bool
+    train_rows: int
+    epochs: float
+    evaluations: int
+    unfinished: bool = False
+    """Whether the run ended before its plan, by a signal or an error."""
+
+    @property
+    def above(self) -> float:
+        """By how many errors the run is above the constant: its score, and for a value its loss too."""
+        known = [z for z in (self.score_z, self.gain_z if math.isnan(self.majority) else math.nan) if math.isfinite(z)]
+        return min(known) if known else self.gain_z
+
+
+def read_features(reading: Reading) -> Features:
+    """All signs of a run with at least one evaluation."""
+    rows = reading.rows
+    val, train = reading.val_loss / reading.chance_loss, reading.train_loss / reading.chance_loss
+    if rows is not None:
+        val = np.asarray(rows.losses / rows.constant_loss)
+        own = np.array([math.nan if part is None else loss_share(part) for part in rows.train])
+        train = np.where(np.isfinite(own), own, train) if len(own) == len(train) else own
+    first = int(np.argmin(np.abs(reading.epoch - 1.0)))
+    late_fall, late_z = _late_fall(reading, val)
+    fresh, fresh_error = _fresh_loss(reading)
+    batch = effective_batch(reading)
+    numbers = _from_rows(rows, reading) if rows is not None else _from_curves(reading)
+    rates = reading.curves.learning_rate.finite().value
+    return Features(
+        first=float(val[first]),
+        lowest=float(val.min()),
+        last=float(val[-1]),
+        train=float(train[-1]),
+        fresh=fresh,
+        gap_z=(float(val[first]) - fresh) / math.hypot(fresh_error, _error_of_mean(reading, first)),
+        late_fall=late_fall,
+        late_z=late_z,
+        swings=count_swings(reading),
+        step_noise=step_noise(reading),
+        work=float(rates.sum()) if len(rates) else reading.rate * float(reading.step[-1]) / 2,
+        rate=reading.rate * math.sqrt(USUAL_BATCH / max(1, batch)),
+        frozen=reading.frozen,
+        train_rows=reading.curves.train_rows,
+        epochs=float(reading.epoch[-1]),
+        evaluations=len(reading),
+        unfinished=_is_unfinished(reading),
+        **numbers,
+    )
+
+
+def _is_unfinished(reading: Reading) -> bool:
+    run = reading.curves
+    return (
+        bool(run.num_steps) and run.last_step < 0.9 * run.num_steps and run.ended not in ("completed", "early_stopping")
+    )
+
+
+def _from_rows(rows: RowSigns, reading: Reading) -> dict[str, float]:
+    rise, best_score = rows.rise(), int(np.argmax(np.nan_to_num(rows.scores, nan=-1.0)))
+    needed = needed_z(len(rows.steps) - 1, ERROR_RATE)
+    sample, last = rows.train[-1], rows.validation[-1]
+    values = last.constant.values
+    ignored = sum(count for _, count in ignored_classes(last)) / max(1, len(last))
+    return {
+        "gain_z": rows.gain().z,
+        "score_z": rows.score_gain().z,
+        "train_z": math.nan if sample is None else gain_of_score(sample).z,
+        "rise": rise.size / max(rise.before, 1e-9),
+        "rise_z": rise.z / needed,
+        "score_fall_z": -rows.score_change(best_score).z / needed,
+        "spread": answer_spread(last),
+        "sure": sure_accuracy(last),
+        "tails": error_tails(last),
+        "calibration": overconfidence(last),
+        "ignored": ignored,
+        "majority": math.nan
+        if rows.task is Task.REGRESSION
+        else max(values)
+        if rows.task is not Task.MULTILABEL
+        else 0.0,
+    }
+
+
+def _from_curves(reading: Reading) -> dict[str, float]:
+    low, end = float(reading.val_loss.min()), float(reading.val_loss[-1])
+    needed = needed_z(len(reading) - 1, ERROR_RATE)
+    noise = reading.loss_noise(low) or 1e-9
+    scores = reading.val_score
+    fall = (float(np.nanmax(scores)) - float(scores[-1])) if np.isfinite(scores).any() else math.nan
+    train = float(reading.train_score[-1])
+    chance = reading.chance_score
+    seen = math.nan if chance is None else (train - chance[0]) / max(chance[1], 1e-9)
+    return {
+        "gain_z": (reading.chance_loss - end) / (reading.loss_noise(reading.chance_loss) or 1e-9),
+        "score_z": math.nan if chance is None else (float(scores[-1]) - chance[0]) / max(chance[1], 1e-9),
+        "train_z": seen,
+        "rise": (end - low) / max(low, 1e-9),
+        "rise_z": (end - low) / noise / needed,
+        "score_fall_z": fall / reading.score_noise(float(np.nanmax(scores))) / needed if math.isfinite(fall) else 0.0,
+        "spread": math.nan,
+        "sure": math.nan,
+        "tails": math.nan,
+        "calibration": math.nan,
+        "ignored": 0.0,
+        "majority": math.nan if reading.regression else (reading.chance_accuracy or 0.0),
+    }
+
+
+def _fresh_loss(reading: Reading) -> tuple[float, float]:
+    """(loss, error) of steps in the second half of the first epoch: each of their rows is seen for the first time."""
+    raw = reading.curves.train_loss.finite()
+    inside = raw.value[(raw.epoch > 0.5) & (raw.epoch <= 1.0)] / reading.train_chance_loss
+    if len(inside) < 3:
+        return math.nan, math.nan
+    return float(inside.mean()), float(inside.std(ddof=1) / math.sqrt(len(inside)))
+
+
+def _error_of_mean(reading: Reading, at: int) -> float:
+    """One standard error of a validation loss by itself, as a share of the constant's loss."""
+    if reading.rows is None:
+        return reading.loss_noise(float(reading.val_loss[at])) / reading.chance_loss
+    loss = reading.rows.validation[at].loss
+    return float(loss.std(ddof=1) / math.sqrt(max(1, len(loss)))) / reading.chance_loss if len(loss) > 1 else math.inf
+
+
+def _late_fall(reading: Reading, val: Floats) -> tuple[float, float]:
+    """(share of the whole gain, z) of the fall between the middle and the end of the training, measured in summed rates.
+
+    A schedule that lowers the rate flattens every curve over the steps; over the sum of the rates it does not.
+    """
+    rates = reading.curves.learning_rate.finite()
+    if len(val) < 2 or not len(rates):
+        return math.nan, math.nan
+    done = np.interp(reading.step, rates.step, np.cumsum(rates.value)) / max(float(rates.value.sum()), 1e-12)
+    middle = int(np.argmin(np.abs(done[:-1] - 0.5)))
+    fall, whole = float(val[middle] - val[-1]), float(max(1.0, val[0]) - val[-1])
+    if reading.rows is not None:
+        before, after = reading.rows.validation[middle].loss, reading.rows.validation[-1].loss
+        gap = before - after
+        error = float(gap.std(ddof=1) / math.sqrt(len(gap))) if len(gap) > 1 and np.isfinite(gap).all() else math.inf
+        return (fall / whole if whole > 0 else 0.0), (float(gap.mean()) / error if error > 0 else 0.0)
+    noise = reading.loss_noise(float(reading.val_loss[-1])) / reading.chance_loss or 1e-9
+    return (fall / whole if whole > 0 else 0.0), fall / noise
+
+
+def step_noise(reading: Reading) -> float:
+    """Spread of steps around the smoothed curve, relative to chance. Robust: a few spikes do not make it."""
+    raw = reading.curves.train_loss.finite()
+    if len(raw) < 30:
+        return 0.0
+    rest = np.abs(raw.value - raw.smoothed().value)
+    return float(1.2533 * rest.mean() / reading.chance_loss) if reading.chance_loss > 0 else 0.0
+
+
+def count_swings(reading: Reading) -> int:
+    """Rises of the validation loss that were later undone: larger than a fifth, and than their noise at this many evaluations."""
+    turns, found = _turning_points(reading.val_loss), 0
+    needed = needed_z(len(reading), ERROR_RATE)
+    for before, peak, after in zip(turns, turns[1:], turns[2:], strict=False):
+        size = min(reading.val_loss[peak] - reading.val_loss[before], reading.val_loss[peak] - reading.val_loss[after])
+        base = max(float(reading.val_loss[before]), float(reading.val_loss[after]))
+        if size >= SWING * base and size > needed * _error_between(reading, before, peak):
+            found += 1
+    return found
+
+
+def _error_between(reading: Reading, one: int, other: int) -> float:
+    if reading.rows is None:
+        return 1.25 * reading.loss_noise(float(reading.val_loss[other]))
+    gap = reading.rows.validation[other].loss - reading.rows.validation[one].loss
+    return float(gap.std(ddof=1) / math.sqrt(len(gap))) if len(gap) > 1 and np.isfinite(gap).all() else math.inf
+
+
+def _turning_points(value: Floats) -> list[int]:
+    kept = [0] if len(value) else []
+    for k, ((a, b), (_, c)) in enumerate(pairwise(pairwise(value)), start=1):
+        if (b - a) * (c - b) < 0:
+            kept.append(k)
+    return [*kept, len(value) - 1] if len(value) > 1 else kept

@@ -1,0 +1,286 @@
+"""The evidence of each verdict in a sentence with numbers, and its next actions with values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from tunesmith.diagnose.evidence import Reading
+from tunesmith.diagnose.features import Features
+from tunesmith.diagnose.row_measures import ignored_classes
+from tunesmith.diagnose.thresholds import FEW_ROWS, LITTLE_WORK, USUAL_BATCH, USUAL_HEAD_RATE, USUAL_RATE
+from tunesmith.diagnose.verdict import (
+    early_stop_step,
+    effective_batch,
+    epochs_flag,
+    longer_flag,
+    planned_epochs,
+    rate_flag,
+)
+
+LOOK = (
+    "read 20 training rows beside their labels (tunesmith inspect); check --text_column_names and --label_column_name"
+)
+SPLITS = "check that both splits come from the same source and use the same label ids (--label_names)"
+
+
+def explain_verdict(code: str, reading: Reading, f: Features) -> tuple[str, list[str]]:
+    """(evidence, advice) of a verdict."""
+    return _WORDS[code](reading, f)
+
+
+def against_constant(reading: Reading) -> str:
+    """The last score beside that of the best constant, with the error of the difference, and beside other floors."""
+    others = ", ".join(f"{name} {value:.3f}" for name, value in reading.floors)
+    return _beside_constant(reading) + (f"; floors: {others}" if others else "")
+
+
+def _beside_constant(reading: Reading) -> str:
+    if reading.rows is not None:
+        gain = reading.rows.score_gain()
+        name = {"regression": "Pearson's r", "multilabel": "micro F1"}.get(reading.rows.task.value, "accuracy")
+        last, best = float(reading.rows.scores[-1]), reading.rows.constant_score
+        return f"{name} {last:.3f}, best constant {best:.3f} (difference {gain.size:+.3f}, standard error {gain.error:.3f})"
+    score = reading.val_score[-1]
+    if not reading.metric or not math.isfinite(score):
+        return f"chance loss {reading.chance_loss:.2f}"
+    chance = reading.chance_score
+    beside = "" if chance is None else f" (best constant: {chance[0]:.3f}, error {chance[1]:.3f})"
+    return f"{reading.metric} {abs(score):.3f}{beside}"
+
+
+def _losses(reading: Reading) -> str:
+    train, last, chance = reading.train_loss[-1], reading.val_loss[-1], reading.chance_loss
+    return f"after {reading.step[-1]} steps train loss is {train:.2f} and validation loss {last:.2f}, chance is {chance:.2f}"
+
+
+def _healthy(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    at, chance = reading.best, reading.chance_loss
+    reached = f"validation loss reached {reading.val_loss[at]:.2f} at step {reading.step[at]} (chance: {chance:.2f})"
+    evidence = f"{reached}, {against_constant(reading)}; at the end it is {reading.val_loss[-1]:.2f}"
+    advice = []
+    if f.late_fall > 0.4 and f.late_z > 2.5 and f.last > 0.3:
+        evidence += f"; {f.late_fall:.0%} of the gain came in the second half of the training, so more may follow"
+        advice.append(f"{epochs_flag(2 * planned_epochs(reading))}: the loss was still falling")
+    if at < len(reading) - 1 and reading.option("load_best_model_at_end", True) is False:
+        advice.append("--load_best_model_at_end true: the last weights are not the best ones")
+    advice.append(f"--seed {int(reading.option('seed', 42)) + 1}: a second seed shows how much of the score is luck")
+    return evidence, advice
+
+
+def _diverged(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    same = "; every row gets the same answer" if f.spread < 0.01 else ""
+    evidence = (
+        f"train loss is {reading.train_loss[-1]:.2f} after {reading.step[-1]} steps at a rate of {reading.rate:g}; "
+        f"chance is {reading.chance_loss:.2f}; {against_constant(reading)}{same}"
+    )
+    return evidence, diverged_advice(reading)
+
+
+def diverged_advice(reading: Reading) -> list[str]:
+    """A far lower rate, then what steadies the first steps."""
+    lower = min(reading.rate / 10, USUAL_RATE) if reading.rate_is("high") else reading.rate / 5
+    advice = [rate_flag(lower)]
+    if reading.option("fp16", False):
+        advice.append("--bf16 true --fp16 false")
+    return advice + _steadier(reading)
+
+
+def _steadier(reading: Reading) -> list[str]:
+    advice = [] if reading.option("warmup_steps", 0) else ["--warmup_steps 0.1"]
+    return advice if 0 < float(reading.option("max_grad_norm", 1.0)) <= 1 else [*advice, "--max_grad_norm 1.0"]
+
+
+def _erratic(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    low, high = float(reading.val_loss.min()), float(reading.val_loss.max())
+    batch = effective_batch(reading)
+    evidence = f"validation loss moved between {low:.2f} and {high:.2f}, chance is {reading.chance_loss:.2f}"
+    if f.swings:
+        evidence = f"validation loss rose and fell back {f.swings} time{'s' * (f.swings > 1)}, between {low:.2f} and {high:.2f}"
+    evidence += (
+        f"; single steps scatter by {f.step_noise * reading.chance_loss:.2f} (effective batch {batch}, rate {reading.rate:g}); "
+        f"{against_constant(reading)}"
+    )
+    bigger = []
+    if batch < USUAL_BATCH:
+        steps = int(reading.option("gradient_accumulation_steps", 1)) * math.ceil(USUAL_BATCH / batch)
+        bigger = [f"--gradient_accumulation_steps {steps}"]
+    lower = [rate_flag(min(reading.rate / 3, USUAL_RATE if reading.rate_is("high") else math.inf))]
+    return evidence, (bigger + lower if batch <= 4 else lower + bigger) + _steadier(reading)
+
+
+def _overfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    at, loss, train = reading.best, reading.val_loss, reading.train_loss
+    if at < len(reading) - 1 and loss[-1] > loss[at]:
+        evidence = (
+            f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} "
+            f"while train loss fell {train[at]:.2f} to {train[-1]:.2f}"
+        )
+    else:
+        evidence = f"train loss is {train[-1]:.2f}, validation loss {loss[-1]:.2f} (chance: {reading.chance_loss:.2f})"
+    stop = early_stop_step(reading)
+    if stop is not None and reading.curves.ended != "early_stopping":
+        evidence += (
+            f"; early stopping (patience 2) would have ended the run at step {stop} of {reading.curves.last_step}"
+        )
+    return evidence, overfitting_advice(reading, at)
+
+
+def overfitting_advice(reading: Reading, at: int) -> list[str]:
+    """Fewer epochs, early stopping, more rows or a lower rate, weight decay."""
+    best_epochs = float(reading.epoch[at])
+    advice = []
+    if math.ceil(best_epochs) < planned_epochs(reading):
+        advice.append(epochs_flag(math.ceil(best_epochs)))
+    if reading.option("early_stopping_patience", None) is None:
+        advice.append("--early_stopping_patience 2 --load_best_model_at_end true")
+    if 0 < reading.curves.train_rows < FEW_ROWS:
+        advice.append(f"label more rows: there are {reading.curves.train_rows} to train on")
+    elif best_epochs < 1.5:
+        advice.append(rate_flag(reading.rate / 2.5))
+    if float(reading.option("weight_decay", 0.0)) < 0.01:
+        advice.append("--weight_decay 0.01")
+    return advice
+
+
+def _drift(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    at, loss = reading.best, reading.val_loss
+    surer = "" if math.isnan(f.calibration) else f"; the model is surer than it is right by {f.calibration:.3f}"
+    evidence = (
+        f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} while the score held "
+        f"({against_constant(reading)}){surer}"
+    )
+    best = "--load_best_model_at_end true --metric_for_best_model loss"
+    return evidence, [best, "--label_smoothing_factor 0.1", *overfitting_advice(reading, at)]
+
+
+def _underfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    cause = underfitting_cause(reading, f)
+    evidence = f"{_losses(reading)}; {against_constant(reading)}; {cause}"
+    advice = []
+    if reading.frozen:
+        advice.append("leave out --freeze: the whole encoder learns then")
+        if reading.rate < USUAL_HEAD_RATE:
+            advice.append(f"or, with the encoder frozen, {rate_flag(USUAL_HEAD_RATE)}")
+    elif reading.rate < 2e-5:
+        advice.append(rate_flag(USUAL_RATE))
+    if float(reading.option("weight_decay", 0.0)) >= 1.0:
+        advice.append("--weight_decay 0.01")
+    return evidence, [*_resume(reading), *advice, longer_flag(reading)]
+
+
+def underfitting_cause(reading: Reading, f: Features) -> str:
+    """The setting that explains it."""
+    if reading.frozen:
+        return "the encoder is frozen"
+    if reading.rate_is("low"):
+        return f"a learning rate of {reading.rate:g} hardly moves the weights"
+    if float(reading.option("weight_decay", 0.0)) >= 1.0:
+        return f"weight_decay {reading.config['weight_decay']:g} pulls the weights back"
+    if f.work < LITTLE_WORK:
+        return f"{reading.step[-1]} steps are few at a rate of {reading.rate:g}"
+    return "the settings are usual, so the model may be too small for the task"
+
+
+def _resume(reading: Reading) -> list[str]:
+    run = reading.curves
+    if run.num_steps and run.last_step < 0.9 * run.num_steps and run.ended not in ("completed", "early_stopping"):
+        return [f"tunesmith resume: the run ended at step {run.last_step} of {run.num_steps}"]
+    return []
+
+
+def _stopped(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    loss, train, before = reading.val_loss, reading.train_loss, max(0, len(reading) - 2)
+    evidence = (
+        f"validation loss still fell {loss[before]:.2f} to {loss[-1]:.2f} between steps {reading.step[before]} and "
+        f"{reading.step[-1]}, and train loss {train[before]:.2f} to {train[-1]:.2f}; {f.late_fall:.0%} of the gain came in the "
+        f"second half of the training (by summed learning rates); {against_constant(reading)}"
+    )
+    advice = [*_resume(reading), longer_flag(reading)]
+    if reading.rate < 2e-5 and not reading.frozen:
+        advice.append(rate_flag(USUAL_RATE))
+    return evidence, advice
+
+
+def _no_signal(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    evidence = (
+        f"validation loss was never below {reading.val_loss.min():.2f} (chance: {reading.chance_loss:.2f}) in "
+        f"{reading.step[-1]} steps at a usual rate ({reading.rate:g}), train loss is {reading.train_loss[-1]:.2f}; "
+        f"{against_constant(reading)}: the text does not tell the label"
+    )
+    return evidence, [_audit(reading), LOOK, SPLITS]
+
+
+def _audit(reading: Reading) -> str:
+    file = reading.option("train_file", None)
+    return f"tunesmith audit {file}: lists labels that look wrong" if isinstance(file, str) else LOOK
+
+
+def _label_noise(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    sure = "" if math.isnan(f.sure) else f"; of the quarter of rows that the model is surest of, {f.sure:.0%} are right"
+    tails = f"; the errors have heavy tails (excess kurtosis {f.tails:.1f})" if f.tails > 0.6 else ""
+    evidence = f"{_losses(reading)}; {against_constant(reading)}{sure}{tails}: many labels look wrong"
+    return evidence, [_audit(reading), LOOK, "--label_smoothing_factor 0.1"]
+
+
+def _mismatch(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    fresh = (
+        ""
+        if math.isnan(f.fresh)
+        else (
+            f"; in the first epoch training rows that were not yet trained on cost {f.fresh * reading.chance_loss:.2f}, "
+            f"validation rows {f.first * reading.chance_loss:.2f}"
+        )
+    )
+    evidence = f"{_losses(reading)}; {against_constant(reading)}{fresh}: the two splits do not mean the same"
+    return evidence, [
+        SPLITS,
+        "--validation_split_fraction 0.1 (without --validation_file): does it say the same?",
+        LOOK,
+    ]
+
+
+def _ignored(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    assert reading.rows is not None
+    classes = ignored_classes(reading.rows.validation[-1])
+    names = ", ".join(f"{reading.label_name(k)} ({count} rows)" for k, count in classes[:4])
+    evidence = (
+        f"{len(classes)} class{'es' * (len(classes) != 1)} with {f.ignored:.0%} of the validation rows are never predicted: "
+        f"{names}; {against_constant(reading)}"
+    )
+    return evidence, ["--class_weights balanced", longer_flag(reading), "label more rows of these classes"]
+
+
+_WORDS: dict[str, Callable[[Reading, Features], tuple[str, list[str]]]] = {
+    "healthy": _healthy,
+    "diverged": _diverged,
+    "erratic": _erratic,
+    "overfitting": _overfitting,
+    "calibration_drift": _drift,
+    "underfitting": _underfitting,
+    "stopped_too_early": _stopped,
+    "no_signal": _no_signal,
+    "label_noise": _label_noise,
+    "split_mismatch": _mismatch,
+    "class_ignored": _ignored,
+}
+
+
+def telling_experiment(one: str, other: str, reading: Reading) -> str:
+    """The one cheap run that would tell two verdicts apart."""
+    pair = {one, other}
+    if "healthy" in pair and pair & {"stopped_too_early", "underfitting"}:
+        return f"{longer_flag(reading)}: if the score rises, the run had stopped too early"
+    longer, seed = longer_flag(reading), int(reading.option("seed", 42)) + 1
+    if pair <= {"underfitting", "stopped_too_early", "no_signal", "label_noise", "class_ignored"}:
+        return f"{longer}: if train loss falls and validation loss does not, the labels are the cause"
+    if "split_mismatch" in pair:
+        return "--validation_split_fraction 0.1 (without --validation_file): rows of one source end the doubt"
+    if pair & {"diverged", "erratic"}:
+        return f"{rate_flag(reading.rate / 10)}: if the curve is smooth then, it was the rate"
+    if "overfitting" in pair or "calibration_drift" in pair:
+        best = max(1.0, float(np.ceil(reading.epoch[reading.best])))
+        return f"{epochs_flag(best)}: if the score is as good then, the rest was memorising"
+    return f"--seed {seed}: does it say the same?"

@@ -1,0 +1,1 @@
+"""Finds and loads a pretrained encoder, gives it a head, groups its parameters (home of `transformers`)."""

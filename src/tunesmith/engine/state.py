@@ -1,0 +1,139 @@
+"""Everything that changes while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from tunesmith.engine.hooks import StepHooks
+from tunesmith.engine.losses import Objective
+from tunesmith.engine.stopping import BestSoFar
+from tunesmith.errors import ConfigError, ResourceError
+from tunesmith.fast.cut_rows import train_whole_table, why_inexact
+from tunesmith.fast.fingerprint import Fingerprint
+from tunesmith.fast.graphs import StepGraphs
+from tunesmith.fast.strategies import Strategies, strategies_of
+from tunesmith.fast.vocabulary import VocabularyCut
+from tunesmith.ranks.runtime import Runtime
+
+SMALLEST = 2.0**-10
+"""26 halvings of the scale that a run starts with."""
+
+
+@dataclass
+class LossScale:
+    """The dynamic scale of fp16 training, on the device: doubled after 2,000 good steps, halved after a bad one.
+
+    It is not halved below `SMALLEST`: a gradient that is not finite then was not made so by the scale.
+    """
+
+    scale: torch.Tensor
+    good_steps: torch.Tensor
+
+    @classmethod
+    def start(cls, device: torch.device, scale: float = 65536.0) -> LossScale:
+        """A fresh scale."""
+        return cls(torch.full((), scale, device=device), torch.zeros((), dtype=torch.int32, device=device))
+
+    def update(self, found_inf: torch.Tensor) -> None:
+        """Grows or shrinks the scale without a sync."""
+        torch._amp_update_scale_(self.scale, self.good_steps, found_inf.float(), 2.0, 0.5, 2000)
+        self.scale.clamp_(min=SMALLEST)
+
+    @property
+    def is_smallest(self) -> torch.Tensor:
+        """Whether it cannot be halved any more."""
+        return self.scale <= SMALLEST
+
+
+@dataclass
+class TrainState:
+    """`model` is the plain module, `wrapped` the one that is called (DDP around it on several ranks, itself when sharded)."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    objective: Objective
+    runtime: Runtime
+    wrapped: nn.Module = field(init=False)
+    loss_scale: LossScale | None = field(init=False, default=None)
+    cut: VocabularyCut | None = None
+    """Set while only the rows of the embedding that occur in the data are trained."""
+    step: int = 0
+    progress: BestSoFar = field(default_factory=BestSoFar)
+    rows_limit: int | None = None
+    """Rows a micro-batch may have since an out-of-memory; None before the first."""
+    may_split: bool = True
+    """Whether an out-of-memory splits the micro-batch; else it ends the run."""
+    evaluation_due: bool = False
+    """The evaluation of this step was begun and not finished."""
+    poisoned: torch.Tensor | None = None
+    """1.0 once a step was not finite: later updates are held back until the host has read it."""
+    phase: Literal["gradients", "update", "done"] = "done"
+    """Where the step under way is. In its update some weights are those of this step and some those of the one before."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """State of listeners that want to survive a resume (JSON)."""
+    hooks: StepHooks = field(default_factory=StepHooks)
+    graphs: StepGraphs | None = None
+    """Set where steps are captured and replayed on a GPU."""
+    strategies: Strategies | None = None
+    """The speed-ups in force, found by the model where they are not given. They prove themselves before the first step,
+    and whenever the model has changed."""
+    proved: Hashable | None = None
+    """The fingerprint of the model that they were proved on."""
+    planned_steps: int = 0
+    """Steps that are left to take: a proof may cost a share of them."""
+    fingerprint: Fingerprint = field(init=False)
+    notes: list[str] = field(default_factory=list)
+    """What a person should know, to be reported with the next event."""
+
+    @property
+    def cut_decay(self) -> float:
+        """Weight decay times the rate's share of the group that the word embedding is in."""
+        if self.cut is None:
+            return 0.0
+        weight = self.model.get_input_embeddings().weight  # type: ignore[operator]
+        for group in self.optimizer.param_groups:
+            if any(p is weight for p in group["params"]):
+                return float(group.get("weight_decay", 0.0) * group.get("lr_scale", 1.0))
+        return 0.0
+
+    def stop_cutting(self, reason: str) -> None:
+        """From now on the whole word embedding is trained; what the optimizer knows of the used rows is kept."""
+        assert self.cut is not None
+        if self.runtime.world > 1 and hasattr(self, "wrapped"):
+            raise ConfigError(
+                f"the vocabulary cannot be cut: {reason}",
+                fix="Give --restrict_vocabulary off: ranks that exchange gradients cannot take another table now.",
+            )
+        train_whole_table(self.cut, self.optimizer)
+        if self.strategies is not None:
+            self.strategies.forget_cut()
+        self.cut = None
+        self.notes.append(f"restrict_vocabulary is off: {reason}")
+
+    def require_whole(self, consequence: str) -> None:
+        """A ResourceError while the weights are half-updated: an update was begun and not finished."""
+        if self.phase == "update":
+            raise ResourceError(
+                f"the update of step {self.step + 1} was interrupted: some weights are changed and some are not; {consequence}",
+                fix="Free memory on the device, then resume from the last checkpoint.",
+            )
+
+    def __post_init__(self) -> None:
+        if self.strategies is None:
+            self.strategies = strategies_of(self.model)
+        if self.strategies is not None:
+            self.cut = self.strategies.cut
+        inexact = None if self.cut is None else why_inexact(self.optimizer, self.cut.parameter)
+        if inexact is not None:
+            self.stop_cutting(inexact)
+        self.wrapped = self.runtime.wrap(self.model, self.optimizer)
+        self.poisoned = torch.zeros((), device=self.runtime.device)
+        self.fingerprint = Fingerprint(self.model, self.optimizer)
+        if self.runtime.precision == "fp16":
+            self.loss_scale = LossScale.start(self.runtime.device)

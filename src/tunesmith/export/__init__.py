@@ -1,0 +1,1 @@
+"""A trained model in other formats: measured against the original on the run's own rows before it is published."""

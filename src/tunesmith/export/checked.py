@@ -1,0 +1,161 @@
+"""An exported model beside the original on the same rows: difference, agreement, score, size and speed, and a verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tunesmith.export.evidence_rows import EvidenceRows
+from tunesmith.labels import LabelMap, Task, is_chosen
+from tunesmith.metrics.paired import PairedResult, compare_predictions
+from tunesmith.metrics.suite import make_suite
+from tunesmith.metrics.uncertainty import Score
+from tunesmith.predict.facts import ModelFacts
+from tunesmith.predict.network import Network
+from tunesmith.predict.predictor import probabilities_of
+from tunesmith.predict.stream import make_token_rows
+
+FLOAT_LIMIT = 1e-4
+SPEED_ROWS = 256
+LEVEL = 0.05
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One candidate beside the original. `refused` is the reason not to publish it, None when it may be."""
+
+    name: str
+    rows: int
+    split: str
+    max_difference: float
+    agreement: float
+    score: Score
+    original: Score
+    paired: PairedResult
+    refused: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict for export.json."""
+        return {
+            "name": self.name,
+            "rows": self.rows,
+            "split": self.split,
+            "max_difference": self.max_difference,
+            "agreement": self.agreement,
+            "metric": self.paired.metric,
+            "score": self.score.to_json(),
+            "original_score": self.original.to_json(),
+            "paired": self.paired.to_json(),
+            "refused": self.refused,
+        }
+
+
+def logits_of(network: Network, texts: list[list[str]]) -> Logits:
+    """Logits of texts in memory, in order."""
+    rows = make_token_rows(network.encoder.encode(texts), has_types=network.has_types)
+    return network.answer(rows)
+
+
+def check_float(name: str, found: Logits, original: Logits, rows: EvidenceRows, facts: ModelFacts) -> Checked:
+    """A float format must give the probabilities of the original to 1e-4, and every label."""
+    checked = _check(name, found, original, rows, facts)
+    reason = None
+    if not np.isfinite(found).all():
+        reason = "some answers are not numbers"
+    elif checked.max_difference > FLOAT_LIMIT:
+        reason = f"probabilities differ by up to {checked.max_difference:.1e}; the limit is {FLOAT_LIMIT:.0e}"
+    elif checked.agreement < 1:
+        reason = f"{(1 - checked.agreement):.2%} of the labels differ"
+    return replace(checked, refused=reason)
+
+
+def check_quantised(
+    name: str, found: Logits, original: Logits, rows: EvidenceRows, facts: ModelFacts, max_drop: float
+) -> Checked:
+    """int8 may not lose more than `max_drop` of the score, and no loss may be evident in the paired test."""
+    checked = _check(name, found, original, rows, facts)
+    reason = None
+    if not np.isfinite(found).all():
+        return replace(checked, refused="some answers are not numbers")
+    paired = checked.paired
+    if paired.difference is None or paired.p_value is None:
+        return replace(checked, refused=f"{paired.metric} is not defined on these {len(rows)} rows")
+    sign = 1 if make_suite(facts.labels.task).greater_is_better(paired.metric) else -1
+    loss = -sign * paired.difference
+    if loss > max_drop:
+        reason = f"{paired.metric} drops by {loss:.4f}; --max_drop is {max_drop:g}"
+    elif loss > 0 and paired.p_value < LEVEL:
+        reason = f"{paired.metric} drops by {loss:.4f}, which is no chance (p = {paired.p_value:.3f})"
+    return replace(checked, refused=reason)
+
+
+def _check(name: str, found: Logits, original: Logits, rows: EvidenceRows, facts: ModelFacts) -> Checked:
+    labels = facts.labels
+    ours, theirs = probabilities_of(original, labels.task), probabilities_of(found, labels.task)
+    scale = np.maximum(1.0, np.abs(ours)) if labels.task is Task.REGRESSION else 1.0
+    apart = np.abs(theirs - ours) / scale
+    suite = make_suite(labels.task, names=facts.metrics, glue_task=None if facts.metrics else facts.glue_task)
+    metric = suite.metric_for_best_model
+    scored = np.nan_to_num(found)
+    return Checked(
+        name=name,
+        rows=len(rows),
+        split=rows.split,
+        max_difference=float(np.nanmax(apart)) if np.isfinite(apart).any() else float("inf"),
+        agreement=float((_decisions(theirs, labels) == _decisions(ours, labels)).mean()),
+        score=suite.compute_with_intervals(scored, rows.labels)[metric],
+        original=suite.compute_with_intervals(original, rows.labels)[metric],
+        paired=compare_predictions(original, scored, rows.labels, task=labels.task, metric=metric),
+        refused=None,
+    )
+
+
+def _decisions(probabilities: npt.NDArray[np.float64], labels: LabelMap) -> npt.NDArray[Any]:
+    """What counts as the same answer: the class, each label, or the value to 1e-4."""
+    if labels.task is Task.REGRESSION:
+        return np.asarray(np.round(probabilities[:, 0], 3))
+    if labels.task is Task.MULTILABEL:
+        return np.asarray(is_chosen(probabilities)).reshape(-1)
+    return np.asarray(probabilities.argmax(axis=-1))
+
+
+def rows_per_second(networks: dict[str, Network], texts: list[list[str]], *, turns: int = 3) -> dict[str, float]:
+    """Rows a second of each network, from text: the best of some turns taken in alternation, so that load hits all alike."""
+    some = [column[:SPEED_ROWS] for column in texts]
+    best = dict.fromkeys(networks, float("inf"))
+    for name, network in networks.items():
+        logits_of(network, [column[:8] for column in some])
+        best[name] = float("inf")
+    for _ in range(turns):
+        for name, network in networks.items():
+            best[name] = min(best[name], _seconds(partial(logits_of, network, some)))
+    return {name: len(some[0]) / seconds for name, seconds in best.items()}
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def table_of(candidates: list[Checked]) -> str:
+    """The candidates as a Markdown table."""
+    lines = [
+        "| candidate | max abs dp | labels equal | score | original | difference | verdict |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in candidates:
+        paired = one.paired
+        gap = "" if paired.difference is None else f"{paired.difference:+.4f} [{paired.low:+.4f}, {paired.high:+.4f}]"
+        lines.append(
+            f"| {one.name} | {one.max_difference:.1e} | {one.agreement:.2%} | {one.score.text()} | {one.original.text()} | "
+            f"{gap} | {one.refused or 'accepted'} |"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,244 @@
+"""One trained model -> one exported folder, measured before it is published and refused when it is not as good."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tunesmith.encoder.load import load_model
+from tunesmith.encoder.onnx_graph import write_onnx
+from tunesmith.errors import ConfigError, NumericsError
+from tunesmith.export.checked import Checked, check_float, check_quantised, logits_of, rows_per_second, table_of
+from tunesmith.export.evidence_rows import EvidenceRows
+from tunesmith.export.folder_card import export_card
+from tunesmith.export.quantised import Candidate, Feed, onnx_candidates, openvino_candidates, strip_shapes
+from tunesmith.predict.facts import ModelFacts, model_folder_of
+from tunesmith.predict.graph_facts import GRAPHS, GraphFacts
+from tunesmith.predict.graph_network import GraphNetwork, load_onnx, load_openvino
+from tunesmith.predict.model_folder import describe_model
+from tunesmith.predict.network import Network
+from tunesmith.predict.predictor import Predictor
+from tunesmith.predict.stream import make_token_rows
+from tunesmith.predict.torch_network import TorchNetwork, padding_of
+from tunesmith.run.sealed import write_sealed
+from tunesmith.run.writing import make_folder, write_new
+from tunesmith.tokens.token_rows import pad_rows
+
+FORMATS = (*GRAPHS, "torch")
+CALIBRATION_BATCH = 16
+SENSITIVITY_ROWS = 64
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was published, and what was measured before."""
+
+    folder: Path
+    checked: Checked
+    tried: list[Checked]
+    bytes: int
+    original_bytes: int
+    speed: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Original:
+    """The original, loaded once: our predictor with its speed-ups, and the plain module that is exported."""
+
+    predictor: Predictor
+    torch_network: TorchNetwork
+    model: Any
+    facts: ModelFacts
+    rows: EvidenceRows
+    threads: int
+    scratch: Path
+    say: Say
+
+    def network(self, graph_facts: GraphFacts, graph: Path) -> GraphNetwork:
+        """A graph that is not published yet, in its own runtime."""
+        openvino = graph_facts.format.startswith("openvino")
+        infer = (load_openvino if openvino else load_onnx)(graph, self.threads)
+        return GraphNetwork(self.scratch / "folder", graph_facts, infer, "openvino" if openvino else "onnxruntime")
+
+
+def export_model_to(
+    path: str | Path,
+    to: str,
+    output: Path,
+    rows: EvidenceRows,
+    *,
+    max_drop: float = 0.005,
+    say: Say = lambda line: None,
+) -> Exported:
+    """Writes `output`, complete or not at all. A NumericsError carries the table of what was tried."""
+    import torch
+
+    predictor = Predictor.load(path, use_cpu=True)
+    network = predictor.network
+    if not isinstance(network, TorchNetwork):
+        raise ConfigError("is an exported folder", where=str(path), fix="Give the run, or its model/ folder.")
+    if to.endswith("int8") and not rows.calibration:
+        raise ConfigError("int8 is calibrated on training rows, and there are none", fix="Give --train_file.")
+    facts = replace(predictor.facts, max_length=network.max_length)
+    folder = model_folder_of(path).folder
+    model = load_model(folder, facts.labels).model.eval()
+    make_folder(output.parent)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".export-") as scratch:
+        job = _Original(predictor, network, model, facts, rows, torch.get_num_threads(), Path(scratch), say)
+        return _export(job, to, output, folder, max_drop)
+
+
+def _export(job: _Original, to: str, output: Path, source: Path, max_drop: float) -> Exported:
+    built = job.scratch / "folder"
+    built.mkdir()
+    describe_model(job.model, job.torch_network.tokenizer, job.facts)(built)
+    original = logits_of(job.torch_network, job.rows.texts)
+    job.say(f"measuring on {len(job.rows):,} {job.rows.split} rows")
+    graph_facts: GraphFacts | None = None
+    if to == "torch":
+        shutil.copyfile(source / "model.safetensors", built / "model.safetensors")
+        tokenizer = job.torch_network.tokenizer
+        runtime, longest = job.torch_network.runtime, job.torch_network.max_length
+        found: Network = TorchNetwork(job.model, tokenizer, runtime, padding_of(tokenizer), longest)
+        tried = [check_float(to, logits_of(found, job.rows.texts), original, job.rows, job.facts)]
+    else:
+        graph_facts = _graph_facts(job, to)
+        graph = built / graph_facts.graph
+        graph.parent.mkdir()
+        found, tried = _write_graph(job, graph_facts, graph, original, max_drop)
+    if tried[-1].refused is not None:
+        raise NumericsError(
+            f"no {to} export is as good as the original: {tried[-1].refused}\n{table_of(tried)}\n",
+            fix="Use a float format, or accept a larger --max_drop.",
+        )
+    speed = rows_per_second({"tunesmith": job.torch_network, to: found}, job.rows.texts)
+    return _publish(job, to, output, source, graph_facts, tried, speed)
+
+
+def _write_graph(
+    job: _Original, facts: GraphFacts, graph: Path, original: Any, max_drop: float
+) -> tuple[Network, list[Checked]]:
+    """Writes the graph of the wanted format; the candidates that were measured, the last one is on disk."""
+    plain = job.scratch / "float.onnx" if facts.format != "onnx" else graph
+    job.say("writing the ONNX graph")
+    write_onnx(job.model, ["input_ids", "attention_mask", *(["token_type_ids"] if facts.has_types else [])], plain)
+    if not facts.format.endswith("int8"):
+        if facts.format == "openvino":
+            _to_openvino(plain, graph)
+        network = job.network(facts, graph)
+        return network, [check_float(facts.format, logits_of(network, job.rows.texts), original, job.rows, job.facts)]
+    strip_shapes(plain)
+    tried: list[Checked] = []
+    for candidate in _candidates(job, facts, plain):
+        network = _write_candidate(job, facts, candidate, graph)
+        answers = logits_of(network, job.rows.texts)
+        tried.append(check_quantised(candidate.name, answers, original, job.rows, job.facts, max_drop))
+        job.say(f"{candidate.name}: {tried[-1].refused or 'accepted'}")
+        if tried[-1].refused is None:
+            break
+    return network, tried
+
+
+def _candidates(job: _Original, facts: GraphFacts, plain: Path) -> Any:
+    feed = _calibration_feed(job, facts)
+    onnx_facts = replace(facts, format="onnx")
+    some = [column[:SENSITIVITY_ROWS] for column in job.rows.calibration]
+    before = logits_of(job.torch_network, some)
+
+    def change(graph: Path) -> float:
+        return float(np.abs(logits_of(job.network(onnx_facts, graph), some) - before).mean())
+
+    make = openvino_candidates if facts.format.startswith("openvino") else onnx_candidates
+    return make(plain, feed, change, job.scratch)
+
+
+def _write_candidate(job: _Original, facts: GraphFacts, candidate: Candidate, graph: Path) -> GraphNetwork:
+    if not facts.format.startswith("openvino"):
+        candidate.write(graph)
+    else:
+        quantised = job.scratch / "quantised.onnx"
+        candidate.write(quantised)
+        _to_openvino(quantised, graph)
+    return job.network(facts, graph)
+
+
+def _to_openvino(source: Path, graph: Path) -> None:
+    import openvino
+
+    openvino.save_model(openvino.convert_model(str(source)), str(graph), compress_to_fp16=False)
+
+
+def _calibration_feed(job: _Original, facts: GraphFacts) -> Feed:
+    rows = make_token_rows(job.torch_network.encoder.encode(job.rows.calibration), has_types=facts.has_types)
+    fill = {"input_ids": facts.pad_token_id, "token_type_ids": facts.pad_token_type_id}
+    order = np.argsort(rows.lengths, kind="stable")
+    feed = []
+    for start in range(0, len(order), CALIBRATION_BATCH):
+        some = order[start : start + CALIBRATION_BATCH]
+        feed.append(pad_rows(rows.take(some), int(rows.lengths[some].max()), fill, facts.padding_side))
+    return feed
+
+
+def _graph_facts(job: _Original, to: str) -> GraphFacts:
+    tokenizer, network = job.torch_network.tokenizer, job.torch_network
+    if not getattr(tokenizer, "is_fast", False):
+        raise ConfigError(
+            f"{type(tokenizer).__name__} has no tokenizer.json, which a runtime without transformers needs",
+            fix="Use --to torch.",
+        )
+    padding = padding_of(tokenizer)
+    segments = getattr(job.model.config, "type_vocab_size", None)
+    return GraphFacts(
+        format=to,
+        max_length=network.max_length,
+        vocab_size=network.vocab_size,
+        has_types=network.has_types,
+        pairs=not network.has_types or not segments or segments > max(tokenizer("a", "a")["token_type_ids"]),
+        pad_token_id=padding.pad_token_id,
+        pad_token_type_id=padding.pad_token_type_id,
+        padding_side=padding.side,
+        truncation_side=tokenizer.truncation_side,
+        split_special_tokens=bool(tokenizer.split_special_tokens),
+    )
+
+
+def _publish(
+    job: _Original,
+    to: str,
+    output: Path,
+    source: Path,
+    facts: GraphFacts | None,
+    tried: list[Checked],
+    speed: dict[str, float],
+) -> Exported:
+    built = job.scratch / "folder"
+    weights = [file for file in built.rglob("*") if file.suffix in (".onnx", ".bin", ".xml", ".safetensors", ".data")]
+    size = sum(file.stat().st_size for file in weights)
+    before = sum(file.stat().st_size for file in source.glob("*.safetensors"))
+    done = Exported(output, tried[-1], tried, size, before, speed)
+    measured = {
+        "tried": [one.to_json() for one in tried],
+        "bytes": size,
+        "original_bytes": before,
+        "rows_per_second": speed,
+        "threads": job.threads,
+    }
+    if facts is not None:
+        replace(facts, measured=measured).write(built)
+    card = source / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    write_new(built / "README.md", export_card(text, done, to, job.threads, job.facts).encode())
+
+    def fill(folder: Path) -> None:
+        for file in sorted(built.iterdir()):
+            file.rename(folder / file.name)
+
+    write_sealed(output, fill, {"kind": "export"}, bytes_needed=0)
+    return done

@@ -1,0 +1,45 @@
+"""The card of an exported folder: the model's own card, and what was measured of the export."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tunesmith.export.checked import table_of
+from tunesmith.predict.facts import ModelFacts
+
+if TYPE_CHECKING:
+    from tunesmith.export.exporting import Exported
+
+
+def export_card(model_card: str, done: Exported, to: str, threads: int, facts: ModelFacts) -> str:
+    """Markdown; the model's card stays on top with its metadata."""
+    columns = facts.text_columns or ("text",)
+    pair = ', pairs=["..."]' if len(columns) == 2 else ""
+    speed = [f"| {name} | {value:,.0f} |" for name, value in done.speed.items()]
+    lines = [
+        model_card.rstrip() or f"# {to} export",
+        "",
+        f"## Export: {to}",
+        "",
+        f"Measured on {done.checked.rows:,} {done.checked.split} rows against the original before this folder was written.",
+        "Candidates are tried in this order, and the first that is accepted is here. Differences are of the export to the",
+        "original, with a 95% interval of a paired test.",
+        "",
+        table_of(done.tried),
+        "",
+        f"Size: {done.bytes / 1e6:,.1f} MB (original {done.original_bytes / 1e6:,.1f} MB).",
+        "",
+        f"Rows a second from text on the CPU, {threads} thread(s) each, best of 3 alternating turns:",
+        "",
+        "| | rows/s |",
+        "|---|---|",
+        *speed,
+        "",
+        "```python",
+        "from tunesmith import Predictor  # needs no torch: pip install 'tunesmith[runtime]'",
+        "",
+        f'Predictor.load("{done.folder.name}").predict(["..."]{pair})',
+        "```",
+        "",
+    ]
+    return "\n".join(lines)

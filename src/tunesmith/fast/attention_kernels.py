@@ -1,0 +1,198 @@
+"""Attention of packed stretches as GPU kernels, for rows far shorter than a tile of flash attention's (triton).
+
+Flash attention works in tiles of 128 by 128; a row of 50 tokens fills a sixth of one. Here tiles are 64 by 64, the backward
+pass is one kernel, and what is dropped is drawn again instead of kept. Softmax is in float32, products in the type given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from tunesmith.fast.triton_kernels import is_kept
+
+_TILE = 64
+_MANY = 400
+"""Pairs of row and head that fill a GPU's multiprocessors three times over."""
+
+
+@triton.jit
+def _load_rows(base, first, row, length, stride, head, D: tl.constexpr):
+    at = (first + row)[:, None] * stride + head * D + tl.arange(0, D)[None, :]
+    return tl.load(base + at, mask=(row < length)[:, None], other=0.0)
+
+
+@triton.jit
+def _store_rows(base, value, first, row, length, stride, head, D: tl.constexpr):
+    at = (first + row)[:, None] * stride + head * D + tl.arange(0, D)[None, :]
+    tl.store(base + at, value, mask=(row < length)[:, None])
+
+
+@triton.jit
+def _kept_pairs(seed, first, row, column, head, heads, drop):
+    place = ((first + row) * heads + head)[:, None] * 4096 + column[None, :]
+    return is_kept(seed, place, drop)
+
+
+@triton.jit(do_not_specialize=["call"])
+def _forward(
+    q, k, v, out, lse, seeds, q_bounds, k_bounds, call, scale, drop, q_stride, k_stride, heads,
+    D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    stretch, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    q_first = tl.load(q_bounds + stretch)
+    q_length = tl.load(q_bounds + stretch + 1) - q_first
+    if block * TILE >= q_length:
+        return
+    k_first = tl.load(k_bounds + stretch)
+    k_length = tl.load(k_bounds + stretch + 1) - k_first
+    row = block * TILE + tl.arange(0, TILE)
+    queries = _load_rows(q, q_first, row, q_length, q_stride, head, D)
+    top = tl.full((TILE,), -1e30, tl.float32)
+    total = tl.zeros((TILE,), tl.float32)
+    result = tl.zeros((TILE, D), tl.float32)
+    for start in range(0, k_length, TILE):
+        column = start + tl.arange(0, TILE)
+        keys = _load_rows(k, k_first, column, k_length, k_stride, head, D)
+        values = _load_rows(v, k_first, column, k_length, k_stride, head, D)
+        scores = tl.where((column < k_length)[None, :], tl.dot(queries, tl.trans(keys)) * scale, -1e30)
+        higher = tl.maximum(top, tl.max(scores, 1))
+        share = tl.exp(scores - higher[:, None])
+        fade = tl.exp(top - higher)
+        total = total * fade + tl.sum(share, 1)
+        if DROP:
+            kept = _kept_pairs(tl.load(seeds + call), q_first, row, column, head, heads, drop)
+            share = tl.where(kept, share / (1.0 - drop), 0.0)
+        result = result * fade[:, None] + tl.dot(share.to(values.dtype), values)
+        top = higher
+    _store_rows(out, result / total[:, None], q_first, row, q_length, heads * D, head, D)
+    tl.store(lse + (q_first + row) * heads + head, top + tl.log(total), mask=row < q_length)
+
+
+@triton.jit
+def _shares(
+    queries, keys, values, d_out, norm, delta, q_first, row, column, k_length, seed, head, heads, scale, drop,
+    DROP: tl.constexpr,
+):  # fmt: skip
+    """(attention weights after dropout, gradient of the scores), both (queries, keys)."""
+    scores = tl.dot(queries, tl.trans(keys)) * scale
+    share = tl.where((column < k_length)[None, :], tl.exp(scores - norm[:, None]), 0.0)
+    d_share = tl.dot(d_out, tl.trans(values))
+    used = share
+    if DROP:
+        kept = _kept_pairs(seed, q_first, row, column, head, heads, drop)
+        used = tl.where(kept, share / (1.0 - drop), 0.0)
+        d_share = tl.where(kept, d_share / (1.0 - drop), 0.0)
+    return used, share * (d_share - delta[:, None]) * scale
+
+
+@triton.jit
+def _key_gradients(
+    d_out, q, k, v, out, lse, d_q, d_k, d_v, seed, q_first, q_length, k_first, k_length, block, scale, drop, q_stride,
+    k_stride, heads, head, whole, D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    """Those of one tile of keys and values; of the queries too, where the row is one tile and `whole` says so."""
+    column = block * TILE + tl.arange(0, TILE)
+    keys = _load_rows(k, k_first, column, k_length, k_stride, head, D)
+    values = _load_rows(v, k_first, column, k_length, k_stride, head, D)
+    d_keys = tl.zeros((TILE, D), tl.float32)
+    d_values = tl.zeros((TILE, D), tl.float32)
+    for start in range(0, q_length, TILE):
+        row = start + tl.arange(0, TILE)
+        queries = _load_rows(q, q_first, row, q_length, q_stride, head, D)
+        given = _load_rows(d_out, q_first, row, q_length, heads * D, head, D)
+        result = _load_rows(out, q_first, row, q_length, heads * D, head, D)
+        delta = tl.sum(given.to(tl.float32) * result.to(tl.float32), 1)
+        norm = tl.load(lse + (q_first + row) * heads + head, mask=row < q_length, other=0.0)
+        used, d_scores = _shares(
+            queries, keys, values, given, norm, delta, q_first, row, column, k_length, seed, head, heads, scale, drop, DROP
+        )  # fmt: skip
+        d_values += tl.dot(tl.trans(used.to(given.dtype)), given)
+        d_keys += tl.dot(tl.trans(d_scores.to(queries.dtype)), queries)
+        if whole:
+            _store_rows(d_q, tl.dot(d_scores.to(keys.dtype), keys), q_first, row, q_length, q_stride, head, D)
+    _store_rows(d_k, d_keys, k_first, column, k_length, k_stride, head, D)
+    _store_rows(d_v, d_values, k_first, column, k_length, k_stride, head, D)
+
+
+@triton.jit
+def _query_gradients(
+    d_out, q, k, v, out, lse, d_q, seed, q_first, q_length, k_first, k_length, block, scale, drop, q_stride, k_stride,
+    heads, head, D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr,
+):  # fmt: skip
+    """Those of one tile of queries."""
+    row = block * TILE + tl.arange(0, TILE)
+    queries = _load_rows(q, q_first, row, q_length, q_stride, head, D)
+    given = _load_rows(d_out, q_first, row, q_length, heads * D, head, D)
+    result = _load_rows(out, q_first, row, q_length, heads * D, head, D)
+    delta = tl.sum(given.to(tl.float32) * result.to(tl.float32), 1)
+    norm = tl.load(lse + (q_first + row) * heads + head, mask=row < q_length, other=0.0)
+    d_queries = tl.zeros((TILE, D), tl.float32)
+    for start in range(0, k_length, TILE):
+        column = start + tl.arange(0, TILE)
+        keys = _load_rows(k, k_first, column, k_length, k_stride, head, D)
+        values = _load_rows(v, k_first, column, k_length, k_stride, head, D)
+        _, d_scores = _shares(
+            queries, keys, values, given, norm, delta, q_first, row, column, k_length, seed, head, heads, scale, drop, DROP
+        )  # fmt: skip
+        d_queries += tl.dot(d_scores.to(keys.dtype), keys)
+    _store_rows(d_q, d_queries, q_first, row, q_length, q_stride, head, D)
+
+
+@triton.jit(do_not_specialize=["call", "blocks"])
+def _backward(
+    d_out, q, k, v, out, lse, d_q, d_k, d_v, seeds, q_bounds, k_bounds, call, scale, drop, q_stride, k_stride, heads, blocks,
+    D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr, MERGE: tl.constexpr,
+):  # fmt: skip
+    # With programs to spare, keys and queries of a row go to two; with many rows one does both with the same scores.
+    stretch, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    q_first = tl.load(q_bounds + stretch)
+    q_length = tl.load(q_bounds + stretch + 1) - q_first
+    k_first = tl.load(k_bounds + stretch)
+    k_length = tl.load(k_bounds + stretch + 1) - k_first
+    seed = tl.load(seeds + call)
+    whole = MERGE and (q_length <= TILE) & (k_length <= TILE)
+    if part < blocks:
+        if part * TILE < k_length:
+            _key_gradients(
+                d_out, q, k, v, out, lse, d_q, d_k, d_v, seed, q_first, q_length, k_first, k_length, part, scale, drop,
+                q_stride, k_stride, heads, head, whole, D, TILE, DROP,
+            )  # fmt: skip
+    elif ((part - blocks) * TILE < q_length) & (not whole):
+        _query_gradients(
+            d_out, q, k, v, out, lse, d_q, seed, q_first, q_length, k_first, k_length, part - blocks, scale, drop,
+            q_stride, k_stride, heads, head, D, TILE, DROP,
+        )  # fmt: skip
+
+
+def attention_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_bounds: torch.Tensor, k_bounds: torch.Tensor, *,
+    q_longest: int, scale: float, drop: float, seeds: torch.Tensor, call: int,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """(output, log of the softmax's sum) for (tokens, heads, size) with any stride between tokens; k's is v's."""
+    tokens, heads, size = q.shape
+    out = torch.empty(tokens, heads, size, dtype=q.dtype, device=q.device)
+    lse = torch.empty(tokens, heads, device=q.device)
+    grid = (q_bounds.shape[0] - 1, heads, int(triton.cdiv(q_longest, _TILE)))
+    _forward[grid](
+        q, k, v, out, lse, seeds, q_bounds, k_bounds, call, scale, drop, q.stride(0), k.stride(0), heads,
+        D=size, TILE=_TILE, DROP=drop > 0, num_warps=4,
+    )  # fmt: skip
+    return out, lse
+
+
+def attention_backward(
+    d_out: torch.Tensor, q: Any, k: Any, v: Any, out: torch.Tensor, lse: torch.Tensor, into: tuple[Any, ...],
+    q_bounds: torch.Tensor, k_bounds: torch.Tensor, *,
+    longest: int, scale: float, drop: float, seeds: torch.Tensor, call: int,
+) -> None:  # fmt: skip
+    """Writes the gradients of q, k and v into `into`, whose strides are theirs."""
+    heads, size = q.shape[1:]
+    blocks = int(triton.cdiv(longest, _TILE))
+    _backward[(k_bounds.shape[0] - 1, heads, 2 * blocks)](
+        d_out, q, k, v, out, lse, *into, seeds, q_bounds, k_bounds, call, scale, drop, q.stride(0), k.stride(0), heads,
+        blocks, D=size, TILE=_TILE, DROP=drop > 0, MERGE=(k_bounds.shape[0] - 1) * heads > _MANY, num_warps=4,
+    )  # fmt: skip

@@ -1,0 +1,178 @@
+"""Whole optimizer steps as CUDA graphs: one launch a step, one graph for each shape of window."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tunesmith.errors import short_text
+from tunesmith.fast.length_buckets import no_host_randomness
+from tunesmith.fast.packing import Layout
+from tunesmith.tokens.batches import Batch, tensors_of, views_of, with_tensors
+
+log = logging.getLogger(__name__)
+
+Body = Callable[[list[Batch], torch.Tensor, torch.Tensor], torch.Tensor]
+"""(micro-batches on the device, learning rate, factor of the summed loss) -> the step's numbers, after the update."""
+Shape = tuple[Any, ...]
+
+MOST = 48
+"""Captures of a run. Each graph holds the nodes of a step (some MB on the host); all share one pool of device memory."""
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: Any
+    batches: list[Batch]
+    numbers: torch.Tensor
+
+
+class StepGraphs:
+    """Captures a step when its shape comes for the second time; the first runs as it is and warms everything up.
+
+    A captured step reads its batch, rate and factor from fixed places on the device and draws its dropout from torch's
+    generator as it is seeded before the replay, so a step gives the same bits captured or not, and resumes exactly.
+    """
+
+    def __init__(self, device: torch.device, before: Callable[[], None] | None = None, *, padded: bool = False) -> None:
+        self._device, self._padded = device, padded
+        self.before = [] if before is None else [before]
+        """Called before every replay."""
+        self._around: Hashable = None
+        self._pool: Any = None
+        self._seen: Counter[Shape] = Counter()
+        self._captures = 0
+        self._graphs: dict[Shape, _Captured] = {}
+        self._rate = torch.zeros((), dtype=torch.float64, device=device)
+        self._factor = torch.zeros((), device=device)
+        self.off = False
+        """Set after a capture that failed; steps run uncaptured from then on."""
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def run(
+        self, batches: tuple[Batch, ...], rate: float, factor: float, body: Body, around: Hashable = ()
+    ) -> torch.Tensor | None:
+        """The numbers of the step, replayed; None when it is to be run uncaptured, as always while `around` is None.
+
+        `around` is what the body has built in: what was captured before it changed is of no use any more.
+        """
+        shape = tuple(_shape_of(batch, padded=self._padded) for batch in batches)
+        if self.off or None in shape or around is None:
+            return None
+        if around != self._around:
+            self._around = around
+            self._seen.clear()
+            self.close()
+        captured = self._graphs.get(shape)
+        if captured is None:
+            self._seen[shape] += 1
+            if self._seen[shape] < 2 or self._captures >= MOST:
+                return None
+            self._captures += 1
+            captured = self._capture(batches, body)
+            if captured is None:
+                return None
+            self._graphs[shape] = captured
+        for prepare in self.before:
+            prepare()
+        self._rate.fill_(rate)
+        self._factor.fill_(factor)
+        for fixed, batch in zip(captured.batches, batches, strict=True):
+            _copy_into(fixed, batch)
+        captured.graph.replay()
+        return captured.numbers.clone()
+
+    def _capture(self, batches: tuple[Batch, ...], body: Body) -> _Captured | None:
+        fixed = [_place(batch, self._device) for batch in batches]
+        numbers = torch.zeros(3, device=self._device)
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            # Other threads go on (batches are pinned, checkpoints copied): only this one must not touch the device.
+            capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+            with no_host_randomness(), capture:
+                numbers.copy_(body(fixed, self._rate, self._factor))
+        except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
+            log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", short_text(error))
+            self._give_up()
+            return None
+        return _Captured(graph, fixed, numbers)
+
+    def let_go(self) -> bool:
+        """Frees what captured steps hold, where there are any: the memory did not suffice for them and an uncaptured one."""
+        if not self._graphs:
+            return False
+        log.warning("out of memory: the captured steps are let go, and steps run uncaptured, which needs less")
+        self.off = True
+        self.close()
+        return True
+
+    def close(self) -> None:
+        """Gives back what captured steps hold."""
+        if not self._graphs:
+            return
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._graphs.clear()
+        self._pool = None
+
+    def _give_up(self) -> None:
+        """Leaves the device as if nothing had been captured; the generator of a broken capture would refuse to draw."""
+        self.off = True
+        self._graphs.clear()
+        torch.cuda.synchronize()
+        fresh = torch.Generator(device=self._device)
+        torch.cuda.default_generators[self._device.index or 0].graphsafe_set_state(fresh)
+
+
+def bucket_of(tokens: int, longest: int, finest: int = 64) -> tuple[int, int, int]:
+    """(tokens to fill a packed batch up to, bound of its longest stretch, stretches of filling).
+
+    Few shapes, about an eighth of filling at most, no stretch of it longer than rows are. `finest` is the smallest bound: 128
+    makes fewer shapes, where attention does not pay for the difference.
+    """
+    step = max(64, 2 ** (tokens.bit_length() - (5 if tokens > 4096 else 4)))
+    fillers = step // 64
+    total = ((tokens + fillers - 1) // step + 1) * step
+    multiple = finest if longest <= 128 else 128
+    return total, max(128 if step > 64 else finest, -(-longest // multiple) * multiple), fillers
+
+
+def _shape_of(batch: Batch, *, padded: bool = False) -> Shape | None:
+    """What must be equal for two batches to share a graph; None for a batch that is not packed, unless `padded`."""
+    layout = batch.inputs.get("layout")
+    if batch.labels is None or not (padded or isinstance(layout, Layout)):
+        return None
+    tensors = [(n, tuple(t.shape), t.dtype) for n, t in sorted(batch.inputs.items()) if isinstance(t, torch.Tensor)]
+    if len(tensors) + isinstance(layout, Layout) != len(batch.inputs):
+        return None
+    labels = (tuple(batch.labels.shape), batch.labels.dtype)
+    if not isinstance(layout, Layout):
+        return (*tensors, labels)
+    return (*tensors, labels, layout.longest, tuple(layout.bounds.shape), tuple(layout.order.shape))
+
+
+def _place(batch: Batch, device: torch.device) -> Batch:
+    """A batch of the same shapes on the device, with memory of its own."""
+    tensors = tensors_of(batch)
+    if batch.block is None:
+        return with_tensors(batch, [tensor.to(device, copy=True) for tensor in tensors])
+    block = batch.block.to(device)
+    return with_tensors(batch, views_of(block, tensors), block=block)
+
+
+def _copy_into(fixed: Batch, batch: Batch) -> None:
+    """The batch's values in the memory that a graph reads."""
+    if fixed.block is not None and batch.block is not None:
+        fixed.block.copy_(batch.block, non_blocking=True)
+        return
+    for place, value in zip(tensors_of(fixed), tensors_of(batch), strict=True):
+        place.copy_(value, non_blocking=True)

@@ -1,0 +1,286 @@
+"""Which exact speed-ups a run uses. Each computes what the plain step computes; what is off says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from tunesmith.encoder.families import anatomy_of
+from tunesmith.encoder.recognition import hook_tables, is_watched
+from tunesmith.errors import ConfigError
+from tunesmith.fast import cls_only, padding_free, vocabulary
+from tunesmith.fast.cpu_speed import enable_cpu_speed
+from tunesmith.fast.fused_layers import FusedLayers
+from tunesmith.fast.graphs import StepGraphs
+from tunesmith.fast.layer_parts import why_not_fused
+from tunesmith.fast.length_buckets import bucketed, is_too_wide, why_not_captured
+from tunesmith.fast.packed_batches import Packing, collated, is_packed
+from tunesmith.fast.packing import FILLER
+from tunesmith.fast.vocabulary import VocabularyCut
+from tunesmith.ranks.runtime import Precision
+from tunesmith.tokens.batches import Batch, Collate, Padding
+from tunesmith.tokens.order import Sampling
+from tunesmith.tokens.token_rows import TokenRows
+
+Wish = Literal["auto", "on", "off"]
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+ON_A_GPU = ("fused_layers", "cuda_graphs")
+"""What nobody misses on a CPU: not said there."""
+
+
+@dataclass
+class Strategies:
+    """What was switched on. `train_collate` is for training batches, `collate` for evaluation (whole vocabulary)."""
+
+    model: nn.Module
+    padding: Padding
+    train_collate: Collate
+    collate: Collate
+    cut: VocabularyCut | None
+    on: tuple[str, ...]
+    notes: tuple[str, ...]
+    parts: dict[str, Any]
+    """By the name of its option, what can be enabled and disabled."""
+    graphs: StepGraphs | None = None
+    fused: FusedLayers | None = None
+    dropped: set[str] = field(default_factory=set)
+    """Options of what was taken off since."""
+
+    def __post_init__(self) -> None:
+        _IN_FORCE[id(self.model)] = self
+
+    def best_order(self, device: torch.device) -> Sampling:
+        """The order of rows where nobody asked for one: on a GPU batches without padding need no rows of similar length."""
+        return "random" if device.type == "cuda" and "padding_free" in self.parts else "group_by_length"
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether no code of the user's runs between two steps, so that the model stays what it was."""
+        return self.fused is not None and self.fused.kept_fresh
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside, the model has its whole vocabulary."""
+        return nullcontext() if self.cut is None else self.cut.whole()
+
+    def why_not(self, name: str) -> str | None:
+        """Why a part that was switched on may not stay on: the model is no longer what it was."""
+        asked = {
+            "padding_free": padding_free.supports,
+            "cls_only_last_layer": cls_only.supports,
+            "fused_layers": why_not_fused,
+        }
+        return asked[name](self.model) if name in asked else None
+
+    @contextmanager
+    def without(self, names: Iterable[str]) -> Iterator[None]:
+        """Inside, these parts are off."""
+        off = [name for name in self.parts if name in names]
+        for name in off:
+            self.parts[name].disable()
+        first = self.fused is not None and self.fused.first_token_only
+        if self.fused is not None:
+            self.fused.first_token_only = first and "cls_only_last_layer" not in off
+        try:
+            yield
+        finally:
+            for name in off:
+                self.parts[name].enable()
+            if self.fused is not None:
+                self.fused.first_token_only = first
+
+    def drop(self, name: str) -> None:
+        """Takes a part off for good; batches that are packed already are taken apart by `adapted`."""
+        self.dropped.add(name)
+        self.parts.pop(name).disable()
+        if name == "cls_only_last_layer" and self.fused is not None:
+            self.fused.first_token_only = False
+        if name == "fused_layers":
+            self.fused = None
+        if name == "padding_free":
+            self.collate = self.train_collate = self.padding
+        if name == "length_buckets":
+            self.train_collate = self.padding
+
+    def forget_cut(self) -> None:
+        """The whole vocabulary is trained from now on; the model has its table back already."""
+        self.dropped.add("restrict_vocabulary")
+        self.parts.pop("restrict_vocabulary", None)
+        self.cut = None
+
+    def adapted(self, batch: Batch) -> Batch:
+        """The micro-batch as the model takes it now."""
+        packed = is_packed(batch)
+        unfit = packed if "padding_free" in self.dropped else "length_buckets" in self.dropped and is_too_wide(batch)
+        return collated(batch, self.padding) if unfit else batch
+
+    def disable(self) -> None:
+        """Leaves the model as it was, with its whole vocabulary, and the memory of captured steps to others."""
+        if self.graphs is not None:
+            self.graphs.close()
+        if self.cut is not None:
+            self.parts.pop("restrict_vocabulary").restore()
+            self.cut = None
+        while self.parts:
+            self.parts.popitem()[1].disable()
+        if _IN_FORCE.get(id(self.model)) is self:
+            del _IN_FORCE[id(self.model)]
+
+
+_IN_FORCE: WeakValueDictionary[int, Strategies] = WeakValueDictionary()
+"""By the id of the model, which lives as long as they do."""
+
+
+def strategies_of(model: nn.Module) -> Strategies | None:
+    """What `choose_strategies` applied to this model, as long as it is in use."""
+    return _IN_FORCE.get(id(model))
+
+
+def choose_strategies(
+    model: nn.Module,
+    rows: TokenRows | None,
+    padding: Padding,
+    *,
+    device: torch.device,
+    sharded: bool = False,
+    world: int = 1,
+    precision: Precision = "no",
+    pack_rows: Wish = "auto",
+    first_token_only: Wish = "auto",
+    restrict_vocabulary: Wish = "auto",
+    fused_layers: Wish = "auto",
+    cuda_graphs: Wish = "auto",
+    longest: int | None = None,
+) -> Strategies:
+    """Applies to the model what it supports and was not refused. Call it before the optimizer is made.
+
+    `sharded`: the weights are, or will be, dealt out over the ranks. `longest`: tokens of a row, where `rows` is None.
+    """
+    notes, on, applied = list[str](), list[str](), dict[str, Any]()
+    collate, parts = cast(Any, padding), "the weights are sharded (fsdp)" if sharded else None
+    padded = _why_padded(padding) or _repeats_layers(model) or padding_free.supports(model)
+    if _wanted("padding_free", pack_rows, parts or padded, notes):
+        applied["padding_free"] = free = padding_free.enable_padding_free(model)
+        collate = Packing(free.first_position, free.keys, free.skipped_id)
+        on.append("padding-free")
+    whole = parts or _repeats_layers(model) or _why_not_cut_layer(model, "padding_free" in applied)
+    if _wanted("cls_only_last_layer", first_token_only, whole, notes):
+        applied["cls_only_last_layer"] = cls_only.enable_first_token_only(model)
+        on.append("last layer for the first token only")
+    packed, fused, graphs, cut = "padding_free" in applied, None, None, None
+    if _wanted("fused_layers", fused_layers, _no_fusing(model, device, precision, packed), notes):
+        first = "cls_only_last_layer" in applied
+        applied["fused_layers"] = fused = FusedLayers(model, HALF[precision], first_token_only=first)
+        on.append("fused layers")
+    unknown = None if packed or device.type != "cuda" else why_not_captured(model)
+    if _wanted("cuda_graphs", cuda_graphs, _no_graphs(device, world, unknown), notes):
+        graphs = StepGraphs(device, before=None if fused is None else fused.refresh_if_changed, padded=not packed)
+        on.append("one launch a step")
+    shaped = collate if graphs is None else _shaped(collate, fused, rows, longest, applied)
+    whole = parts or _no_cut(model, rows, restrict_vocabulary)
+    if rows is not None and _wanted("restrict_vocabulary", restrict_vocabulary, whole, notes):
+        applied["restrict_vocabulary"] = cut = VocabularyCut.apply(model, _ids_of_batches(model, rows, padding))
+        on.append(f"vocabulary of {len(cut.ids)} of {cut.size} tokens")
+    if device.type == "cpu" and not sharded:
+        applied["cpu_parts"] = enable_cpu_speed(model)
+    told = _worth_telling(notes, device)
+    return Strategies(model, padding, shaped, collate, cut, tuple(on), told, applied, graphs, fused)
+
+
+def _why_padded(padding: Padding) -> str | None:
+    """Why rows must stay padded as they are, whatever the model."""
+    if padding.fixed_length or padding.multiple_of:
+        return "rows of a fixed length were asked for"
+    # The positions of padding count, and a head that reads the first token reads padding: not what packed rows give.
+    return "rows are padded on the left" if padding.side == "left" else None
+
+
+def _shaped(
+    collate: Any, fused: FusedLayers | None, rows: TokenRows | None, longest: int | None, applied: dict[str, Any]
+) -> Collate:
+    """Batches of few shapes: packed ones filled up, padded ones in buckets where it is known where rows end."""
+    if isinstance(collate, Packing):  # fused attention ends with each row
+        return replace(collate, filled=True, finest=64 if fused is None else 128)
+    longest = longest if rows is None else int(rows.lengths.max(initial=0))
+    if not longest or collate.fixed_length or collate.multiple_of:
+        return collate  # type: ignore[no-any-return]
+    made = bucketed(collate, longest)
+    applied["length_buckets"] = made.switch
+    return made
+
+
+def _worth_telling(notes: list[str], device: torch.device) -> tuple[str, ...]:
+    return tuple(note for note in notes if device.type == "cuda" or not note.startswith(ON_A_GPU))
+
+
+def _repeats_layers(model: nn.Module) -> str | None:
+    again = getattr(model, "is_gradient_checkpointing", False)
+    return "gradient checkpointing repeats layers" if again else None
+
+
+def _ids_of_batches(model: nn.Module, rows: TokenRows, padding: Padding) -> npt.NDArray[np.int64]:
+    """Every id a batch can hold: those of the rows, of padding, and of what fills up a packed batch."""
+    used = rows.used_ids(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+    return np.union1d(used, [padding.pad_token_id, FILLER])
+
+
+def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, packed: bool) -> str | None:
+    if device.type != "cuda":
+        return "they are for a GPU"
+    if any(p.device.type != "cuda" for p in model.parameters()):
+        return "the model is not on the GPU yet"
+    if precision not in HALF:
+        return "they are for bf16 and fp16"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "this GPU is older than compute capability 8.0"
+    return why_not_fused(model) or (None if packed else "rows are padded")
+
+
+def _no_graphs(device: torch.device, world: int, unknown: str | None) -> str | None:
+    if device.type != "cuda":
+        return "they are for a GPU"
+    return "several ranks exchange gradients inside the step" if world > 1 else unknown
+
+
+def _why_not_cut_layer(model: nn.Module, packed: bool) -> str | None:
+    reason = cls_only.supports(model)
+    if reason is None and not packed and anatomy_of(model).family.relative:
+        return "with attention by distances it is for batches without padding"
+    return reason
+
+
+def _why_not_cut(model: nn.Module) -> str | None:
+    return vocabulary.supports(model) or (
+        "hooks listen to its modules" if is_watched(hook_tables(model.modules())) else None
+    )
+
+
+def _no_cut(model: nn.Module, rows: TokenRows | None, wish: Wish) -> str | None:
+    reason = _why_not_cut(model)
+    if reason or rows is None:
+        return reason
+    embedding = model.get_input_embeddings()  # type: ignore[operator]
+    if not embedding.weight.requires_grad:
+        return "the embeddings are frozen"
+    used = len(rows.used_ids(embedding.num_embeddings))
+    pays = used < 0.9 * embedding.num_embeddings or wish == "on"
+    return None if pays else "the data uses nearly the whole vocabulary"
+
+
+def _wanted(name: str, wish: Wish, reason: str | None, notes: list[str]) -> bool:
+    """Whether to switch it on; "on" where it cannot be is an error, "auto" a note."""
+    if wish == "off":
+        return False
+    if reason is None:
+        return True
+    if wish == "on":
+        raise ConfigError(f"--{name} on is not possible: {reason}")
+    notes.append(f"{name} is off: {reason}")
+    return False

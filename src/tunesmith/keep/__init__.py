@@ -1,0 +1,1 @@
+"""What keeps a run safe on disk: checkpoints, snapshots, the keeper, resuming."""

@@ -1,0 +1,255 @@
+"""A checkpoint: every piece of a TrainState in a sealed folder. safetensors and JSON only: nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from tunesmith.engine.seed import generator_states, restore_generators
+from tunesmith.engine.state import TrainState
+from tunesmith.engine.stopping import BestSoFar
+from tunesmith.errors import CheckpointError
+from tunesmith.files import MAX_JSON_BYTES, read_plain
+from tunesmith.keep.optimizer_state import pack_optimizer, unpack_optimizer
+from tunesmith.keep.snapshot import STATE, WEIGHTS, Snapshot
+from tunesmith.keep.weight_files import (
+    contiguous,
+    copy_weights,
+    load_weights,
+    read_weights,
+    require_finite,
+    weight_files,
+)
+from tunesmith.run.sealed import read_manifest
+
+OPTIMIZER, GENERATORS = "optimizer.safetensors", "generators.safetensors"
+PIECES = (OPTIMIZER, GENERATORS, STATE)
+"""Beside the weights (weight_files.py)."""
+MARK = "sha256:"
+VOCABULARY = "vocabulary.safetensors"
+"""Only where weight decay shrinks embedding rows that do not occur in the data: their values before any decay."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a checkpoint belongs to. A resume compares it, piece by piece."""
+
+    run_id: str
+    data: str
+    config: dict[str, Any]
+    labels: dict[str, Any]
+    versions: dict[str, str | None]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict for the manifest."""
+        return {
+            "run_id": self.run_id,
+            "data": self.data,
+            "config": self.config,
+            "labels": self.labels,
+            "versions": self.versions,
+        }
+
+
+def save_checkpoint(
+    folder: Path, state: TrainState, identity: Identity, *, describe: Callable[[Path], None] | None = None
+) -> None:
+    """Publishes the state as `folder`. `describe` writes what makes it loadable elsewhere (config, tokenizer).
+
+    All ranks call it; rank 0 alone writes, between two barriers.
+    """
+    snapshot = capture(state, identity)
+    if snapshot is not None:
+        snapshot.write(folder, describe)
+    state.runtime.barrier()
+
+
+def capture(state: TrainState, identity: Identity) -> Snapshot | None:
+    """What a checkpoint of this moment holds, on rank 0; None on the others. All ranks call it.
+
+    Tensors that are on the CPU already are the run's own: whoever goes on training copies them first.
+    """
+    state.require_whole("they are not saved")
+    generators = state.runtime.gather_objects(generator_states(state.runtime.device))
+    if not state.runtime.is_main and state.runtime.sharding is None:
+        return None
+    # sharded tensors are gathered here and below: all ranks take part
+    weights = weight_files(state.model, _whole_tensors(state))
+    tensors, plain = pack_optimizer(state.optimizer)
+    tensors = contiguous(tensors)
+    if not state.runtime.is_main:
+        return None
+    for held in weights.values():
+        require_finite(held, state.step)
+    files = {
+        **weights,
+        OPTIMIZER: tensors,
+        GENERATORS: {f"{k}.{r}": v for r, g in enumerate(generators) for k, v in g["tensors"].items()},
+    }
+    if state.cut is not None and float(state.cut.kept) != 1.0:
+        files[VOCABULARY] = state.cut.state_dict()
+    text = json.dumps(_plain_state(state, plain, generators), allow_nan=False)
+    return Snapshot(files, text, {"kind": "checkpoint", "step": state.step, **identity.to_json()})
+
+
+def full_weights(state: TrainState) -> dict[str, torch.Tensor]:
+    """The model's tensors as transformers stores them, on the CPU, with the whole vocabulary."""
+    return contiguous(_whole_tensors(state))
+
+
+def _whole_tensors(state: TrainState) -> dict[str, torch.Tensor]:
+    tensors: dict[str, torch.Tensor] = state.model.state_dict()
+    if state.cut is not None:
+        tensors[_embedding_name(state.model)] = state.cut.table()
+    return tensors
+
+
+def bytes_of(state: TrainState) -> tuple[int, int]:
+    """(bytes of the weights, bytes of a whole checkpoint) to be expected on disk."""
+    weights = sum(t.numel() * t.element_size() for t in state.model.state_dict().values())
+    if state.cut is not None:
+        whole = state.cut.size * int(state.model.get_input_embeddings().weight.shape[1]) * 4  # type: ignore[operator]
+        weights += whole * (2 if state.cut_decay else 1)
+    moments = sum(2 * p.numel() * p.element_size() for g in state.optimizer.param_groups for p in g["params"])
+    return weights, weights + moments
+
+
+def _embedding_name(model: nn.Module) -> str:
+    weight = model.get_input_embeddings().weight  # type: ignore[operator]
+    return next(name for name, parameter in model.named_parameters() if parameter is weight)
+
+
+def _plain_state(state: TrainState, optimizer: dict[str, Any], generators: list[dict[str, Any]]) -> dict[str, Any]:
+    scale = state.loss_scale
+    return {
+        "step": state.step,
+        "progress": state.progress.to_json(),
+        "rows_limit": state.rows_limit,
+        "evaluation_due": state.evaluation_due,
+        "vocabulary": None if state.cut is None else "decayed" if float(state.cut.kept) != 1.0 else "plain",
+        "vocabulary_given_up": state.strategies is not None and "restrict_vocabulary" in state.strategies.dropped,
+        "loss_scale": None if scale is None else [float(scale.scale), int(scale.good_steps)],
+        "optimizer": optimizer,
+        "generators": [g["plain"] for g in generators],
+        "extra": state.extra,
+    }
+
+
+def _read_state(file: Path) -> dict[str, Any]:
+    try:
+        plain = json.loads(read_plain(file, MAX_JSON_BYTES)) if file.is_file() else {}
+    except (ValueError, RecursionError):
+        plain = None
+    if not isinstance(plain, dict):
+        raise CheckpointError("is not the state of a run", where=str(file))
+    return plain
+
+
+def load_checkpoint(folder: Path, state: TrainState, *, settings: bool = True) -> None:
+    """Puts a verified checkpoint into the state. A missing piece is refused: a resume is whole or it is none.
+
+    Without `settings` the optimizer's groups (rate, decay, ...) stay as this run has made them.
+    """
+    plain = _read_state(folder / STATE)
+    for piece in (*PIECES, VOCABULARY) if plain.get("vocabulary") == "decayed" else PIECES:
+        if not (folder / piece).is_file():
+            raise CheckpointError(
+                f"has no {piece}, so the run cannot go on exactly from it",
+                where=str(folder),
+                fix=f"To start a new run from its weights: --model_name_or_path {folder} and another --output_dir.",
+            )
+    try:
+        _load_pieces(folder, state, plain, settings=settings)
+    except (KeyError, IndexError, TypeError, ValueError, SafetensorError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"does not hold a whole state: {error}", where=str(folder)) from error
+
+
+def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, settings: bool) -> None:
+    if plain.get("vocabulary_given_up") and state.cut is not None:
+        state.stop_cutting("it was off when the checkpoint was saved")
+    if (plain["vocabulary"] is None) != (state.cut is None):
+        raise CheckpointError(
+            "has a cut vocabulary on one side only (restrict_vocabulary, which fsdp switches off)", where=str(folder)
+        )
+    _load_weights_into(state, folder)
+    tensors = load_file(folder / OPTIMIZER)
+    unpack_optimizer(state.optimizer, tensors, plain["optimizer"], str(folder), settings=settings)
+    state.step = int(plain["step"])
+    state.phase = "done"
+    state.optimizer.zero_grad(set_to_none=True)
+    state.progress = BestSoFar(**plain["progress"])
+    state.rows_limit = plain["rows_limit"]
+    state.evaluation_due = bool(plain.get("evaluation_due", False))
+    state.extra = plain["extra"]
+    if state.loss_scale is not None and plain["loss_scale"] is not None:
+        state.loss_scale.scale.fill_(plain["loss_scale"][0])
+        state.loss_scale.good_steps.fill_(plain["loss_scale"][1])
+    rank = state.runtime.rank
+    if rank < len(plain["generators"]):
+        restore_generators(load_file(folder / GENERATORS), plain["generators"][rank], rank, state.runtime.device)
+
+
+def _load_weights_into(state: TrainState, folder: Path) -> None:
+    """Weights of a checkpoint, also where the state trains a cut vocabulary."""
+    if state.cut is None:
+        load_weights(state.model, folder)
+    else:
+        stored = read_weights(folder)
+        name = _embedding_name(state.model)
+        cut = {
+            "table": stored[name],
+            "ids": torch.from_numpy(state.cut.ids),
+            "kept": torch.ones((), dtype=torch.float64),
+        }
+        state.cut.load_state_dict(load_file(folder / VOCABULARY) if (folder / VOCABULARY).is_file() else cut)
+        stored[name] = state.model.state_dict()[name]
+        copy_weights(state.model, stored, str(folder / WEIGHTS))
+
+
+def content_mark(*parts: str) -> str:
+    """How an identity holds something too large to be shown: a hash of it, of which only "changed" is said."""
+    return MARK + hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def differences(folder: Path, identity: Identity) -> list[str]:
+    """What differs between a checkpoint's run and this one, in words; versions are left to `version_changes`."""
+    stored = _read_identity(folder)
+    old, new = stored["config"], identity.config
+    names = [k for k in sorted(set(old) | set(new)) if old.get(k) != new.get(k)]
+    found = []
+    if stored["data"] != identity.data and not any(k.endswith(" data") for k in names):
+        found.append("the training data changed")
+    if stored["labels"] != identity.labels:
+        found.append(f"the labels were {stored['labels']} and are {identity.labels}")
+    return found + [_in_words(k, repr(old.get(k)), repr(new.get(k))) for k in names]
+
+
+def _read_identity(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint, which says what its run was made from."""
+    stored = read_manifest(folder)
+    if not all(isinstance(stored.get(name), dict) for name in ("config", "versions")) or not {"data", "labels"} <= set(
+        stored
+    ):
+        raise CheckpointError("does not say what its run was made from", where=str(folder))
+    return stored
+
+
+def _in_words(name: str, old: str, new: str) -> str:
+    return f"{name} changed" if MARK in old + new else f"{name} was {old} and is {new}"
+
+
+def version_changes(folder: Path, identity: Identity) -> list[str]:
+    """Libraries whose version is not the checkpoint's, and what else is reported only: exactness is then not promised."""
+    old, new = _read_identity(folder)["versions"], identity.versions
+    return [_in_words(k, str(old.get(k)), str(new.get(k))) for k in {**new, **old} if old.get(k) != new.get(k)]

@@ -1,0 +1,149 @@
+"""The weights of a checkpoint: which files hold them, and the way back into the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from tunesmith.encoder.adapters import ADAPTER, adapter_files, has_adapters, trained_beside
+from tunesmith.errors import CheckpointError, NumericsError
+from tunesmith.keep.history import INDEX, read_shards
+from tunesmith.keep.snapshot import WEIGHTS
+from tunesmith.ranks.sharding import dealt, whole
+from tunesmith.run.sealed import read_manifest
+
+BESIDE = "trained.safetensors"
+"""Only with adapters: what is trained and not in their files as it is, under the model's own names."""
+
+
+def weight_files(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """Tensors by file and name, ready for safetensors. Of a model with adapters, what is trained alone."""
+    if not has_adapters(model):
+        return {WEIGHTS: contiguous(tensors)}
+    files = {name: contiguous(held) for name, held in adapter_files(model, tensors).items()}
+    beside = trained_beside(model, tensors, adapter_files(model, tensors, embeddings=False))
+    return {**files, BESIDE: contiguous(beside)} if beside else files
+
+
+def contiguous(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors ready for safetensors: on the CPU, each with memory of its own."""
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in tensors.items():
+        tensor = whole(tensor.detach()).cpu().contiguous()
+        out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return out
+
+
+def require_finite(weights: Mapping[str, torch.Tensor], step: int) -> None:
+    """A NumericsError before weights that are not finite reach the disk: an update can overflow where its gradient did not."""
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and tensor.numel() and not all(bool(torch.isfinite(v)) for v in tensor.aminmax()):
+            raise NumericsError(
+                f"step {step}: weight {name} is not finite; it was not saved",
+                fix="Lower --learning_rate; the last checkpoint holds finite weights.",
+            )
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Copies the weights of a checkpoint into the model, in place; names and shapes must be the model's own."""
+    if has_adapters(model):
+        _load_adapters(model, folder)
+    else:
+        copy_weights(model, read_weights(folder), str(folder / WEIGHTS))
+
+
+def read_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The stored tensors of a model without adapters, in one file or in shards."""
+    return (
+        read_shards(folder)
+        if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file()
+        else _read(folder, WEIGHTS)
+    )
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file of a checkpoint holds weights, or says which files do."""
+    return name in (WEIGHTS, BESIDE, INDEX) or name.endswith(ADAPTER)
+
+
+def weight_names(folder: Path) -> set[str]:
+    """The files of a sealed folder that hold weights, shards among them."""
+    names = set(read_manifest(folder)["files"])
+    shards = {n for n in names if n.startswith("model-") and n.endswith(".safetensors")}
+    return {name for name in names if is_weights(name)} | shards
+
+
+def holds(folder: Path, model: nn.Module) -> bool:
+    """Whether the stored weights are the model's, bit for bit."""
+    own = model.state_dict()
+    files = weight_files(model, own) if has_adapters(model) else {WEIGHTS: own}
+    try:
+        pairs = [
+            (tensor.cpu(), stored[key])
+            for name, tensors in files.items()
+            for stored in [read_weights(folder) if name == WEIGHTS else _read(folder, name)]
+            for key, tensor in _fitting(tensors, stored, str(folder)).items()
+        ]
+    except (CheckpointError, SafetensorError):
+        return False
+    return all(mine.dtype == stored.dtype and torch.equal(mine, stored) for mine, stored in pairs)
+
+
+def copy_weights(model: nn.Module, stored: dict[str, torch.Tensor], where: str) -> None:
+    """Copies tensors into the model, in place; a CheckpointError where names or shapes are not the model's own."""
+    if type(model).load_state_dict is not nn.Module.load_state_dict:
+        # A user's model that brings its own way, for buffers that grow, say.
+        model.load_state_dict(stored)
+        return
+    _copy(model.state_dict(), stored, where)
+
+
+def _load_adapters(model: nn.Module, folder: Path) -> None:
+    own = model.state_dict()
+    files = adapter_files(model, own, embeddings=False)
+    held = {id(tensor) for tensor in own.values()}
+    for file, tensors in files.items():
+        stored = _read(folder, file)
+        # What PEFT computes for its file is in BESIDE as it was; embeddings of a resized vocabulary are not trained.
+        mine = {key: tensor for key, tensor in tensors.items() if id(tensor) in held}
+        _copy(mine, {key: stored[key] for key in stored if key in mine}, str(folder / file))
+    beside = trained_beside(model, own, files)
+    if beside:
+        _copy(beside, _read(folder, BESIDE), str(folder / BESIDE))
+
+
+def _copy(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], where: str) -> None:
+    with torch.no_grad():
+        for name, tensor in _fitting(own, stored, where).items():
+            tensor.copy_(dealt(stored[name], tensor))
+
+
+def _fitting(
+    own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], where: str
+) -> dict[str, torch.Tensor]:
+    """The model's tensors that the stored ones are for. `save_pretrained` stores one of several names of a tensor."""
+    missing = [name for name in own if name not in stored]
+    there = {own[name].data_ptr() for name in own if name in stored} if missing else set()
+    fitting = {name: tensor for name, tensor in own.items() if name in stored or tensor.data_ptr() not in there}
+    wrong = sorted(set(fitting) ^ set(stored)) or [n for n in fitting if fitting[n].shape != stored[n].shape]
+    if wrong:
+        raise CheckpointError(f"does not fit the model: {', '.join(wrong[:5])}", where=where)
+    return fitting
+
+
+def _read(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    if not (folder / name).is_file():
+        fix = f"To start a new run from its weights: --model_name_or_path {folder} and another --output_dir."
+        if name == WEIGHTS and any(folder.glob(f"**/{ADAPTER}")):
+            fix = "It holds PEFT adapters: put adapters into the model as the run did (peft.get_peft_model)."
+        elif name != WEIGHTS:
+            fix = "It is not of a run with these adapters: load what it holds with from_pretrained and start a new run."
+        raise CheckpointError(f"has no {name}, so the run cannot go on exactly from it", where=str(folder), fix=fix)
+    return load_file(folder / name)

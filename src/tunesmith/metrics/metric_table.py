@@ -1,0 +1,257 @@
+"""THE table of metrics: name, tasks, value, 95% interval, direction. A metric is added here and nowhere else.
+
+A `value` is NaN where the rows do not define it (`measure` gives None). The formulas of counts take many confusion matrices
+at once, as the resampling in `paired` needs them; tests compare every value with scikit-learn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tunesmith.labels import Task
+from tunesmith.metrics import classification as single
+from tunesmith.metrics import multilabel, regression
+from tunesmith.metrics import uncertainty as limits
+from tunesmith.metrics.rows import Array, Rows
+from tunesmith.metrics.uncertainty import Limits, Score
+
+Interval = Callable[[Rows, float, float, int], Limits | None]
+"""Rows, value, confidence and seed -> limits; None where the rows are too few or constant."""
+CountLimits = Callable[[Array, float, float], Limits]
+WithInfluence = Callable[[Rows], tuple[float, Array]]
+
+SINGLE = frozenset({Task.BINARY, Task.MULTICLASS})
+BINARY = frozenset({Task.BINARY})
+MULTILABEL = frozenset({Task.MULTILABEL})
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric of some tasks. A name stands twice where tasks define it differently."""
+
+    name: str
+    tasks: frozenset[Task]
+    help: str
+    value: Callable[[Rows], float]
+    interval: Interval
+    method: str
+    """How the interval is made, as reported."""
+    greater_is_better: bool = True
+    aliases: tuple[str, ...] = ()
+    of_counts: Callable[[Array], Array] | None = None
+    """The value from confusion matrices (..., k, k), where it depends on them alone."""
+    counts_right_rows: bool = False
+    """It is the share of rows that are right: two models are then compared by McNemar's test."""
+
+    def measure(self, rows: Rows) -> float | None:
+        """The value, or None where these rows do not define it."""
+        value = self.value(rows) if len(rows) and rows.sound else math.nan
+        return value if math.isfinite(value) else None
+
+    def score(self, rows: Rows, *, confidence: float = 0.95, seed: int = 0) -> Score:
+        """The value with its interval. `seed` matters to intervals that are resampled."""
+        value = self.measure(rows)
+        if value is None:
+            return Score(None, None, None, len(rows), "none")
+        found = self.interval(rows, value, confidence, seed)
+        if found is None:
+            return Score(value, None, None, len(rows), "none: too few or constant rows")
+        # Rounding may leave a limit a hair on the wrong side of the value.
+        return Score(value, min(found[0], value), max(found[1], value), len(rows), self.method)
+
+
+def _count(
+    name: str, help: str, formula: Callable[[Array], Array], interval: CountLimits, method: str, **more: Any
+) -> Metric:
+    """A metric of confusion matrices, of single-label tasks unless told otherwise."""
+
+    def of_rows(rows: Rows, value: float, confidence: float, seed: int) -> Limits:
+        return interval(single.counts_of(rows), value, confidence)
+
+    def value(rows: Rows) -> float:
+        return float(formula(single.counts_of(rows)))
+
+    tasks = more.pop("tasks", SINGLE)
+    return Metric(name, tasks, help, value, of_rows, method, of_counts=formula, **more)
+
+
+def _influence(
+    name: str,
+    tasks: frozenset[Task],
+    help: str,
+    parts: WithInfluence,
+    method: str,
+    least: Callable[[Rows], float],
+    **more: Any,
+) -> Metric:
+    """A metric whose variance is the sum of its rows' squared influences; a value of 0 or 1 is judged by `least` rows."""
+
+    def interval(rows: Rows, value: float, confidence: float, seed: int) -> Limits:
+        _, influence = parts(rows)
+        return limits.effective_limits(value, float(influence @ influence), rows=least(rows), confidence=confidence)
+
+    return Metric(name, tasks, help, lambda rows: parts(rows)[0], interval, method, **more)
+
+
+def _number(
+    name: str, help: str, formula: Callable[[Array, Array], float], interval: Any, method: str, **more: Any
+) -> Metric:
+    """A metric of one predicted number a row."""
+    return Metric(
+        name,
+        frozenset({Task.REGRESSION}),
+        help,
+        lambda rows: formula(rows.references, rows.decisions),
+        lambda rows, value, confidence, seed: interval(rows.references, rows.decisions, value, confidence),
+        method,
+        **more,
+    )
+
+
+def _of_class_1(trials: Callable[[Array], Array]) -> CountLimits:
+    return lambda counts, value, confidence: limits.wilson_pair(value, trials(counts)[1], confidence)
+
+
+def _by_class(trials: Callable[[Array], Array], *, absent: bool) -> CountLimits:
+    """The mean over classes of hits / trials; `absent`: a class without trials counts."""
+
+    def interval(counts: Array, value: float, confidence: float) -> Limits:
+        seen = single.seen_classes(counts)
+        tried, hits = trials(seen), np.diagonal(seen)
+        used = np.ones(len(tried), bool) if absent else tried > 0
+        share = hits[used] / np.maximum(tried[used], 1)
+        return limits.combine_limits(share, *limits.wilson_limits(share, tried[used], confidence))
+
+    return interval
+
+
+def _f1_by_class(counts: Array, value: float, confidence: float) -> Limits:
+    seen = single.seen_classes(counts)
+    low, high = limits.f1_limits(seen, confidence)
+    return limits.combine_limits(single.per_class_f1(seen), low, high, limits.f1_correlation(seen))
+
+
+def _f1_of_class_1(counts: Array, value: float, confidence: float) -> Limits:
+    low, high = limits.f1_limits(counts, confidence)
+    return float(low[1]), float(high[1])
+
+
+def _designed(design: Callable[[Array], tuple[float, float]], floor: float) -> CountLimits:
+    return lambda counts, value, confidence: limits.designed_limits(
+        design(single.seen_classes(counts)), value, counts.sum(), floor=floor, confidence=confidence
+    )
+
+
+def _all_rows(counts: Array, value: float, confidence: float) -> Limits:
+    return limits.wilson_pair(value, counts.sum(), confidence)
+
+
+def _predicted(counts: Array) -> Array:
+    result: Array = counts.sum(0)
+    return result
+
+
+def _true(counts: Array) -> Array:
+    result: Array = counts.sum(1)
+    return result
+
+
+def _auroc(rows: Rows) -> tuple[float, Array]:
+    if rows.probabilities is None:
+        return math.nan, np.zeros(len(rows))
+    return single.auroc_one_vs_rest(rows.references, rows.probabilities)
+
+
+def _auroc_multilabel(rows: Rows) -> tuple[float, Array]:
+    if rows.probabilities is None:
+        return math.nan, np.zeros(len(rows))
+    return multilabel.auroc_macro_parts(rows.references, rows.probabilities)
+
+
+def _smallest_class(rows: Rows) -> float:
+    assert rows.probabilities is not None
+    return float(np.bincount(rows.references, minlength=rows.probabilities.shape[1]).min())
+
+
+def _average_precision(rows: Rows) -> float:
+    if rows.probabilities is None:
+        return math.nan
+    return single.average_precision(rows.references == 1, single.log_odds(rows.probabilities))
+
+
+def _average_precision_limits(rows: Rows, value: float, confidence: float, seed: int) -> Limits:
+    assert rows.probabilities is not None
+    positive = rows.references == 1
+    variance = single.average_precision_variance(positive, single.log_odds(rows.probabilities), seed)
+    return limits.effective_limits(value, variance, rows=float(positive.sum()), confidence=confidence)
+
+
+def _row_losses(rows: Rows) -> Array:
+    if rows.probabilities is None:
+        return np.full(len(rows), np.nan)
+    return single.row_log_loss(rows.references, rows.probabilities)
+
+
+def _squares(x: Array, y: Array, value: float, confidence: float) -> Limits | None:
+    return limits.log_mean_limits((x - y) ** 2, confidence)
+
+
+def _distances(x: Array, y: Array, value: float, confidence: float) -> Limits | None:
+    return limits.log_mean_limits(np.abs(x - y), confidence)
+
+
+_COMBINED, _EFFECTIVE, _LOG = "wilson by class, combined", "wilson at effective n", "t on the log scale"
+
+METRICS: tuple[Metric, ...] = (
+    _count("accuracy", "Share of rows with the right label.", single.accuracy, _all_rows, "wilson",
+           aliases=("acc",), counts_right_rows=True),
+    _count("f1", "Harmonic mean of precision and recall of label 1, as in GLUE.", single.f1, _f1_of_class_1,
+           "wilson given TP+FP+FN", tasks=BINARY),
+    _count("precision", "Share of rows predicted 1 that are 1.", single.precision, _of_class_1(_predicted), "wilson",
+           tasks=BINARY),
+    _count("recall", "Share of rows that are 1 and predicted 1.", single.recall, _of_class_1(_true), "wilson",
+           tasks=BINARY),
+    _count("f1_macro", "Mean F1 of the classes.", single.f1_macro, _f1_by_class, _COMBINED, aliases=("macro_f1",)),
+    # Every row has one label, so micro F1 is accuracy.
+    _count("f1_micro", "F1 over all rows: accuracy.", single.accuracy, _all_rows, "wilson", aliases=("micro_f1",),
+           counts_right_rows=True),
+    _count("f1_weighted", "F1 of the classes, weighted by their rows.", single.f1_weighted,
+           _designed(limits.weighted_f1_design, 0.0), _EFFECTIVE, aliases=("weighted_f1",)),
+    _count("precision_macro", "Mean precision of the classes.", single.precision_macro,
+           _by_class(_predicted, absent=True), _COMBINED),
+    _count("recall_macro", "Mean recall of the classes.", single.recall_macro, _by_class(_true, absent=True), _COMBINED),
+    _count("balanced_accuracy", "Mean recall of the classes that are present.", single.balanced_accuracy,
+           _by_class(_true, absent=False), _COMBINED),
+    _count("matthews_correlation", "Correlation of true and predicted classes (MCC).", single.matthews_correlation,
+           _designed(limits.matthews_design, -1.0), _EFFECTIVE, aliases=("mcc", "matthews")),
+    _influence("auroc", SINGLE, "Area under the ROC curve; one class against the rest, mean over classes.", _auroc,
+               f"DeLong, {_EFFECTIVE}", _smallest_class, aliases=("roc_auc", "auc")),
+    Metric("average_precision", BINARY, "Area under the steps of the precision-recall curve of label 1.",
+           _average_precision, _average_precision_limits, f"bootstrap, {_EFFECTIVE}"),
+    Metric("log_loss", SINGLE, "Mean of minus the log probability of the right label.",
+           lambda rows: float(_row_losses(rows).mean()),
+           lambda rows, value, confidence, seed: limits.log_mean_limits(_row_losses(rows), confidence), _LOG,
+           greater_is_better=False),
+    _influence("f1_macro", MULTILABEL, "Mean F1 of the labels.",
+               lambda rows: multilabel.f1_macro_parts(rows.references, rows.decisions), _EFFECTIVE, len),
+    _influence("f1_micro", MULTILABEL, "F1 over all cells of rows and labels.",
+               lambda rows: multilabel.f1_micro_parts(rows.references, rows.decisions), _EFFECTIVE, len),
+    _influence("auroc", MULTILABEL, "Area under the ROC curve, mean over labels.", _auroc_multilabel, _EFFECTIVE, len),
+    Metric("subset_accuracy", MULTILABEL, "Share of rows with every label right.",
+           lambda rows: multilabel.subset_accuracy(rows.references, rows.decisions),
+           lambda rows, value, confidence, seed: limits.wilson_pair(value, len(rows), confidence), "wilson",
+           counts_right_rows=True),
+    _number("pearson", "Linear correlation.", regression.pearson, limits.pearson_limits, "robust Fisher z",
+            aliases=("pearsonr",)),
+    _number("spearmanr", "Rank correlation.", regression.spearmanr, limits.spearman_limits, "robust Fisher z",
+            aliases=("spearman",)),
+    _number("mse", "Mean squared error.", regression.mse, _squares, _LOG, greater_is_better=False),
+    _number("mae", "Mean absolute error.", regression.mae, _distances, _LOG, greater_is_better=False),
+    _number("r2", "Share of the variance that is explained.", regression.r2, limits.r2_limits, _LOG),
+)  # fmt: skip
+"""In the order in which names are listed."""

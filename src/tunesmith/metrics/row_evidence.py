@@ -1,0 +1,177 @@
+"""Each row's loss and prediction at one evaluation, kept as one line of the journal: bounded, and cut back with it.
+
+At most `MOST_ROWS` rows are kept, evenly spread and the same at every evaluation, so that a difference between two
+evaluations is a paired difference.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tunesmith.errors import DataError
+from tunesmith.labels import Task
+from tunesmith.metrics.constant import BestConstant, row_losses
+from tunesmith.metrics.rows import Array, softmax
+
+MOST_ROWS = 1000
+"""About 8 kB of text an evaluation."""
+LEAST_ROWS = 100
+MOST_TEXT = 8_000_000
+"""Bytes of text in a whole run, as far as `LEAST_ROWS` allow."""
+TEXT_A_ROW = 9
+_MOST_BYTES = 64_000_000
+"""What a line may unpack to: another writer's line cannot fill the memory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowEvidence:
+    """Labelled rows of one evaluation, in input order. `confidence` is that of the predicted class; NaN where there is none."""
+
+    constant: BestConstant
+    labels: Array
+    predictions: Array
+    loss: Array
+    confidence: Array
+    n: int
+    """Rows of the whole split."""
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    @property
+    def task(self) -> Task:
+        """The task of the rows."""
+        return self.constant.task
+
+    @property
+    def constant_loss(self) -> Array:
+        """The loss of the best constant, by row."""
+        return row_losses(self.task, self.constant.logits(len(self)), self.labels)
+
+    def score_parts(self, predictions: Array | None = None) -> tuple[float, Array]:
+        """Accuracy, micro F1 or Pearson's r, and each row's part in it: the standard error is that of the mean of the parts."""
+        given = self.predictions if predictions is None else predictions
+        if self.task is Task.REGRESSION:
+            return _correlation_parts(self.labels, given)
+        if self.task is Task.MULTILABEL:
+            top = 2 * (given * self.labels).sum(axis=1)
+            bottom = given.sum(axis=1) + self.labels.sum(axis=1)
+            value = float(top.sum() / bottom.sum()) if bottom.sum() else 0.0
+            mean = bottom.mean() or 1.0
+            return value, np.asarray(value + (top - value * bottom) / mean)
+        right = (given == self.labels).astype(np.float64)
+        return float(right.mean()) if len(right) else math.nan, right
+
+    def constant_parts(self) -> tuple[float, Array]:
+        """The same of the best constant."""
+        if self.task is Task.REGRESSION:
+            return 0.0, np.zeros(len(self))
+        decision = self.constant.decision()
+        if self.task is Task.MULTILABEL:
+            return self.score_parts(np.tile(decision, (len(self), 1)))
+        return self.score_parts(np.full(len(self), decision[0]))
+
+
+def _correlation_parts(x: Array, y: Array) -> tuple[float, Array]:
+    """Pearson's r and its influence function by row (mean r, spread of its standard error)."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        a, b = (x - x.mean()) / x.std(), (y - y.mean()) / y.std()
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return 0.0, np.zeros(len(x))
+    r = float((a * b).mean())
+    return r, np.asarray(r + a * b - 0.5 * r * (a**2 + b**2))
+
+
+def rows_to_keep(planned_evaluations: int) -> int:
+    """How many rows of a split are kept, so that the journal of a run with many evaluations stays small."""
+    return int(np.clip(MOST_TEXT // (TEXT_A_ROW * max(1, planned_evaluations)), LEAST_ROWS, MOST_ROWS))
+
+
+def keep_rows(constant: BestConstant, logits: Any, labels: Any, most: int = MOST_ROWS) -> RowEvidence | None:
+    """The evidence of these rows; None when none has a label."""
+    scores, known = np.asarray(logits, np.float64), np.asarray(labels)
+    task = constant.task
+    labelled = np.isfinite(known.reshape(len(known), -1).astype(np.float64)).all(axis=1)
+    labelled &= (known.reshape(len(known), -1) >= 0).all(axis=1) | (task is Task.REGRESSION)
+    at = np.flatnonzero(labelled)
+    if not len(at):
+        return None
+    if len(at) > most:
+        at = at[np.linspace(0, len(at) - 1, most).round().astype(np.int64)]
+    scores, known = scores[at], known[at]
+    confidence = np.full(len(at), np.nan)
+    if task is Task.REGRESSION:
+        known = known.reshape(-1).astype(np.float64)
+        predictions: Array = scores.reshape(-1)
+    elif task is Task.MULTILABEL:
+        predictions = (scores > 0).astype(np.int64)  # a probability above one half
+    else:
+        confidence = softmax(scores).max(axis=1)
+        predictions = np.argmax(np.nan_to_num(scores), axis=1)
+    return RowEvidence(constant, known, predictions, row_losses(task, scores, known), confidence, int(labelled.sum()))
+
+
+def encode_rows(rows: RowEvidence) -> str:
+    """One line of text."""
+    task, width = rows.task, len(rows.constant.values)
+    head = {"task": task.value, "constant": list(rows.constant.values), "rows": len(rows), "n": rows.n}
+    if task is Task.REGRESSION:
+        parts = [rows.labels.astype("<f4"), rows.predictions.astype("<f4")]
+    elif task is Task.MULTILABEL:
+        bits = (np.packbits(part.astype(np.uint8), axis=1) for part in (rows.labels, rows.predictions))
+        parts = [*bits, rows.loss.astype("<f4")]
+    else:
+        kind = "u1" if width <= 256 else "<u4"
+        parts = [rows.labels.astype(kind), rows.predictions.astype(kind)]
+        parts += [rows.confidence.astype("<f2"), rows.loss.astype("<f4")]
+    data = json.dumps(head).encode() + b"\n" + b"".join(part.tobytes() for part in parts)
+    return base64.b85encode(zlib.compress(data, 6)).decode("ascii")
+
+
+def decode_rows(text: str) -> RowEvidence:
+    """What `encode_rows` wrote; a DataError for anything else."""
+    try:
+        unpack = zlib.decompressobj()
+        data = unpack.decompress(base64.b85decode(text), _MOST_BYTES)
+        line, rest = data.split(b"\n", 1)
+        head = json.loads(line)
+        constant = BestConstant(Task(head["task"]), tuple(float(v) for v in head["constant"]))
+        return _read_columns(constant, int(head["rows"]), int(head["n"]), rest)
+    except (ValueError, KeyError, TypeError, zlib.error, OverflowError) as error:
+        raise DataError(f"row evidence cannot be read ({error})", fix="Train again to have it.") from None
+
+
+def _read_columns(constant: BestConstant, rows: int, n: int, data: bytes) -> RowEvidence:
+    width, at = len(constant.values), 0
+
+    def take(kind: str, columns: int = 1) -> Array:
+        nonlocal at
+        found = np.frombuffer(data, kind, rows * columns, at)
+        at += found.nbytes
+        return found.reshape(rows, columns) if columns > 1 else found
+
+    labels: Array
+    predictions: Array
+    confidence = np.full(rows, np.nan)
+    if constant.task is Task.REGRESSION:
+        labels, predictions = take("<f4").astype(np.float64), take("<f4").astype(np.float64)
+        loss = (labels - predictions) ** 2
+    elif constant.task is Task.MULTILABEL:
+        packed = -(-width // 8)
+        bits = [take("u1", packed).reshape(rows, packed) for _ in range(2)]
+        labels, predictions = (np.unpackbits(part, axis=1, count=width).astype(np.int64) for part in bits)
+        loss = take("<f4").astype(np.float64)
+    else:
+        kind = "u1" if width <= 256 else "<u4"
+        labels, predictions = take(kind).astype(np.int64), take(kind).astype(np.int64)
+        confidence, loss = take("<f2").astype(np.float64), take("<f4").astype(np.float64)
+        if rows and max(labels.max(), predictions.max()) >= width:
+            raise ValueError("a label id beyond the classes")
+    return RowEvidence(constant, labels, predictions, loss, confidence, n)

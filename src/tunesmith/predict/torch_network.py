@@ -1,0 +1,99 @@
+"""A model folder as a torch module with the speed-ups that fit it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tunesmith.encoder.load import load_model, read_model_config
+from tunesmith.encoder.seal import Seal
+from tunesmith.encoder.tokenizer import load_tokenizer, position_limit, require_segments
+from tunesmith.engine.evaluate import predict_rows
+from tunesmith.errors import ConfigError
+from tunesmith.fast.packed_products import pack_products
+from tunesmith.fast.strategies import choose_strategies
+from tunesmith.predict.facts import ModelFacts, read_facts
+from tunesmith.ranks.runtime import Precision, Runtime, make_runtime
+from tunesmith.run.sealed import MANIFEST
+from tunesmith.tokens.batches import Collate, Padding
+from tunesmith.tokens.token_encoder import TokenEncoder, make_token_encoder
+from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.tokens.tokenize import longest_allowed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class TorchNetwork:
+    """The module, its tokenizer, and how rows become its inputs."""
+
+    model: Any
+    tokenizer: Any
+    runtime: Runtime
+    collate: Collate
+    max_length: int
+
+    def __post_init__(self) -> None:
+        self.name = f"torch on {self.runtime.device.type}"
+        self.has_types = "token_type_ids" in self.tokenizer.model_input_names
+        count = self.tokenizer.num_special_tokens_to_add
+        self.encoder: TokenEncoder = make_token_encoder(self.tokenizer, self.max_length)
+        self.special = (int(count()), int(count(pair=True)))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token embeddings."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    def answer(
+        self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Logits of each row, in input order; in batches of the size that suits the device, or of `max_rows` rows."""
+        tokens = None if max_rows is None else 64 * max_rows
+        result = predict_rows(
+            self.model, rows, self.collate, self.runtime, max_rows=max_rows, max_tokens=tokens, on_batch=on_batch
+        )
+        return result.logits
+
+    def require_segments(self, text_columns: int) -> None:
+        """A ConfigError when the model cannot take so many texts a row."""
+        require_segments(self.tokenizer, vars(self.model.config), pair=text_columns == 2, where=self.model.name_or_path)
+
+
+def load_torch_network(seal: Seal, *, use_cpu: bool, precision: Precision) -> tuple[TorchNetwork, ModelFacts]:
+    """The model of a verified folder, on the device, and what it says about itself."""
+    folder = seal.folder
+    if not seal.sealed:
+        log.warning("%s has no %s: its files are used as they are, unverified", folder, MANIFEST)
+    config = read_model_config(folder)
+    facts = read_facts(folder, config)
+    tokenizer = load_tokenizer(folder)
+    loaded = load_model(folder, facts.labels)
+    seal.require_unchanged()
+    if loaded.notes:
+        raise ConfigError(f"is not a trained classifier ({loaded.notes[0]})", where=str(folder), fix="Train it first.")
+    runtime = make_runtime(precision=precision, use_cpu=use_cpu)
+    model = loaded.model.to(runtime.device).eval()
+    strategies = choose_strategies(
+        model, None, padding_of(tokenizer), device=runtime.device, precision=precision, cuda_graphs="off"
+    )
+    if runtime.device.type == "cpu" and precision == "no":
+        pack_products(model)
+    longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
+    return TorchNetwork(model, tokenizer, runtime, strategies.collate, longest), facts
+
+
+def padding_of(tokenizer: Any, *, multiple_of: int | None = None, fixed_length: int | None = None) -> Padding:
+    """Padding as the tokenizer pads."""
+    return Padding(
+        int(tokenizer.pad_token_id),
+        int(getattr(tokenizer, "pad_token_type_id", 0) or 0),
+        str(getattr(tokenizer, "padding_side", "right")),
+        multiple_of,
+        fixed_length,
+    )

@@ -1,0 +1,51 @@
+"""A verified model folder on the Hub, in one commit, with its card."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tunesmith.errors import ConfigError, ResourceError, short_text
+from tunesmith.predict.facts import model_folder_of
+
+LIMITS = """
+## Limits
+
+The scores above are those of rows like the ones it was trained on. Texts of another kind, language or length were not measured;
+longer texts are cut. The probabilities are the model's own and were not calibrated unless the card says so.
+
+## How to load
+
+```python
+from huggingface_hub import snapshot_download
+from tunesmith import Predictor
+
+Predictor.load(snapshot_download("{repo}")).predict(["..."])
+```
+"""
+
+
+def push_model(path: str | Path, repo: str, *, private: bool = False, revision: str | None = None) -> str:
+    """Uploads every file of the folder; the address of the commit. The token is the one `hf auth login` keeps."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        raise ConfigError(f"{repo!r} is not the name of a repository", fix="Give user/name.")
+    folder = model_folder_of(path).folder
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "README.md")
+    card = folder / "README.md"
+    text = (card.read_text(encoding="utf-8") if card.is_file() else "") + LIMITS.format(repo=repo)
+    operations = [CommitOperationAdd(p.relative_to(folder).as_posix(), str(p)) for p in files]
+    operations.append(CommitOperationAdd("README.md", text.encode()))
+    api = HfApi()
+    try:
+        made = api.create_repo(repo, private=private, exist_ok=True)
+        done = api.create_commit(made.repo_id, operations, commit_message="Upload from tunesmith", revision=revision)
+    except (HfHubHTTPError, OSError) as error:
+        raise ResourceError(
+            f"the Hub refused or could not be reached ({short_text(error)})",
+            where=repo,
+            fix="Log in with `hf auth login`, and check the name and the network.",
+        ) from None
+    return str(done.commit_url)

@@ -1,0 +1,144 @@
+"""Rows that cannot be trained on: all of them at once with their reasons, or left out and listed when that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tunesmith.errors import DataError
+from tunesmith.labels import Task
+from tunesmith.reading.columns import Columns, has_label, label_parts
+from tunesmith.reading.label_cells import is_missing_word
+from tunesmith.reading.label_survey import NUMBER, class_names, is_list_type
+from tunesmith.reading.source import LINE_COLUMN, Source
+
+SHOWN = 10
+_COMMA_NUMBER = r"^[+-]?\d+,\d+$"
+Reasons = dict[int, list[str]]
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that was left out: where it stands, why, and what it holds."""
+
+    where: str
+    reasons: tuple[str, ...]
+    cells: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict."""
+        return {"where": self.where, "reasons": list(self.reasons), "row": self.cells}
+
+
+def sort_out(
+    sources: Mapping[str, Source],
+    columns: Columns,
+    notes: list[str],
+    *,
+    label_names: Sequence[str] | None,
+    allow_empty_text: bool,
+    skip: bool,
+) -> tuple[dict[str, Source], list[BadRow]]:
+    """The sources without their bad rows, and those rows; their number goes to `notes`. Without `skip` they are an error."""
+    kept: dict[str, Source] = {}
+    bad: list[BadRow] = []
+    for split, source in sources.items():
+        found = _text_reasons(source, columns.text, allow_empty_text=allow_empty_text)
+        if columns.label is not None and has_label(source, columns.label):
+            _add_label_reasons(found, source, columns, label_names, unlabelled_allowed=split.startswith("test"))
+        kept[split] = source
+        if found and not skip:
+            _refuse(source, found)
+        elif found:
+            kept[split] = _without(source, found)
+            bad += _describe(source, found)
+            notes.append(f"{len(found):,} of {source.dataset.num_rows:,} {split} rows were left out: bad_rows.jsonl.")
+    return kept, bad
+
+
+def _text_reasons(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> Reasons:
+    import pyarrow.compute as pc
+
+    found: Reasons = {}
+    for start, table in source.scan(list(text)):
+        for name in text:
+            cells = table.column(name).combine_chunks()
+            _mark(found, start, pc.is_null(cells), f"{name}: the text is missing")
+            if not allow_empty_text:
+                empty = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(cells)), 0)
+                _mark(found, start, pc.fill_null(empty, False), f"{name}: the text is empty")
+    return found
+
+
+def _add_label_reasons(
+    found: Reasons, source: Source, columns: Columns, label_names: Sequence[str] | None, *, unlabelled_allowed: bool
+) -> None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    label = columns.label or ""
+    if label_parts(source, label) or class_names(source, label) or columns.task is Task.MULTILABEL:
+        return
+    kind = source.dataset.features.arrow_schema.field(label).type
+    if is_list_type(kind):
+        return
+    for start, table in source.scan([label]):
+        cells = table.column(label).combine_chunks()
+        if not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
+            nan = pc.is_nan(cells) if pa.types.is_floating(kind) else pa.array(np.zeros(len(cells), bool))
+            _mark(found, start, pc.or_(pc.is_null(cells), pc.fill_null(nan, False)), f"{label}: the label is missing")
+            continue
+        blank = pc.or_(pc.is_null(cells), pc.fill_null(pc.equal(cells, ""), False))
+        _mark(found, start, blank, f"{label}: the label is missing")
+        if columns.task is Task.REGRESSION:
+            number = pc.or_(pc.match_substring_regex(cells, NUMBER), pc.match_substring_regex(cells, _COMMA_NUMBER))
+            wrong = pc.and_(pc.invert(pc.fill_null(number, True)), pc.invert(blank))
+            _mark(found, start, wrong, f"{label}: not a number")
+            continue
+        for value in pc.unique(cells.drop_null()).to_pylist():
+            if is_missing_word(value) and value not in (label_names or ()):
+                _mark(found, start, pc.fill_null(pc.equal(cells, value), False), f"{label}: the label is {value!r}")
+
+
+def _mark(found: Reasons, start: int, bad: Any, reason: str) -> None:
+    for row in np.flatnonzero(bad.to_numpy(zero_copy_only=False)).tolist():
+        found.setdefault(start + row, []).append(reason)
+
+
+def _refuse(source: Source, found: Reasons) -> None:
+    """One bad row of a plain kind is refused where it is read; several, or a word for nothing, are listed here."""
+    words = sorted({r.rpartition("the label is ")[2].strip("'") for rs in found.values() for r in rs if " is '" in r})
+    if len(found) == 1 and not words:
+        return
+    lines = [f"  {source.where(row)}: {', '.join(found[row])}" for row in sorted(found)[:SHOWN]]
+    if len(found) > SHOWN:
+        lines.append(f"  and {len(found) - SHOWN:,} more")
+    what = (
+        f"{len(found):,} of {source.dataset.num_rows:,} {source.name} rows cannot be used:\n" + "\n".join(lines) + "\n"
+    )
+    skip = f"tunesmith train --train_file {source.origin} --skip_bad_rows"
+    fix = f"Correct them, or leave them out (they are written to bad_rows.jsonl of the run): {skip}"
+    if words:
+        fix += f". If {' and '.join(map(repr, words))} is a class of its own, list all classes in --label_names"
+    raise DataError(what.rstrip(), where=source.origin, fix=f"\n{fix}")
+
+
+def _without(source: Source, found: Reasons) -> Source:
+    from datasets import Dataset
+
+    good = np.setdiff1d(np.arange(source.dataset.num_rows), np.fromiter(found, dtype=np.int64))
+    if not len(good):
+        raise DataError(f"all {len(found):,} {source.name} rows are bad", where=source.origin)
+    table = source.dataset.with_format("arrow")[:]
+    return replace(source, dataset=Dataset(table.take(good), info=source.dataset.info), table_file=None)
+
+
+def _describe(source: Source, found: Reasons) -> list[BadRow]:
+    rows = source.dataset.with_format(None)
+    return [
+        BadRow(source.where(row), tuple(found[row]), {k: v for k, v in rows[row].items() if k != LINE_COLUMN})
+        for row in sorted(found)
+    ]

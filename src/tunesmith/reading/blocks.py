@@ -1,0 +1,119 @@
+"""Bytes to text, block by block, with the exact place of what cannot be decoded.
+
+Rules: a byte order mark decides (UTF-8, UTF-16, UTF-32); without one the text is UTF-8 unless an encoding is asked for.
+Bytes that do not decode are refused, never replaced. NUL is refused: it is the mark of UTF-16 or of a damaged file.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterator
+
+from tunesmith.errors import ConfigError, DataError
+from tunesmith.reading.containers import CHUNK_BYTES, CountedBytes
+
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16: its mark starts with the UTF-16 one
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_WITHOUT_MARK = {"utf-8-sig": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
+OnProgress = Callable[[int, int], None]
+
+
+class UnreadableText(Exception):
+    """Raised after the good text before it was given out; the parser adds line and field."""
+
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.fix = fix
+
+    def at(self, where: str) -> DataError:
+        """The error a person reads."""
+        return DataError(self.problem, where=where, fix=self.fix)
+
+
+def text_blocks(stream: CountedBytes, *, encoding: str | None, on_progress: OnProgress | None = None) -> Iterator[str]:
+    """Decoded text in order. A CR at the end of a block waits for the next one, so CRLF is never cut in two."""
+    head = stream.read(CHUNK_BYTES)
+    codec, skip = choose_codec(head, encoding, stream.origin)
+    decoder = codecs.getincrementaldecoder(codec)("strict")
+    offset, chunk, held = skip, head[skip:], ""
+    while True:
+        final = not chunk
+        fault: UnreadableText | None = None
+        try:
+            text = decoder.decode(chunk, final)
+        except UnicodeDecodeError as error:
+            start = offset + len(chunk) - len(error.object) + error.start
+            text = error.object[: error.start].decode(codec, "replace")
+            fault = _describe(error, start, codec)
+        text = held + text
+        held = ""
+        nul = text.find("\0")
+        if nul >= 0:
+            text, fault = text[:nul], _describe_nul(text)
+        if text.endswith("\r") and not final and fault is None:
+            text, held = text[:-1], "\r"
+        if text:
+            yield text
+        if fault is not None:
+            raise fault
+        if on_progress is not None:
+            on_progress(stream.bytes_in, stream.size)
+        if final:
+            return
+        offset += len(chunk)
+        chunk = stream.read(CHUNK_BYTES)
+
+
+def check_encoding(encoding: str | None) -> str | None:
+    """The codec's own name; an unknown one is a ConfigError."""
+    if encoding is None:
+        return None
+    try:
+        "".encode(encoding)  # refuses codecs that are not text encodings (hex, zlib) as well as unknown names
+        return codecs.lookup(encoding).name
+    except (LookupError, ValueError):
+        fix = "Common ones: utf-8, utf-16, cp1252, latin-1, shift_jis, gb18030."
+        raise ConfigError(f"--encoding {encoding!r} is not known", fix=fix) from None
+
+
+def choose_codec(head: bytes, encoding: str | None, origin: str) -> tuple[str, int]:
+    asked = check_encoding(encoding)
+    for mark, codec in _MARKS:
+        if head.startswith(mark):
+            if asked is not None and not codec.startswith(_WITHOUT_MARK.get(asked, asked).rsplit("-", 1)[0]):
+                raise DataError(
+                    f"starts with a byte order mark of {codec}, but --encoding {encoding} was asked for",
+                    where=origin,
+                    fix="Leave --encoding out.",
+                )
+            return codec, len(mark)
+    if asked is None:
+        return "utf-8", 0
+    return _WITHOUT_MARK.get(asked, asked), 0
+
+
+def _describe(error: UnicodeDecodeError, start: int, codec: str) -> UnreadableText:
+    bad = error.object[error.start : error.start + 1]
+    if error.start + 4 > len(error.object) and error.reason in ("unexpected end of data", "truncated data"):
+        problem = f"the file ends inside a character (byte offset {start}, 0x{bad.hex()}): it is cut short"
+        return UnreadableText(problem, "Copy the file again.")
+    problem = f"byte 0x{bad.hex()} at byte offset {start} is not {codec} ({error.reason})"
+    if codec != "utf-8":
+        return UnreadableText(problem, "Give the right --encoding.")
+    guess = bad.decode("cp1252", "replace")
+    hint = f"If it is Windows or Latin-1 text (there it reads {guess!r}), give --encoding cp1252; else"
+    return UnreadableText(problem, f"{hint} save the file as UTF-8.")
+
+
+def _describe_nul(text: str) -> UnreadableText:
+    if text.count("\0") * 3 > len(text):
+        fix = "It looks like UTF-16 without a byte order mark: give --encoding utf-16-le (or utf-16-be)."
+    else:
+        fix = "Remove it; the file may be damaged."
+    return UnreadableText("a NUL character", fix)

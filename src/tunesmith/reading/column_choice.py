@@ -1,0 +1,198 @@
+"""The text and the label column of a table: by name where a name is sure, else by content, else one question."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from tunesmith.errors import DataError
+from tunesmith.reading.column_profile import SAMPLE_ROWS, ColumnProfile, profile_columns
+from tunesmith.reading.source import Source
+
+PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("text", "text_pair"),
+    ("text_a", "text_b"),
+    ("text1", "text2"),
+    ("sentence_a", "sentence_b"),
+    ("query", "passage"),
+)
+SINGLES = ("text", "sentence", "review", "content", "comment", "tweet", "message", "utterance", "document", "body")
+WEAK_SINGLES = ("question", "query", "title", "headline")
+"""Names of a text that is often one of two."""
+LABELS: tuple[str, ...] = (
+    *("label", "labels", "target", "class", "category", "gold_label", "y", "kategorie", "klasse", "catégorie"),
+    *("categorie", "étiquette", "etiqueta", "categoría", "categoria", "标签", "类别"),
+)
+WEAK_LABELS: tuple[str, ...] = (
+    *("sentiment", "score", "stars", "rating", "similarity", "is_duplicate", "coarse_label", "intent", "emotion"),
+    *("polarity", "topic"),
+)
+"""Names that a second column of labels may have as well."""
+ASIDE = frozenset(
+    ["lang", "language", "locale", "source", "split", "fold", "date", "author", "user", "username", "country", "region"]
+)
+"""Columns that describe a row and are rarely what is to be predicted."""
+_PAIR_ENDS = ("1", "2", "a", "b", "left", "right", "first", "second", "one", "two")
+
+
+def profile_source(source: Source) -> dict[str, ColumnProfile]:
+    """The profiles of a source's columns, from its first rows."""
+    return profile_columns(first_rows(source))
+
+
+def first_rows(source: Source) -> dict[str, list[Any]]:
+    """The first rows, by column."""
+    rows = source.dataset.with_format(None)[: min(SAMPLE_ROWS, source.dataset.num_rows)]
+    return {name: rows[name] for name in source.column_names}
+
+
+def find_column(source: Source, known: Sequence[str]) -> str | None:
+    """The column with the first known name, exactly or apart from case."""
+    by_lower = {name.lower().strip(): name for name in reversed(source.column_names)}
+    for name in known:
+        if name in source.column_names:
+            return name
+        if name in by_lower:
+            return by_lower[name]
+    return None
+
+
+def choose_by_content(
+    source: Source, text: tuple[str, ...], label: str | None
+) -> tuple[tuple[str, ...], str, str | None, str]:
+    """Text columns and label column with the reason for each; what is given is kept. In doubt a question is raised."""
+    profiles = profile_source(source)
+    sure = find_column(source, LABELS) if label is None else None
+    sure = None if sure is not None and profiles[sure].kind == "text" else sure
+    texts, why_text = ([text], "") if text else _text_candidates(source, profiles, label or sure)
+    known = text or (texts[0] if len(texts) == 1 else ())
+    taken = {name for names in texts for name in names}
+    labels, why_label = ([label], "") if label else _label_candidates(source, profiles, known, taken)
+    if len(texts) == 1 and len(labels) == 1:
+        return texts[0], why_text, labels[0], why_label
+    raise _question(source, profiles, texts, [name for name in labels if name is not None])
+
+
+def _text_candidates(
+    source: Source, profiles: dict[str, ColumnProfile], label: str | None
+) -> tuple[list[tuple[str, ...]], str]:
+    """The possible text columns; one entry when it is sure."""
+    for pair in PAIRS:
+        found = tuple(n for n in (find_column(source, [name]) for name in pair) if n is not None and n != label)
+        if len(found) == 2 and all(_is_words(source, n) for n in found):
+            return [found], f"Text: the pair {_join(found)}, recognised by its names."
+    texts = [n for n, p in profiles.items() if p.kind == "text" and n != label and _is_words(source, n)]
+    named = [n for n in (find_column(source, [name]) for name in SINGLES) if n is not None and n != label]
+    named = [n for n in dict.fromkeys(named) if _is_words(source, n)]
+    sure = [n for n in named if n in texts] or named
+    if len(sure) == 1:
+        others = [n for n in texts if n != sure[0]]
+        also = (
+            f" Text is also in {_join(others)}: --text_column_names {sure[0]},{others[0]} uses both." if others else ""
+        )
+        return [(sure[0],)], f"Text: column {sure[0]!r}, recognised by its name.{also}"
+    if len(sure) > 1:
+        return [(n,) for n in sure], ""
+    weak = find_column(source, WEAK_SINGLES)
+    if weak is not None and weak != label and _is_words(source, weak) and set(texts) <= {weak}:
+        return [(weak,)], f"Text: column {weak!r}, recognised by its name."
+    return _unnamed_texts(source, profiles, texts, label)
+
+
+def _unnamed_texts(
+    source: Source, profiles: dict[str, ColumnProfile], texts: list[str], label: str | None
+) -> tuple[list[tuple[str, ...]], str]:
+    if not texts:  # few or short rows: any words
+        texts = [
+            n
+            for n, p in profiles.items()
+            if n != label and p.kind in ("text", "label", "other") and _is_words(source, n) and not _numbers_only(p)
+        ]
+    if not texts:
+        found = ", ".join(source.column_names)
+        raise DataError(f"no text column found among: {found}", where=source.origin, fix="Give --text_column_names.")
+    if len(texts) == 1:
+        return [(texts[0],)], f"Text: column {texts[0]!r}, the only one of long and varied texts."
+    if len(texts) == 2 and _pair_names(*texts):
+        return [(texts[0], texts[1])], f"Text: the pair {_join(texts)}, by its names and content."
+    longest = sorted(texts, key=lambda n: -profiles[n].words)
+    return [*[(n,) for n in longest], (texts[0], texts[1])], ""
+
+
+def _label_candidates(
+    source: Source, profiles: dict[str, ColumnProfile], text: tuple[str, ...], taken: set[str]
+) -> tuple[list[str | None], str]:
+    """The possible label columns; one entry when it is sure. 0/1 columns are joined by commas: several labels a row."""
+    sure = find_column(source, LABELS)
+    if sure is not None and sure not in text and profiles[sure].kind != "text":
+        return [sure], f"Label: column {sure!r}, recognised by its name."
+    left = {n: p for n, p in profiles.items() if n not in text and (n not in taken or p.kind == "label")}
+    found = [n for n, p in left.items() if p.kind in ("label", "list", "number") and p.different != 1]
+    switches = [n for n, p in left.items() if p.kind == "switch"]
+    weak = [n for n in (find_column(source, [name]) for name in WEAK_LABELS) if n in found or n in switches]
+    rivals = [
+        n for n in (*found, *switches) if n not in weak and n.lower() not in ASIDE and profiles[n].kind != "number"
+    ]
+    if len(dict.fromkeys(weak)) == 1 and not rivals:
+        return [weak[0]], f"Label: column {weak[0]!r}, recognised by its name."
+    useful = [n for n in found if n.lower() not in ASIDE] or found
+    if len(switches) > 1 and not useful:
+        return [",".join(switches)], f"Label: the 0/1 columns {', '.join(switches)}, several labels a row."
+    every = [*useful, *switches]
+    if len(every) == 1:
+        return [every[0]], f"Label: column {every[0]!r}, the only one whose values repeat."
+    if not every:
+        return _last_resort(source, profiles, text)
+    return [*weak, *sorted((n for n in every if n not in weak), key=lambda n: profiles[n].different)], ""
+
+
+def _last_resort(
+    source: Source, profiles: dict[str, ColumnProfile], text: tuple[str, ...]
+) -> tuple[list[str | None], str]:
+    rest = [n for n, p in profiles.items() if n not in text and p.kind not in ("id", "empty", "date")]
+    if len(rest) == 1 and profiles[rest[0]].different <= max(2, profiles[rest[0]].values // 2):
+        return [rest[0]], f"Label: column {rest[0]!r}, the only one left and its values repeat."
+    found = ", ".join(source.column_names)
+    where = f"{source.origin}:1" if source.lines else source.origin
+    raise DataError(f"no column 'label'; found: {found}", where=where, fix="Name it with --label_column_name.")
+
+
+def _question(
+    source: Source, profiles: dict[str, ColumnProfile], texts: list[tuple[str, ...]], labels: list[str]
+) -> DataError:
+    """One question for all that is unclear, with the candidates and a command that answers it."""
+    asked = []
+    if len(texts) > 1:
+        shown = "; ".join(profiles[n].describe() for names in texts if len(names) == 1 for n in names)
+        asked.append(f"which column holds the text (two for a pair)? Candidates: {shown}")
+    if len(labels) > 1:
+        asked.append(f"which column is the label? Candidates: {'; '.join(profiles[n].describe() for n in labels)}")
+    flags = f"--text_column_names {shlex.quote(','.join(texts[0]))} --label_column_name {shlex.quote(labels[0])}"
+    command = f"tunesmith train --train_file {shlex.quote(source.origin)} {flags}"
+    return DataError("; ".join(asked), where=source.origin, fix=f"Answer for example with: {command}")
+
+
+def _pair_names(first: str, second: str) -> bool:
+    """Whether two names differ only in an ending such as 1 and 2."""
+    one, two = first.lower().rstrip(" _-"), second.lower().rstrip(" _-")
+    for a, b in zip(_PAIR_ENDS[::2], _PAIR_ENDS[1::2], strict=True):
+        if one.endswith(a) and two.endswith(b) and one.removesuffix(a) == two.removesuffix(b):
+            return True
+    return False
+
+
+def _is_words(source: Source, name: str) -> bool:
+    return str(source.dataset.features.arrow_schema.field(name).type) in ("string", "large_string", "string_view")
+
+
+def _numbers_only(profile: ColumnProfile) -> bool:
+    return all(value.replace(".", "").replace(",", "").lstrip("+-").isdigit() for value in profile.examples)
+
+
+def _join(names: Sequence[str]) -> str:
+    return " and ".join(map(repr, names))

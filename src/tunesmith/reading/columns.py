@@ -1,0 +1,199 @@
+"""Which columns hold the text and the label, and what kind of task it is. Every decision says why."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tunesmith.errors import ConfigError, DataError, did_you_mean
+from tunesmith.labels import UNLABELLED, Task
+from tunesmith.reading.column_choice import choose_by_content, first_rows, profile_source
+from tunesmith.reading.glue_tasks import GlueTask, find_glue_task
+from tunesmith.reading.label_cells import find_separator, has_decimal_commas, looks_like_thousands
+from tunesmith.reading.label_survey import Survey, class_names, is_list_type, survey_labels
+from tunesmith.reading.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """`text` is one name or two; `why` says in sentences how text, label and task were chosen."""
+
+    text: tuple[str, ...]
+    label: str | None
+    task: Task
+    why: tuple[str, ...] = ()
+
+
+def infer_columns(
+    sources: Mapping[str, Source],
+    *,
+    text_column_names: str | Sequence[str] | None = None,
+    label_column_name: str | None = None,
+    do_regression: bool | None = None,
+    task_name: str | None = None,
+    label_separator: str | None = None,
+) -> Columns:
+    """The columns of the train split, checked to be in every other; what the user names is never second-guessed."""
+    train = sources.get("train") or next(iter(sources.values()))
+    glue = find_glue_task(task_name)
+    text, why_text = split_names(text_column_names), ""
+    for name in text:
+        require_text(train, name)
+    if text:
+        why_text = f"Text: {_join(text)}, as asked."
+    elif glue is not None:
+        text, why_text = glue.text, f"Text: {_join(glue.text)}, the columns of GLUE {glue.name}."
+    label = label_column_name
+    if label is not None:
+        _require_label(train, label)
+    else:
+        _refuse_absent_header(train, sure=bool(text))
+    text, by_text, label, why_label = choose_by_content(train, text, label)
+    why_text, why_label = why_text or by_text, why_label or f"Label: column {label!r}, as asked."
+    if label is None or label in text:
+        raise ConfigError(f"column {label!r} cannot be both text and label")
+    for split, source in sources.items():
+        for name in text:
+            require_text(source, name)
+        if not split.startswith("test") or has_label(source, label):
+            _require_label(source, label)
+    task, why_task = _choose_task(train, label, do_regression, glue, label_separator)
+    return Columns(text, label, task, (*_notes(sources), why_text, why_label, why_task))
+
+
+def label_parts(source: Source, label: str) -> tuple[str, ...]:
+    """The 0/1 columns that a label name with commas stands for; none for a plain column."""
+    parts = tuple(part.strip() for part in label.split(","))
+    return parts if label not in source.column_names and len(parts) > 1 else ()
+
+
+def has_label(source: Source, label: str) -> bool:
+    """Whether the label column, or all of its 0/1 columns, are there."""
+    return label in source.column_names or all(
+        part in source.column_names for part in label_parts(source, label) or ("",)
+    )
+
+
+def _require_label(source: Source, label: str) -> None:
+    missing = [part for part in label_parts(source, label) or (label,) if part not in source.column_names]
+    if missing:
+        raise _no_column(source, missing[0], "--label_column_name")
+
+
+def _notes(sources: Mapping[str, Source]) -> list[str]:
+    return [source.note for source in sources.values() if source.note is not None]
+
+
+def split_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """One or two column names from a list or a text with commas; none for None."""
+    if names is None:
+        return ()
+    parts = tuple(n.strip() for n in names.split(",")) if isinstance(names, str) else tuple(names)
+    if not 1 <= len(parts) <= 2 or not all(parts):
+        raise ConfigError(f"--text_column_names {names!r}: give one column, or two for a pair, with a comma between")
+    if len(set(parts)) != len(parts):
+        raise ConfigError(f"--text_column_names {names!r} names the same column twice")
+    return parts
+
+
+def _choose_task(
+    source: Source, label: str, do_regression: bool | None, glue: GlueTask | None, separator: str | None
+) -> tuple[Task, str]:
+    if do_regression:
+        return Task.REGRESSION, "Task: regression, as asked."
+    if glue is not None and glue.is_regression and do_regression is None:
+        return Task.REGRESSION, f"Task: regression, as in GLUE {glue.name}."
+    if label_parts(source, label):
+        return Task.MULTILABEL, "Task: multilabel, because each of these columns is a label of its own."
+    if is_list_type(source.dataset.features.arrow_schema.field(label).type):
+        return Task.MULTILABEL, f"Task: multilabel, because {label!r} holds lists."
+    survey = survey_labels(source, label)
+    if separator is not None and separator != "none":
+        return Task.MULTILABEL, f"Task: multilabel, labels of a cell set apart by {separator!r}, as asked."
+    found = None if separator == "none" or class_names(source, label) else find_separator(survey.counts)
+    if found == ",":
+        _ask(source, f"do cells of {label!r} hold several labels with commas between? ", "--label_separator comma")
+    if found is not None:
+        what = "lists" if found == "json" else f"labels set apart by {found!r} (--label_separator none: one label)"
+        return Task.MULTILABEL, f"Task: multilabel, because cells of {label!r} hold {what}."
+    if do_regression is None and has_decimal_commas(survey.counts):
+        if looks_like_thousands(survey.counts):
+            _ask(source, f"are numbers of {label!r} such as 1,234 decimals? ", "--do_regression true")
+        return Task.REGRESSION, f"Task: regression, because {label!r} holds numbers with decimal commas."
+    if do_regression is None and survey.looks_like_scores:
+        return Task.REGRESSION, f"Task: regression, because {label!r} holds numbers with fractions."
+    if survey.too_many:
+        fix = "Give another --label_column_name, or --do_regression for scores."
+        raise DataError(f"column {label!r} has over 10,000 different values", where=source.origin, fix=fix)
+    return _class_task(source, label, survey, do_regression)
+
+
+def _class_task(source: Source, label: str, survey: Survey, do_regression: bool | None) -> tuple[Task, str]:
+    names = class_names(source, label)
+    values = survey.counts.keys() - {str(UNLABELLED)}
+    count = len(names) if names else len(values)
+    if do_regression is None and names is None and count > max(30, survey.rows // 2) and survey.numbers == survey.rows:
+        _ask(
+            source,
+            f"{label!r} holds {count:,} different whole numbers: is it a number to predict? ",
+            "--do_regression true",
+        )
+    task = Task.BINARY if count == 2 else Task.MULTICLASS
+    steps = (
+        do_regression is None and 3 <= count <= 11 and all(v.isdigit() and int(v) <= 10 for v in values) and not names
+    )
+    rating = (
+        " If they are ratings, --do_regression true predicts a number, which knows that 4 is near 5." if steps else ""
+    )
+    return task, f"Task: {task.value}, because {label!r} has {count} different value{'s' * (count != 1)}.{rating}"
+
+
+def _ask(source: Source, question: str, flag: str) -> NoReturn:
+    command = f"tunesmith train --train_file {shlex.quote(source.origin)} {flag}"
+    other = {"--label_separator comma": "--label_separator none"}.get(flag, "--do_regression false")
+    raise DataError(question.strip(), where=source.origin, fix=f"If yes: {command}   (if not: {other})")
+
+
+def require_text(source: Source, name: str) -> None:
+    """Refuses a source without this column, or with something else than text in it."""
+    if name not in source.column_names:
+        raise _no_column(source, name, "--text_column_names")
+    if not _is_text(source, name):
+        kind = source.dataset.features.arrow_schema.field(name).type
+        raise DataError(f"column {name!r} holds {kind}, expected text", where=source.origin)
+
+
+def _no_column(source: Source, name: str, flag: str) -> DataError:
+    found = source.column_names
+    fix = " ".join(filter(None, (did_you_mean(name, found), f"Name it with {flag}.")))
+    where = f"{source.origin}:1" if source.lines else source.origin
+    return DataError(f"no column {name!r}; found: {', '.join(found)}", where=where, fix=fix)
+
+
+def _refuse_absent_header(source: Source, *, sure: bool) -> None:
+    """Refuses a file whose first line is a value of its own column, or reads like a row: a long text as a column name."""
+    if not source.lines or not source.column_names or sure:
+        return
+    sample = first_rows(source)
+    texts = [n for n, p in profile_source(source).items() if p.kind == "text"]
+    for name in source.column_names:
+        if name in sample[name] or (name in texts and len(name.split()) > 4):
+            line = ", ".join(source.column_names)[:80]
+            names = ["text" if n in texts else "label" for n in source.column_names]
+            if len(set(names)) != len(names):
+                names = [f"{kind}_{k}" for k, kind in enumerate(names, start=1)]
+            why = "is a value of its own column" if name in sample[name] else "reads like a text"
+            problem = f"there seems to be no header: {name[:40]!r} {why}; the first line is {line!r}"
+            named = f"sed '1i {','.join(names)}' {shlex.quote(source.origin)} > named.csv"
+            fix = f"Add a first line with names, such as text,label: {named} && tunesmith train --train_file named.csv"
+            raise DataError(problem, where=f"{source.origin}:1", fix=fix)
+
+
+def _is_text(source: Source, name: str) -> bool:
+    return str(source.dataset.features.arrow_schema.field(name).type) in ("string", "large_string", "string_view")
+
+
+def _join(names: Sequence[str]) -> str:
+    return " and ".join(map(repr, names))

@@ -1,0 +1,210 @@
+"""What rows come packed in: gzip with a limit on what may come out, Parquet, Arrow files and streams."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tunesmith.errors import DataError, ResourceError
+
+CHUNK_BYTES = 1 << 20
+_NO_FILE = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""What the system answers for a path that leads to no file: a link to itself, a file taken for a folder, an endless name."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecompressionLimits:
+    """How much a compressed file may grow. The ratio counts only once `ratio_free_bytes` have come out."""
+
+    max_decompressed_bytes: int = 64 << 30
+    max_ratio: float = 200.0
+    ratio_free_bytes: int = 64 << 20
+
+
+class CountedBytes(io.RawIOBase):
+    """A file read once from start to end. Decompresses `.gz` within limits; `sha256` covers the bytes on disk."""
+
+    def __init__(self, path: Path, *, origin: str, gzipped: bool, limits: DecompressionLimits) -> None:
+        self.origin = origin
+        self.limits = limits
+        self.size = path.stat().st_size
+        self.bytes_out = 0
+        self._file = _HashedFile(path)
+        self._stream: IO[bytes] = gzip.GzipFile(fileobj=self._file) if gzipped else self._file  # type: ignore[assignment]
+        self._gzipped = gzipped
+
+    @property
+    def bytes_in(self) -> int:
+        """Bytes read from disk so far."""
+        return self._file.count
+
+    @property
+    def sha256(self) -> str:
+        """Of what was read from disk so far."""
+        return self._file.hash.hexdigest()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = CHUNK_BYTES) -> bytes:
+        """Up to `size` bytes; b"" at the end."""
+        try:
+            data = self._stream.read(size)
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise DataError(
+                f"the gzip file is damaged or cut short after {self.bytes_out:,} bytes ({error})",
+                where=self.origin,
+                fix="Make the file again, or copy it again.",
+            ) from None
+        except OSError as error:
+            raise ResourceError(f"cannot be read ({error.strerror or error})", where=self.origin) from None
+        self.bytes_out += len(data)
+        if self._gzipped:
+            self._check_growth()
+        return data
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+            self._file.close()
+        super().close()
+
+    def _check_growth(self) -> None:
+        too_many = self.bytes_out > self.limits.max_decompressed_bytes
+        ratio = self.bytes_out / max(self.bytes_in, 1)
+        too_dense = self.bytes_out > self.limits.ratio_free_bytes and ratio > self.limits.max_ratio
+        if too_many or too_dense:
+            limit = f"{self.limits.max_decompressed_bytes:,} bytes" if too_many else f"{self.limits.max_ratio:g} to 1"
+            raise DataError(
+                f"decompresses to more than {self.bytes_out:,} bytes ({ratio:,.0f} to 1), over the limit of {limit}",
+                where=self.origin,
+                fix="Decompress the file yourself if you trust it.",
+            )
+
+
+class _HashedFile(io.RawIOBase):
+    """The bytes on disk, hashed and counted as they are read."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+        self.hash = hashlib.sha256()
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size) or b""
+        self.hash.update(data)
+        self.count += len(data)
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+@contextmanager
+def readable(path: Path, origin: str) -> Iterator[None]:
+    """Turns what the operating system says about a file into our errors."""
+    try:
+        yield
+    except FileNotFoundError:
+        near = _siblings(path)
+        raise DataError("no such file", where=origin, fix=f"Files there: {near}." if near else None) from None
+    except IsADirectoryError:
+        raise DataError("is a folder, not a file", where=origin) from None
+    except PermissionError:
+        raise ResourceError("no permission to read it", where=origin, fix="Check the owner and mode.") from None
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise DataError(f"cannot be opened ({error.strerror})", where=origin, fix="Give the path of a file.") from None
+
+
+def _siblings(path: Path) -> str:
+    folder = path.parent
+    if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
+        return ""
+    names = sorted(p.name for p in folder.iterdir() if p.suffix == path.suffix)
+    return ", ".join(names[:5])
+
+
+def parquet_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> Iterator[Any]:
+    """The record batches of a Parquet file, validated, schema metadata kept."""
+    import pyarrow.parquet as pq
+
+    with binary_errors("Parquet", origin), pq.ParquetFile(path) as file:
+        size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
+        if size > limits.max_decompressed_bytes:
+            limit = limits.max_decompressed_bytes
+            raise DataError(f"holds {size:,} bytes of rows, over the limit of {limit:,}", where=origin)
+        read = 0
+        for batch in file.iter_batches(batch_size=16_384):
+            batch.validate(full=True)
+            read += batch.num_rows
+            yield _without_dictionaries(batch.replace_schema_metadata(file.schema_arrow.metadata))
+        if read != file.metadata.num_rows:
+            raise DataError(f"{read:,} rows read, {file.metadata.num_rows:,} promised by the file", where=origin)
+
+
+def arrow_batches(path: Path, *, origin: str) -> Iterator[Any]:
+    """The record batches of an Arrow IPC file or stream, validated: a hostile offset must not reach compute code."""
+    import pyarrow as pa
+
+    with binary_errors("Arrow", origin), pa.OSFile(str(path), "rb") as file:
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        if is_file:
+            reader = pa.ipc.open_file(file)
+            batches = (reader.get_batch(i) for i in range(reader.num_record_batches))
+        else:
+            _check_stream_end(path, origin)
+            batches = iter(pa.ipc.open_stream(file))
+        for batch in batches:
+            batch.validate(full=True)
+            yield _without_dictionaries(batch)
+
+
+def _without_dictionaries(batch: Any) -> Any:
+    """Category columns as what they stand for: `datasets` has no dictionary type."""
+    import pyarrow as pa
+
+    types = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in batch.schema]
+    fields = [f.with_type(t) for f, t in zip(batch.schema, types, strict=True)]
+    arrays = [a if a.type == t else a.cast(t) for a, t in zip(batch.columns, types, strict=True)]
+    return pa.record_batch(arrays, schema=pa.schema(fields, metadata=batch.schema.metadata))
+
+
+def _check_stream_end(path: Path, origin: str) -> None:
+    # A stream cut between two batches reads as a shorter, complete one. Writers end with a mark and a length of zero.
+    with open(path, "rb") as file:
+        file.seek(max(0, path.stat().st_size - 8))
+        if file.read() != b"\xff\xff\xff\xff\0\0\0\0":
+            raise DataError("the Arrow stream is cut short: no end mark", where=origin, fix="Write the file again.")
+
+
+@contextmanager
+def binary_errors(kind: str, origin: str) -> Iterator[None]:
+    """Turns pyarrow's refusals into one line that names the file."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except DataError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, NotImplementedError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        fix = f"The file is damaged, cut short, or not {kind}: write it again."
+        raise DataError(f"cannot be read as {kind} ({reason})", where=origin, fix=fix) from None

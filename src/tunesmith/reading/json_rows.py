@@ -1,0 +1,178 @@
+"""Python values to Arrow columns: one kind of value a column, found while reading, widened when it must be.
+
+Rules. Every record has the keys of the first. A column holds text, whole numbers, numbers, true/false or lists of one of these,
+and null; whole numbers beside fractions become numbers. Objects inside a record are kept as their JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tunesmith.errors import DataError, did_you_mean
+from tunesmith.reading.source import LINE_COLUMN
+
+_WORDS = {"null": "null", "bool": "true/false", "int": "a whole number", "float": "a number", "text": "text"}
+
+
+class Widened(Exception):
+    """A column turned out to hold a wider kind than the batches already written: read again from the start."""
+
+
+class ColumnKinds:
+    """The kind of every column so far, with the line that first showed it."""
+
+    def __init__(self, origin: str, *, lines: bool) -> None:
+        self.origin = origin
+        self.lines = lines
+        self.names: list[str] = []
+        self.kinds: dict[str, str] = {}
+        self._since: dict[str, int] = {}
+        self._written: dict[str, str] | None = None
+
+    def restart(self) -> None:
+        """Forgets what was written, keeps what was learnt."""
+        self._written = None
+
+    def batch(self, records: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Any:
+        """A record batch of the records; raises Widened when earlier batches need another type."""
+        import pyarrow as pa
+
+        if not self.names:
+            self._start(records[0], numbers[0])
+        keys = set(self.names)
+        for record, number in zip(records, numbers, strict=True):
+            if record.keys() != keys:
+                raise self._other_keys(record, number)
+        cells = {name: [record[name] for record in records] for name in self.names}
+        for name, values in cells.items():
+            self._learn(name, values, numbers)
+        if self._written is None:
+            self._written = dict(self.kinds)
+        elif self._written != self.kinds:
+            raise Widened
+        arrays = [self._array(name, cells[name], numbers) for name in self.names]
+        if self.lines:
+            return pa.record_batch([*arrays, pa.array(numbers, pa.int64())], names=[*self.names, LINE_COLUMN])
+        return pa.record_batch(arrays, names=self.names)
+
+    def _start(self, record: Mapping[str, Any], number: int) -> None:
+        if not record:
+            raise DataError("an object without keys", where=f"{self.origin}:{number}")
+        if LINE_COLUMN in record:
+            raise DataError(f"the key {LINE_COLUMN!r} is taken", where=f"{self.origin}:{number}", fix="Rename it.")
+        for key in record:
+            if not isinstance(key, str):
+                raise DataError(f"the key {key!r} is not text", where=f"{self.origin}:{number}")
+            if any("\ud800" <= char <= "\udfff" for char in key):
+                problem = f"the key {key!r} holds half of a surrogate pair, which is no character"
+                raise DataError(problem, where=f"{self.origin}:{number}", fix="Rename it.")
+        self.names = list(record)
+        self.kinds = dict.fromkeys(self.names, "null")
+        self._since = dict.fromkeys(self.names, number)
+
+    def _other_keys(self, record: Mapping[str, Any], number: int) -> DataError:
+        missing = [name for name in self.names if name not in record]
+        extra = [str(name) for name in record if name not in self.names]
+        parts = [
+            f"{word} {', '.join(map(repr, names))}" for word, names in (("without", missing), ("with", extra)) if names
+        ]
+        hint = did_you_mean(extra[0], missing) if extra and missing else None
+        fix = hint or "Give every record the same keys; null for no value."
+        return DataError(
+            f"keys differ from the first record: {' and '.join(parts)}", where=f"{self.origin}:{number}", fix=fix
+        )
+
+    def _learn(self, name: str, values: list[Any], numbers: Sequence[int]) -> None:
+        types = set(map(type, values)) - {type(None)}
+        if len(types) == 1 and types <= {str} and self.kinds[name] == "text":
+            return
+        for value, number in zip(values, numbers, strict=True):
+            kind = self._kind_of(value, name, number)
+            wide = _widen(self.kinds[name], kind)
+            if wide is None:
+                seen = _say(self.kinds[name])
+                problem = f"{_say(kind)} here, {seen} in line {self._since[name]}"
+                fix = "Keep one kind of value in a column."
+                raise DataError(problem, where=f"{self.origin}:{number}:{name}", fix=fix)
+            if wide != self.kinds[name]:
+                self.kinds[name], self._since[name] = wide, number
+
+    def _kind_of(self, value: Any, name: str, number: int) -> str:
+        if isinstance(value, list | tuple):
+            kind = "null"
+            for item in value:
+                inner = self._kind_of(item, name, number)
+                wide = None if inner.startswith("list") else _widen(kind, inner)
+                if wide is None:
+                    raise DataError(
+                        "a list of mixed or nested values",
+                        where=f"{self.origin}:{number}:{name}",
+                        fix="A list holds labels: all text or all whole numbers.",
+                    )
+                kind = wide
+            return f"list:{kind}"
+        return _scalar_kind(value, f"{self.origin}:{number}:{name}")
+
+    def _array(self, name: str, values: list[Any], numbers: Sequence[int]) -> Any:
+        import pyarrow as pa
+
+        kind = self.kinds[name]
+        if any(isinstance(value, dict) for value in values):
+            values = [json.dumps(v, ensure_ascii=False) if isinstance(v, dict) else v for v in values]
+        try:
+            return pa.array(values, _arrow_type(kind))
+        except (pa.ArrowException, UnicodeError, OverflowError, TypeError):
+            for value, number in zip(values, numbers, strict=True):
+                try:
+                    pa.array([value], _arrow_type(kind))
+                except (pa.ArrowException, UnicodeError, OverflowError, TypeError) as error:
+                    reason = " ".join(str(error).split())[:120]
+                    where = f"{self.origin}:{number}:{name}"
+                    raise DataError(f"a value that cannot be stored ({reason})", where=where) from None
+            raise
+
+
+def _scalar_kind(value: Any, where: str) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int"
+    if isinstance(value, float):
+        return "float"
+    if isinstance(value, str | dict):
+        return "text"
+    item = getattr(value, "item", None)  # numpy scalars in lists of dicts
+    if callable(item) and getattr(value, "ndim", None) == 0:
+        return _scalar_kind(item(), where)
+    raise DataError(f"a value of type {type(value).__name__}", where=where, fix="Use text, numbers or lists of them.")
+
+
+def _widen(old: str, new: str) -> str | None:
+    """The kind that holds both, or None."""
+    if new == "null" or old == new:
+        return old
+    if old == "null":
+        return new
+    if {old, new} == {"int", "float"}:
+        return "float"
+    if old.startswith("list:") and new.startswith("list:"):
+        inner = _widen(old[5:], new[5:])
+        return f"list:{inner}" if inner else None
+    return None
+
+
+def _say(kind: str) -> str:
+    return f"a list of {_WORDS[kind[5:]]}" if kind.startswith("list:") else _WORDS[kind]
+
+
+def _arrow_type(kind: str) -> Any:
+    import pyarrow as pa
+
+    if kind.startswith("list:"):
+        return pa.list_(_arrow_type(kind[5:]))
+    types = {"null": pa.string(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "text": pa.string()}
+    return types[kind]

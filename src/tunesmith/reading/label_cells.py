@@ -1,0 +1,112 @@
+"""Several labels in one cell, or one in each of several 0/1 columns -> a column of lists. Decimal commas. Words for nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from tunesmith.errors import DataError
+from tunesmith.reading.source import Source
+
+SEPARATORS = ("|", ";")
+"""What sets labels apart without a doubt, once the parts are seen to repeat; a comma is asked about."""
+SEPARATOR_WORDS = {"comma": ",", "pipe": "|", "semicolon": ";", "space": " ", "tab": "\t"}
+MISSING_WORDS = frozenset(["n/a", "na", "nan", "#n/a", "n.a.", "null", "(null)", "-", "--", "?", "<na>", "nil"])
+_DECIMAL_COMMA = re.compile(r"^[+-]?\d+,\d+$")
+_NUMBER = re.compile(r"^[+-]?\d+([.,]\d+)?$")
+
+
+def find_separator(counts: Mapping[str, int]) -> str | None:
+    """What sets several labels of one cell apart: a character, "json" for lists written out, or None."""
+    cells = [cell for cell in counts if cell]
+    if cells and all(cell.strip().startswith("[") and cell.strip().endswith("]") for cell in cells):
+        return "json"
+    return next((sep for sep in (*SEPARATORS, ",") if _sets_apart(sep, cells, counts)), None)
+
+
+def _sets_apart(separator: str, cells: Sequence[str], counts: Mapping[str, int]) -> bool:
+    """Whether the parts of cells are used again in other cells, as labels are."""
+    several = [cell for cell in cells if separator in cell]
+    if sum(counts[cell] for cell in several) < 2 or all(_NUMBER.match(cell) for cell in cells):
+        return False
+    uses: dict[str, int] = {}
+    for cell in cells:
+        for part in split_cell(cell, separator):
+            uses[part] = uses.get(part, 0) + 1
+    again = sum(1 for part in uses if uses[part] > 1)
+    short = all(len(part.split()) <= 4 for part in uses)
+    return short and again >= len(uses) / 2 and len(uses) < len(cells) + len(several)
+
+
+def split_cell(cell: str | None, separator: str) -> list[str]:
+    """The labels of one cell, without the spaces around them."""
+    if cell is None or not cell.strip():
+        return []
+    if separator == "json":
+        try:
+            found = json.loads(cell)
+        except ValueError:
+            try:
+                found = ast.literal_eval(cell)  # ['a', 'b'], as Python prints a list
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
+                found = None
+        if not isinstance(found, list) or not all(isinstance(v, (str, int)) for v in found):
+            raise ValueError(f"{cell[:60]!r} is not a list of labels")
+        return [str(value) for value in found]
+    return [part.strip() for part in cell.split(separator) if part.strip()]
+
+
+def unfold_cells(source: Source, column: str, separator: str) -> Source:
+    """The source with lists of labels in the column."""
+    cells = source.dataset.with_format(None)[column]
+    lists = []
+    for row, cell in enumerate(cells):
+        try:
+            lists.append(split_cell(cell, separator))
+        except ValueError as error:
+            raise DataError(str(error), where=source.where(row, column), fix='Write ["a", "b"].') from None
+    return _with_lists(source, column, lists)
+
+
+def join_switches(source: Source, columns: Sequence[str]) -> Source:
+    """The source with one more column, named by the columns with commas: the names of those that hold 1 or true."""
+    table = source.dataset.with_format(None)
+    rows: list[list[str]] = [[] for _ in range(source.dataset.num_rows)]
+    for name in columns:
+        for row, value in enumerate(table[name]):
+            word = str(value).strip().lower()
+            if word in ("1", "1.0", "true"):
+                rows[row].append(name)
+            elif word not in ("0", "0.0", "false"):
+                raise DataError(f"{value!r} is neither 0 nor 1", where=source.where(row, name), fix="Write 0 or 1.")
+    return _with_lists(source, ",".join(columns), rows)
+
+
+def _with_lists(source: Source, column: str, lists: list[list[str]]) -> Source:
+    import pyarrow as pa
+    from datasets import Dataset
+
+    dataset = source.dataset.remove_columns([column]) if column in source.dataset.column_names else source.dataset
+    table = dataset.with_format("arrow")[:]
+    wide = table.append_column(column, pa.array(lists, pa.list_(pa.string())))
+    return replace(source, dataset=Dataset(wide), table_file=None)
+
+
+def has_decimal_commas(values: Iterable[str]) -> bool:
+    """Whether the values are numbers and some are written as 3,5."""
+    found = [value for value in values if value]
+    return bool(found) and all(_NUMBER.match(v) for v in found) and any(_DECIMAL_COMMA.match(v) for v in found)
+
+
+def looks_like_thousands(values: Iterable[str]) -> bool:
+    """Whether every comma stands before exactly three digits: 1,234 may be a thousand and more."""
+    commas = [value for value in values if "," in value]
+    return bool(commas) and all(len(value.rpartition(",")[2]) == 3 for value in commas)
+
+
+def is_missing_word(name: str) -> bool:
+    """Whether a label is a word that spreadsheets write for no value."""
+    return name.strip().lower() in MISSING_WORDS

@@ -1,0 +1,208 @@
+"""Labels as numbers: the column "labels" in every split, from one LabelMap, by name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tunesmith.errors import DataError
+from tunesmith.labels import UNLABELLED, LabelMap, Task, match_names
+from tunesmith.reading.columns import Columns
+from tunesmith.reading.label_names import Naming, check_enough, check_split, choose_names, put_positive_last
+from tunesmith.reading.label_survey import NUMBER, as_names, class_names, survey_labels
+from tunesmith.reading.source import Source
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+ENCODED = "labels"
+
+
+def encode_labels(
+    sources: Mapping[str, Source],
+    columns: Columns,
+    *,
+    label_names: Sequence[str] | None = None,
+    default_names: Sequence[str] = (),
+    head_names: Sequence[str] = (),
+    allow_single_label: bool = False,
+    positive_label: str | None = None,
+) -> tuple[LabelMap, dict[str, Dataset]]:
+    """The map and the splits with "labels": int64 (-1 unlabelled), float32 (nan unlabelled) or list of float32.
+
+    A split whose name starts with "test" may be unlabelled: without the column, or with -1.
+    """
+    if columns.label is None:
+        raise DataError("there is no label column", fix="Name it with --label_column_name.")
+    if ENCODED in columns.text:
+        raise DataError(f"a text column is named {ENCODED!r}, as the labels are inside", fix="Rename it in the data.")
+    if columns.task is Task.REGRESSION:
+        return _encode_scores(sources, columns.label)
+    labelled = {split: s for split, s in sources.items() if columns.label in s.column_names}
+    surveys = {split: survey_labels(source, columns.label) for split, source in labelled.items()}
+    if not labelled:
+        raise DataError(f"there is no column {columns.label!r}", fix="Name it with --label_column_name.")
+    first = "train" if "train" in labelled else next(iter(labelled))
+    train = labelled[first]
+    multilabel = columns.task is Task.MULTILABEL
+    if multilabel and surveys[first].is_float:
+        return _encode_hot(sources, columns.label, label_names)
+    naming = choose_names(train, columns.label, surveys[first], label_names, default_names, head_names)
+    if not multilabel:
+        own = naming.names != tuple(default_names) and match_names(head_names, naming.names) is None
+        free = own and label_names is None and class_names(train, columns.label) is None
+        naming = put_positive_last(naming, surveys[first].counts, positive_label, free=free)
+    for split, source in labelled.items():
+        test = split.startswith("test") and not multilabel
+        is_train = split == first
+        check_split(source, columns.label, surveys[split], naming, unlabelled_allowed=test, is_train=is_train)
+    if not multilabel:
+        check_enough(train, columns.label, surveys[first], naming, allow_single_label=allow_single_label)
+    labels = LabelMap(naming.names, Task.MULTILABEL) if multilabel else LabelMap.for_classes(naming.names)
+    encode = _hot_rows if multilabel else _ids
+    return labels, {split: _with_labels(s, encode(s, columns.label, naming)) for split, s in sources.items()}
+
+
+def _ids(source: Source, column: str, naming: Naming) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column not in source.column_names:
+        return pa.array(np.full(source.dataset.num_rows, UNLABELLED, dtype=np.int64))
+    values = pa.array(naming.values, pa.string())
+    names = class_names(source, column)
+    parts = []
+    for start, table in source.scan([column]):
+        cells = as_names(table.column(column), names, source=source, column=column, start=start)
+        parts.append(pc.fill_null(pc.index_in(cells, value_set=values), UNLABELLED).cast(pa.int64()))
+    return pa.chunked_array(parts, pa.int64()).combine_chunks()
+
+
+def _hot_rows(source: Source, column: str, naming: Naming) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    width = len(naming.names)
+    if column not in source.column_names:
+        return _lists(np.full((source.dataset.num_rows, width), np.nan, dtype=np.float32))
+    values = pa.array(naming.values, pa.string())
+    names = class_names(source, column)
+    hot = np.zeros((source.dataset.num_rows, width), dtype=np.float32)
+    for start, table in source.scan([column]):
+        lists = table.column(column).combine_chunks()
+        if lists.null_count:
+            row = start + pc.index(pc.is_null(lists), True).as_py()
+            raise DataError("the list of labels is missing", where=source.where(row, column), fix="Use [] for none.")
+        parents = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
+        items = pc.list_flatten(lists)
+        cells = as_names(items, names, source=source, column=column, start=start, parents=parents)
+        ids = pc.index_in(cells, value_set=values).to_numpy(zero_copy_only=False)
+        hot[start + parents.astype(np.int64), ids.astype(np.int64)] = 1.0
+    return _lists(hot)
+
+
+def _encode_hot(
+    sources: Mapping[str, Source], column: str, label_names: Sequence[str] | None
+) -> tuple[LabelMap, dict[str, Dataset]]:
+    """Lists of 0.0 and 1.0, all of one length: already a place for each label."""
+    import pyarrow.compute as pc
+
+    width: int | None = len(label_names) if label_names is not None else None
+    splits: dict[str, Any] = {}
+    for split, source in sources.items():
+        parts = []
+        for start, table in source.scan([column]) if column in source.column_names else ():
+            lists = table.column(column).combine_chunks()
+            lengths = pc.fill_null(pc.list_value_length(lists), -1).to_numpy(zero_copy_only=False)
+            width = int(lengths[0]) if width is None else width
+            rows = pc.list_flatten(lists).to_numpy(zero_copy_only=False)
+            if not (lengths == width).all():
+                row = start + int(np.argmax(lengths != width))
+                problem = f"{lengths[row - start]} values, expected {width}"
+                raise DataError(problem, where=source.where(row, column), fix="Give 0 or 1 for every label.")
+            if not np.isin(rows, (0.0, 1.0)).all():
+                at = int(np.argmax(~np.isin(rows, (0.0, 1.0))))
+                problem = f"{rows[at]} is neither 0 nor 1"
+                raise DataError(problem, where=source.where(start + at // width, column))
+            parts.append(rows.astype(np.float32).reshape(-1, width))
+        splits[split] = np.concatenate(parts) if parts else None
+    count = width or 0
+    names = tuple(label_names) if label_names is not None else tuple(str(i) for i in range(count))
+    datasets = {}
+    for split, source in sources.items():
+        hot = splits[split]
+        rows = np.full((source.dataset.num_rows, count), np.nan, dtype=np.float32) if hot is None else hot
+        datasets[split] = _with_labels(source, _lists(rows))
+    return LabelMap(names, Task.MULTILABEL), datasets
+
+
+def _encode_scores(sources: Mapping[str, Source], column: str) -> tuple[LabelMap, dict[str, Dataset]]:
+    datasets = {}
+    for split, source in sources.items():
+        scores = _scores(source, column, unlabelled_allowed=split.startswith("test"))
+        datasets[split] = _with_labels(source, scores)
+    return LabelMap((column,), Task.REGRESSION), datasets
+
+
+def _scores(source: Source, column: str, *, unlabelled_allowed: bool) -> Any:
+    import pyarrow as pa
+
+    if column not in source.column_names:
+        return pa.array(np.full(source.dataset.num_rows, np.nan, dtype=np.float32))
+    parts = [_numbers(table.column(column), source, column, start) for start, table in source.scan([column])]
+    scores = np.concatenate(parts)
+    if unlabelled_allowed and (scores == UNLABELLED).all():
+        scores = np.full_like(scores, np.nan)
+    return pa.array(scores.astype(np.float32))
+
+
+def _numbers(cells: Any, source: Source, column: str, start: int) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    cells = cells.combine_chunks()
+    kind = cells.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        cells = pc.replace_substring_regex(cells, r"^([+-]?\d+),(\d+)$", r"\1.\2")  # a decimal comma
+        good = pc.match_substring_regex(cells, NUMBER)
+    elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        good = pc.is_finite(cells)
+    else:
+        raise DataError(f"column {column!r} holds {kind}, expected numbers", where=source.origin)
+    good = pc.fill_null(good, False)
+    if not pc.all(good).as_py():
+        at = pc.index(good, False).as_py()
+        value = cells[at].as_py()
+        problem = "the score is missing" if value in (None, "") else f"{value!r} is not a number"
+        raise DataError(
+            problem, where=source.where(start + at, column), fix="Regression needs a finite number in every row."
+        )
+    numbers = cells.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    too_large = np.abs(numbers) > np.finfo(np.float32).max
+    if too_large.any():
+        at = int(np.argmax(too_large))
+        raise DataError(f"{cells[at].as_py()} is too large", where=source.where(start + at, column))
+    return numbers
+
+
+def _lists(rows: np.ndarray[Any, Any]) -> Any:
+    import pyarrow as pa
+
+    offsets = np.arange(rows.shape[0] + 1, dtype=np.int32) * np.int32(rows.shape[1])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(rows.reshape(-1)))
+
+
+def _with_labels(source: Source, labels: Any) -> Dataset:
+    """The source's rows with the column "labels", in place of any column of that name."""
+    dataset = source.dataset
+    if ENCODED in dataset.column_names:
+        dataset = dataset.remove_columns(ENCODED)
+    digest = hashlib.sha256(dataset._fingerprint.encode())
+    for buffer in labels.buffers():
+        if buffer is not None:
+            digest.update(buffer)
+    # A given fingerprint keeps `datasets` from hashing (by pickling) the whole column.
+    return dataset.add_column(ENCODED, labels, new_fingerprint=digest.hexdigest()[:16])

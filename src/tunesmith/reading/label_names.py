@@ -1,0 +1,196 @@
+"""One list of label names for all splits, and the checks that make it safe to train on.
+
+Rules. Names come from `label_names`, else from a ClassLabel, else from the values in train: whole numbers in numeric
+order, text in code point order; a model with a trained head for the same names gives its order. Of two classes the second
+is the positive one, whose F1, precision and recall are reported: `put_positive_last`. A label that train has not is refused.
+-1 means unlabelled and is allowed in test only, unless `label_names` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from tunesmith.errors import ConfigError, DataError, did_you_mean
+from tunesmith.labels import UNLABELLED, match_names
+from tunesmith.reading.label_alikes import alike
+from tunesmith.reading.label_survey import Survey, class_names
+from tunesmith.reading.source import Source
+
+_UNLABELLED_NAME = str(UNLABELLED)
+_TYPO_SHARE = 200
+"""A label this many times rarer than one that reads almost the same is taken for a typing error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """`names` in id order; `values` are what stands in the data for each of them."""
+
+    names: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+def choose_names(
+    train: Source,
+    column: str,
+    survey: Survey,
+    label_names: Sequence[str] | None,
+    default_names: Sequence[str] = (),
+    head_names: Sequence[str] = (),
+) -> Naming:
+    """The names and the values they stand for. `default_names` (GLUE's) apply to whole-number labels only.
+
+    Where nothing was asked for and the names are those of the model's head, they come in its order.
+    """
+    naming = _choose(train, column, survey, label_names, default_names)
+    order = match_names(head_names, naming.names) if label_names is None and head_names else None
+    if order is None:
+        return naming
+    values = dict(zip(naming.names, naming.values, strict=True))
+    return Naming(order, tuple(values[name] for name in order))
+
+
+def put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | None, *, free: bool) -> Naming:
+    """Two classes with the positive one second: the one asked for, else 1 of 0 and 1, else the rarer one in train.
+
+    Where the order is not `free` (label_names, a ClassLabel, a trained head, GLUE) it stays, and another wish is refused.
+    """
+    if asked is not None and asked not in naming.names:
+        problem = f"--positive_label {asked!r} is not one of {', '.join(naming.names[:20])}"
+        raise ConfigError(problem, fix=did_you_mean(asked, naming.names))
+    if len(naming.names) != 2:
+        if asked is not None:
+            raise ConfigError(
+                f"--positive_label is about two classes, and there are {len(naming.names)}", fix="Leave it out."
+            )
+        return naming
+    positive = asked
+    if positive is None and free and {name.lower() for name in naming.names} not in ({"0", "1"}, {"false", "true"}):
+        first, second = (counts.get(value, 0) for value in naming.values)
+        positive = naming.names[0] if first < second else None
+    if positive is None or positive == naming.names[1]:
+        return naming
+    if not free:
+        fix = f"Give --label_names {naming.names[1]},{naming.names[0]} as well."
+        raise ConfigError(f"--positive_label {asked!r} is label 0 here, and the order is fixed", fix=fix)
+    return Naming(naming.names[::-1], naming.values[::-1])
+
+
+def _choose(
+    train: Source, column: str, survey: Survey, label_names: Sequence[str] | None, default_names: Sequence[str]
+) -> Naming:
+    found = [name for name in survey.counts if name != _UNLABELLED_NAME or name in (label_names or ())]
+    features = class_names(train, column)
+    if label_names is not None:
+        return _given_names(tuple(label_names), features or found, train, column)
+    if features is not None:
+        return Naming(tuple(features), tuple(features))
+    if found and all(is_whole(name) for name in found):
+        ordered = tuple(sorted(found, key=int))
+        ids = tuple(str(i) for i in range(len(default_names)))
+        if default_names and set(ordered) <= set(ids):
+            return Naming(tuple(default_names), ids)
+        return Naming(ordered, ordered)
+    _refuse_variants(train, column, survey)
+    _refuse_typos(train, column, survey)
+    ordered = tuple(sorted(found))
+    return Naming(ordered, ordered)
+
+
+def is_whole(name: str) -> bool:
+    """Whether a label is written as a whole number without needless zeros or signs."""
+    try:
+        return str(int(name)) == name
+    except ValueError:
+        return False
+
+
+def check_split(
+    source: Source, column: str, survey: Survey, naming: Naming, *, unlabelled_allowed: bool, is_train: bool
+) -> None:
+    """Refuses missing, unlabelled and unknown labels with their first row."""
+    if survey.first_missing is not None:
+        fix = "Fill it in; -1 marks an unlabelled test row."
+        raise DataError("the label is missing", where=source.where(survey.first_missing, column), fix=fix)
+    for value, row in survey.first_row.items():
+        if value in naming.values:
+            continue
+        where = source.where(row, column)
+        if value == _UNLABELLED_NAME:
+            if unlabelled_allowed:
+                continue
+            fix = "Remove such rows; if -1 is a class here, name it with --label_names."
+            raise DataError(f"-1 means unlabelled, which {source.name} rows cannot be", where=where, fix=fix)
+        raise _unknown(value, naming, where, is_train=is_train)
+
+
+def check_enough(train: Source, column: str, survey: Survey, naming: Naming, *, allow_single_label: bool) -> None:
+    """Refuses a train split in which every row has the same label."""
+    present = survey.counts.keys() & set(naming.values)
+    if len(present) == 1 and not allow_single_label:
+        only = next(iter(present))
+        raise DataError(
+            f"all {survey.rows:,} rows have the one label {only!r}: there is nothing to learn",
+            where=train.where(0, column),
+            fix="Add rows with another label, or give --allow_single_label.",
+        )
+
+
+def _given_names(names: tuple[str, ...], found: Sequence[str], train: Source, column: str) -> Naming:
+    if len(set(names)) != len(names) or not all(names):
+        raise ConfigError(f"--label_names {', '.join(names)!r} has a name twice or an empty one")
+    if set(found) & set(names) or not all(is_whole(name) for name in found):
+        return Naming(names, names)
+    ordered = tuple(sorted(found, key=int))
+    if all(0 <= int(name) < len(names) for name in found):
+        return Naming(names, tuple(str(i) for i in range(len(names))))
+    if len(found) == len(names):
+        return Naming(names, ordered)
+    problem = f"--label_names gives {len(names)} names for the {len(found)} labels {', '.join(ordered[:8])}"
+    raise DataError(problem, where=f"{train.origin}:{column}", fix="Give one name a label, in id order.")
+
+
+def _unknown(value: str, naming: Naming, where: str, *, is_train: bool) -> DataError:
+    shown = naming.values if len(naming.values) <= 20 else (*naming.values[:20], "...")
+    same = next((v for v in naming.values if alike(v) == alike(value)), None)
+    if same is not None:
+        seen = _fold(same) == _fold(value)
+        how = "case or spaces" if seen else "its Unicode form, invisible characters or the way a number is written"
+        problem = f"{value!a} differs from {same!a} only in {how}"
+        return DataError(problem, where=where, fix="Write both the same.")
+    of = "" if is_train else " (the labels in train)"
+    problem = f"{value!r} is not one of {', '.join(shown)}{of}"
+    return DataError(
+        problem, where=where, fix=did_you_mean(value, naming.values) or "Correct it, or add such rows to train."
+    )
+
+
+def _refuse_variants(train: Source, column: str, survey: Survey) -> None:
+    by_fold: dict[str, str] = {}
+    for name in sorted(survey.counts, key=lambda n: -survey.counts[n]):
+        first = by_fold.setdefault(_fold(name), name)
+        if first != name:
+            where = train.where(survey.first_row[name], column)
+            fix = "Write both the same, or list both in --label_names."
+            raise DataError(f"{name!r} differs from {first!r} only in case or spaces", where=where, fix=fix)
+
+
+def _refuse_typos(train: Source, column: str, survey: Survey) -> None:
+    """A word seen once among hundreds of almost the same word: better asked than learnt as a class of its own."""
+    for name, count in survey.counts.items():
+        for other, often in survey.counts.items():
+            if often >= _TYPO_SHARE * count and len(name) > 3 and not (is_whole(name) or is_whole(other)):
+                if SequenceMatcher(None, name, other).ratio() < 0.85 or _digits(name) != _digits(other):
+                    continue
+                problem = f"{name!r} ({count:,} of {survey.rows:,} rows) reads like {other!r} ({often:,} rows)"
+                fix = f"Did you mean {other!r}? If not, list both in --label_names."
+                raise DataError(problem, where=train.where(survey.first_row[name], column), fix=fix)
+
+
+def _fold(name: str) -> str:
+    return " ".join(name.casefold().split())
+
+
+def _digits(name: str) -> str:
+    return "".join(c for c in name if c.isdigit())

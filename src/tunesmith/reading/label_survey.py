@@ -1,0 +1,155 @@
+"""What is in a label column: its values by name, how often, first where. One pass, vectorised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tunesmith.errors import DataError
+from tunesmith.reading.source import Source
+
+MAX_LABELS = 10_000
+"""More distinct values than this are no labels; counting stops there."""
+
+NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+
+
+@dataclass
+class Survey:
+    """`counts` and `first_row` by label name; missing cells are in neither."""
+
+    rows: int = 0
+    is_list: bool = False
+    is_float: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
+    first_row: dict[str, int] = field(default_factory=dict)
+    first_missing: int | None = None
+    numbers: int = 0
+    fractions: int = 0
+    too_many: bool = False
+
+    @property
+    def looks_like_scores(self) -> bool:
+        """At least 95% numbers, some with a fraction: a score with perhaps a bad cell, not a class."""
+        values = self.numbers if self.too_many else sum(self.counts.values())
+        return self.fractions > 0 and self.numbers >= 0.95 * max(values, 1) and not self.is_list
+
+
+def survey_labels(source: Source, column: str) -> Survey:
+    """Reads the whole column. A ClassLabel id outside of its names is a DataError."""
+    import pyarrow as pa
+
+    survey = Survey()
+    names = class_names(source, column)
+    for start, table in source.scan([column]):
+        cells = table.column(column)
+        survey.rows += len(cells)
+        parents = None
+        if is_list_type(cells.type):
+            survey.is_list = True
+            cells, parents = _flatten(cells)
+        survey.is_float = survey.is_float or pa.types.is_floating(cells.type)
+        labels = as_names(cells, names, source=source, column=column, start=start, parents=parents)
+        _count(survey, labels, start, parents)
+        _measure(survey, cells)
+    return survey
+
+
+def class_names(source: Source, column: str) -> list[str] | None:
+    """The names of a ClassLabel feature, also inside a list; None for any other column."""
+    feature = source.dataset.features[column]
+    inner = getattr(feature, "feature", feature)
+    if isinstance(inner, list) and inner:
+        inner = inner[0]
+    names = getattr(inner, "names", None)
+    return list(names) if names else None
+
+
+def is_list_type(arrow_type: Any) -> bool:
+    """Whether cells are lists: several labels a row."""
+    import pyarrow as pa
+
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(kind(arrow_type) for kind in kinds)
+
+
+def as_names(
+    cells: Any, names: list[str] | None, *, source: Source, column: str, start: int = 0, parents: Any = None
+) -> Any:
+    """The cells as label names: null where missing, "-1" where unlabelled; exact text for text."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if isinstance(cells, pa.ChunkedArray):
+        cells = cells.combine_chunks()
+    kind = cells.type
+    if names is not None and pa.types.is_integer(kind):
+        bad = pc.fill_null(pc.or_(pc.less(cells, -1), pc.greater_equal(cells, len(names))), False)
+        if pc.any(bad).as_py():
+            at = pc.index(bad, True).as_py()
+            row = start + (int(parents[at]) if parents is not None else at)
+            problem = f"label id {cells[at].as_py()} is outside of 0 to {len(names) - 1} ({', '.join(names[:6])})"
+            raise DataError(problem, where=source.where(row, column), fix="Correct the id; -1 means unlabelled.")
+        padded = pa.array([*names, "-1"])
+        at_end = pc.if_else(pc.equal(cells, -1), pa.scalar(len(names), cells.type), cells)
+        return padded.take(at_end)
+    if pa.types.is_floating(kind):
+        cells = pc.if_else(pc.is_nan(cells), pa.scalar(None, kind), cells)
+        whole = pc.all(pc.equal(pc.floor(cells), cells)).as_py()
+        fits = pc.all(pc.less(pc.abs(cells), 2.0**53)).as_py()
+        return (cells.cast(pa.int64()) if whole is not False and fits is not False else cells).cast(pa.string())
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        cells = cells.cast(pa.string())
+        return pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells)
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        return cells.cast(pa.string())
+    fix = "A label is text, a number, true/false or a list of these."
+    raise DataError(f"column {column!r} holds {kind}, which is no label", where=source.origin, fix=fix)
+
+
+def _flatten(cells: Any) -> tuple[Any, Any]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    whole = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
+    return pc.list_flatten(whole), pc.list_parent_indices(whole).to_numpy(zero_copy_only=False)
+
+
+def _count(survey: Survey, labels: Any, start: int, parents: Any) -> None:
+    import pyarrow.compute as pc
+
+    def row_of(at: int) -> int:
+        return start + (int(parents[at]) if parents is not None else at)
+
+    if labels.null_count and survey.first_missing is None:
+        survey.first_missing = row_of(pc.index(pc.is_null(labels), True).as_py())
+    if survey.too_many:
+        return
+    for pair in pc.value_counts(labels.drop_null()):
+        name, count = pair["values"].as_py(), pair["counts"].as_py()
+        if name not in survey.counts:
+            if len(survey.counts) == MAX_LABELS:
+                survey.too_many = True
+                return
+            survey.first_row[name] = row_of(pc.index(labels, name).as_py())
+        survey.counts[name] = survey.counts.get(name, 0) + count
+
+
+def _measure(survey: Survey, cells: Any) -> None:
+    """Counts numbers and numbers with a fraction."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if isinstance(cells, pa.ChunkedArray):
+        cells = cells.combine_chunks()
+    kind = cells.type
+    if pa.types.is_integer(kind):
+        survey.numbers += len(cells) - cells.null_count
+        return
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        cells = cells.filter(pc.match_substring_regex(cells, NUMBER)).cast(pa.float64())
+    elif not pa.types.is_floating(kind):
+        return
+    finite = cells.filter(pc.is_finite(cells))
+    survey.numbers += len(finite)
+    survey.fractions += pc.sum(pc.not_equal(pc.floor(finite), finite)).as_py() or 0

@@ -1,0 +1,276 @@
+"""The whole path from what the user names to splits that are ready for tokenizing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tunesmith.errors import ConfigError
+from tunesmith.findings import Finding
+from tunesmith.labels import LabelMap, Task
+from tunesmith.reading.bad_rows import BadRow, sort_out
+from tunesmith.reading.columns import Columns, infer_columns, require_text
+from tunesmith.reading.content_hash import fingerprint_parts
+from tunesmith.reading.gather import gather_sources
+from tunesmith.reading.glue_tasks import find_glue_task
+from tunesmith.reading.label_corrections import correct_labels
+from tunesmith.reading.label_ids import encode_labels
+from tunesmith.reading.label_rows import notes_on_classes, unfold_labels
+from tunesmith.reading.mapped_pages import release_pages
+from tunesmith.reading.part import Part
+from tunesmith.reading.read import read_source
+from tunesmith.reading.sentences import check_texts
+from tunesmith.reading.source import Source
+from tunesmith.reading.split import MAX_GROUPED_ROWS, draw_fold, draw_split
+from tunesmith.reading.stratified import sample_part
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass(frozen=True)
+class DataBundle:
+    """Splits with the column "labels" added; `notes` are the decisions made, in sentences for a person."""
+
+    splits: dict[str, Dataset]
+    columns: Columns
+    labels: LabelMap
+    notes: tuple[str, ...]
+    fingerprint: str
+    split_fingerprints: dict[str, str]
+    parts: dict[str, Part]
+    names_given: bool = False
+    """A person listed the labels."""
+    findings: tuple[Finding, ...] = ()
+    """What the audit found; reading itself finds nothing."""
+    bad_rows: tuple[BadRow, ...] = ()
+    """Rows that were left out because `skip_bad_rows` asked for it."""
+
+
+def load_data(
+    *,
+    train_file: str | Path | None = None,
+    validation_file: str | Path | None = None,
+    test_file: str | Path | None = None,
+    train_data: Any = None,
+    validation_data: Any = None,
+    test_data: Any = None,
+    task_name: str | None = None,
+    dataset_name: str | None = None,
+    dataset_config_name: str | None = None,
+    text_column_names: str | Sequence[str] | None = None,
+    label_column_name: str | None = None,
+    label_names: str | Sequence[str] | None = None,
+    do_regression: bool | None = None,
+    validation_split_fraction: float = 0.1,
+    fold: tuple[int, int] | None = None,
+    seed: int = 42,
+    max_train_samples: int | None = None,
+    max_eval_samples: int | None = None,
+    max_predict_samples: int | None = None,
+    allow_single_label: bool = False,
+    allow_empty_text: bool = False,
+    labels_file: str | Path | None = None,
+    label_separator: str | None = None,
+    positive_label: str | None = None,
+    skip_bad_rows: bool = False,
+    split_names: Mapping[str, str] | None = None,
+    hub_options: Mapping[str, Any] | None = None,
+    head_names: Sequence[str] = (),
+    **reading: Any,
+) -> DataBundle:
+    """Reads, checks, encodes and splits. Without a validation split, a share of train is taken, or `fold` (k, of n)."""
+    files, tables = (train_file, validation_file, test_file), (train_data, validation_data, test_data)
+    given = {k: f if t is None else t for k, f, t in zip(("train", "validation", "test"), files, tables, strict=True)}
+    read, hub = partial(_read, reading), partial(_load_hub, options=hub_options or {})
+    names = {"task_name": task_name, "dataset_name": dataset_name, "dataset_config_name": dataset_config_name}
+    sources, notes = gather_sources(given, **names, split_names=split_names or {}, read=read, load_hub=hub)
+    asked = {"text_column_names": text_column_names, "label_column_name": label_column_name, "task_name": task_name}
+    columns = infer_columns(sources, **asked, do_regression=do_regression, label_separator=label_separator)  # type: ignore[arg-type]
+    naming = {"label_names": _names(label_names), "head_names": head_names, "allow_single_label": allow_single_label}
+    naming |= {"positive_label": positive_label}
+    rules = (task_name, label_separator, naming)
+    labels, parts, bad = _label_rows(sources, columns, notes, rules, empty=allow_empty_text, skip=skip_bad_rows)
+    parts |= _corrected(parts, labels_file, columns, labels, notes)
+    parts = _hold_out(parts, columns, labels, notes, fraction=validation_split_fraction, seed=seed, fold=fold)
+    limits = {"train": max_train_samples, "validation": max_eval_samples, "test": max_predict_samples}
+    parts = {split: _cut(split, part, limits, notes, labels.task, seed) for split, part in parts.items()}
+    return _bundle(parts, columns, labels, notes, bad, names_given=label_names is not None)
+
+
+def _label_rows(
+    sources: Mapping[str, Source],
+    columns: Columns,
+    notes: list[str],
+    rules: tuple[str | None, str | None, Mapping[str, Any]],
+    *,
+    empty: bool,
+    skip: bool,
+) -> tuple[LabelMap, dict[str, Part], list[BadRow]]:
+    """The good rows with their labels encoded, and the bad ones. `rules`: GLUE task, label separator, naming of labels."""
+    task_name, separator, naming = rules
+    listed = naming["label_names"]
+    good, bad = sort_out(sources, columns, notes, label_names=listed, allow_empty_text=empty, skip=skip)
+    good = unfold_labels(good, columns, separator)
+    return *_encode(good, columns, task_name, naming, allow_empty_text=empty), bad
+
+
+def _corrected(
+    parts: Mapping[str, Part], file: str | Path | None, columns: Columns, labels: LabelMap, notes: list[str]
+) -> dict[str, Part]:
+    """Train with the labels of a review file."""
+    if file is None:
+        return {}
+    train, changed = correct_labels(parts["train"], Path(file), columns.text, labels)
+    notes.append(f"{changed:,} labels of train rows were changed by {file}.")
+    return {"train": train}
+
+
+def read_unlabelled(
+    source: Any,
+    *,
+    text: Sequence[str],
+    name: str = "input",
+    allow_empty_text: bool = False,
+    **reading: Any,
+) -> Source:
+    """Rows to predict, with all their columns (`Source.column_names`); `text` must be there and filled in."""
+    rows = read_source(source, name=name, **reading)
+    for column in text:
+        require_text(rows, column)
+    check_texts(rows, text, allow_empty_text=allow_empty_text)
+    return rows
+
+
+def read_labelled(
+    source: Any,
+    *,
+    columns: Columns,
+    labels: LabelMap,
+    name: str = "test",
+    allow_empty_text: bool = False,
+    **reading: Any,
+) -> Dataset:
+    """Rows to evaluate a trained model on: "labels" by the names of the model's own map; -1 stays unlabelled."""
+    rows = read_unlabelled(source, text=columns.text, name=name, allow_empty_text=allow_empty_text, **reading)
+    names = None if labels.task is Task.REGRESSION else labels.names
+    rows = unfold_labels({name: rows}, columns, None)[name]
+    _, splits = encode_labels({name: rows}, columns, label_names=names, allow_single_label=True)
+    return splits[name]
+
+
+def _read(reading: Mapping[str, Any], source: Any, split: str) -> Source:
+    return read_source(source, name=split, **reading)
+
+
+def _load_hub(name: str, config: str | None, *, options: Mapping[str, Any]) -> Any:
+    from tunesmith.reading.hub import load_from_hub
+
+    return load_from_hub(name, config, **options)
+
+
+def _names(label_names: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    if label_names is None:
+        return None
+    return tuple(n.strip() for n in label_names.split(",")) if isinstance(label_names, str) else tuple(label_names)
+
+
+def _encode(
+    sources: Mapping[str, Source],
+    columns: Columns,
+    task_name: str | None,
+    options: Mapping[str, Any],
+    *,
+    allow_empty_text: bool,
+) -> tuple[LabelMap, dict[str, Part]]:
+    for source in sources.values():
+        check_texts(source, columns.text, allow_empty_text=allow_empty_text)
+    glue = find_glue_task(task_name)
+    labels, encoded = encode_labels(sources, columns, default_names=glue.labels if glue else (), **options)
+    return labels, {split: Part(sources[split], dataset) for split, dataset in encoded.items()}
+
+
+def _hold_out(
+    parts: dict[str, Part],
+    columns: Columns,
+    labels: LabelMap,
+    notes: list[str],
+    *,
+    fraction: float,
+    seed: int,
+    fold: tuple[int, int] | None,
+) -> dict[str, Part]:
+    """Takes the validation split from train when there is none and one is wanted."""
+    if fold is not None:
+        return _hold_out_fold(parts, columns, labels, notes, fold=fold[0], folds=fold[1])
+    if any(split.startswith("validation") for split in parts):
+        return parts
+    if fraction == 0:
+        notes.append("There is no validation split: nothing will be evaluated while training.")
+        return parts
+    whole = parts["train"]
+    text = () if len(whole) > MAX_GROUPED_ROWS else columns.text
+    train, held_out = draw_split(whole, val_fraction=fraction, seed=seed, task=labels.task, text_columns=text)
+    how = "at random" if labels.task is Task.MULTILABEL else "stratified by label"
+    kept = ", rows that share a text kept together" if text else ""
+    notes.append(
+        f"No validation data: {len(held_out):,} of {len(whole):,} train rows held out, {how}{kept} (seed {seed})."
+    )
+    rest = {split: part for split, part in parts.items() if split != "train"}
+    return {"train": replace(whole, rows=train), "validation": replace(whole, rows=held_out), **rest}
+
+
+def _hold_out_fold(
+    parts: dict[str, Part], columns: Columns, labels: LabelMap, notes: list[str], *, folds: int, fold: int
+) -> dict[str, Part]:
+    given = next((split for split in parts if split.startswith("validation")), None)
+    if given is not None:
+        raise ConfigError(
+            "--folds takes its validation rows from the training rows, and there are validation rows already",
+            fix="Leave --folds out, or put all labelled rows into one training file.",
+        )
+    whole = parts["train"]
+    text = () if len(whole) > MAX_GROUPED_ROWS else columns.text
+    train, held_out = draw_fold(whole, folds=folds, fold=fold, task=labels.task, text_columns=text)
+    notes.append(f"Fold {fold} of {folds}: {len(held_out):,} of {len(whole):,} rows are held out.")
+    rest = {split: part for split, part in parts.items() if split != "train"}
+    return {"train": replace(whole, rows=train), "validation": replace(whole, rows=held_out), **rest}
+
+
+def _cut(split: str, part: Part, limits: Mapping[str, int | None], notes: list[str], task: Task, seed: int) -> Part:
+    limit = next((limits[kind] for kind in limits if split.startswith(kind)), None)
+    cut = sample_part(part, limit, task=task, seed=seed)
+    if len(cut) < len(part):
+        how = "at random" if task is Task.MULTILABEL else "with the shares of the labels kept"
+        notes.append(f"Only {len(cut):,} of {len(part):,} {split} rows are used, as asked, drawn {how} (seed {seed}).")
+    return cut
+
+
+def _bundle(
+    parts: Mapping[str, Part],
+    columns: Columns,
+    labels: LabelMap,
+    notes: list[str],
+    bad: Sequence[BadRow],
+    *,
+    names_given: bool,
+) -> DataBundle:
+    columns = replace(columns, task=labels.task)
+    notes += notes_on_classes(parts, labels)
+    splits = {split: part.dataset() for split, part in parts.items()}
+    for split, part in parts.items():
+        if labels.task in (Task.BINARY, Task.MULTICLASS) and split.startswith("test"):
+            missing = int((np.asarray(part.labels()) < 0).sum())
+            if missing:
+                notes.append(f"{missing:,} of {len(part):,} {split} rows are unlabelled (-1).")
+    fingerprint, by_split = fingerprint_parts(parts, columns.text, labels)
+    for dataset in splits.values():
+        release_pages(dataset)
+    told = (*columns.why, *notes)
+    made = DataBundle(splits, columns, labels, told, fingerprint, by_split, dict(parts), names_given=names_given)
+    return replace(made, bad_rows=tuple(bad))

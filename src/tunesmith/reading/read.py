@@ -1,0 +1,272 @@
+"""Anything that holds rows -> a Source: files are parsed once, kept as Arrow on disk by content, and memory-mapped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunesmith.errors import DataError
+from tunesmith.reading.blocks import OnProgress, check_encoding, choose_codec, text_blocks
+from tunesmith.reading.containers import (
+    CountedBytes,
+    DecompressionLimits,
+    arrow_batches,
+    binary_errors,
+    parquet_batches,
+    readable,
+)
+from tunesmith.reading.in_memory import read_memory
+from tunesmith.reading.json_files import json_batches
+from tunesmith.reading.json_rows import ColumnKinds, Widened
+from tunesmith.reading.sheets import sheet_batches
+from tunesmith.reading.source import Source, checked
+from tunesmith.reading.table_cache import cache_table, default_table_cache, find_table
+from tunesmith.reading.text_files import DELIMITER_NAMES, Dialect, choose_dialect, delimited_batches, sniff_dialect
+from tunesmith.run.remembered import hash_file
+from tunesmith.run.writing import create
+
+if TYPE_CHECKING:
+    pass
+
+FORMAT_VERSION = 1
+"""Part of every cache key: raise it when a reader gives other rows for the same bytes."""
+
+_HEAD_BYTES = 1 << 16
+"""Enough for the first lines of a file, by which its delimiter is known."""
+
+KINDS = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".xlsx": "sheet",
+    ".xlsm": "sheet",
+    ".xls": "sheet",
+    ".ods": "sheet",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """One file and how to read it."""
+
+    path: Path
+    digest: str
+    origin: str
+    kind: str
+    gzipped: bool
+    encoding: str | None
+    dialect: Dialect | None
+    limits: DecompressionLimits
+    on_progress: OnProgress | None
+
+    @property
+    def has_lines(self) -> bool:
+        return self.kind in ("csv", "tsv", "jsonl", "json", "sheet")
+
+    def key(self) -> str:
+        """Names the table: the bytes and everything that changes how they are read."""
+        parts = [FORMAT_VERSION, self.digest, self.kind, self.gzipped, self.encoding, repr(self.dialect)]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
+
+
+def read_source(
+    source: Any,
+    *,
+    name: str,
+    encoding: str | None = None,
+    delimiter: str | None = None,
+    quoting: str | bool | None = None,
+    cache_dir: str | Path | None = None,
+    limits: DecompressionLimits | None = None,
+    on_progress: OnProgress | None = None,
+) -> Source:
+    """The rows of a file, a `save_to_disk` folder or a table in memory; at least one row.
+
+    `on_progress(bytes_done, bytes_total)` is called while a text file is parsed, not when its table is on disk already.
+    """
+    if not isinstance(source, str | Path):
+        return read_memory(source, name)
+    path = Path(source).expanduser()
+    origin = str(source)
+    with readable(path, origin):
+        if path.is_dir():
+            return checked(_from_folder(path, name, origin))
+        kind, gzipped = _kind_of(path, origin, delimiter)
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise DataError("is a pipe or a device, not a file", where=origin, fix="Write the rows to a file first.")
+        if path.stat().st_size == 0:
+            raise DataError("the file is empty (0 bytes)", where=origin, fix="It needs at least one row.")
+        _refuse_zeros(path, origin)
+        dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
+        text_encoding = check_encoding(encoding)
+        limits = limits or DecompressionLimits()
+        file = _File(path, hash_file(path), origin, kind, gzipped, text_encoding, dialect, limits, on_progress)
+        if dialect is not None and not dialect.sure:
+            file = replace(file, dialect=sniff_dialect(_first_text(file), dialect))
+        return _from_file(file, name, Path(cache_dir) if cache_dir is not None else default_table_cache())
+
+
+def _kind_of(path: Path, origin: str, delimiter: str | None) -> tuple[str, bool]:
+    suffixes = [s.lower() for s in path.suffixes]
+    gzipped = bool(suffixes) and suffixes[-1] in (".gz", ".gzip")
+    suffix = (suffixes[:-1] if gzipped else suffixes)[-1:] or [""]
+    kind = KINDS.get(suffix[0])
+    if kind is None and delimiter is not None and suffix[0] in (".txt", ".dat", ""):
+        kind = "csv"
+    if kind is None:
+        known = "csv, tsv, jsonl, json, xlsx, parquet, arrow, each also as .gz"
+        hints = {
+            ".txt": "Name it .csv or .tsv, or give --delimiter.",
+            ".zip": "Unpack it first, or use gzip.",
+        }
+        problem = f"cannot tell the format from the ending {suffix[0]!r}: known are {known}"
+        raise DataError(problem, where=origin, fix=hints.get(suffix[0]))
+    return kind, gzipped
+
+
+def _first_text(file: _File) -> str:
+    """The beginning of a text file; nothing where it cannot be decoded, which reading it reports."""
+    stream = CountedBytes(file.path, origin=file.origin, gzipped=file.gzipped, limits=file.limits)
+    try:
+        head = stream.read(_HEAD_BYTES)
+        codec, skip = choose_codec(head, file.encoding, file.origin)
+        return head[skip:].decode(codec, errors="ignore")
+    except DataError:
+        return ""
+    finally:
+        stream.close()
+
+
+def _reading_note(file: _File) -> str | None:
+    """A sentence when columns are set apart by something else than the suffix says."""
+    usual = choose_dialect(file.kind, delimiter=None, quoting=None) if file.dialect is not None else None
+    if file.dialect is None or usual is None or file.dialect.delimiter == usual.delimiter:
+        return None
+    name = DELIMITER_NAMES.get(file.dialect.delimiter, repr(file.dialect.delimiter))
+    return f"Reading: the columns of {file.origin} are set apart by {name}."
+
+
+def _refuse_zeros(path: Path, origin: str) -> None:
+    """A large file that begins with zeros was never written: that is told before it is hashed to its end."""
+    with path.open("rb") as file:
+        head = file.read(1 << 20)
+    if path.stat().st_size > 10**8 and not any(head):
+        raise DataError("begins with a million zero bytes", where=origin, fix="Copy the file again.")
+
+
+def _from_file(file: _File, name: str, cache_dir: Path) -> Source:
+    key = file.key()
+    found = find_table(key, cache_dir)
+    if found is not None:
+        with suppress(DataError):
+            return _open_table(file, name, *found)
+        found[0].unlink(missing_ok=True)  # damaged after it was written: make it again
+    table, rows = _make_table(file, key, cache_dir)
+    if table is None:
+        what = "a header but no rows" if file.kind in ("csv", "tsv", "sheet") else "no rows"
+        raise DataError(f"the file has {what}", where=file.origin, fix="It needs at least one row.")
+    return _open_table(file, name, table, rows)
+
+
+def _make_table(file: _File, key: str, cache_dir: Path) -> tuple[Path | None, int]:
+    kinds = ColumnKinds(file.origin, lines=True)
+    while True:
+        try:
+            return cache_table(key, cache_dir, _batches(file, kinds, cache_dir))
+        except Widened:
+            kinds.restart()
+
+
+def _open_table(file: _File, name: str, table: Path, rows: int) -> Source:
+    from datasets import Dataset
+
+    with binary_errors("a table", file.origin):
+        dataset = Dataset.from_file(str(table))
+        if dataset.num_rows != rows:
+            raise DataError(f"{dataset.num_rows} rows in the cached table, expected {rows}", where=str(table))
+    return Source(name, dataset, file.origin, lines=file.has_lines, table_file=table, note=_reading_note(file))
+
+
+def _batches(file: _File, kinds: ColumnKinds, cache_dir: Path) -> Iterator[Any]:
+    if file.kind in ("parquet", "arrow", "sheet"):
+        yield from _binary_batches(file, cache_dir)
+        return
+    stream = CountedBytes(file.path, origin=file.origin, gzipped=file.gzipped, limits=file.limits)
+    try:
+        blocks = text_blocks(stream, encoding=file.encoding, on_progress=file.on_progress)
+        if file.dialect is not None:
+            yield from delimited_batches(blocks, origin=file.origin, dialect=file.dialect)
+        else:
+            yield from json_batches(blocks, origin=file.origin, kinds=kinds, array_allowed=file.kind == "json")
+        if stream.sha256 != file.digest:
+            raise DataError(
+                "the file changed while it was read", where=file.origin, fix="Run again when it is complete."
+            )
+    finally:
+        stream.close()
+
+
+def _binary_batches(file: _File, cache_dir: Path) -> Iterator[Any]:
+    read = {"parquet": parquet_batches, "sheet": sheet_batches}.get(file.kind, _arrow)
+    if not file.gzipped:
+        yield from read(file.path, origin=file.origin, limits=file.limits)
+        return
+    with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".unpacked-") as folder:
+        plain = Path(folder) / "rows"
+        stream = CountedBytes(file.path, origin=file.origin, gzipped=True, limits=file.limits)
+        try:
+            with create(plain) as out:
+                shutil.copyfileobj(stream, out, 1 << 20)
+        finally:
+            stream.close()
+        yield from read(plain, origin=file.origin, limits=file.limits)
+
+
+def _arrow(path: Path, *, origin: str, limits: DecompressionLimits) -> Iterator[Any]:
+    return arrow_batches(path, origin=origin)
+
+
+def _from_folder(path: Path, name: str, origin: str) -> Source:
+    from datasets import Dataset
+
+    saved = load_folder(path, origin)
+    if not isinstance(saved, Dataset):
+        if name in saved:
+            saved = saved[name]
+        else:
+            fix = "Give the folder of one split, or the whole folder as --dataset_name."
+            raise DataError(f"holds the splits {', '.join(saved)}, none is {name!r}", where=origin, fix=fix)
+    return Source(name, saved, origin)
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Whether the folder was written by `save_to_disk`."""
+    return (path / "dataset_dict.json").is_file() or (path / "state.json").is_file()
+
+
+def load_folder(path: Path, origin: str) -> Any:
+    """The Dataset or DatasetDict that `save_to_disk` wrote."""
+    from datasets import load_from_disk
+
+    if not is_saved_dataset(path):
+        files = sorted(p.name for p in path.iterdir() if p.suffix in KINDS)[:5] if os.access(path, os.R_OK) else []
+        fix = f"Give a file in it: {', '.join(files)}." if files else None
+        raise DataError("is a folder, but not one that save_to_disk wrote", where=origin, fix=fix)
+    with binary_errors("a saved dataset", origin):
+        return load_from_disk(str(path))

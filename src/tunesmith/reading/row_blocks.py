@@ -1,0 +1,99 @@
+"""Rows of csv, tsv and JSON lines as plain Python columns, block by block: needs neither pyarrow nor `datasets`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tunesmith.errors import ConfigError, DataError
+from tunesmith.reading.blocks import text_blocks
+from tunesmith.reading.containers import CountedBytes, DecompressionLimits, readable
+from tunesmith.reading.delimited import parse_delimited
+from tunesmith.reading.json_files import line_records
+from tunesmith.reading.text_files import Dialect, check_header, choose_dialect
+
+JSON_ROWS = 4_096
+TEXT_KINDS = ("csv", "tsv", "jsonl")
+
+
+def kind_of_rows(path: Path) -> tuple[str, bool]:
+    """("csv" | "tsv" | "jsonl" | "parquet", whether it is gzipped), from the name of a file."""
+    gzipped = path.suffix == ".gz"
+    kind = (path.with_suffix("") if gzipped else path).suffix.removeprefix(".")
+    kind = {"ndjson": "jsonl", "json": "jsonl"}.get(kind, kind)
+    if kind not in (*TEXT_KINDS, "parquet") or (gzipped and kind == "parquet"):
+        raise ConfigError(
+            "cannot be read as rows", where=str(path), fix="Use .csv, .tsv, .jsonl, each also .gz, or .parquet."
+        )
+    return kind, gzipped
+
+
+def column_blocks(
+    path: Path,
+    *,
+    kind: str,
+    gzipped: bool = False,
+    encoding: str | None = None,
+    delimiter: str | None = None,
+    quoting: str | None = None,
+) -> Iterator[dict[str, list[Any]]]:
+    """Columns of the next rows, in order. A JSON object without a key of its block has None there."""
+    origin = str(path)
+    with (
+        readable(path, origin),
+        CountedBytes(path, origin=origin, gzipped=gzipped, limits=DecompressionLimits()) as file,
+    ):
+        dialect = None if kind == "jsonl" else choose_dialect(kind, delimiter=delimiter, quoting=quoting)
+        yield from _column_blocks(text_blocks(file, encoding=encoding), origin, dialect)
+
+
+def read_stdin(*, encoding: str | None, delimiter: str | None, quoting: str | None) -> list[dict[str, Any]]:
+    """All rows of the csv or JSON lines on stdin: an opening brace is the sign of JSON."""
+    data = sys.stdin.buffer.read()
+    stream: Any = SimpleNamespace(read=BytesIO(data).read, origin="stdin")
+    is_json = data.lstrip()[:1] == b"{"
+    dialect = None if is_json else choose_dialect("csv", delimiter=delimiter, quoting=quoting)
+    rows = [
+        dict(zip(block, values, strict=True))
+        for block in _column_blocks(text_blocks(stream, encoding=encoding), "stdin", dialect)
+        for values in zip(*block.values(), strict=True)
+    ]
+    if not rows:
+        raise DataError("has no rows", where="stdin", fix="It needs a header line and at least one row.")
+    return rows
+
+
+def _column_blocks(blocks: Iterator[str], origin: str, dialect: Dialect | None) -> Iterator[dict[str, list[Any]]]:
+    if dialect is None:
+        yield from _json_blocks(blocks, origin)
+        return
+    names: list[str] = []
+    records = parse_delimited(
+        blocks,
+        origin=origin,
+        delimiter=dialect.delimiter,
+        quoting=dialect.quoting,
+        on_header=lambda header: names.extend(check_header(header, origin=origin, dialect=dialect)),
+    )
+    for found in records:
+        yield dict(zip(names, found.columns, strict=True))
+
+
+def _json_blocks(blocks: Iterator[str], origin: str) -> Iterator[dict[str, list[Any]]]:
+    rows: list[dict[str, Any]] = []
+    for _, row in line_records(blocks, origin):
+        rows.append(row)
+        if len(rows) == JSON_ROWS:
+            yield _columns(rows)
+            rows = []
+    if rows:
+        yield _columns(rows)
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}

@@ -1,0 +1,119 @@
+"""CSV and TSV files: every cell is the exact text, `NA`, `007` and `1e5` included."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tunesmith.errors import ConfigError, DataError
+from tunesmith.reading.delimited import parse_delimited
+from tunesmith.reading.source import LINE_COLUMN
+
+_DELIMITERS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}
+DELIMITER_NAMES = {";": "semicolon", "\t": "tab", "|": "pipe", ",": "comma"}
+_SNIFFED_LINES = 20
+_DEFAULT_DELIMITER = {"csv": ",", "tsv": "\t"}
+_QUOTING = {
+    "none": False,
+    "off": False,
+    "false": False,
+    "rfc4180": True,
+    "minimal": True,
+    "csv": True,
+    "on": True,
+    "true": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How cells are set apart. `sure` when the user named the delimiter."""
+
+    delimiter: str
+    quoting: bool
+    sure: bool
+
+
+def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | bool | None) -> Dialect:
+    """CSV: comma and RFC 4180 quotes. TSV: tab and no quoting, as GLUE files are. What the user names goes first."""
+    if quoting is None:
+        quoted = kind == "csv"
+    elif str(quoting).lower() in _QUOTING:
+        quoted = _QUOTING[str(quoting).lower()]
+    else:
+        raise ConfigError(f"--quoting {quoting!r} is not known", fix="Use 'none' or 'rfc4180'.")
+    if delimiter is None:
+        return Dialect(_DEFAULT_DELIMITER[kind], quoted, sure=False)
+    character = _DELIMITERS.get(delimiter.lower(), delimiter)
+    if len(character) != 1 or character in '"\r\n\0':
+        fix = "Use one character, or tab, comma, semicolon, pipe, space."
+        raise ConfigError(f"--delimiter {delimiter!r} cannot set fields apart", fix=fix)
+    return Dialect(character, quoted, sure=True)
+
+
+def delimited_batches(blocks: Iterable[str], *, origin: str, dialect: Dialect) -> Iterator[Any]:
+    """Record batches of strings plus the line numbers; the header is checked before any row."""
+    import pyarrow as pa
+
+    names: list[str] = []
+
+    def name_columns(header: list[str]) -> None:
+        names.extend(check_header(header, origin=origin, dialect=dialect))
+
+    for rows in parse_delimited(
+        blocks, origin=origin, delimiter=dialect.delimiter, quoting=dialect.quoting, on_header=name_columns
+    ):
+        arrays = [pa.array(column, pa.string()) for column in rows.columns]
+        yield pa.record_batch([*arrays, pa.array(rows.lines, pa.int64())], names=[*names, LINE_COLUMN])
+
+
+def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[str]:
+    """The column names. A nameless column (a pandas index) is called `unnamed_<position>`."""
+    if not any(header):
+        raise DataError("the first line is empty, expected the column names", where=f"{origin}:1", fix="Add a header.")
+    if len(header) == 1 and not dialect.sure:
+        _check_delimiter(header[0], origin=origin, dialect=dialect)
+    names = [name or f"unnamed_{k}" for k, name in enumerate(header, start=1)]
+    for k, name in enumerate(names):
+        if name == LINE_COLUMN:
+            fix = "tunesmith keeps line numbers under it; rename the column."
+            raise DataError(f"the column name {LINE_COLUMN!r} is taken", where=f"{origin}:1:{k + 1}", fix=fix)
+        if name in names[:k]:
+            first = names.index(name) + 1
+            problem = f"column {name!r} appears twice in the header (fields {first} and {k + 1})"
+            raise DataError(problem, where=f"{origin}:1:{k + 1}", fix="Rename one of them.")
+    return names
+
+
+def sniff_dialect(head: str, dialect: Dialect) -> Dialect:
+    """The dialect that the first lines are written in: another delimiter where it cuts all of them alike and ours does not."""
+    if dialect.sure or _width(head, dialect.delimiter, quoting=dialect.quoting) > 1:
+        return dialect
+    widths = {mark: _width(head, mark, quoting=True) for mark in DELIMITER_NAMES if mark != dialect.delimiter}
+    best = max(widths, key=lambda mark: widths[mark])
+    return Dialect(best, True, sure=True) if widths[best] > 1 else dialect
+
+
+def _width(head: str, delimiter: str, *, quoting: bool) -> int:
+    """Fields in each of the first lines; 0 when they are not equally many."""
+    lines = head.splitlines()[:_SNIFFED_LINES]
+    try:
+        rows = list(csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE))
+    except csv.Error:
+        return 0
+    whole = rows[:-1] if len(rows) > 2 else rows  # the last one may go on after the lines looked at
+    widths = {len(row) for row in whole if row}
+    return widths.pop() if len(widths) == 1 else 0
+
+
+def _check_delimiter(only: str, *, origin: str, dialect: Dialect) -> None:
+    words = DELIMITER_NAMES
+    found = [c for c in words if c != dialect.delimiter and c in only]
+    if not found:
+        return
+    likely = max(found, key=only.count)
+    own = words.get(dialect.delimiter, repr(dialect.delimiter))
+    problem = f"the header is one field, {only[:60]!r}: fields look set apart by {words[likely]}, not by {own}"
+    raise DataError(problem, where=f"{origin}:1", fix=f"Give --delimiter {words[likely]}.")

@@ -1,0 +1,137 @@
+"""`--recipe auto`: each option of a Recipe that was not given, decided from model, data and probe, with its reason.
+
+The rules were chosen on some tasks and measured on others: docs/how_to/better_models.md has the table and what did not help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tunesmith.config.schema import RunConfig
+from tunesmith.encoder.pooling import Pooling
+from tunesmith.labels import Task
+
+USUAL_EPOCHS = 3.0
+MOST_EPOCHS = 10.0
+FEWEST_STEPS = 400
+"""Fewer updates leave an encoder near where it started: passes are added for small data, up to MOST_EPOCHS."""
+LARGEST_RATE = 1.5e-4
+RARE = 0.1
+"""A label with a smaller share of the rows is one that accuracy hardly sees."""
+FEW_UPDATES = 120
+"""At 75 updates a head that starts fitted was better (TREC, SUBJ, MRPC with 200 rows, 3 epochs), at 190 it was not."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One option, what was decided, and why."""
+
+    name: str
+    value: Any
+    reason: str
+
+    def line(self) -> str:
+        """As it is printed."""
+        shown = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
+        return f"{self.name} {shown}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What decisions are made from. `pooling` and `why` are the probe's; `head_fits`: a linear model can start the head."""
+
+    model_type: str
+    width: int
+    layers: int
+    rows: int
+    classes: int
+    task: Task
+    world: int = 1
+    pooling: Pooling = "pooler"
+    why: str = "too few rows for a probe"
+    head_fits: bool = False
+    rarest: tuple[int, str, float] | None = None
+    """Id, name and share of the label with the fewest training rows, where rows have one label each."""
+    metrics: tuple[str, ...] = ()
+    """The metrics that the run computes."""
+
+
+def decide(config: RunConfig, facts: RunFacts) -> list[Decision]:
+    """What the user left open, in the order it is told. A flag wins: what is given is not decided."""
+    return [decision for decision in _all(config, facts) if _is_open(config, decision.name)]
+
+
+def _is_open(config: RunConfig, name: str) -> bool:
+    value = getattr(config, name)
+    return value is None or (name == "head_start" and value == "auto")
+
+
+def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
+    yield Decision("pooling", facts.pooling, facts.why)
+    start, why = _head_start(config, facts)
+    yield Decision("head_start", "on" if start else "off", why)
+    batch, reason = _batch(facts)
+    yield Decision("per_device_train_batch_size", batch, reason)
+    epochs, reason = epochs_for(facts, config.per_device_train_batch_size or batch, config.gradient_accumulation_steps)
+    yield Decision("num_train_epochs", epochs, reason)
+    rate, reason = _rate(facts)
+    yield Decision("learning_rate", rate, reason)
+    yield Decision("warmup_steps", 0.1, "a tenth of the steps, while Adam's averages fill")
+    yield Decision("layerwise_lr_decay", 0.9, f"lower layers of {facts.layers} are general already and move less")
+    yield Decision("head_lr_scale", 1.0, "a faster head gained nothing")
+    yield Decision("weight_decay", 0.0, "decay gained nothing")
+    yield from _metric(facts)
+
+
+def _head_start(config: RunConfig, facts: RunFacts) -> tuple[bool, str]:
+    """A fitted head pulls the encoder less: it is for runs that end before a new one has learned anything."""
+    if not facts.head_fits:
+        return False, "there is no linear model to start from"
+    rows = config.per_device_train_batch_size or _batch(facts)[0]
+    epochs = config.num_train_epochs or epochs_for(facts, rows, config.gradient_accumulation_steps)[0]
+    steps = epochs * facts.rows / (rows * config.gradient_accumulation_steps * facts.world)
+    steps = config.max_steps if config.max_steps > 0 else steps
+    if steps < FEW_UPDATES:
+        return True, f"a new head would learn little in {steps:.0f} updates"
+    return False, "a new head lets the encoder learn more"
+
+
+def _metric(facts: RunFacts) -> Iterator[Decision]:
+    """A label that is rare hardly moves accuracy: the checkpoint to keep is chosen by F1."""
+    if facts.rarest is None or facts.rarest[2] >= RARE:
+        return
+    number, name, share = facts.rarest
+    metric = "f1" if facts.task is Task.BINARY and number == 1 else "f1_macro"
+    if metric in facts.metrics:
+        yield Decision("metric_for_best_model", metric, f"label {name} has {share:.1%} of the rows")
+
+
+def _batch(facts: RunFacts) -> tuple[int, str]:
+    rows = facts.rows
+    size = 8 if rows < 20_000 else 16 if rows < 100_000 else 32
+    return max(1, size // facts.world) if facts.world <= size else 1, (
+        f"{rows:,} rows: small batches mean more updates" if size == 8 else f"{rows:,} rows give updates enough"
+    )
+
+
+def epochs_for(facts: RunFacts, batch: int, accumulation: int) -> tuple[float, str]:
+    """Passes over the rows, and why."""
+    steps = max(1.0, facts.rows / (batch * accumulation * facts.world))
+    needed = float(-(-FEWEST_STEPS // steps))
+    epochs = min(max(USUAL_EPOCHS, needed), MOST_EPOCHS)
+    if epochs > USUAL_EPOCHS:
+        return epochs, f"{facts.rows:,} rows need more passes for about {FEWEST_STEPS} updates"
+    return epochs, f"{steps * epochs:,.0f} updates are enough"
+
+
+def _rate(facts: RunFacts) -> tuple[float, str]:
+    """Wider models take smaller steps: 1e-4 at width 384, 3.5e-5 at 768, 2.3e-5 at 1024."""
+    rate = min(1e-4 * (384 / max(facts.width, 1)) ** 1.5, LARGEST_RATE)
+    kind = ""
+    if facts.model_type.startswith("deberta"):
+        rate, kind = rate / 2, f", half of it for {facts.model_type}"
+    if facts.model_type == "modernbert":
+        rate, kind = rate * 2, f", twice it for {facts.model_type}"
+    return float(f"{rate:.2g}"), f"by the width of the model, {facts.width}{kind}"

@@ -1,0 +1,1 @@
+"""One training session: reads, prepares, trains, evaluates and exports a run."""

@@ -1,0 +1,100 @@
+"""The model card: what the model is, how good it is and how sure that is, how it was made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunesmith.config.schema import dump_value
+from tunesmith.labels import Task
+from tunesmith.session.finish import Scores
+from tunesmith.session.prepare import Prepared
+
+SHOWN_OPTIONS = (
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_train_epochs",
+    "max_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "label_smoothing_factor",
+    "class_weights",
+    "seed",
+)
+
+
+def write_card(prepared: Prepared, scores: Scores, *, name: str, steps: int, best_step: int | None) -> str:
+    """Markdown with the metadata block that the Hub reads."""
+    base = prepared.config.model_name_or_path or "all-MiniLM-L6-v2"
+    lines = ["---", *_metadata(prepared, scores, name, str(base)), "---", "", f"# {_escape(name)}", ""]
+    task = prepared.bundle.labels.task
+    names = ", ".join(f"`{n}`" for n in prepared.bundle.labels.names[:20])
+    what = (
+        "a number"
+        if task is Task.REGRESSION
+        else f"one of {names}"
+        if task is not Task.MULTILABEL
+        else f"any of {names}"
+    )
+    columns = " and ".join(f"`{c}`" for c in prepared.bundle.columns.text)
+    lines += [f"`{base}` fine-tuned by tunesmith to read {columns} and predict {what}.", ""]
+    lines += ["## Scores", "", "| split | metric | value | 95% interval | rows |", "|---|---|---|---|---|"]
+    for split, found in scores.items():
+        for metric, score in found.items():
+            value = "undefined" if score.value is None else f"{score.value:.4f}"
+            interval = "" if score.low is None or score.high is None else f"{score.low:.4f} to {score.high:.4f}"
+            lines.append(f"| {split} | {_escape(score.title(metric))} | {value} | {interval} | {score.n} |")
+    lines += [
+        "",
+        "## Training",
+        "",
+        f"{steps} steps; weights of step {best_step or steps}.",
+        "",
+        "| option | value |",
+        "|---|---|",
+    ]
+    lines += [f"| {k} | {_escape(str(v))} |" for k, v in _changed(prepared).items()]
+    lines += ["", "## Data", "", *[f"- {_escape(note)}" for note in prepared.bundle.notes], ""]
+    pair = ', "text_pair": "..."' if len(prepared.bundle.columns.text) == 2 else ""
+    lines += [
+        "## Use",
+        "",
+        "```python",
+        "from transformers import pipeline",
+        "",
+        'classify = pipeline("text-classification", "model")',
+        f'classify({{"text": "..."{pair}}})',
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _metadata(prepared: Prepared, scores: Scores, name: str, base: str) -> list[str]:
+    lines = ["library_name: transformers", "pipeline_tag: text-classification", "tags:", "- tunesmith"]
+    if "/" in base and not base.startswith((".", "/")):
+        lines.append(f"base_model: {dump_value(base)}")
+    split = "test" if "test" in scores else next(iter(scores), None)
+    if split is None:
+        return lines
+    lines += ["model-index:", f"- name: {dump_value(name)}", "  results:"]
+    lines += ["  - task: {type: text-classification, name: Text Classification}"]
+    data = prepared.config.task_name or prepared.config.dataset_name or "custom"
+    lines += [
+        f"    dataset: {{name: {dump_value(str(data))}, type: {dump_value(str(data))}, split: {split}}}",
+        "    metrics:",
+    ]
+    for metric, score in scores[split].items():
+        if score.value is not None:
+            lines.append(f"    - {{type: {metric}, value: {score.value:.6f}, name: {metric}}}")
+    return lines
+
+
+def _changed(prepared: Prepared) -> dict[str, Any]:
+    return {name: getattr(prepared.config, name) for name in SHOWN_OPTIONS}
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())

@@ -1,0 +1,223 @@
+"""After the last step: the best weights, scores with intervals, predictions, the model folder, curves, diagnosis, report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tunesmith.engine.evaluate import Predictions, predict_rows
+from tunesmith.events import RowsEvaluated
+from tunesmith.fast.strategies import choose_strategies
+from tunesmith.keep.weight_files import contiguous, load_weights, require_finite
+from tunesmith.labels import Task
+from tunesmith.metrics.constant import BestConstant, describe_constant
+from tunesmith.metrics.row_evidence import encode_rows, keep_rows
+from tunesmith.metrics.uncertainty import Score
+from tunesmith.predict.column_names import names_of_run
+from tunesmith.predict.model_folder import describe_model, export_model
+from tunesmith.predict.predictor import predicted_names, probabilities_of
+from tunesmith.predict.tables import fill_table
+from tunesmith.run.layout import RunDir
+from tunesmith.run.ledger import write_own, writing_own
+from tunesmith.session.prepare import Prepared
+
+Scores = dict[str, dict[str, Score]]
+MOST_PREDICTIONS = 200_000
+"""Rows of a split kept in predictions.parquet; `tunesmith predict` writes more."""
+
+
+def predict_splits(
+    prepared: Prepared, best: Path | None, progress: Callable[[str, int, int], None]
+) -> dict[str, Predictions]:
+    """Predictions of every split but train, by the weights that the run ends with (the best ones, if kept)."""
+    state, config = prepared.state, prepared.config
+    wrong = prepared.strategies.dropped
+    prepared.strategies.disable()
+    state.cut = None
+    if best is not None:
+        load_weights(state.model, best)
+    strategies = choose_strategies(
+        state.model,
+        None,
+        prepared.padding,
+        device=prepared.runtime.device,
+        sharded=prepared.runtime.sharding is not None,
+        pack_rows="off" if "padding_free" in wrong else config.padding_free,
+        first_token_only="off" if "cls_only_last_layer" in wrong else config.cls_only_last_layer,
+        precision=prepared.runtime.precision,
+        fused_layers="off" if "fused_layers" in wrong else config.fused_layers,
+        cuda_graphs="off",
+    )
+    found: dict[str, Predictions] = {}
+    for split, tokenized in prepared.tokenized.items():
+        if split == "train":
+            continue
+        found[split] = predict_rows(
+            state.model,
+            tokenized.rows,
+            strategies.collate,
+            prepared.runtime,
+            max_rows=prepared.evaluation_rows,
+            objective=state.objective,
+            on_batch=make_counter(progress, f"evaluating {split}", len(tokenized.rows)),
+        )
+    strategies.disable()
+    return found
+
+
+def make_counter(progress: Callable[[str, int, int], None], what: str, total: int) -> Callable[[int], None]:
+    """A function to be called with the rows of each batch."""
+    done = 0
+
+    def count(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress(what, min(done, total), total)
+
+    return count
+
+
+def score_splits(prepared: Prepared, predictions: dict[str, Predictions]) -> Scores:
+    """Each metric with n and its 95% interval; a split without labels has none."""
+    scores: Scores = {}
+    for split, result in predictions.items():
+        if result.labels is None or result.loss is None:
+            continue
+        scores[split] = prepared.suite.compute_with_intervals(result.logits, result.labels)
+        scores[split]["loss"] = Score(result.loss, None, None, next(iter(scores[split].values())).n, "mean")
+    return scores
+
+
+def write_results(run: RunDir, prepared: Prepared, predictions: dict[str, Predictions], scores: Scores) -> None:
+    """metrics.json, data_summary.json and predictions.parquet."""
+    table: dict[str, Any] = {s: {name: score.to_json() for name, score in found.items()} for s, found in scores.items()}
+    if prepared.settled.floors:
+        table["floors"] = prepared.settled.floors
+    write_own(run.metrics_file, json.dumps(table, indent=1).encode())
+    if predictions:
+        with writing_own(run.predictions_file) as out:
+            fill_table(out, ".parquet", _prediction_columns(prepared, predictions))
+
+
+def write_data_summary(run: RunDir, prepared: Prepared) -> None:
+    """What the data was: rows, labels, columns, truncation, findings."""
+    bundle = prepared.bundle
+    if bundle.bad_rows:
+        lines = [json.dumps(row.to_json(), ensure_ascii=False, default=str) for row in bundle.bad_rows]
+        write_own(run.bad_rows_file, "\n".join([*lines, ""]).encode())
+    summary = {
+        "task": bundle.labels.task.value,
+        "labels": list(bundle.labels.names),
+        "columns": {"text": list(bundle.columns.text), "label": bundle.columns.label},
+        "prediction_columns": {k: v for k, v in names_of_run(bundle.columns.text, bundle.labels).items() if k != v},
+        "rows": {split: len(dataset) for split, dataset in bundle.splits.items()},
+        "label_counts": {s: _label_counts(prepared, t.rows.labels) for s, t in prepared.tokenized.items()},
+        "truncation": {split: asdict(t.truncated) for split, t in prepared.tokenized.items()},
+        "bad_rows": len(bundle.bad_rows),
+        "notes": list(bundle.notes),
+        "findings": [f.to_json() for f in bundle.findings],
+        "best_constant": _best_constant(prepared),
+        "fingerprint": bundle.fingerprint,
+        "recipe": list(prepared.settled.reasons),
+        "floors": prepared.settled.floors,
+    }
+    write_own(run.data_summary_file, json.dumps(summary, indent=1, ensure_ascii=False).encode())
+
+
+def _best_constant(prepared: Prepared) -> dict[str, Any]:
+    """What the best constant scores on the validation rows: the least that a run must beat."""
+    labels = prepared.rows("validation").labels if "validation" in prepared.tokenized else None
+    if labels is None:
+        return {}
+    return describe_constant(prepared.constant(), labels, prepared.suite)
+
+
+def row_events(
+    step: int, split: str, constant: BestConstant, result: Predictions, most: int
+) -> Iterator[RowsEvaluated]:
+    """The rows of one evaluation as an event; none without labels."""
+    rows = None if result.labels is None else keep_rows(constant, result.logits, result.labels, most)
+    if rows is not None:
+        yield RowsEvaluated(step, split, encode_rows(rows))
+
+
+def _label_counts(prepared: Prepared, labels: npt.NDArray[Any] | None) -> dict[str, int]:
+    task, names = prepared.bundle.labels.task, prepared.bundle.labels.names
+    if labels is None or task is Task.REGRESSION:
+        return {}
+    if task is Task.MULTILABEL:
+        return {n: int(c) for n, c in zip(names, labels.sum(axis=0), strict=True)}
+    counts = np.bincount(labels[labels >= 0], minlength=len(names))
+    return {n: int(c) for n, c in zip(names, counts, strict=True)}
+
+
+def _prediction_columns(prepared: Prepared, predictions: dict[str, Predictions]) -> dict[str, list[Any]]:
+    labels = prepared.bundle.labels
+    columns: dict[str, list[Any]] = {"split": [], "row": []}
+    texts: dict[str, list[Any]] = {name: [] for name in prepared.bundle.columns.text}
+    gold: list[Any] = []
+    predicted: list[Any] = []
+    cut: list[bool] = []
+    tables = []
+    for split, result in predictions.items():
+        dataset = prepared.bundle.splits[split]
+        n = min(len(dataset), MOST_PREDICTIONS)
+        some = dataset.select(range(n))
+        columns["split"] += [split] * n
+        columns["row"] += list(range(n))
+        for name, values in texts.items():
+            values += list(some[name])
+        probabilities = probabilities_of(result.logits[:n], labels.task)
+        gold += _gold(result.labels, n, prepared)
+        predicted += predicted_names(probabilities, labels)
+        cut += [tokens > 0 for tokens in prepared.tokenized[split].dataset.select_columns(["cut"])[:n]["cut"]]
+        tables.append(probabilities)
+    own = {"label": gold, "prediction": predicted, "truncated": cut}
+    if labels.task is not Task.REGRESSION:
+        stacked = np.concatenate(tables)
+        own |= {f"prob_{name}": stacked[:, i].tolist() for i, name in enumerate(labels.names)}
+    names = names_of_run(prepared.bundle.columns.text, labels)
+    return {names[k]: v for k, v in columns.items()} | texts | {names[k]: v for k, v in own.items()}
+
+
+def _gold(labels: npt.NDArray[Any] | None, n: int, prepared: Prepared) -> list[Any]:
+    names, task = prepared.bundle.labels.names, prepared.bundle.labels.task
+    if labels is None:
+        return [None] * n
+    if task is Task.REGRESSION:
+        return [None if np.isnan(v) else float(v) for v in labels[:n]]
+    if task is Task.MULTILABEL:
+        return [[names[i] for i in np.flatnonzero(row > 0.5)] for row in labels[:n]]
+    return [names[i] if i >= 0 else None for i in labels[:n]]
+
+
+def export_run(run: RunDir, prepared: Prepared, weights: dict[str, torch.Tensor], card: str) -> None:
+    """model/ of the run folder, and the same card at its top."""
+    describe = describe_model(prepared.state.model, prepared.tokenizer, prepared.facts)
+    weights = contiguous(weights)
+    require_finite(weights, prepared.state.step)
+    export_model(run.model, weights, describe, card)
+    write_own(run.card_file, card.encode())
+
+
+def draw_and_explain(run: RunDir) -> list[str]:
+    """Writes curves and the report; returns the diagnosis in lines."""
+    from tunesmith.curves.plot import save_curves
+    from tunesmith.report.build import build_report
+    from tunesmith.report.render import write_report
+
+    report = build_report(run)
+    save_curves(report.curves, png=run.curves_png, svg=run.curves_svg)
+    write_report(report, run.report_file)
+    lines = []
+    for finding in report.findings:
+        lines.append(f"{finding.code}: {finding.evidence}")
+        lines += [f"  - {advice}" for advice in finding.advice]
+    return lines

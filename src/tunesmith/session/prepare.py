@@ -1,0 +1,257 @@
+"""From a config to everything a run needs: data, tokens, model, strategies, plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tunesmith.config.schema import RunConfig
+from tunesmith.encoder.load import load_model, read_model_config
+from tunesmith.encoder.params import freeze
+from tunesmith.encoder.tokenizer import load_tokenizer, position_limit, require_segments
+from tunesmith.engine.agreement import require_agreement
+from tunesmith.engine.losses import TaskLoss, resolve_class_weights
+from tunesmith.engine.optim import make_optimizer
+from tunesmith.engine.seed import make_deterministic, seed_everything
+from tunesmith.engine.state import TrainState
+from tunesmith.errors import ConfigError
+from tunesmith.fast.strategies import Strategies, choose_strategies
+from tunesmith.keep.checkpoint import Identity
+from tunesmith.metrics.constant import BestConstant
+from tunesmith.metrics.suite import Suite, make_suite
+from tunesmith.predict.facts import ModelFacts
+from tunesmith.predict.torch_network import padding_of
+from tunesmith.ranks.runtime import Precision, Runtime, has_bf16, make_runtime
+from tunesmith.ranks.sharding_options import read_sharding
+from tunesmith.reading.load import DataBundle
+from tunesmith.session.identity import make_identity, with_order
+from tunesmith.session.inputs import RunData
+from tunesmith.session.saying import say_data, say_lengths, say_model
+from tunesmith.session.settling import Settled, settle_recipe
+from tunesmith.session.token_audit import add_findings, audit_tokenized
+from tunesmith.session.watch import ShowProgress, Watch
+from tunesmith.tokens.batches import Batches, Padding
+from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.tokens.tokenize import Tokenized, longest_allowed, tokenize
+
+
+@dataclass
+class Prepared:
+    """All that was worked out before the first step. `notes` are sentences for the user."""
+
+    config: RunConfig
+    runtime: Runtime
+    bundle: DataBundle
+    tokenized: dict[str, Tokenized]
+    tokenizer: Any
+    padding: Padding
+    facts: ModelFacts
+    suite: Suite
+    strategies: Strategies
+    state: TrainState
+    batches: Batches
+    identity: Identity
+    settled: Settled
+
+    def rows(self, split: str) -> TokenRows:
+        """The tokenized rows of a split."""
+        return self.tokenized[split].rows
+
+    @property
+    def evaluation_rows(self) -> int | None:
+        """Rows of an evaluation batch; None on a GPU, where tokens are counted instead."""
+        on_gpu = self.runtime.device.type == "cuda"
+        return None if on_gpu else max(self.config.per_device_eval_batch_size, 64)
+
+    def constant(self) -> BestConstant:
+        """What a model would answer that knows the training labels alone."""
+        labels = self.bundle.labels
+        return BestConstant.of(labels.task, self.rows("train").labels, len(labels))
+
+    def train_sample(self) -> TokenRows | None:
+        """A fixed, seeded sample of the training rows, to be evaluated beside the validation set."""
+        wanted = min(self.config.train_sample_size, len(self.rows("train")))
+        if wanted <= 0:
+            return None
+        rng = np.random.default_rng(self.config.seed)
+        return self.rows("train").select(np.sort(rng.choice(len(self.rows("train")), wanted, replace=False)))
+
+
+def start_runtime(config: RunConfig) -> Runtime:
+    """Joins the other ranks, if this process was launched as one of several."""
+    precision: Precision = "fp16" if config.fp16 else "no"
+    if config.bf16 or (config.bf16 is None and not config.fp16 and has_bf16(use_cpu=config.use_cpu)):
+        precision = "bf16"
+    sharding = read_sharding(config.fsdp, config.fsdp_config)
+    return make_runtime(
+        precision=precision, use_cpu=config.use_cpu, sharding=sharding, timeout_seconds=config.ddp_timeout
+    )
+
+
+def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], watch: Watch) -> Prepared:
+    """Tokenizes and loads what `read` gives. Everything wrong with the input is found here, before the first step."""
+    say = watch.say if runtime.is_main else Watch().say
+    if config.full_determinism:
+        make_deterministic()
+    _set_tf32(config.tf32)
+    with runtime.main_first():
+        data = read()
+        bundle, folder = data.bundle, data.folder
+        say_data(say, data)
+        stored = read_model_config(folder)
+        tokenizer = _load_tokenizer(config, folder)
+        limit = position_limit(stored)
+        length = longest_allowed(tokenizer, model_max=limit, asked=config.max_seq_length)
+        require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(folder))
+        tokenized = _tokenize(config, bundle, tokenizer, length, stored, watch.progress)
+        _check_rounding(config.pad_to_multiple_of, tokenized, limit)
+    findings = audit_tokenized(bundle, tokenizer, tokenized["train"], length=length, limit=limit)
+    bundle = add_findings(bundle, findings, say, strict=config.strict_data)
+    say_lengths(say, tokenized, length)
+    task, positive = bundle.labels.task, bundle.labels.positive_name
+    suite = make_suite(task, names=config.metric_name, glue_task=config.task_name, positive_name=positive)
+    watch.positive_name = positive
+    _check_best_metric(config, suite)
+    columns, names = bundle.columns, tuple(suite.names)
+    facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names)
+    seed_everything(config.seed)
+    resize = config.ignore_mismatched_sizes
+    loaded = load_model(folder, bundle.labels, ignore_mismatched_sizes=resize, new_head=data.new_head)
+    fixed = length if config.pad_to_max_length else None
+    padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
+    rows = {split: part.rows for split, part in tokenized.items()}
+    settled = settle_recipe(config, loaded, data, rows, padding, suite, runtime, watch)
+    config = settled.config
+    identity = make_identity(config, bundle, folder, tokenizer, max_length=length, runtime=runtime)
+    require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
+    strategies, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
+    say_model(say, config, loaded, strategies, runtime)
+    batches = _make_batches(config, rows["train"], strategies, runtime)
+    identity = with_order(identity, batches.sampling)
+    made = (facts, suite, strategies, state, batches, identity, settled)
+    return Prepared(config, runtime, bundle, tokenized, tokenizer, padding, *made)
+
+
+def _set_tf32(allowed: bool | None) -> None:
+    if allowed is not None:
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _load_tokenizer(config: RunConfig, folder: Path) -> Any:
+    if config.tokenizer_name is None:
+        return load_tokenizer(folder)
+    return load_tokenizer(config.tokenizer_name, cache_dir=config.cache_dir, allow_download=config.allow_download)
+
+
+def _tokenize(
+    config: RunConfig, bundle: DataBundle, tokenizer: Any, length: int, stored: dict[str, Any], progress: ShowProgress
+) -> dict[str, Tokenized]:
+    def report(split: str) -> Callable[[int, int], None]:
+        return lambda done, total: progress(f"tokenizing {split}", done, total)
+
+    return {
+        split: tokenize(
+            dataset,
+            tokenizer,
+            bundle.columns,
+            max_length=length,
+            num_proc=config.preprocessing_num_workers,
+            cache_dir=config.cache_dir,
+            overwrite_cache=config.overwrite_cache,
+            vocab_size=stored.get("vocab_size"),
+            on_progress=report(split),
+        )
+        for split, dataset in bundle.splits.items()
+    }
+
+
+def _check_rounding(multiple: int | None, tokenized: dict[str, Tokenized], limit: int | None) -> None:
+    """Refuses a padding that goes beyond the positions of the model."""
+    longest = max(int(split.rows.lengths.max()) for split in tokenized.values())
+    padded = longest if multiple is None else -(-longest // multiple) * multiple
+    if limit is not None and padded > limit:
+        raise ConfigError(
+            f"pad_to_multiple_of {multiple} pads rows of {longest} tokens to {padded}, and the model takes {limit}",
+            fix="Use a smaller multiple, or a smaller --max_seq_length.",
+        )
+
+
+def _check_best_metric(config: RunConfig, suite: Suite) -> None:
+    name = config.metric_for_best_model
+    if name is not None and name != "loss" and name not in suite.names:
+        raise ConfigError(
+            f"metric_for_best_model {name!r} is not computed; this run computes loss, {', '.join(suite.names)}",
+            fix=f"Add it with --metric_name {','.join(suite.names)},{name}.",
+        )
+
+
+def _make_state(
+    config: RunConfig, model: Any, bundle: DataBundle, rows: TokenRows, padding: Padding, runtime: Runtime
+) -> tuple[Strategies, TrainState]:
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    freeze(model, config.freeze)
+    model.to(runtime.device)  # before the strategies: a cut vocabulary keeps its counters where the table is
+    strategies = choose_strategies(
+        model,
+        rows,
+        padding,
+        device=runtime.device,
+        sharded=runtime.sharding is not None,
+        pack_rows=config.padding_free,
+        first_token_only=config.cls_only_last_layer,
+        restrict_vocabulary=config.restrict_vocabulary,
+        world=runtime.world,
+        precision=runtime.precision,
+        fused_layers=config.fused_layers,
+        cuda_graphs=config.cuda_graphs,
+    )
+    labels = bundle.labels
+    weights = None
+    if config.class_weights is not None:
+        assert rows.labels is not None
+        weights = resolve_class_weights(config.class_weights, rows.labels, labels.names)
+    optimizer = make_optimizer(
+        model,
+        learning_rate=config.decided.learning_rate,
+        weight_decay=config.decided.weight_decay,
+        layerwise_lr_decay=config.decided.layerwise_lr_decay,
+        head_lr_scale=config.decided.head_lr_scale,
+        betas=(config.adam_beta1, config.adam_beta2),
+        epsilon=config.adam_epsilon,
+        optim=config.optim,
+        layers=strategies.fused,
+        only_writer=True,  # a command has no code of the user's between its steps
+    )
+    objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
+    split = config.auto_find_batch_size
+    state = TrainState(
+        model, optimizer, objective, runtime, may_split=split, graphs=strategies.graphs, strategies=strategies
+    )
+    return strategies, state
+
+
+def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, runtime: Runtime) -> Batches:
+    on_gpu = runtime.device.type == "cuda"
+    return Batches(
+        rows,
+        strategies.train_collate,
+        config.decided.per_device_train_batch_size,
+        seed=config.seed if config.data_seed is None else config.data_seed,
+        accumulation=config.gradient_accumulation_steps,
+        sampling=config.train_sampling_strategy or strategies.best_order(runtime.device),
+        shuffle_window=config.shuffle_window,
+        token_budget=config.token_budget,
+        drop_last=config.dataloader_drop_last,
+        rank=runtime.rank,
+        world=runtime.world,
+        ahead=config.dataloader_num_workers or (2 if on_gpu else 0),
+        pinned=on_gpu and config.dataloader_pin_memory,
+    )

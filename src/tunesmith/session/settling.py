@@ -1,0 +1,209 @@
+"""The recipe of a run, settled before the first step: what the user gave, what an earlier start decided, what the probe says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tunesmith.config.load import load_config
+from tunesmith.config.recipe import Recipe
+from tunesmith.config.schema import RunConfig
+from tunesmith.encoder.load import LoadedModel
+from tunesmith.encoder.params import count_layers
+from tunesmith.encoder.pooling import last_linear, reads_linearly, set_pooling
+from tunesmith.errors import CheckpointError, ConfigError
+from tunesmith.labels import Task
+from tunesmith.metrics.suite import Suite
+from tunesmith.ranks.runtime import Runtime
+from tunesmith.reading.load import DataBundle
+from tunesmith.recipes.deciding import RunFacts, decide
+from tunesmith.recipes.probing import Floors, Prober, ProbeResult
+from tunesmith.run.layout import RunDir
+from tunesmith.run.records import read_summary
+from tunesmith.run.remembered import known_hash
+from tunesmith.session.inputs import RunData
+from tunesmith.session.watch import Say, Watch
+from tunesmith.tokens.batches import Padding
+from tunesmith.tokens.token_rows import TokenRows
+
+NAMES = (*(f.name for f in fields(Recipe)), "head_start", "metric_for_best_model")
+"""Options that a recipe decides."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """`config` has no open option of the recipe. `reasons` are the decisions in lines, `floors` as in metrics.json."""
+
+    config: RunConfig
+    reasons: tuple[str, ...] = ()
+    floors: Floors = field(default_factory=dict)
+    probe: ProbeResult | None = None
+
+
+def settle_recipe(
+    config: RunConfig,
+    loaded: LoadedModel,
+    data: RunData,
+    splits: Mapping[str, TokenRows],
+    padding: Padding,
+    suite: Suite,
+    runtime: Runtime,
+    watch: Watch,
+) -> Settled:
+    """Decides on rank 0, tells the other ranks, and gives the model its pooling and first head."""
+    say = watch.say if runtime.is_main else Watch().say
+    mine: dict[str, Any] = {}
+    probe = None
+    if runtime.is_main:
+        found = _settled_before(config) or _from_scratch(config, loaded, data, splits, padding, suite, runtime, watch)
+        probe = found.probe
+        mine = {"values": {n: getattr(found.config, n) for n in NAMES}, "reasons": list(found.reasons)}
+        mine |= {"floors": found.floors, "head": _head_values(found)}
+    told = runtime.gather_objects(mine)[0]
+    config = replace(config, **told["values"])
+    set_pooling(loaded.model, config.decided.pooling)
+    if told["head"] is not None:
+        _start_head(loaded.model, *told["head"])
+    _say_settled(say, config, told["reasons"], told["floors"])
+    return Settled(config, tuple(told["reasons"]), told["floors"], probe)
+
+
+def _settled_before(config: RunConfig) -> Settled | None:
+    """What an unfinished run of this folder was started with: a resumed run decides nothing anew."""
+    run = RunDir(config.run_folder)
+    if not run.checkpoints() or not run.config_file.is_file():
+        return None
+    try:
+        earlier = load_config(run.config_file, need_data=False)
+    except ConfigError:
+        return None
+    if earlier.recipe != config.recipe:
+        return None
+    given = {n: getattr(config, n) for n in NAMES if getattr(config, n) not in (None, "auto")}
+    values = {n: getattr(earlier, n) for n in NAMES} | given
+    try:
+        summary = read_summary(run.data_summary_file)
+    except CheckpointError:  # it is written again at every start
+        summary = {}
+    return Settled(_closed(replace(config, **values)), tuple(summary.get("recipe") or ()), summary.get("floors") or {})
+
+
+def _from_scratch(
+    config: RunConfig,
+    loaded: LoadedModel,
+    data: RunData,
+    splits: Mapping[str, TokenRows],
+    padding: Padding,
+    suite: Suite,
+    runtime: Runtime,
+    watch: Watch,
+) -> Settled:
+    wanted = config.recipe == "auto" or config.head_start == "on"
+    probe = None
+    if wanted and runtime.sharding is None:
+        prober = Prober(
+            loaded.model.to(runtime.device),
+            splits,
+            lambda split, rows: _texts(data.bundle, split, rows),
+            padding,
+            data.bundle.labels,
+            suite,
+            runtime,
+            loaded.fresh,
+            _content(data.folder),
+            config.cache_dir,
+        )
+        probe = prober.look(lambda done, total: watch.progress("probing", done, total))
+    if config.head_start == "on" and (probe is None or (config.pooling or probe.pooling) not in probe.fits):
+        raise ConfigError("--head_start on is not possible: there is no linear model to start from")
+    if config.recipe == "hf":
+        return Settled(_closed(config), (), probe.floors if probe else {}, probe)
+    facts = _facts(config, loaded, data.bundle, splits, runtime, probe)
+    decisions = decide(config, replace(facts, metrics=tuple(suite.names)))
+    config = replace(config, **{d.name: d.value for d in decisions})
+    return Settled(_closed(config), tuple(d.line() for d in decisions), probe.floors if probe else {}, probe)
+
+
+def _closed(config: RunConfig) -> RunConfig:
+    values = asdict(config.decided)
+    return replace(config, **values, head_start="off" if config.head_start == "auto" else config.head_start)
+
+
+def _facts(
+    config: RunConfig,
+    loaded: LoadedModel,
+    bundle: DataBundle,
+    splits: Mapping[str, TokenRows],
+    runtime: Runtime,
+    probe: ProbeResult | None,
+) -> RunFacts:
+    model: Any = loaded.model
+    shape = model.config
+    facts = RunFacts(
+        model_type=str(shape.model_type),
+        width=int(getattr(shape, "hidden_size", 0) or getattr(shape, "dim", 0) or getattr(shape, "d_model", 768)),
+        layers=count_layers(model),
+        rows=len(splits["train"]),
+        classes=len(bundle.labels),
+        task=bundle.labels.task,
+        world=runtime.world,
+        rarest=_rarest(bundle, splits["train"]),
+    )
+    if probe is None:
+        return facts
+    pooling = config.pooling or probe.pooling
+    fits = pooling in probe.fits and reads_linearly(model, pooling) and _head_is_new(loaded)
+    return replace(facts, pooling=probe.pooling, why=probe.why, head_fits=fits)
+
+
+def _rarest(bundle: DataBundle, rows: TokenRows) -> tuple[int, str, float] | None:
+    if bundle.labels.task not in (Task.BINARY, Task.MULTICLASS) or rows.labels is None or not len(rows):
+        return None
+    counts = np.bincount(rows.labels[rows.labels >= 0], minlength=len(bundle.labels))
+    number = int(counts.argmin())
+    return number, bundle.labels.names[number], float(counts[number] / max(counts.sum(), 1))
+
+
+def _head_is_new(loaded: LoadedModel) -> bool:
+    return any(name.startswith("classifier") for name in loaded.fresh)
+
+
+def _head_values(found: Settled) -> list[npt.NDArray[Any]] | None:
+    if found.probe is None or found.config.head_start != "on":
+        return None
+    fit = found.probe.fits[found.config.decided.pooling]
+    return [fit.weights.float().cpu().numpy(), fit.bias.float().cpu().numpy()]
+
+
+def _start_head(model: Any, weights: npt.NDArray[Any], bias: npt.NDArray[Any]) -> None:
+    layer = last_linear(model)
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(np.asarray(weights)))
+        layer.bias.copy_(torch.from_numpy(np.asarray(bias)))
+
+
+def _texts(bundle: DataBundle, split: str, rows: npt.NDArray[np.int64]) -> Sequence[str]:
+    some = bundle.splits[split].select(rows)
+    columns = [list(some[name]) for name in bundle.columns.text]
+    return [" ".join(str(cell) for cell in cells) for cells in zip(*columns, strict=True)]
+
+
+def _content(folder: Path) -> str:
+    weights = sorted(folder.glob("model*.safetensors"))
+    return " ".join(known_hash(p) for p in weights)
+
+
+def _say_settled(say: Say, config: RunConfig, reasons: Sequence[str], floors: Floors) -> None:
+    for reason in reasons:
+        say(f"Recipe: {reason}.")
+    for split, by_name in floors.items():
+        for name, scores in by_name.items():
+            metric, score = next(iter(scores.items()))
+            if score.get("value") is not None:
+                say(f"Floor: {name}, {split} {metric} {score['value']:.3f} (n={score['n']}).")

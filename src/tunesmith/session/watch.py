@@ -1,0 +1,28 @@
+"""What goes out of a run while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tunesmith.events import Event
+
+Say = Callable[[str], None]
+ShowProgress = Callable[[str, int, int], None]
+"""Called with (what, done, in all): rows, or bytes while a file is read."""
+
+
+@dataclass
+class Watch:
+    """Where a run's words and events go. `plan` is called with (steps in all, steps an epoch) before the first event.
+
+    Without `pages` no curves and no report are drawn at the end: what a search over many runs wants.
+    """
+
+    say: Say = lambda text: None
+    progress: ShowProgress = lambda what, done, total: None
+    plan: Callable[[int, float], None] = lambda num_steps, steps_per_epoch: None
+    listeners: list[Callable[[Event], None]] = field(default_factory=list)
+    pages: bool = True
+    positive_name: str | None = None
+    """The class that F1, precision and recall are about; set before the first event."""

@@ -1,0 +1,143 @@
+"""Tokenized rows on disk, found again by content. An entry is a sealed folder that appears by one rename: whole or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunesmith.errors import ResourceError
+from tunesmith.reading.mapped_pages import release_pages
+from tunesmith.run.remembered import known_hash
+from tunesmith.run.sealed import seal, verify
+from tunesmith.run.writing import fsync_folder
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+log = logging.getLogger(__name__)
+_HASH_ROWS = 10_000
+_RELEASE_EVERY = 20
+"""Batches: often enough that a large file never stands in memory, seldom enough to cost nothing."""
+
+
+def default_token_cache() -> Path:
+    """`$XDG_CACHE_HOME/tunesmith/tokens`, by default `~/.cache/tunesmith/tokens`."""
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(root) / "tunesmith" / "tokens"
+
+
+def content_hash(dataset: Dataset, columns: tuple[str, ...]) -> str:
+    """A hash of the cells of these columns, in order; equal for equal content, however it is stored or chunked."""
+    import pyarrow as pa
+
+    digest = hashlib.sha256()
+    view = dataset.select_columns(list(columns)).with_format("arrow")
+    for number, table in enumerate(view.iter(batch_size=_HASH_ROWS), start=1):
+        whole = table.replace_schema_metadata(None).combine_chunks()
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, whole.schema) as writer:
+            writer.write_table(whole)
+        digest.update(sink.getvalue())
+        if number % _RELEASE_EVERY == 0:
+            release_pages(dataset)
+    digest.update(f"{len(dataset)} {columns}".encode())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class TokenCache:
+    """The folder of entries; `key` names one entry."""
+
+    root: Path
+
+    def open(self, key: str) -> tuple[Dataset, dict[str, Any]] | None:
+        """The stored rows and facts, or None. A damaged entry is removed, with a word in the log."""
+        folder = self.root / key
+        if not folder.is_dir():
+            return None
+        try:
+            return _read_entry(folder)
+        except Exception as error:  # whatever is wrong with an entry, the rows can be made again
+            log.warning("tokenized rows in %s cannot be used (%s); they are made again", folder, error)
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+
+    def remove(self, key: str) -> None:
+        """Forget one entry, if it is there."""
+        shutil.rmtree(self.root / key, ignore_errors=True)
+
+    def build(
+        self, key: str, write: Callable[[Path], None], count: Callable[[list[Path]], dict[str, Any]]
+    ) -> tuple[Dataset, dict[str, Any]]:
+        """Let `write` put Arrow files into a hidden folder and publish it with the facts of `count`; gives what `open` gives.
+
+        A process killed on the way leaves only a hidden folder that is never read; the next build removes old ones.
+        """
+        with self._building_folder(key) as build:
+            write(build)
+            files = sorted(p for p in build.iterdir() if p.suffix == ".arrow")
+            facts = {**count(files), "rows": len(_read_files(files))}
+            seal(build, {"kind": "tokens", "key": key, "facts": facts}, {})
+            try:
+                os.rename(build, self.root / key)
+            except OSError:
+                if not (self.root / key).is_dir():
+                    raise
+                return self._reopen(key)  # another process published the same content first: use that
+            fsync_folder(self.root)
+        return _read_files([self.root / key / path.name for path in files]), facts
+
+    def _reopen(self, key: str) -> tuple[Dataset, dict[str, Any]]:
+        found = self.open(key)
+        if found is None:
+            raise ResourceError("the tokenized rows vanished while they were written", where=str(self.root / key))
+        return found
+
+    @contextmanager
+    def _building_folder(self, key: str) -> Iterator[Path]:
+        build = self.root / f".building-{os.getpid()}-{key}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            shutil.rmtree(build, ignore_errors=True)
+            build.mkdir()
+            yield build
+        except OSError as error:
+            raise ResourceError(
+                f"cannot write the tokenized rows ({error.strerror or error})",
+                where=str(self.root),
+                fix="Free some space or choose another folder for the cache.",
+            ) from error
+        finally:
+            shutil.rmtree(build, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        for path in self.root.glob(".building-*"):
+            pid = path.name.split("-")[1]
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _read_entry(folder: Path) -> tuple[Dataset, dict[str, Any]]:
+    manifest = verify(folder, hashed=known_hash)
+    if manifest["key"] != folder.name:
+        raise ValueError("it belongs to other rows")
+    facts: dict[str, Any] = manifest["facts"]
+    dataset = _read_files([folder / name for name in sorted(manifest["files"])])
+    if len(dataset) != facts["rows"]:
+        raise ValueError(f"{len(dataset)} rows, not {facts['rows']}")
+    return dataset, facts
+
+
+def _read_files(files: list[Path]) -> Dataset:
+    from datasets import Dataset, concatenate_datasets
+
+    parts = [Dataset.from_file(str(path)) for path in files]
+    return concatenate_datasets(parts) if len(parts) > 1 else parts[0]

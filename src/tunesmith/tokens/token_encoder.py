@@ -1,0 +1,277 @@
+"""Texts -> token ids, and how many tokens `max_length` cut.
+
+A fast tokenizer's Rust core is copied and called directly: the caller's tokenizer is never changed, and one that
+hangs or panics ends in an error, not in a dead process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tunesmith.errors import DataError, short_text
+from tunesmith.run.environment import answer_within
+from tunesmith.run.remembered import hash_file
+
+T = TypeVar("T")
+_BATCH_CHARS = 2_000_000  # an Encoding takes about 100 bytes a token: a batch of long documents stays near 50 MB
+_SECONDS_FLOOR = 60.0
+_CHARS_PER_SECOND = 20_000.0  # one core does about 1,000,000: 50x slower is a bomb, not a tokenizer
+UNKNOWN = -1
+CHARS_A_TOKEN = 256
+LEAST_CHARS = 65_536
+"""Of a text, `max_length` times 256 characters are read, and at least 65,536, up to a blank near that place. A text takes
+some 200 bytes a character while it is tokenized: one of 16 MB took 4.3 GB. Words that blanks set apart are tokenized one by
+one, so the tokens up to `max_length` are the same, unless a token has more than 256 characters on average."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRow:
+    """One row as the model gets it; `cut` tokens were dropped, `cut_second` of them from the second text (-1: unknown).
+
+    `unread`: a text was so long that its end was never tokenized: it counts as one more token cut.
+    """
+
+    ids: list[int]
+    types: list[int]
+    cut: int = 0
+    cut_second: int = 0
+    unread: bool = False
+
+
+class TokenEncoder(Protocol):
+    """`fingerprint` is equal for tokenizers that give equal tokens."""
+
+    fingerprint: str
+
+    def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
+        """One row for each element of the one or two text columns."""
+        ...
+
+
+def make_token_encoder(tokenizer: Any, max_length: int) -> TokenEncoder:
+    """The encoder that equals `tokenizer(*texts, truncation=True, max_length=max_length)`."""
+    if getattr(tokenizer, "is_fast", False):
+        return RustEncoder(tokenizer, max_length)
+    return PythonEncoder(tokenizer, max_length)
+
+
+class RustEncoder:
+    """For tokenizers backed by the `tokenizers` library: nearly all of them."""
+
+    def __init__(self, tokenizer: Any, max_length: int) -> None:
+        core = tokenizer.backend_tokenizer
+        self._core = type(core).from_str(core.to_str())
+        self._core.no_padding()
+        self._core.no_truncation()
+        self._core.encode_special_tokens = tokenizer.split_special_tokens
+        self._max_length = max_length
+        self._side = tokenizer.truncation_side
+        self.fingerprint = _hash(self._core.to_str(), max_length, self._side, tokenizer.split_special_tokens)
+
+    def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
+        """Rows are encoded whole, so that what is cut is known exactly; then the long ones are cut."""
+        short, unread = shorten(texts, self._max_length, self._side)
+        rows: list[EncodedRow] = []
+        for part in _parts(short):
+            whole = self._call(part)
+            long = [i for i, e in enumerate(whole) if len(e) > self._max_length]
+            cut = self._cut([whole[i] for i in long], [[column[i] for i in long] for column in part])
+            done = dict(zip(long, cut, strict=True))
+            rows.extend(done.get(i) or EncodedRow(e.ids, e.type_ids) for i, e in enumerate(whole))
+        return _mark_unread(rows, unread)
+
+    def _cut(self, whole: Sequence[Any], texts: Sequence[list[str]]) -> list[EncodedRow]:
+        """Cut here and not in Rust, which builds all combinations of the overflowing parts of a pair: 5 to 10x slower.
+
+        One row of the batch is cut both ways; should the two ever differ, Rust cuts all.
+        """
+        rows = [cut_row(e, self._max_length, self._side) for e in whole]
+        sample = next((i for i, e in enumerate(whole) if len(e) < 8 * self._max_length), None)
+        if sample is None:
+            return rows
+        [checked] = self._cut_in_rust([whole[sample]], [[column[sample]] for column in texts])
+        return rows if rows[sample] == checked else self._cut_in_rust(whole, texts)
+
+    def _cut_in_rust(self, whole: Sequence[Any], texts: Sequence[list[str]]) -> list[EncodedRow]:
+        self._core.enable_truncation(self._max_length, direction=self._side)
+        try:
+            short = self._call(texts)
+        finally:
+            self._core.no_truncation()
+        pairs = [(e, before.sequence_ids, e.sequence_ids) for before, e in zip(whole, short, strict=True)]
+        return [
+            EncodedRow(e.ids, e.type_ids, len(before) - len(after), before.count(1) - after.count(1))
+            for e, before, after in pairs
+        ]
+
+    def _call(self, texts: Sequence[list[str]]) -> list[Any]:
+        inputs = texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
+        size = sum(len(cell) for column in texts for cell in column)
+        found: list[Any] = call_within(
+            _SECONDS_FLOOR + size / _CHARS_PER_SECOND, partial(self._core.encode_batch_fast, inputs)
+        )
+        return found
+
+
+class PythonEncoder:
+    """For the few tokenizers written in Python (BERTweet, CANINE, BertJapanese)."""
+
+    def __init__(self, tokenizer: Any, max_length: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), default=str)
+        options = {k: v for k, v in tokenizer.init_kwargs.items() if not _names_a_file(k, v)}
+        settings = json.dumps(options, sort_keys=True, default=str)
+        self.fingerprint = _hash(
+            type(tokenizer).__name__,
+            vocabulary,
+            settings,
+            _hash_files(tokenizer),
+            max_length,
+            tokenizer.truncation_side,
+        )
+
+    def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
+        """As `RustEncoder.encode`; for pairs the side of a cut is not known."""
+        short, unread = shorten(texts, self._max_length, self._tokenizer.truncation_side)
+        options = {"padding": False, "return_token_type_ids": True, "return_attention_mask": False, "verbose": False}
+        whole = self._tokenizer(*short, truncation=False, **options)["input_ids"]
+        cut = self._tokenizer(*short, truncation=True, max_length=self._max_length, **options)
+        rows = []
+        for full, ids, types in zip(whole, cut["input_ids"], cut["token_type_ids"], strict=True):
+            lost = len(full) - len(ids)
+            rows.append(EncodedRow(ids, types, lost, UNKNOWN if lost and len(texts) == 2 else 0))
+        return _mark_unread(rows, unread)
+
+
+def call_within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` returns; a DataError when it takes longer, or when the Rust side panics."""
+    try:
+        return answer_within(seconds, work)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except TimeoutError:
+        raise DataError(
+            f"the tokenizer did not finish a batch within {seconds:.0f} s",
+            fix="Look for a runaway regular expression in its tokenizer.json.",
+        ) from None
+    except BaseException as error:  # pyo3's PanicException is no Exception
+        raise DataError(
+            f"the tokenizer failed ({short_text(error)})",
+            fix="Its tokenizer.json may be damaged or hostile; use another copy.",
+        ) from error
+
+
+def require_text_cells(cells: Sequence[Any], where: Callable[[int], str]) -> None:
+    """Refuses the first cell that is not text; `where` says where the cell of a number is."""
+    bad = next((i for i, cell in enumerate(cells) if not isinstance(cell, str)), None)
+    if bad is not None:
+        raise DataError(f"{cells[bad]!r} is not text", where=where(bad), fix="Fill the cell or drop the row.")
+
+
+def shorten(texts: Sequence[list[str]], max_length: int, side: str) -> tuple[Sequence[list[str]], dict[int, bool]]:
+    """The texts without what no row of `max_length` tokens can hold; the rows of which something is missing.
+
+    The value says whether it is the second text of the row alone.
+    """
+    most = max(LEAST_CHARS, CHARS_A_TOKEN * max_length)
+    unread: dict[int, bool] = {}
+    columns = []
+    for number, column in enumerate(texts):
+        long = [i for i, cell in enumerate(column) if len(cell) > most]
+        if long:
+            column = list(column)
+        for i in long:
+            column[i] = _end_of(column[i], most) if side == "left" else _start_of(column[i], most)
+            unread.setdefault(i, number == 1)
+        columns.append(column)
+    return columns, unread
+
+
+def _start_of(text: str, most: int) -> str:
+    """At most so many characters, ending before a blank if there is one in the second half."""
+    blanks = (i for i in range(most, most // 2, -1) if text[i].isspace())
+    return text[: next(blanks, most)]
+
+
+def _end_of(text: str, most: int) -> str:
+    blanks = (i for i in range(len(text) - most, len(text) - most // 2) if text[i].isspace())
+    return text[next(blanks, len(text) - most) :]
+
+
+def _mark_unread(rows: list[EncodedRow], unread: dict[int, bool]) -> list[EncodedRow]:
+    """What was never tokenized counts as one token cut, so that the row is among the cut ones."""
+    for i, second in unread.items():
+        row = rows[i]
+        beside = row.cut_second if row.cut_second == UNKNOWN else row.cut_second + second
+        rows[i] = replace(row, cut=row.cut + 1, cut_second=beside, unread=True)
+    return rows
+
+
+def cut_row(whole: Any, max_length: int, side: str) -> EncodedRow:
+    """A whole encoding with tokens of its texts dropped until it fits, as `truncation="longest_first"` does."""
+    sides = whole.sequence_ids
+    sizes = (sides.count(0), sides.count(1))
+    kept = share_longest_first(sizes, max_length - (len(sides) - sum(sizes)))
+    ids, types = whole.ids, whole.type_ids
+    spans = [(sides.index(s), n, k) for s, (n, k) in enumerate(zip(sizes, kept, strict=True)) if n > k]
+    for start, size, keep in sorted(spans, reverse=True):
+        drop = slice(start, start + size - keep) if side == "left" else slice(start + keep, start + size)
+        del ids[drop], types[drop]
+    return EncodedRow(ids, types, sum(sizes) - sum(kept), sizes[1] - kept[1])
+
+
+def share_longest_first(sizes: tuple[int, int], room: int) -> tuple[int, int]:
+    """How many tokens of each text stay: the longer one is cut down to the shorter, then both alike."""
+    short, long = sorted(sizes)
+    if short + long > room:
+        long = max(short, room - short)
+    if short + long > room:
+        short = room // 2
+        long = room - short
+    return (short, long) if sizes[0] <= sizes[1] else (long, short)
+
+
+def _parts(texts: Sequence[list[str]]) -> Iterator[list[list[str]]]:
+    start = chars = 0
+    for i, row in enumerate(zip(*texts, strict=True)):
+        size = sum(map(len, row))
+        if chars and chars + size > _BATCH_CHARS:
+            yield [column[start:i] for column in texts]
+            start, chars = i, 0
+        chars += size
+    yield [column[start:] for column in texts]
+
+
+def padded_fingerprint(tokenizer: Any, max_length: int) -> str:
+    """Equal for tokenizers that give equal tokens and pad them alike: what a run compares when it is resumed."""
+    names = ("pad_token_id", "pad_token_type_id", "padding_side", "model_input_names")
+    padding = [getattr(tokenizer, name, None) for name in names]
+    return _hash(make_token_encoder(tokenizer, max_length).fingerprint, padding)
+
+
+def _names_a_file(name: str, value: object) -> bool:
+    return name in ("name_or_path", "tokenizer_file") or name.endswith("_file") or isinstance(value, os.PathLike)
+
+
+def _hash_files(tokenizer: Any) -> str:
+    """Merges and the like are in no vocabulary: what the tokenizer writes for itself has them."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            tokenizer.save_vocabulary(folder)
+        except (NotImplementedError, OSError, AttributeError):
+            return ""
+        files = sorted(p for p in Path(folder).rglob("*") if p.is_file())
+        return _hash(*((p.name, hash_file(p)) for p in files))
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256("\n".join(map(str, parts)).encode("utf-8", "surrogatepass")).hexdigest()

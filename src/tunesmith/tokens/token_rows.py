@@ -1,0 +1,134 @@
+"""Tokenized rows as ragged Arrow or NumPy columns: what the engine trains on. Needs neither `datasets` nor a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+TOKEN_COLUMNS = ("input_ids", "token_type_ids")
+"""Columns with one value a token. The attention mask is not stored: it is all ones before padding."""
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A column of variable-length rows, in chunks of (values, offsets), as Arrow keeps them; memory-mapped data stays on disk."""
+
+    chunks: tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], ...]
+    starts: IntArray
+
+    @classmethod
+    def from_lists(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+        """One chunk that holds a copy of the rows."""
+        offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+        np.cumsum([len(r) for r in rows], out=offsets[1:])
+        values = np.fromiter((v for r in rows for v in r), dtype=np.int32, count=int(offsets[-1]))
+        return cls(((values, offsets),), np.array([0, len(rows)], dtype=np.int64))
+
+    @classmethod
+    def from_arrow(cls, column: Any) -> Ragged:
+        """Views on the buffers of a pyarrow list column: nothing is copied."""
+        chunks = tuple(
+            (chunk.values.to_numpy(zero_copy_only=True), chunk.offsets.to_numpy(zero_copy_only=True))
+            for chunk in column.chunks
+        )
+        starts = np.zeros(len(chunks) + 1, dtype=np.int64)
+        np.cumsum([len(offsets) - 1 for _, offsets in chunks], out=starts[1:])
+        return cls(chunks, starts)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """Tokens in each row."""
+        parts = [np.diff(offsets).astype(np.int32) for _, offsets in self.chunks]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
+
+    def take(self, indices: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """The rows at these indices, as views."""
+        homes = np.searchsorted(self.starts, indices, side="right") - 1
+        out = []
+        for index, home in zip(indices, homes, strict=True):
+            values, offsets = self.chunks[home]
+            at = int(index - self.starts[home])
+            out.append(values[offsets[at] : offsets[at + 1]])
+        return out
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """The rows of one split: token columns, their lengths, labels where there are any.
+
+    `known_ids`: the token ids that occur, where somebody counted them already; counting them here reads every page.
+    """
+
+    columns: dict[str, Ragged]
+    lengths: npt.NDArray[np.int32]
+    labels: npt.NDArray[Any] | None
+    known_ids: IntArray | None = None
+
+    @classmethod
+    def from_lists(cls, data: Mapping[str, Sequence[Any]]) -> TokenRows:
+        """From plain lists, as a tokenizer returns them; "labels" or "label" is optional."""
+        columns = {name: Ragged.from_lists(data[name]) for name in TOKEN_COLUMNS if name in data}
+        labels = data.get("labels", data.get("label"))
+        return cls(columns, columns["input_ids"].lengths(), _label_array(labels))
+
+    @classmethod
+    def from_arrow(cls, table: Any, *, known_ids: IntArray | None = None) -> TokenRows:
+        """From a pyarrow table (memory-mapped or not); token columns are not copied."""
+        columns = {name: Ragged.from_arrow(table.column(name)) for name in TOKEN_COLUMNS if name in table.column_names}
+        labels = None
+        if "labels" in table.column_names:
+            column = table.column("labels")
+            nested = str(column.type).startswith(("list", "large_list", "fixed_size_list"))
+            labels = _label_array(column.to_pylist() if nested else column.to_numpy())
+        return cls(columns, columns["input_ids"].lengths(), labels, known_ids)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def take(self, indices: npt.NDArray[Any]) -> dict[str, list[npt.NDArray[Any]]]:
+        """The token columns of these rows, in the order asked for."""
+        return {name: column.take(indices) for name, column in self.columns.items()}
+
+    def select(self, indices: npt.NDArray[Any]) -> TokenRows:
+        """A copy of some rows, in the order asked for."""
+        columns = {name: Ragged.from_lists([list(r) for r in col.take(indices)]) for name, col in self.columns.items()}
+        labels = None if self.labels is None else self.labels[indices]
+        return TokenRows(columns, self.lengths[indices], labels)
+
+    def used_ids(self, vocabulary_size: int) -> IntArray:
+        """The token ids that occur, sorted."""
+        if self.known_ids is not None:
+            return self.known_ids
+        seen = np.zeros(vocabulary_size, dtype=bool)
+        for values, offsets in self.columns["input_ids"].chunks:
+            seen[values[offsets[0] : offsets[-1]]] = True
+        return np.flatnonzero(seen)
+
+
+def _label_array(labels: Any) -> npt.NDArray[Any] | None:
+    if labels is None:
+        return None
+    array = np.asarray(labels)
+    return array.astype(np.float32 if array.dtype.kind == "f" or array.ndim == 2 else np.int64)
+
+
+def pad_rows(
+    tokens: Mapping[str, Sequence[npt.NDArray[Any]]], width: int, fill: Mapping[str, int], side: str
+) -> dict[str, IntArray]:
+    """Rectangular arrays and the attention mask; `fill` is the value of padding by column."""
+    rows = tokens["input_ids"]
+    mask = np.zeros((len(rows), width), dtype=np.int64)
+    out = {name: np.full((len(rows), width), fill[name], dtype=np.int64) for name in TOKEN_COLUMNS if name in tokens}
+    for i, row in enumerate(rows):
+        at = slice(width - len(row), width) if side == "left" else slice(0, len(row))
+        mask[i, at] = 1
+        for name, array in out.items():
+            array[i, at] = tokens[name][i]
+    return {**out, "attention_mask": mask}

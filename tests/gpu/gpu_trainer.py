@@ -1,0 +1,75 @@
+"""Runs of a Trainer on a GPU for tests, and how far apart two of them are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from token_files import arrow_rows, collator, engine_rows
+from tunesmith import Trainer
+
+STEPS = 60
+
+
+class Uncaptured(Trainer):
+    """Its steps run as they are."""
+
+    def _make_engine(self) -> Any:
+        engine = super()._make_engine()
+        assert engine.graphs is not None, "nothing would have been captured"
+        engine.graphs.off = True
+        return engine
+
+
+class Plain(Trainer):
+    """Padded, uncaptured, every layer as transformers wrote it."""
+
+    use_speed_ups = False
+
+
+def run(
+    kind: Any, folder: Path, config: Any, width: int | None = None, resume: str | None = None, **options: Any
+) -> Any:
+    """A finished Trainer; the same start for all."""
+    transformers.set_seed(0)
+    given = {"max_steps": STEPS, "warmup_steps": 5, "weight_decay": 0.01, "eval_strategy": "steps", "eval_steps": 25}
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        train_sampling_strategy="sequential",
+        logging_steps=1,
+        report_to="none",
+        disable_tqdm=True,
+        **{"save_strategy": "no", "per_device_train_batch_size": 8, **given, **options},
+    )
+    trainer = kind(
+        transformers.AutoModelForSequenceClassification.from_config(config),
+        arguments,
+        train_dataset=arrow_rows(engine_rows("mrpc", "train", 640)),
+        eval_dataset=arrow_rows(engine_rows("mrpc", "validation", 64)),
+        data_collator=collator(width),
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def apart(one: Any, other: Any, name: str) -> float:
+    """The largest difference of a number that is logged, as a share of its largest value where that is above 1."""
+    logs = [[line[name] for line in t.state.log_history if name in line] for t in (one, other)]
+    assert len(logs[0]) == len(logs[1]) >= 2, (len(logs[0]), len(logs[1]))
+    return max(abs(a - b) for a, b in zip(*logs, strict=True)) / max(1.0, *logs[1])
+
+
+def weights_apart(one: Any, other: Any) -> float:
+    """The largest difference of a weight."""
+    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+    return max(float((a.detach() - b.detach()).abs().max()) for a, b in pairs)
+
+
+def replayed(trainer: Any) -> int:
+    """How many shapes were captured."""
+    graphs = trainer._engine.graphs
+    assert len(graphs) == 0, "captured steps outlive the run"
+    return 0 if graphs.off else int(graphs._captures)

@@ -1,0 +1,94 @@
+"""`tunesmith audit` and `plan`, and the audit as the first act of `train`."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tiny_model import save_tiny_bert, write_csv
+from tunesmith.cli.main import main
+
+COLD, WARM = ["snow", "ice", "frost", "winter"], ["sun", "beach", "heat", "summer"]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """(train with five wrong labels, validation with rows of train, a model)."""
+    rng = random.Random(0)
+    rows = []
+    for _ in range(160):
+        warm = rng.random() < 0.5
+        text = " ".join(rng.choice(WARM if warm else COLD) for _ in range(6)) + f" {rng.randrange(10**6)}"
+        rows.append({"text": text, "label": "warm" if warm else "cold"})
+    held = [dict(row) for row in rows[:20]] + rows[120:]
+    train = rows[:120]
+    for row in train[100:105]:
+        row["label"] = "cold" if row["label"] == "warm" else "warm"
+    model = save_tiny_bert(tmp_path / "model")
+    return write_csv(tmp_path / "train.csv", train), write_csv(tmp_path / "dev.csv", held), model
+
+
+def test_the_audit_prints_findings_and_strict_data_is_exit_code_3(
+    files: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, held, model = map(str, files)
+    review = tmp_path / "review.csv"
+    words = [
+        "audit",
+        held,
+        train,
+        "--model_name_or_path",
+        model,
+        "--cache_dir",
+        str(tmp_path / "c"),
+        "--labels",
+        "words",
+    ]
+    assert main([*words, "--review_file", str(review)]) == 0
+    out = capsys.readouterr().out
+    assert "WARNING split_leak: 20 of 60 validation rows are in train: 20 equal" in out
+    assert "suspicious_labels" in out
+    found = {int(row["row"]) for row in csv.DictReader(review.read_text().splitlines())}
+    assert len(found & set(range(101, 106))) >= 4
+    assert main([*words, "--json", "--strict_data"]) == 3
+    assert {"split_leak"} <= {f["code"] for f in json.loads(capsys.readouterr().out)["findings"]}
+    assert main([*words, "--review_file", str(review)]) != 0, "a person's file is not written over"
+
+
+def test_training_shows_warnings_before_beside_and_on_top(
+    files: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, held, model = map(str, files)
+    run = tmp_path / "run"
+    words = ["train", "--train_file", train, "--validation_file", held, "--model_name_or_path", model]
+    words += ["--cache_dir", str(tmp_path / "c"), "--output_dir", str(run), "--max_steps", "2", "--use_cpu"]
+    assert main([*words, "--strict_data"]) == 3
+    assert "split_leak" in capsys.readouterr().err
+    assert not (run / "run.yaml").exists()
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert err.index("Warning: 20 of 60 validation rows are in train") < err.index("Training:")
+    assert out.index("validation scores") < out.index("before you trust these scores:") < out.index("20 of 60")
+    page = (run / "report.html").read_text()
+    assert page.index("Data: Split leak") < page.index('class="scores"')
+
+
+def test_the_plan_measures_time_memory_and_disk(
+    files: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train, held, model = map(str, files)
+    words = ["plan", "--train_file", train, "--model_name_or_path", model, "--cache_dir", str(tmp_path / "c")]
+    assert main([*words, "--validation_file", held, "--json", "--use_cpu", "--num_train_epochs", "2"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"] == 30
+    assert 10**8 < found["peak_bytes"] < 10**10
+    assert found["disk_bytes"] > 10**5
+    assert 0 < found["step_seconds"] < found["seconds"]
+    assert main([*words, "--bf16", "--fp16", "--save_strategy", "no", "--load_best_model_at_end"]) == 2
+    err = capsys.readouterr().err
+    assert "fp16" in err
+    assert "load_best_model_at_end" in err

@@ -1,0 +1,133 @@
+"""A run whose score is not above the best constant beyond its error is never called healthy, whatever the task."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tunesmith.curves.from_journal import curves_from_events
+from tunesmith.diagnose.advise import CODES, diagnose
+from tunesmith.diagnose.evidence import read_curves
+from tunesmith.diagnose.signs import gain_of_score, needed_z
+from tunesmith.events import Evaluated, Event, RowsEvaluated, RunEnded, RunStarted, StepDone
+from tunesmith.labels import Task
+from tunesmith.metrics.constant import BestConstant, row_losses
+from tunesmith.metrics.row_evidence import encode_rows, keep_rows
+
+WIDTH = {Task.BINARY: 2, Task.MULTICLASS: 6, Task.MULTILABEL: 5, Task.REGRESSION: 1}
+
+
+def make_labels(task: Task, rows: int, draw: np.random.Generator) -> np.ndarray:
+    if task is Task.REGRESSION:
+        return draw.normal(2, 1, rows)
+    if task is Task.MULTILABEL:
+        return (draw.random((rows, 5)) < draw.uniform(0.05, 0.7, 5)).astype(np.float64)
+    return draw.choice(WIDTH[task], rows, p=draw.dirichlet(np.full(WIDTH[task], 2.0)))
+
+
+def make_logits(
+    task: Task, labels: np.ndarray, constant: BestConstant, skill: float, draw: np.random.Generator, noise_size: float
+) -> np.ndarray:
+    """Answers that know about the labels as much as `skill`, around those of the constant or far from them."""
+    noise = draw.normal(size=(len(labels), WIDTH[task])) * noise_size
+    if task is Task.REGRESSION:
+        return constant.logits(len(labels)) + noise + skill * (labels[:, None] - labels.mean())
+    truth = labels if task is Task.MULTILABEL else np.eye(WIDTH[task])[labels.astype(int)]
+    return constant.logits(len(labels)) + noise + skill * 4 * (truth - truth.mean(axis=0))
+
+
+def make_run(task: Task, seed: int, skills: list[float], rows: int = 200, noise: float = 0.3) -> list[Event]:
+    """One evaluation an epoch, each as good as its skill; training gets better all the while."""
+    draw = np.random.default_rng(seed)
+    labels, steps = make_labels(task, rows, draw), 40
+    constant = BestConstant.of(task, make_labels(task, 900, np.random.default_rng(seed)), WIDTH[task])
+    total = steps * len(skills)
+    events: list[Event] = [RunStarted("run", 0, total, float(steps), float(len(skills)), 640)]
+    for epoch, skill in enumerate(skills, start=1):
+        for split, known in (("validation", skill), ("train_sample", 0.2 * epoch)):
+            logits = make_logits(task, labels, constant, known, draw, noise)
+            loss = float(row_losses(task, logits, labels).mean())
+            if split == "validation":
+                for k in range(steps):
+                    step = steps * (epoch - 1) + k + 1
+                    rate = 1e-4 * (1 - step / total)
+                    events.append(StepDone(step, step / steps, loss * draw.uniform(0.7, 1.2), 1.0, rate, 16, 400, 400))
+            kept = keep_rows(constant, logits, labels)
+            assert kept is not None
+            events.append(RowsEvaluated(steps * epoch, split, encode_rows(kept)))
+            events.append(Evaluated(steps * epoch, float(epoch), split, {"loss": loss}, rows))
+    return [*events, RunEnded(total, "completed")]
+
+
+@pytest.mark.parametrize("task", list(Task))
+def test_a_run_at_chance_is_never_healthy_whatever_its_curves_and_settings(task: Task) -> None:
+    said = set()
+    for seed in range(60):
+        draw = np.random.default_rng(seed)
+        skills = [*draw.uniform(0, 0.6, draw.integers(0, 5)).tolist(), float(draw.choice([-0.3, 0.0, 0.0, 0.03]))]
+        curves = curves_from_events(
+            make_run(task, seed, skills, int(draw.integers(25, 400)), float(draw.choice([0.01, 0.3, 2.0])))
+        )
+        reading = read_curves(curves, {})
+        assert reading.rows is not None
+        config = {
+            "learning_rate": float(10 ** draw.uniform(-7, -2)),
+            "freeze": draw.choice(["", "encoder"], 1).tolist(),
+        }
+        found = diagnose(curves, config)
+        said.add(found[0].code)
+        if gain_of_score(reading.rows.validation[-1]).z <= 2:
+            assert found[0].code != "healthy", (seed, found[0])
+    assert len(said) > 2, "the runs differ"
+    assert said <= set(CODES)
+
+
+@pytest.mark.parametrize("task", list(Task))
+def test_a_run_that_learns_well_is_healthy_for_every_task(task: Task) -> None:
+    curves = curves_from_events(make_run(task, 3, [0.35, 0.8, 0.9], rows=400))
+    found = diagnose(curves, {"learning_rate": 1e-4, "per_device_train_batch_size": 16})
+    assert found[0].code == "healthy", found[0]
+
+
+def test_curves_alone_at_chance_are_never_healthy(synthetic: SimpleNamespace) -> None:
+    counts = {"a": 2474, "b": 1194}
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        n, epochs = int(draw.integers(30, 2000)), int(draw.integers(3, 9))
+        edge = 0.6745 + 2 * np.sqrt(0.6745 * 0.3255 / n)
+        scores = [*draw.uniform(0.5, 0.95, epochs - 1).tolist(), float(draw.uniform(0.4, edge - 1e-6))]
+        losses = draw.uniform(0.2, 0.9, epochs).tolist()
+        run = synthetic.make_run(draw.uniform(0.05, 0.7, epochs).tolist(), losses, accuracy=scores, n=n, seed=seed)
+        assert diagnose(curves_from_events(run), synthetic.CONFIG, label_counts=counts)[0].code != "healthy"
+
+
+@pytest.mark.parametrize(("metric", "score"), [("pearson", 0.05), ("spearmanr", -0.09), ("r2", -0.0007)])
+def test_a_regression_at_chance_is_not_healthy_by_its_curves(
+    synthetic: SimpleNamespace, metric: str, score: float
+) -> None:
+    run = synthetic.make_run([3.0, 1.2, 1.0], [1.3, 1.05, 1.02], accuracy=[0.0, score, score], metric=metric, start=9.0)
+    assert diagnose(curves_from_events(run), synthetic.CONFIG)[0].code != "healthy"
+
+
+def test_what_cannot_be_told_apart_is_said_with_the_experiment_that_would_tell() -> None:
+    curves = curves_from_events(make_run(Task.BINARY, 5, [0.0, 0.0, 0.01], rows=300))
+    found = diagnose(curves, {"learning_rate": 1e-5, "per_device_train_batch_size": 16})[0]
+    likely = found.numbers["likelihoods"]
+    assert sum(likely.values()) == pytest.approx(1.0, abs=0.25)
+    assert list(likely.values()) == sorted(likely.values(), reverse=True)
+    if len([p for p in likely.values() if p >= 0.15]) > 1:
+        assert "It may also be" in found.evidence
+        assert " / " in found.evidence
+
+
+def test_rows_without_an_evaluation_are_not_enough_evidence() -> None:
+    """A journal that lost its evaluations and kept their rows, as in fuzz case 1:222."""
+    events = [e for e in make_run(Task.BINARY, 5, [0.5, 0.6]) if not isinstance(e, Evaluated)]
+    assert diagnose(curves_from_events(events), {})[0].code == "not_enough_evidence"
+
+
+def test_the_z_that_is_asked_for_grows_with_the_number_of_comparisons() -> None:
+    assert needed_z(1, 0.025) == pytest.approx(1.96, abs=0.01)
+    assert needed_z(1) < needed_z(10) < needed_z(1000) < 5

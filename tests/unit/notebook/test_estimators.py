@@ -1,0 +1,194 @@
+"""The scikit-learn estimators: scikit-learn's own checks, and what its users do with an estimator."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import base
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils import estimator_checks
+from sklearn.utils.validation import check_is_fitted
+
+from tiny_model import save_tiny_bert, sentences
+from tunesmith import TextClassifier, TextRegressor
+from tunesmith.errors import ConfigError
+
+TEXTS = [text for text, _ in sentences(24)]
+GOOD = np.array([good for _, good in sentences(24)])
+NAMES = np.where(GOOD, "good", "bad")
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A tiny model and one step: what is tested here is not how well it learns."""
+    folder = tmp_path_factory.mktemp("models")
+    one = dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1)
+    tiny = save_tiny_bert(folder / "tiny", hidden_size=8, intermediate_size=8, **one)
+    options = {"cache_dir": str(folder / "cache"), "use_cpu": True, "train_sample_size": 0, "recipe": "hf"}
+    return {"model_name_or_path": str(tiny), "max_steps": 1, "options": options}
+
+
+@pytest.fixture(scope="module")
+def fitted(settings: dict[str, Any]) -> TextClassifier:
+    return TextClassifier(**{**settings, "max_steps": 60, "learning_rate": 3e-3}).fit(TEXTS, NAMES)
+
+
+CHECKS: list[Callable[[str, Any], None]] = [
+    *(estimator_checks.check_estimator_cloneable, estimator_checks.check_estimator_tags_renamed),
+    *(estimator_checks.check_valid_tag_types, estimator_checks.check_estimator_repr),
+    *(estimator_checks.check_no_attributes_set_in_init, estimator_checks.check_mixin_order),
+    *(estimator_checks.check_do_not_raise_errors_in_init_or_set_params,),
+    *(estimator_checks.check_parameters_default_constructible, estimator_checks.check_get_params_invariance),
+    *(estimator_checks.check_set_params,),
+]
+"""Checks of scikit-learn that bring no data of their own; the others feed arrays of numbers, which are no texts."""
+
+
+@pytest.mark.parametrize("estimator", [TextClassifier, TextRegressor])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_scikit_learns_checks_pass(check: Callable[[str, Any], None], estimator: Any, settings: dict[str, Any]) -> None:
+    check(estimator.__name__, estimator(**settings))
+
+
+@pytest.mark.parametrize("estimator", [TextClassifier, TextRegressor])
+def test_check_estimator_finds_nothing(estimator: Any, settings: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that it has no data for an estimator of texts
+        estimator_checks.check_estimator(estimator(**settings))
+
+
+WITH_DATA = (
+    *("check_estimators_overwrite_params", "check_dont_overwrite_parameters", "check_estimators_fit_returns_self"),
+    *(
+        "check_estimators_unfitted",
+        "check_n_features_in_after_fitting",
+        "check_dict_unchanged",
+        "check_fit_check_is_fitted",
+    ),
+    *("check_requires_y_none", "check_fit_idempotent", "check_methods_sample_order_invariance"),
+    *("check_methods_subset_invariance", "check_fit_score_takes_y"),
+)
+"""Checks that make arrays of numbers and ask nothing about their values: run here with every number written as a word."""
+
+
+@pytest.mark.parametrize(
+    ("name", "estimator"),
+    [*((name, TextClassifier) for name in WITH_DATA), *((name, TextRegressor) for name in WITH_DATA[:3])],
+)
+def test_scikit_learns_checks_with_data_pass_on_numbers_written_as_words(
+    name: str, estimator: Any, settings: dict[str, Any]
+) -> None:
+    class Words(estimator):  # type: ignore[misc]
+        """Takes the arrays of the checks: the two first numbers of a row are two texts."""
+
+        def fit(self, X: Any, y: Any) -> Any:
+            done = super().fit(as_words(X), y)
+            self.n_features_in_ = np.asarray(X).shape[1]
+            return done
+
+        def _probabilities(self, X: Any) -> Any:
+            check_is_fitted(self)
+            given, fitted = np.asarray(X).shape[1], self.n_features_in_
+            if given != fitted:
+                raise ValueError(f"X has {given} features, but {estimator.__name__} is expecting {fitted} features")
+            self.n_features_in_ = 2
+            try:
+                return super()._probabilities(as_words(X))
+            finally:
+                self.n_features_in_ = fitted
+
+    Words.__name__ = estimator.__name__
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        getattr(estimator_checks, name)(estimator.__name__, Words(**settings))
+
+
+def as_words(X: Any) -> Any:
+    return [(f"good {a:.2f}", f"bad {b:.2f}") for a, b in np.asarray(X)[:, :2]]
+
+
+def test_names_come_back_as_names_with_probabilities_in_the_order_of_classes(fitted: TextClassifier) -> None:
+    assert fitted.classes_.tolist() == ["bad", "good"]
+    predicted = fitted.predict(TEXTS)
+    table = fitted.predict_proba(TEXTS)
+    assert table.shape == (24, 2)
+    np.testing.assert_allclose(table.sum(axis=1), 1)
+    assert predicted.tolist() == fitted.classes_[table.argmax(axis=1)].tolist()
+    assert fitted.score(TEXTS, NAMES) == (predicted == NAMES).mean() > 0.8
+
+
+@pytest.mark.parametrize("values", [(-1, 1), (False, True)], ids=str)
+def test_ids_come_back_as_they_were(values: tuple[Any, Any], settings: dict[str, Any]) -> None:
+    y = np.where(GOOD, values[1], values[0])
+    found = TextClassifier(**settings).fit(pd.Series(TEXTS), pd.Series(y))
+    assert found.classes_.tolist() == sorted(values)
+    assert found.predict(np.array(TEXTS)).dtype == y.dtype
+
+
+def test_lists_of_labels_and_columns_of_0_and_1_are_several_labels_a_row(settings: dict[str, Any]) -> None:
+    lists = [["a", "b"] if good else ["b"] if i % 3 else [] for i, good in enumerate(GOOD)]
+    found = TextClassifier(**settings).fit(TEXTS, lists)
+    assert found.classes_.tolist() == ["a", "b"]
+    assert all(set(row) <= {"a", "b"} for row in found.predict(TEXTS))
+    table = pd.DataFrame({"a": GOOD.astype(int), "b": 1})
+    hot = TextClassifier(**settings).fit(TEXTS, table)
+    assert hot.predict(TEXTS).shape == (24, 2)
+    assert 0 <= hot.score(TEXTS, table) <= 1
+
+
+def test_pairs_train_as_pairs_and_a_single_text_is_refused_then(settings: dict[str, Any]) -> None:
+    frame = pd.DataFrame({"question": TEXTS, "answer": TEXTS[::-1]})
+    found = TextRegressor(**settings).fit(frame, np.linspace(0, 5, 24))
+    assert found.predict(list(zip(TEXTS, TEXTS, strict=True))).shape == (24,)
+    with pytest.raises(ValueError, match="X has 1 features, but TextRegressor is expecting 2"):
+        found.predict(TEXTS)
+
+
+def test_a_clone_a_pipeline_a_search_and_cross_validation_work(settings: dict[str, Any]) -> None:
+    model = TextClassifier(**settings)
+    assert base.clone(model).get_params() == model.get_params()
+    pipeline = make_pipeline(FunctionTransformer(partial(list)), model)
+    assert pipeline.fit(TEXTS, NAMES).predict(TEXTS).shape == (24,)
+    search = GridSearchCV(model, {"learning_rate": [1e-3, 1e-2]}, cv=2).fit(TEXTS, NAMES)
+    assert search.best_params_["learning_rate"] in (1e-3, 1e-2)
+    assert cross_val_score(model, TEXTS, NAMES, cv=2).shape == (2,)
+
+
+def test_a_saved_estimator_gives_the_same_answers_and_holds_no_pickle(fitted: TextClassifier, tmp_path: Path) -> None:
+    folder = fitted.save(tmp_path / "saved")
+    again = TextClassifier.load(folder)
+    np.testing.assert_array_equal(again.predict_proba(TEXTS), fitted.predict_proba(TEXTS))
+    assert again.classes_.tolist() == fitted.classes_.tolist()
+    assert again.get_params() == fitted.get_params()
+    assert {p.suffix for p in folder.rglob("*") if p.is_file()} <= {".json", ".safetensors", ".txt", ".md"}
+    with pytest.raises(ConfigError, match="holds a TextClassifier, not a TextRegressor"):
+        TextRegressor.load(folder)
+    with pytest.raises(ConfigError, match="exists already"):
+        fitted.save(folder)
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "message"),
+    [
+        (TEXTS, NAMES[:3], "inconsistent numbers of samples"),
+        (TEXTS, ["a"] * 24, "one class"),
+        ([], [], "at least 2 classes|0 sample"),
+        (np.zeros((24, 3)), NAMES, "3 columns"),
+        ("abc", NAMES, "one text"),
+        (TEXTS, [None, *NAMES[1:]], "NaN"),
+        (TEXTS, GOOD * 0.5, "continuous"),
+    ],
+    ids=range(7),
+)
+def test_what_cannot_be_fitted_is_refused_with_the_reason(X: Any, y: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        TextClassifier().fit(X, y)

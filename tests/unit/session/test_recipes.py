@@ -1,0 +1,93 @@
+"""The recipe of a run: decided once, told, written down, kept when the run is resumed, and never against a flag."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, pipeline
+
+from tiny_model import sentences
+from tunesmith.config.load import load_config
+from tunesmith.errors import ConfigError
+from tunesmith.predict.predictor import Predictor
+
+
+def mood(count: int) -> list[dict[str, Any]]:
+    return [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(count)]
+
+
+@pytest.fixture
+def told(train: Any, tmp_path: Path) -> Any:
+    options = {"learning_rate": None, "output_dir": tmp_path / "auto", "pooling": "mean"}
+    return train(train_data=mood(120), test_data=mood(30), **options)
+
+
+def test_a_run_says_what_it_decided_and_its_folder_keeps_it(told: Any) -> None:
+    result, said = told
+    lines = [line for line in said if line.startswith("Recipe: ")]
+    assert any("learning_rate 0.00015: by the width of the model, 32" in line for line in lines)
+    config = load_config(result.run.config_file, need_data=False)
+    assert (config.recipe, config.pooling, config.head_start) == ("auto", "mean", "on")
+    assert config.learning_rate == 1.5e-4
+    assert config.max_steps == 4
+    floors = json.loads(result.run.metrics_file.read_text())["floors"]
+    assert set(floors) == {"validation", "test"}
+    for scores in floors["test"].values():
+        assert scores["accuracy"]["n"] == 30
+    assert any(line.startswith("Floor: frozen features + linear head, test accuracy") for line in said)
+
+
+def test_the_mean_model_of_a_run_loads_without_our_code_and_gives_our_probabilities(told: Any) -> None:
+    folder = told[0].run.model
+    texts = [text for text, _ in sentences(12, seed=9)]
+    ours = torch.from_numpy(Predictor.load(told[0].run.path, use_cpu=True).probabilities(texts))
+    theirs = pipeline("text-classification", str(folder), top_k=None, device="cpu")(texts)
+    names = AutoModelForSequenceClassification.from_pretrained(folder).config.id2label
+    table = torch.tensor(
+        [[next(s["score"] for s in row if s["label"] == names[i]) for i in range(2)] for row in theirs]
+    )
+    assert (ours - table).abs().max() < 1e-5
+
+
+def test_hf_is_what_transformers_does(train: Any) -> None:
+    result, said = train(train_data=mood(80), recipe="hf", learning_rate=None)
+    config = load_config(result.run.config_file, need_data=False)
+    assert (config.learning_rate, config.warmup_steps, config.weight_decay) == (5e-5, 0, 0.0)
+    assert (config.pooling, config.head_start, config.num_train_epochs) == ("pooler", "off", 3.0)
+    assert not [line for line in said if line.startswith(("Recipe", "Floor"))]
+
+
+def test_a_resumed_run_decides_nothing_anew(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {
+        "train_data": mood(120),
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "learning_rate": None,
+    }
+    monkeypatch.setenv("TUNESMITH_FAULT", "step.end:term:3")
+    with pytest.raises(BaseException):  # noqa: B017 - stopped by the signal
+        train(**options, output_dir=tmp_path / "run")
+    monkeypatch.delenv("TUNESMITH_FAULT")
+    monkeypatch.setattr("tunesmith.recipes.probing.Prober.look", lambda *_: pytest.fail("the probe ran again"))
+    result, said = train(**options, output_dir=tmp_path / "run")
+    assert result.steps == 4
+    assert [line for line in said if line.startswith("Recipe: pooling")]
+
+
+def test_few_rows_have_no_probe(train: Any, tmp_path: Path) -> None:
+    result, said = train(train_data=mood(40))
+    assert any("Recipe: pooling pooler: too few rows for a probe" in line for line in said)
+    with pytest.raises(ConfigError, match="--head_start on is not possible"):
+        train(train_data=mood(40), head_start="on", output_dir=tmp_path / "other")
+    assert "floors" not in json.loads(result.run.metrics_file.read_text())
+
+
+def test_a_trained_head_stays(train: Any, tmp_path: Path) -> None:
+    first, _ = train(train_data=mood(80), output_dir=tmp_path / "first")
+    _, said = train(train_data=mood(80), output_dir=tmp_path / "second", model_name_or_path=first.run.model)
+    assert any("Recipe: pooling pooler: the only way this model has" in line for line in said)
+    assert any("Recipe: head_start off" in line for line in said)

@@ -1,0 +1,78 @@
+"""A text of megabytes is read as far as a row can hold it: the same tokens, counted as cut, in bounded memory."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from tunesmith.tokens.token_encoder import LEAST_CHARS, make_token_encoder, shorten
+from tunesmith.tokens.tokenize import tokenize
+
+WORDS = ("cat", "dog", "sat", "mat", "ran", "##s", "away", "x", "y", "z")
+SPLITTERS: dict[str, Any] = {
+    "bert": pre_tokenizers.BertPreTokenizer(),
+    "whitespace": pre_tokenizers.WhitespaceSplit(),
+    "byte level": pre_tokenizers.ByteLevel(add_prefix_space=True),
+    "metaspace": pre_tokenizers.Metaspace(),
+}
+
+
+def make_tokenizer(splitter: str, side: str = "right") -> Any:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, *(f"\u0120{w}" for w in WORDS), *(f"\u2581{w}" for w in WORDS)]
+    core = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
+    core.normalizer = normalizers.BertNormalizer() if splitter == "bert" else normalizers.NFKC()
+    core.pre_tokenizer = SPLITTERS[splitter]
+    core.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=core, truncation_side=side, **special)
+
+
+def long_text(seed: int, size: int = 3 * LEAST_CHARS) -> str:
+    rng = random.Random(seed)
+    words = [
+        rng.choice([*WORDS, "cats", "caf\u00e9", "\u4e2d\u6587", "a-b", "dog,", "  ", "\n"]) for _ in range(size // 3)
+    ]
+    return " ".join(words)[:size]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("splitter", SPLITTERS)
+def test_the_tokens_of_a_long_text_are_those_of_the_whole(splitter: str, side: str) -> None:
+    tokenizer = make_tokenizer(splitter, side)
+    texts, others = [long_text(1), "cat sat", long_text(2)], ["dog ran", long_text(3), "x"]
+    for columns in ([texts], [texts, others]):
+        rows = make_token_encoder(tokenizer, 32).encode(columns)
+        whole = tokenizer(*columns, truncation=True, max_length=32)
+        assert [row.ids for row in rows] == whole["input_ids"]
+        assert [row.unread for row in rows] == ([True, False, True] if len(columns) == 1 else [True] * 3)
+        assert all(row.cut > 0 for row in rows if row.unread)
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 4_000_000, " " * 4_000_000, "\u4e2d" * 4_000_000, "x " * 2_000_000, long_text(4, 4_000_000)]
+)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_no_more_than_a_bound_of_a_text_reaches_the_tokenizer(text: str, side: str) -> None:
+    [[short]], unread = shorten([[text]], 64, side)
+    assert LEAST_CHARS // 2 <= len(short) <= LEAST_CHARS
+    assert text.startswith(short) if side == "right" else text.endswith(short)
+    assert unread == {0: False}
+    [[same]], none = shorten([[short]], 64, side)
+    assert (same, none) == (short, {})
+
+
+def test_a_text_that_was_not_read_to_its_end_counts_as_cut_in_every_way(tmp_path: Path) -> None:
+    data = Dataset.from_dict({"text": ["cat sat", " " * 2_000_000 + "cat", long_text(5)]})
+    for _ in range(2):  # the second time from the cache
+        got = tokenize(data, make_tokenizer("bert"), ["text"], max_length=16, cache_dir=tmp_path)
+        assert (got.truncated.rows_cut, got.truncated.unread) == (2, 2)
+        assert "2 of 3 rows (66.7%) were cut at 16 tokens, at least " in got.truncated.sentence("train")
+        assert got.empty == (1,)
