@@ -15,6 +15,7 @@ from tunesmith.encoder.probe import require_answer
 from tunesmith.encoder.sizes import require_fitting
 from tunesmith.errors import ConfigError
 from tunesmith.labels import LabelMap
+from tunesmith.run.environment import without_fsdp
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def load_model(
     config = _make_config(folder, labels)
     require_fitting(config, stored, folder)
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
-    with _quiet(), naming("the model cannot be loaded", folder):
+    with _quiet(), without_fsdp(), naming("the model cannot be loaded", folder):
         model, info = AutoModelForSequenceClassification.from_pretrained(
             folder,
             config=config,

@@ -106,8 +106,11 @@ def is_averaging(model: nn.Module) -> bool:
     layers = anatomy_of(model).layers
     if layers is None or not len(layers):
         return False
-    own: Any = layers[-1]
-    return not bool(own.attention.self.query.weight.any()) and not bool(own.attention.self.key.weight.any())
+    own: Any = layers[-1].attention.self  # type: ignore[union-attr]
+    if bool(own.query.weight.any()) or bool(own.key.weight.any()):
+        return False
+    value: torch.Tensor = own.value.weight.detach()
+    return torch.equal(value, VALUE_SCALE * torch.eye(*value.shape, dtype=value.dtype, device=value.device))
 
 
 def _averaging_parts(model: nn.Module) -> tuple[nn.Module, ...]:

@@ -21,7 +21,7 @@ from tunesmith.errors import ConfigError, WorkerError, short_text
 from tunesmith.ranks.plain import from_bytes, to_bytes
 from tunesmith.ranks.sharding import is_sharded, shard_model
 from tunesmith.ranks.sharding_options import Sharding, sharding_of_launcher
-from tunesmith.run.environment import read_launch
+from tunesmith.run.environment import read_launch, without_fsdp
 from tunesmith.tokens.batches import Batch
 
 Precision = Literal["no", "bf16", "fp16"]
@@ -165,7 +165,7 @@ def make_runtime(
     asked = read_launch().world
     # Without a GPU accelerate joins the ranks only when told that it is on a CPU.
     on_cpu = use_cpu or (asked > 1 and not torch.accelerator.is_available())
-    with _without_fsdp(), _named_when_ranks_do_not_meet(asked):
+    with without_fsdp(), _named_when_ranks_do_not_meet(asked):
         accelerator = Accelerator(
             cpu=on_cpu,
             mixed_precision="no",
@@ -229,17 +229,6 @@ def leave_ranks() -> None:
     """Takes this process out of the group in good order, when the command is done. NCCL complains otherwise."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-@contextlib.contextmanager
-def _without_fsdp() -> Iterator[None]:
-    """Keeps accelerate's own FSDP out of it: it passes it over without a GPU, and wraps the model another way with one."""
-    asked = os.environ.pop("ACCELERATE_USE_FSDP", None)
-    try:
-        yield
-    finally:
-        if asked is not None:
-            os.environ["ACCELERATE_USE_FSDP"] = asked
 
 
 def _refuse_what_a_launcher_wants() -> None:

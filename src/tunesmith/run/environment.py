@@ -7,6 +7,7 @@ filters) would run with it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -14,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -184,6 +185,7 @@ def fault_point(name: str) -> None:
     """Marks a place. On the n-th passage of the named point: kill, term, int, enospc, eio, sleep or raise."""
     wanted = os.environ.get("TUNESMITH_FAULT")
     if not wanted:
+        _counts.clear()  # the next fault that is asked for in this process counts from 1
         return
     point, action, count = [*wanted.split(":"), "1"][:3]
     if point != name:
@@ -210,3 +212,18 @@ _ACTIONS = {
     "sleep": lambda: time.sleep(600),
     "raise": _raise,
 }
+
+
+@contextlib.contextmanager
+def without_fsdp() -> Iterator[None]:
+    """Inside, accelerate and transformers do not know that the launcher asked for FSDP; `ranks` does the sharding.
+
+    accelerate ignores it without a GPU and wraps the model in another way with one. transformers reads the weights on one
+    rank only and leaves zeros on the others, which would then decide about the model by looking at zeros.
+    """
+    asked = os.environ.pop("ACCELERATE_USE_FSDP", None)
+    try:
+        yield
+    finally:
+        if asked is not None:
+            os.environ["ACCELERATE_USE_FSDP"] = asked

@@ -146,3 +146,11 @@ def test_a_family_whose_head_bends_otherwise_keeps_its_first_token() -> None:
     assert poolings_of(model) == ("pooler",)
     with pytest.raises(ConfigError, match="--pooling mean is not possible for distilbert"):
         set_pooling(model, "mean")
+
+
+def test_a_model_of_zeros_is_not_taken_for_one_that_averages() -> None:
+    model = make("bert")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert not is_averaging(model)
