@@ -73,7 +73,8 @@ class StoppedBySignal(TunesmithError):
     """The run was asked to stop, saved its state and ended: 130 for SIGINT, 143 for SIGTERM."""
 
     def __init__(self, signal_number: int, problem: str) -> None:
-        super().__init__(problem)
+        names = {2: "Ctrl-C", 15: "SIGTERM"}
+        super().__init__(f"stopped by {names.get(signal_number, f'signal {signal_number}')} {problem}")
         self.exit_code = 128 + signal_number
 
 

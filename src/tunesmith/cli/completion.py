@@ -7,6 +7,9 @@ import argparse
 import shtab
 
 from tunesmith.cli.main import list_verbs, load_verb, make_parser
+from tunesmith.cli.parser import Switch
+from tunesmith.config.convert import choices_of
+from tunesmith.config.schema import list_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +32,10 @@ def make_tree() -> argparse.ArgumentParser:
         parents = [make_parser(verb, load_verb(verb))]
         parser = verbs.add_parser(verb, help=text, parents=parents, add_help=False, allow_abbrev=False)
         for action in parser._actions:
+            if isinstance(action, Switch):
+                action.choices = ("true", "false")
+            elif (option := list_options().get(action.dest)) is not None and action.nargs != 0:
+                action.choices = choices_of(option.hint) or None  # the parser leaves checking to the config
             if action.nargs != 0 and action.choices is None:
                 vars(action)["complete"] = shtab.FILE  # shells offer files where a value is free
     return tree

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith import __version__
+from tunesmith.run.remembered import own_cache
 
 PACKAGES = (
     "torch",
@@ -31,6 +32,7 @@ PACKAGES = (
 )
 
 VARIABLES = (
+    "XDG_CACHE_HOME",
     "HF_HOME",
     "HF_HUB_CACHE",
     "HF_DATASETS_CACHE",
@@ -87,9 +89,10 @@ def list_devices() -> list[str]:
 
 
 def cache_folders() -> dict[str, Path]:
-    """Where models and data are kept, by the rules of huggingface_hub and datasets."""
+    """Our own cache, and where models and data are kept by the rules of huggingface_hub and datasets."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     return {
+        "cache": own_cache(),
         "models": Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser(),
         "datasets": Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser(),
         "here": Path.cwd(),

@@ -13,6 +13,12 @@ from tunesmith.config.old_names import IGNORED, REFUSED, RENAMED
 from tunesmith.config.schema import Option, RunConfig, dump_value, list_options
 from tunesmith.errors import ConfigError
 
+MOST_USED = (
+    *("train_file", "validation_file", "test_file", "text_column_names", "label_column_name", "model_name_or_path"),
+    *("output_dir", "num_train_epochs", "learning_rate", "per_device_train_batch_size", "max_seq_length", "seed"),
+)
+"""What `train --help` begins with; the other options follow in their sections."""
+
 
 def add_config_arguments(
     parser: argparse.ArgumentParser, groups: Iterable[str] | None = None, *, positional: bool = False
@@ -23,6 +29,7 @@ def add_config_arguments(
     """
     wanted = None if groups is None else set(groups)
     parser.set_defaults(given={})
+    parser._optionals.title = "options used most" if wanted is None else "options"
     parser.epilog = (
         "A switch stands alone or takes true or false: --bf16, --bf16 false and --no_bf16 all work. [x]: default x."
     )
@@ -34,8 +41,11 @@ def add_config_arguments(
             "config_file", nargs="?", type=user_path, metavar="run.yaml", help="The same as --config run.yaml."
         )
     sections: dict[str, Any] = {}
+    first = MOST_USED if wanted is None else ()
+    for name in first:
+        _add_option(parser, list_options()[name])
     for option in list_options().values():
-        if wanted is None or option.group in wanted:
+        if option.name not in first and (wanted is None or option.group in wanted):
             section = sections.get(option.group) or parser.add_argument_group(option.group)
             sections[option.group] = section
             _add_option(section, option)

@@ -13,14 +13,14 @@ from typing import Any
 
 from tunesmith import __version__
 from tunesmith.cli.standard_streams import LostOutput, drop, prepare_streams
-from tunesmith.errors import ConfigError, ResourceError, TunesmithError, nearest
+from tunesmith.errors import ConfigError, ResourceError, StoppedBySignal, TunesmithError, nearest
 
 VERBS: dict[str, dict[str, str]] = {
     "Train": {
         "train": "fine-tune a model on labelled text",
         "plan": "measure what a run will need: time, memory, disk",
         "demo": "train the embedded model on the embedded sample data",
-        "resume": "go on with a run that was stopped",
+        "resume": "continue a run that was stopped",
         "evaluate": "score a trained model on labelled rows",
         "predict": "label new rows with a trained model",
         "export": "write the model as ONNX or OpenVINO, measured against the original",
@@ -141,6 +141,7 @@ def make_parser(verb: str, module: Any) -> Any:
     text = module.__doc__ or list_verbs()[verb]
     parser = Parser(prog=f"tunesmith {verb}", description=text.strip().split("\n\n")[0], add_help=True)
     module.add_arguments(parser)
+    parser.add_argument("--version", action="version", version=f"tunesmith {__version__}", help="Show the version.")
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     return parser
 
@@ -174,6 +175,8 @@ def explain(error: BaseException, *, debug: bool = False) -> tuple[int, str]:
     """Exit code and message of an error."""
     if isinstance(error, KeyboardInterrupt):
         return 130, "stopped by Ctrl-C"
+    if isinstance(error, StoppedBySignal):
+        return error.exit_code, str(error)
     if isinstance(error, TunesmithError):
         return error.exit_code, f"error: {error}"
     again = "" if debug else ". Run again with --debug for the traceback"

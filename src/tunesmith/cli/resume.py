@@ -1,4 +1,4 @@
-"""`tunesmith resume RUN`: goes on with a run that was stopped, exactly where it was, from its own run.yaml."""
+"""`tunesmith resume RUN`: continues a run that was stopped, exactly where it was, from its own run.yaml."""
 
 from __future__ import annotations
 

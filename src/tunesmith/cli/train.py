@@ -1,4 +1,4 @@
-"""`tunesmith train`: from labelled text to a trained, evaluated, loadable model. The same command goes on after a crash."""
+"""`tunesmith train`: from labelled text to a trained, evaluated, loadable model. The same command continues after a crash."""
 
 from __future__ import annotations
 

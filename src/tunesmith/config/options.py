@@ -115,7 +115,7 @@ class Options:
     overwrite_cache: bool = False
     """Tokenize again although a cached result exists."""
     cache_dir: str | None = None
-    """Folder for tokenized data. Default: the cache of `datasets`."""
+    """Folder for tables, tokens and downloads. Default: ~/.cache/tunesmith, and the caches of Hugging Face for downloads."""
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] | None = None
     """Order of the training rows. Default: group_by_length (like lengths in one batch); random on a GPU without padding."""
     shuffle_window: FromOne = 50

@@ -64,6 +64,4 @@ class StopRequest:
             self._leave(number)
 
     def _leave(self, number: int) -> None:
-        raise StoppedBySignal(
-            number, f"stopped by signal {number} after the last step; every step is saved: the same command finishes it"
-        )
+        raise StoppedBySignal(number, "after the last step; every step is saved: the same command finishes it")

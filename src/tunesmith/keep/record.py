@@ -124,7 +124,7 @@ class RunRecord:
 
     def stopped(self, number: int, step: int) -> StoppedBySignal:
         """The error that ends a run which was saved because of a signal."""
-        text = f"stopped by signal {number} after step {step}; everything is saved: {self.wording.resume}"
+        text = f"after step {step}; everything is saved: {self.wording.resume}"
         return StoppedBySignal(number, text)
 
     def end(self, reason: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from tunesmith.errors import ResourceError
-from tunesmith.run.remembered import known_hash
+from tunesmith.run.remembered import known_hash, own_cache
 from tunesmith.run.writing import create
 
 log = logging.getLogger(__name__)
@@ -26,9 +26,8 @@ _STALE_SECONDS = 24 * 3600
 
 
 def default_table_cache() -> Path:
-    """`$XDG_CACHE_HOME/tunesmith/tables`, or the same under `~/.cache`."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(root).expanduser() / "tunesmith" / "tables"
+    """Where tables go without --cache_dir."""
+    return own_cache() / "tables"
 
 
 def find_table(key: str, cache_dir: Path) -> tuple[Path, int] | None:

@@ -58,9 +58,13 @@ def _facts(file: Path) -> list[int]:
     return [info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns]
 
 
+def own_cache() -> Path:
+    """`$XDG_CACHE_HOME/tunesmith`, by default `~/.cache/tunesmith`: tables, tokens and hashes, which can be made again."""
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "tunesmith"
+
+
 def _memory() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(root) / "tunesmith" / "hashes"
+    return own_cache() / "hashes"
 
 
 def _recall(entry: Path, facts: list[int]) -> str | None:

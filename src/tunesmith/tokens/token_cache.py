@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.errors import ResourceError
 from tunesmith.reading.mapped_pages import release_pages
-from tunesmith.run.remembered import known_hash
+from tunesmith.run.remembered import known_hash, own_cache
 from tunesmith.run.sealed import seal, verify
 from tunesmith.run.writing import fsync_folder
 
@@ -28,9 +28,8 @@ _RELEASE_EVERY = 20
 
 
 def default_token_cache() -> Path:
-    """`$XDG_CACHE_HOME/tunesmith/tokens`, by default `~/.cache/tunesmith/tokens`."""
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(root) / "tunesmith" / "tokens"
+    """Where tokens go without --cache_dir."""
+    return own_cache() / "tokens"
 
 
 def content_hash(dataset: Dataset, columns: tuple[str, ...]) -> str:

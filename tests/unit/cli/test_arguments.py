@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tunesmith.cli.flags import add_config_arguments, config_from_args
+from tunesmith.cli.flags import MOST_USED, add_config_arguments, config_from_args
 from tunesmith.cli.parser import Parser
 from tunesmith.config.schema import RunConfig, list_options
 from tunesmith.errors import ConfigError
@@ -161,3 +162,10 @@ def test_help_shows_sections_defaults_and_choices_but_no_old_names(monkeypatch: 
         assert f"\n{group}:\n" in text
     assert "evaluation_strategy" not in text
     assert "--no_bf16 " not in text.split("A switch stands alone")[0]
+
+
+def test_the_help_of_a_run_begins_with_the_options_used_most() -> None:
+    text = make_train_parser().format_help()
+    first = text.split("options used most:")[1].split("\n\n")[0]
+    assert [flag for flag in re.findall(r"^  --(\w+)", first, re.MULTILINE) if flag != "config"] == list(MOST_USED)
+    assert all(len(re.findall(rf"^  --{name}\b", text, re.MULTILINE)) == 1 for name in list_options())

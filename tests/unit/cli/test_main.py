@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith import errors
+from tunesmith import __version__, errors
 from tunesmith.cli import main as front
 from tunesmith.cli.main import explain, list_verbs, main
 
@@ -156,3 +156,15 @@ def test_notes_go_to_stderr_while_a_command_runs_and_nothing_stays_behind(
 
 def test_an_error_without_a_message_still_has_a_line() -> None:
     assert explain(RuntimeError())[1].startswith("error: unexpected RuntimeError: no message")
+
+
+@pytest.mark.parametrize("verb_name", list_verbs())
+def test_every_verb_tells_the_version(verb_name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb_name, "--version"]) == 0
+    assert capsys.readouterr().out == f"tunesmith {__version__}\n"
+
+
+def test_a_saved_run_that_was_stopped_is_no_error(verb: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    verb(raising(errors.StoppedBySignal(2, "after step 7; everything is saved")))
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "tunesmith: stopped by Ctrl-C after step 7; everything is saved\n"

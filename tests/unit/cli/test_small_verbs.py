@@ -14,6 +14,7 @@ from tunesmith.cli.completion import make_tree
 from tunesmith.cli.main import list_verbs, main
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import list_options
+from tunesmith.tokens.token_cache import default_token_cache
 
 
 @pytest.fixture
@@ -77,11 +78,13 @@ def test_env_as_json_and_as_text_say_the_same(
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/there")
     assert main(["env", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["packages"]["transformers"]
     assert found["devices"][0].startswith("cpu")
     assert found["variables"]["HF_HUB_OFFLINE"] == "1"
+    assert found["caches"]["cache"]["path"] == str(default_token_cache().parent) == "/there/tunesmith"
     assert main(["env"]) == 0
     text = capsys.readouterr().out
     assert found["packages"]["torch"] in text
@@ -105,7 +108,7 @@ def test_completion_names_every_verb_and_flag(shell: str, capsys: pytest.Capture
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_bash_completes_verbs_and_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bash_completes_verbs_flags_and_values(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash here")
@@ -115,11 +118,17 @@ def test_bash_completes_verbs_and_flags(capsys: pytest.CaptureFixture[str], tmp_
         capsys.readouterr().out
         + 'COMP_WORDS=(tunesmith sch); COMP_CWORD=1; _shtab_tunesmith; echo "${COMPREPLY[@]}"\n'
         + 'COMP_WORDS=(tunesmith env --js); COMP_CWORD=2; _shtab_tunesmith; echo "${COMPREPLY[@]}"\n'
-        + 'COMP_WORDS=(tunesmith train --train_file compl); COMP_CWORD=3; _shtab_tunesmith; echo "${COMPREPLY[@]}"\n',
+        + 'COMP_WORDS=(tunesmith train --train_file compl); COMP_CWORD=3; _shtab_tunesmith; echo "${COMPREPLY[@]}"\n'
+        + 'COMP_WORDS=(tunesmith train --eval_strategy ""); COMP_CWORD=3; _shtab_tunesmith; echo "${COMPREPLY[@]}"\n'
+        + 'COMP_WORDS=(tunesmith plan --bf16 f); COMP_CWORD=3; _shtab_tunesmith; echo "${COMPREPLY[@]}"\n'
+        + 'COMP_WORDS=(tunesmith train --bf16 --tes); COMP_CWORD=3; _shtab_tunesmith; echo "${COMPREPLY[@]}"\n',
         encoding="utf-8",
     )
     done = subprocess.run([bash, script.name], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
-    assert (done.stdout, done.stderr) == ("schema\n--json\ncomplete.sh\n", "")
+    assert (done.stdout, done.stderr) == (
+        "schema\n--json\ncomplete.sh\nno steps epoch\nfalse\n--test_file --test_split_name\n",
+        "",
+    )
 
 
 def test_an_unknown_shell_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
