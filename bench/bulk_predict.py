@@ -1,13 +1,17 @@
 """Bulk prediction with processes that are killed at random: every row once, in place, equal to the unbroken run.
 
-python bench/bulk_predict.py MODEL [--rows 200000] [--kills 30] [--workers 4]
-Writes parquet files of random short texts, predicts them once undisturbed and once while workers are killed with SIGKILL and
-started again, then compares all output files byte by byte. Prints rows a second and kills.
+python bench/bulk_predict.py MODEL [--rows 2000000] [--kills 30] [--workers 4]
+Writes parquet files of random short texts, predicts them with one process that is left alone and then with workers that are
+killed with SIGKILL and started again, compares all output files byte by byte and looks for each row at its place. Prints rows
+a second, kills, and the memory of the process that was left alone, early and late.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
+import os
 import random
 import signal
 import subprocess
@@ -16,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-GROUP_ROWS = 2_000
+GROUP_ROWS = 10_000
 WORDS = (
     "the",
     "film",
@@ -40,7 +44,7 @@ def main() -> int:
     """Prints one table; 1 when an output differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
@@ -50,19 +54,43 @@ def main() -> int:
         home = Path(folder)
         write_inputs(home / "in", args.rows)
         start = time.perf_counter()
-        assert predict(args.model, home, "plain").wait() == 0
+        memory = watch(predict(args.model, home, "plain"))
         plain = time.perf_counter() - start
         start = time.perf_counter()
         kills = disturb(args, home)
         broken = time.perf_counter() - start
         same = contents(home / "plain") == contents(home / "broken")
         parts = len(contents(home / "plain"))
+        in_place = read_ids(home / "broken") == list(range(args.rows))
+        left = [p.name for p in (home / "broken").rglob(".tmp-*")]
     print(
-        "| rows | parts | workers | kills | unbroken s | rows/s | with kills s | equal |\n|---|---|---|---|---|---|---|---|"
+        "| rows | parts | alone s | rows/s | MB early | MB late | workers | kills | s with kills | equal | in place | left |"
     )
-    rate = args.rows / plain
-    print(f"| {args.rows:,} | {parts} | {args.workers} | {kills} | {plain:.0f} | {rate:,.0f} | {broken:.0f} | {same} |")
-    return int(not same)
+    print("|" + "---|" * 12)
+    third = len(memory) // 3
+    early, late = max(memory[third : 2 * third], default=0), max(memory[2 * third :], default=0)
+    alone = f"| {args.rows:,} | {parts} | {plain:.0f} | {args.rows / plain:,.0f} | {early:.0f} | {late:.0f} "
+    print(f"{alone}| {args.workers} | {kills} | {broken:.0f} | {same} | {in_place} | {len(left)} |")
+    return int(not (same and in_place))
+
+
+def watch(worker: subprocess.Popen[bytes]) -> list[float]:
+    """Megabytes that a process holds, each second until it ends."""
+    found = []
+    while worker.poll() is None:
+        time.sleep(1)
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{worker.pid}/status").read_text().splitlines()
+            found += [int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")]
+    assert worker.returncode == 0
+    return found
+
+
+def read_ids(folder: Path) -> list[int]:
+    """The ids of all rows, in the order of the output files."""
+    import pyarrow.parquet as pq
+
+    return [i for p in sorted(folder.glob("*.parquet")) for i in pq.read_table(p, columns=["id"])["id"].to_pylist()]
 
 
 def write_inputs(folder: Path, rows: int) -> None:
@@ -80,7 +108,8 @@ def write_inputs(folder: Path, rows: int) -> None:
 def predict(model: str, home: Path, output: str) -> subprocess.Popen[bytes]:
     """One worker."""
     words = ["predict", model, "--input", str(home / "in" / "*.parquet"), "--output", f"{home / output}/", "--use_cpu"]
-    return subprocess.Popen([sys.executable, "-m", "tunesmith", *words], stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "tunesmith", *words], stderr=subprocess.DEVNULL, env=environment)
 
 
 def disturb(args: argparse.Namespace, home: Path) -> int:
@@ -88,7 +117,7 @@ def disturb(args: argparse.Namespace, home: Path) -> int:
     workers = [predict(args.model, home, "broken") for _ in range(args.workers)]
     kills = 0
     while kills < args.kills and any(worker.poll() is None for worker in workers):
-        time.sleep(random.uniform(0.5, 6))
+        time.sleep(random.uniform(2, 12))
         victim = random.randrange(args.workers)
         if workers[victim].poll() is None:
             workers[victim].send_signal(signal.SIGKILL)
@@ -104,7 +133,7 @@ def disturb(args: argparse.Namespace, home: Path) -> int:
 def contents(folder: Path) -> dict[str, bytes]:
     """Output files by name; leftovers of killed writers have names of their own and are not outputs."""
     files = (p for p in folder.rglob("*.parquet") if not p.name.startswith(".tmp-"))
-    return {p.name: p.read_bytes() for p in files}
+    return {p.name: hashlib.sha256(p.read_bytes()).digest() for p in files}
 
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ HOMES = {
     "sklearn": ("metrics/", "audit/", "notebook/", "recipes/word_floor.py"),
     "scipy": ("metrics/",),
     "pyarrow": ("reading/", "tokens/", "predict/", "bulk/", "audit/text_survey.py", "run/reader.py"),
+    "fsspec": ("bulk/places.py",),
     "yaml": ("config/",),
 }
 TORCH_FREE = (

@@ -1,6 +1,6 @@
 """The work of one process: take a unit that is neither done nor claimed, predict it, write it whole, take the next.
 
-A unit is done when its output file is there: files appear by a rename, after their bytes are on disk. Any number of
+A unit is done when its output file is there: files appear whole. Any number of
 processes may work on one folder, at once or one after another; the output depends on the inputs and the model alone.
 """
 
@@ -11,24 +11,24 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from tunesmith.bulk.claims import claimed
+from tunesmith.bulk.places import Place
 from tunesmith.bulk.units import UNIT_ROWS, InputFile, Unit, units_of
 from tunesmith.errors import CheckpointError, DataError
-from tunesmith.files import BadFile, read_json
+from tunesmith.files import BadFile, parse_json
 from tunesmith.predict.column_names import choose_column_names, list_answers
 from tunesmith.predict.facts import model_folder_of
 from tunesmith.predict.predictor import Predictor, answer_columns, probabilities_of
 from tunesmith.predict.stream import chunks_of
-from tunesmith.predict.tables import write_table
+from tunesmith.predict.tables import check_cells, fill_table
 from tunesmith.reading.row_blocks import kind_of_rows, read_stdin
 from tunesmith.run.remembered import known_hash
-from tunesmith.run.writing import make_folder, replacing, write_file
 
 JOB_FILE = "job.json"
-WAIT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,12 @@ class BulkJob:
     """What is predicted, from what, and where to."""
 
     inputs: list[InputFile]
-    output: Path
+    output: Place
     text: tuple[str, ...]
     top_k: int | None
     reading: dict[str, Any]
     allow_empty_text: bool = False
-
-    def part(self, file: InputFile, unit: Unit) -> Path:
-        """The output file of a unit: in the format of its input, never compressed."""
-        return self.output / f"{unit.name}.{file.kind}"
+    bf16: bool = False
 
 
 def describe_job(job: BulkJob, model: str | Path) -> dict[str, Any]:
@@ -52,98 +49,116 @@ def describe_job(job: BulkJob, model: str | Path) -> dict[str, Any]:
     folder = model_folder_of(model).folder
     names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file() and p.suffix != ".md")
     digest = hashlib.sha256("\n".join(f"{n} {known_hash(folder / n)}" for n in names).encode()).hexdigest()
-    files = [[str(f.path.resolve()), f.path.stat().st_size, f.path.stat().st_mtime_ns] for f in job.inputs]
     return {
-        "format": 1,
+        "format": 2,
         "model": digest,
-        "inputs": files,
+        "inputs": [file.stamp() for file in job.inputs],
         "text_columns": list(job.text),
         "top_k": job.top_k,
         "reading": job.reading,
+        "bf16": job.bf16,
         "unit_rows": UNIT_ROWS,
     }
 
 
-def join_job(job: BulkJob, model: str | Path) -> bool:
-    """Notes the job in the output folder, or checks that it is the one there. True when it was there before."""
-    mine = describe_job(job, model)
-    file = job.output / JOB_FILE
-    make_folder(job.output)
-    with claimed(job.output, "job", wait=True):
-        if not file.exists():
-            strangers = [p.name for p in job.output.iterdir() if not p.name.startswith(".")]
+def join_job(job: BulkJob, model: str | Path, *, where: str, threads: int = 1) -> tuple[bool, int]:
+    """Notes the job in the output folder, or checks that it is the one there: (was it there before, threads of a process).
+
+    The last bits of a CPU's answers depend on the number of threads, so all processes use that of the first one.
+    """
+    mine = json.loads(json.dumps(describe_job(job, model)))
+    with job.output.claimed("job", wait=True):
+        before = job.output.exists(JOB_FILE)
+        if not before:
+            strangers = sorted(name.split("/")[0] for name in job.output.names())
             if strangers:
                 raise DataError(
-                    f"holds other files ({', '.join(sorted(strangers)[:3])})",
-                    where=str(job.output),
-                    fix="Give an empty --output.",
+                    f"holds other files ({', '.join(strangers[:3])})", where=where, fix="Give an empty --output."
                 )
-            write_file(file, json.dumps(mine, indent=1).encode())
-            return False
-    try:
-        there = read_json(file)
-    except (OSError, BadFile) as error:
-        raise CheckpointError(f"cannot be read ({error})", where=str(file)) from None
-    changed = [name for name in mine if there.get(name) != json.loads(json.dumps(mine[name]))]
+            job.output.write(JOB_FILE, json.dumps({**mine, "threads": threads}, indent=1).encode())
+        try:
+            there = parse_json(job.output.read(JOB_FILE))
+        except (OSError, BadFile) as error:
+            raise CheckpointError(f"cannot be read ({error})", where=f"{where.rstrip('/')}/{JOB_FILE}") from None
+    changed = [name for name in mine if there.get(name) != mine[name]]
     if changed:
         raise CheckpointError(
-            f"the folder belongs to another job: {', '.join(changed)} differ",
-            where=str(job.output),
-            fix="Give another --output.",
+            f"the folder belongs to another job: {', '.join(changed)} differ", where=where, fix="Give another --output."
         )
-    return True
+    return before, int(there.get("threads", threads))
 
 
 def work_off(job: BulkJob, predictor: Predictor, on_rows: Callable[[int], None] = lambda rows: None) -> int:
     """Works until every unit is done, by whomever; the rows that this process predicted."""
-    done = 0
-    while True:
-        mine, waiting = _sweep(job, predictor, on_rows)
-        done += mine
-        if not waiting:
-            return done
-        if not mine:  # others hold all that is left: wait for them, or for their death
-            time.sleep(WAIT_SECONDS)
+    rows = 0
+    left = job.inputs
+    while left:
+        mine, waiting = _sweep(job, left, predictor, on_rows)
+        rows += mine
+        left = _abandoned(job.output, waiting)
+    return rows
 
 
-def _sweep(job: BulkJob, predictor: Predictor, on_rows: Callable[[int], None]) -> tuple[int, int]:
-    """One pass over all units: (rows predicted, units that another process has now)."""
-    rows = waiting = 0
-    for file in job.inputs:
+def _sweep(
+    job: BulkJob, files: list[InputFile], predictor: Predictor, on_rows: Callable[[int], None]
+) -> tuple[int, dict[str, InputFile]]:
+    """One pass over the units of files: (rows predicted, outputs that another process is making now)."""
+    rows = 0
+    waiting = {}
+    done = job.output.names()
+    for file in files:
         for unit in units_of(file, **job.reading):
-            part = job.part(file, unit)
-            if part.exists():
+            part = f"{unit.name}.{file.kind}"  # in the format of its input, never compressed
+            if part in done or job.output.exists(part):
                 continue
-            with claimed(job.output, unit.name) as free:
+            with job.output.claimed(part) as free:
                 if not free:
-                    waiting += 1
-                elif not part.exists():  # it may have been written between the look and the claim
+                    waiting[part] = file
+                elif not job.output.exists(part):  # it may have been written between the look and the claim
                     count = predict_unit(job, predictor, unit, part)
                     rows += count
                     on_rows(count)
     return rows, waiting
 
 
-def predict_unit(job: BulkJob, predictor: Predictor, unit: Unit, part: Path) -> int:
+def _abandoned(output: Place, waiting: dict[str, InputFile]) -> list[InputFile]:
+    """Waits until all of these outputs are there, or until a process has died over one: then the files of those."""
+    while True:
+        done = output.names()
+        waiting = {part: file for part, file in waiting.items() if part not in done}
+        freed = {}
+        for part, file in waiting.items():
+            with output.claimed(part) as free:
+                if free and not output.exists(part):
+                    freed[file.path] = file
+        if freed or not waiting:
+            return list(freed.values())
+        time.sleep(output.poll_seconds)
+
+
+def predict_unit(job: BulkJob, predictor: Predictor, unit: Unit, part: str) -> int:
     """Predicts one unit and publishes its file."""
     table = unit.load()
-    make_folder(part.parent)
+    label = partial(
+        label_columns, predictor, text=job.text, top_k=job.top_k, where=unit.name, allow_empty=job.allow_empty_text
+    )
+    out = BytesIO()
     if isinstance(table, dict):
-        columns = label_columns(
-            predictor, table, job.text, job.top_k, where=unit.name, allow_empty=job.allow_empty_text
-        )
-        write_table(part, columns)
-        return len(columns[job.text[0]])
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+        columns = label(table)
+        check_cells(Path(part), columns)
+        fill_table(out, Path(part).suffix, columns)
+        rows = len(columns[job.text[0]])
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
-    known = {name: table[name].to_pylist() if name in job.text else [] for name in table.column_names}
-    columns = label_columns(predictor, known, job.text, job.top_k, where=unit.name, allow_empty=job.allow_empty_text)
-    for name in list(columns)[len(known) :]:
-        table = table.append_column(name, pa.array(columns[name]))
-    with replacing(part) as out:
+        known = {name: table[name].to_pylist() if name in job.text else [] for name in table.column_names}
+        for name, values in list(label(known).items())[len(known) :]:
+            table = table.append_column(name, pa.array(values))
         pq.write_table(table, out)
-    return int(table.num_rows)
+        rows = table.num_rows
+    job.output.write(part, out.getvalue())
+    return int(rows)
 
 
 def label_columns(
@@ -186,7 +201,7 @@ def read_whole(given: str, reading: dict[str, Any]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {}
     rows_before = 0
     kind, gzipped = kind_of_rows(Path(given))
-    for unit in units_of(InputFile(Path(given), Path(given).stem, kind, gzipped), **reading):
+    for unit in units_of(InputFile(given, Path(given).stem, kind, gzipped), **reading):
         block = unit.load() if kind != "parquet" else unit.load().to_pydict()
         count = len(next(iter(block.values()), []))
         for name in {**columns, **block}:

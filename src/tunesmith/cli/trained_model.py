@@ -50,11 +50,11 @@ def read_model_facts(args: argparse.Namespace) -> Any:
     return read_facts(folder, read_config_file(folder))
 
 
-def load_predictor(args: argparse.Namespace) -> Any:
-    """The trained model of `args.run`."""
+def load_predictor(args: argparse.Namespace, *, threads: int | None = None) -> Any:
+    """The trained model of `args.run`; a CPU computes with so many threads."""
     from tunesmith.predict.predictor import Predictor
 
-    return Predictor.load(args.run, use_cpu=args.use_cpu, precision="bf16" if args.bf16 else "no")
+    return Predictor.load(args.run, use_cpu=args.use_cpu, precision="bf16" if args.bf16 else "no", threads=threads)
 
 
 def chosen_names(args: argparse.Namespace) -> tuple[str, ...]:

@@ -68,13 +68,13 @@ def answer_columns(probabilities: npt.NDArray[Any], labels: LabelMap, top_k: int
     return [names, *([row[place][side] for row in best] for place in range(min(top_k, len(labels))) for side in (0, 1))]
 
 
-def _load_graph(seal: Seal) -> tuple[Network, ModelFacts]:
+def _load_graph(seal: Seal, threads: int | None) -> tuple[Network, ModelFacts]:
     from tunesmith.predict.graph_network import load_graph_network
 
     if not seal.sealed:
         log.warning("%s has no %s: its files are used as they are, unverified", seal.folder, MANIFEST)
     facts = read_facts(seal.folder, read_config_file(seal.folder))
-    network = load_graph_network(seal.folder, read_graph_facts(seal.folder))
+    network = load_graph_network(seal.folder, read_graph_facts(seal.folder), threads=threads)
     seal.require_unchanged()
     return network, facts
 
@@ -88,11 +88,16 @@ class Predictor:
     folder: Path
 
     @classmethod
-    def load(cls, path: str | Path, *, use_cpu: bool = False, precision: Precision = "no") -> Predictor:
-        """The model of a run folder, of an exported folder, or of any model folder with a classification head."""
+    def load(
+        cls, path: str | Path, *, use_cpu: bool = False, precision: Precision = "no", threads: int | None = None
+    ) -> Predictor:
+        """The model of a run folder, of an exported folder, or of any model folder with a classification head.
+
+        `threads`: of the CPU, for torch in the whole process; default: as they are.
+        """
         seal = model_folder_of(path)
         if is_graph_folder(seal.folder):
-            return cls(*_load_graph(seal), Path(path))
+            return cls(*_load_graph(seal, threads), Path(path))
         try:
             from tunesmith.predict.torch_network import load_torch_network
         except ModuleNotFoundError as error:
@@ -101,7 +106,7 @@ class Predictor:
                 where=str(seal.folder),
                 fix="Run: pip install 'tunesmith[train]'",
             ) from None
-        network, facts = load_torch_network(seal, use_cpu=use_cpu, precision=precision)
+        network, facts = load_torch_network(seal, use_cpu=use_cpu, precision=precision, threads=threads)
         return cls(network, facts, Path(path))
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from tunesmith.encoder.load import load_model, read_model_config
 from tunesmith.encoder.seal import Seal
@@ -65,8 +66,12 @@ class TorchNetwork:
         require_segments(self.tokenizer, vars(self.model.config), pair=text_columns == 2, where=self.model.name_or_path)
 
 
-def load_torch_network(seal: Seal, *, use_cpu: bool, precision: Precision) -> tuple[TorchNetwork, ModelFacts]:
+def load_torch_network(
+    seal: Seal, *, use_cpu: bool, precision: Precision, threads: int | None = None
+) -> tuple[TorchNetwork, ModelFacts]:
     """The model of a verified folder, on the device, and what it says about itself."""
+    if threads is not None:
+        torch.set_num_threads(threads)
     folder = seal.folder
     if not seal.sealed:
         log.warning("%s has no %s: its files are used as they are, unverified", folder, MANIFEST)

@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +33,20 @@ class DecompressionLimits:
 class CountedBytes(io.RawIOBase):
     """A file read once from start to end. Decompresses `.gz` within limits; `sha256` covers the bytes on disk."""
 
-    def __init__(self, path: Path, *, origin: str, gzipped: bool, limits: DecompressionLimits) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        origin: str,
+        gzipped: bool,
+        limits: DecompressionLimits,
+        open_file: Callable[[], IO[bytes]] | None = None,
+    ) -> None:
         self.origin = origin
         self.limits = limits
-        self.size = path.stat().st_size
+        self.size = path.stat().st_size if open_file is None else 0
         self.bytes_out = 0
-        self._file = _HashedFile(path)
+        self._file = _HashedFile(path.open("rb", buffering=0) if open_file is None else open_file())
         self._stream: IO[bytes] = gzip.GzipFile(fileobj=self._file) if gzipped else self._file  # type: ignore[assignment]
         self._gzipped = gzipped
 
@@ -92,10 +100,10 @@ class CountedBytes(io.RawIOBase):
 
 
 class _HashedFile(io.RawIOBase):
-    """The bytes on disk, hashed and counted as they are read."""
+    """The bytes of the file, hashed and counted as they are read."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
         self.hash = hashlib.sha256()
         self.count = 0
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.blocks import text_blocks
@@ -40,12 +40,16 @@ def column_blocks(
     encoding: str | None = None,
     delimiter: str | None = None,
     quoting: str | None = None,
+    open_file: Callable[[], IO[bytes]] | None = None,
 ) -> Iterator[dict[str, list[Any]]]:
-    """Columns of the next rows, in order. A JSON object without a key of its block has None there."""
+    """Columns of the next rows, in order. A JSON object without a key of its block has None there.
+
+    `open_file` opens a file that is not on this machine.
+    """
     origin = str(path)
     with (
         readable(path, origin),
-        CountedBytes(path, origin=origin, gzipped=gzipped, limits=DecompressionLimits()) as file,
+        CountedBytes(path, origin=origin, gzipped=gzipped, limits=DecompressionLimits(), open_file=open_file) as file,
     ):
         dialect = None if kind == "jsonl" else choose_dialect(kind, delimiter=delimiter, quoting=quoting)
         yield from _column_blocks(text_blocks(file, encoding=encoding), origin, dialect)

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tiny_model import save_tiny_bert, sentences, write_csv
-from tunesmith.bulk import units
-from tunesmith.bulk.claims import claimed
+from tunesmith.bulk import places, units
+from tunesmith.bulk.places import SharedFolder, Store
 from tunesmith.bulk.units import find_inputs, units_of
 from tunesmith.bulk.work import BulkJob, join_job, work_off
 from tunesmith.cli.main import main
@@ -69,7 +69,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def make_job(data: Path, output: Path) -> BulkJob:
-    return BulkJob(find_inputs(str(data / "*")), output, ("text",), None, {})
+    return BulkJob(find_inputs(str(data / "*")), SharedFolder(output), ("text",), None, {})
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +99,15 @@ def test_the_same_command_again_does_nothing_and_another_job_is_refused(
     assert "the folder belongs to another job: top_k differ" in capsys.readouterr().err
 
 
-def test_a_unit_that_another_process_has_is_left_to_it(data: Path, model: Path, tmp_path: Path) -> None:
+def test_processes_share_the_threads_and_leave_claimed_units_to_each_other(
+    data: Path, model: Path, tmp_path: Path
+) -> None:
     job = make_job(data, tmp_path / "out")
-    join_job(job, model)
-    with claimed(job.output, "a-00000") as first, claimed(job.output, "a-00000") as second:
+    assert join_job(job, model, where="out", threads=3) == (False, 3)
+    assert join_job(job, model, where="out", threads=1) == (True, 3), "bits depend on the threads: the first decides"
+    with job.output.claimed("a-00000.parquet") as first, job.output.claimed("a-00000.parquet") as second:
         assert (first, second) == (True, False)
-    with claimed(job.output, "a-00000") as third:
+    with job.output.claimed("a-00000.parquet") as third:
         assert third
 
 
@@ -118,18 +121,76 @@ def test_text_files_are_cut_into_runs_of_the_same_rows_however_they_are_read(
     assert [int(i) for run in runs for i in run["id"]] == list(range(60, 120))
 
 
+def test_a_large_row_group_is_several_units_and_its_rows_stay_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units, "UNIT_ROWS", 25)
+    pq.write_table(pa.Table.from_pylist(ROWS[:60]), tmp_path / "a.parquet", row_group_size=40)
+    [file] = find_inputs(str(tmp_path / "a.parquet"))
+    found = [(unit.name, unit.load().column("id").to_pylist()) for unit in units_of(file)]
+    assert [(name, len(ids)) for name, ids in found] == [("a-00000", 25), ("a-00001", 15), ("a-00002", 20)]
+    assert [i for _, ids in found for i in ids] == list(range(60))
+
+
 def test_an_empty_text_and_a_foreign_folder_are_refused(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text('{"text": "a film"}\n{"text": " "}\n')
-    job = BulkJob(find_inputs(str(file)), tmp_path / "out", ("text",), None, {})
-    join_job(job, model)
+    job = BulkJob(find_inputs(str(file)), SharedFolder(tmp_path / "out"), ("text",), None, {})
+    join_job(job, model, where="out")
     with pytest.raises(DataError, match="x-00000, row 2: column 'text' is empty"):
         work_off(job, Predictor.load(model, use_cpu=True))
     with pytest.raises(DataError, match="holds other files"):
-        join_job(BulkJob(job.inputs, tmp_path, ("text",), None, {}), model)
+        join_job(BulkJob(job.inputs, SharedFolder(tmp_path), ("text",), None, {}), model, where=".")
     (tmp_path / "out" / "job.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        join_job(job, model)
+        join_job(job, model, where="out")
+
+
+def test_urls_of_fsspec_are_read_and_written_as_paths_are(
+    unbroken: Path, model: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for file in data.iterdir():
+        memory.pipe_file(f"/bucket/in/{file.name}", file.read_bytes())
+    command = ["predict", str(model), "--input", "memory://bucket/in/*", "--output", "memory://bucket/out", "--use_cpu"]
+    try:
+        assert main(command) == 0
+        found = {path.removeprefix("/bucket/out/"): memory.cat_file(path) for path in memory.find("/bucket/out")}
+        assert found.pop("job.json")
+        assert found == contents(unbroken)
+        assert main(command) == 0
+        assert "joins or resumes the job that is there" in capsys.readouterr().err
+        memory.pipe_file("/bucket/in/b.csv", b"text\na film\n")
+        assert main(command) == 5
+        assert "inputs differ" in capsys.readouterr().err
+        assert main([*command[:3], "nowhere://x/*", *command[4:]]) == 2
+        assert "is not a URL that fsspec knows" in capsys.readouterr().err
+    finally:
+        memory.rm("/bucket", recursive=True)
+
+
+def test_a_claim_in_a_store_holds_while_its_process_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    monkeypatch.setattr(places, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(places, "LEASE_SECONDS", 0.4)
+    mine, other = (Store(fsspec.filesystem("file"), str(tmp_path)) for _ in range(2))
+    with mine.claimed("a/b.csv") as first:
+        for _ in range(3):
+            with other.claimed("a/b.csv") as second:
+                assert (first, second) == (True, False)
+            time.sleep(0.25)
+    with other.claimed("a/b.csv") as third:
+        assert third
+    other.write(".claims/dead.csv", b"a process that was killed 3")
+    with mine.claimed("dead.csv") as early:
+        assert not early
+    time.sleep(0.5)
+    with mine.claimed("dead.csv") as late:
+        assert late
+    assert mine.names() == set()
 
 
 def test_processes_that_are_killed_and_started_again_leave_the_output_of_one_unbroken_process(
@@ -152,5 +213,4 @@ def test_processes_that_are_killed_and_started_again_leave_the_output_of_one_unb
         worker.wait()
     assert 3 <= len(contents(output)) < len(contents(unbroken))
     assert main(words) == 0
-    found = {name: data for name, data in contents(output).items() if not Path(name).name.startswith(".tmp-")}
-    assert found == contents(unbroken)
+    assert contents(output) == contents(unbroken)
