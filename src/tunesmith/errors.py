@@ -18,7 +18,7 @@ class TunesmithError(ValueError):
         """The one line a person reads."""
         text = f"{self.where}: {self.problem}" if self.where else self.problem
         if self.fix:
-            text = f"{text.rstrip('.')}. {self.fix}"
+            text = f"{text} {self.fix}" if text.endswith("?") else f"{text.rstrip('.')}. {self.fix}"
         return text
 
 

@@ -77,11 +77,11 @@ class Options:
     label_column_name: str | None = None
     """Column with the label, or several 0/1 columns with commas. Default: found in the data."""
     label_separator: str | None = None
-    """What sets several labels in one cell apart: a character, comma, semicolon, pipe, or none. Default: found in the data."""
+    """What sets labels in one cell apart: a character, comma, semicolon, pipe, slash, or none. Default: found in the data."""
     positive_label: str | None = None
     """Class whose F1, precision and recall are reported (two classes). Default: 1 of 0/1 labels, else the rarer class."""
     skip_bad_rows: bool = False
-    """Leave out rows without text or label instead of refusing the file; they are listed in bad_rows.jsonl of the run."""
+    """Leave out rows without text or label, or with other fields than the header; bad_rows.jsonl of the run lists them."""
     label_names: tuple[str, ...] | None = None
     """All label names, in id order. Default: the sorted names of the training rows, of two the positive one second."""
     do_regression: bool | None = None

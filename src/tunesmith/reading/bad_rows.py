@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,11 +13,10 @@ from tunesmith.errors import DataError
 from tunesmith.labels import Task
 from tunesmith.reading.columns import Columns, has_label, label_parts
 from tunesmith.reading.label_cells import is_missing_word
-from tunesmith.reading.label_survey import NUMBER, class_names, is_list_type
-from tunesmith.reading.source import LINE_COLUMN, Source
+from tunesmith.reading.label_survey import NUMBER, class_names, is_list_type, plain_numbers
+from tunesmith.reading.source import BAD_COLUMN, Source
+from tunesmith.reading.text_files import SHOWN
 
-SHOWN = 10
-_COMMA_NUMBER = r"^[+-]?\d+,\d+$"
 Reasons = dict[int, list[str]]
 
 
@@ -49,14 +49,29 @@ def sort_out(
         found = _text_reasons(source, columns.text, allow_empty_text=allow_empty_text)
         if columns.label is not None and has_label(source, columns.label):
             _add_label_reasons(found, source, columns, label_names, unlabelled_allowed=split.startswith("test"))
-        kept[split] = source
+        found |= _unread_reasons(source)
+        kept[split] = replace(source, dataset=source.dataset.remove_columns(_own_columns(source)))
         if found and not skip:
             _refuse(source, found)
         elif found:
-            kept[split] = _without(source, found)
+            kept[split] = _without(kept[split], found)
             bad += _describe(source, found)
             notes.append(f"{len(found):,} of {source.dataset.num_rows:,} {split} rows were left out: bad_rows.jsonl.")
     return kept, bad
+
+
+def _own_columns(source: Source) -> list[str]:
+    return [name for name in source.dataset.column_names if name == BAD_COLUMN]
+
+
+def _unread_reasons(source: Source) -> Reasons:
+    """Rows that the reader could not take apart; their cells are empty, which is no further reason."""
+    found: Reasons = {}
+    for start, table in source.scan(names) if (names := _own_columns(source)) else ():
+        for row, why in enumerate(table.column(BAD_COLUMN).to_pylist()):
+            if why is not None:
+                found[start + row] = [why]
+    return found
 
 
 def _text_reasons(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> Reasons:
@@ -94,7 +109,7 @@ def _add_label_reasons(
         blank = pc.or_(pc.is_null(cells), pc.fill_null(pc.equal(cells, ""), False))
         _mark(found, start, blank, f"{label}: the label is missing")
         if columns.task is Task.REGRESSION:
-            number = pc.or_(pc.match_substring_regex(cells, NUMBER), pc.match_substring_regex(cells, _COMMA_NUMBER))
+            number = pc.match_substring_regex(plain_numbers(cells), NUMBER)
             wrong = pc.and_(pc.invert(pc.fill_null(number, True)), pc.invert(blank))
             _mark(found, start, wrong, f"{label}: not a number")
             continue
@@ -119,7 +134,7 @@ def _refuse(source: Source, found: Reasons) -> None:
     what = (
         f"{len(found):,} of {source.dataset.num_rows:,} {source.name} rows cannot be used:\n" + "\n".join(lines) + "\n"
     )
-    skip = f"tunesmith train --train_file {source.origin} --skip_bad_rows"
+    skip = f"tunesmith train --train_file {shlex.quote(source.origin)} --skip_bad_rows"
     fix = f"Correct them, or leave them out (they are written to bad_rows.jsonl of the run): {skip}"
     if words:
         fix += f". If {' and '.join(map(repr, words))} is a class of its own, list all classes in --label_names"
@@ -139,6 +154,6 @@ def _without(source: Source, found: Reasons) -> Source:
 def _describe(source: Source, found: Reasons) -> list[BadRow]:
     rows = source.dataset.with_format(None)
     return [
-        BadRow(source.where(row), tuple(found[row]), {k: v for k, v in rows[row].items() if k != LINE_COLUMN})
+        BadRow(source.where(row), tuple(found[row]), {k: v for k, v in rows[row].items() if k in source.column_names})
         for row in sorted(found)
     ]

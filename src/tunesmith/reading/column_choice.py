@@ -37,6 +37,7 @@ ASIDE = frozenset(
     ["lang", "language", "locale", "source", "split", "fold", "date", "author", "user", "username", "country", "region"]
 )
 """Columns that describe a row and are rarely what is to be predicted."""
+SPLITS = ("split", "set", "subset", "partition", "fold")
 _PAIR_ENDS = ("1", "2", "a", "b", "left", "right", "first", "second", "one", "two")
 
 
@@ -107,12 +108,10 @@ def _text_candidates(
 def _unnamed_texts(
     source: Source, profiles: dict[str, ColumnProfile], texts: list[str], label: str | None
 ) -> tuple[list[tuple[str, ...]], str]:
-    if not texts:  # few or short rows: any words
-        texts = [
-            n
-            for n, p in profiles.items()
-            if n != label and p.kind in ("text", "label", "other") and _is_words(source, n) and not _numbers_only(p)
-        ]
+    if not texts:  # few or short rows: any words, those that vary the most
+        words = [n for n, p in profiles.items() if n != label and _is_words(source, n) and p.holds_words]
+        varied = [n for n in words if profiles[n].different > profiles[n].values / 2]
+        texts = varied or [n for n in words if profiles[n].kind != "id"]
     if not texts:
         found = ", ".join(source.column_names)
         raise DataError(f"no text column found among: {found}", where=source.origin, fix="Give --text_column_names.")
@@ -148,7 +147,24 @@ def _label_candidates(
         return [every[0]], f"Label: column {every[0]!r}, the only one whose values repeat."
     if not every:
         return _last_resort(source, profiles, text)
-    return [*weak, *sorted((n for n in every if n not in weak), key=lambda n: profiles[n].different)], ""
+    rest = [n for n in every if n not in weak]
+    return [*weak, *sorted(rest, key=lambda n: (not _like_a_label(n), profiles[n].different))], ""
+
+
+def _like_a_label(name: str) -> bool:
+    return any(word in name.lower() for word in (*LABELS, *WEAK_LABELS) if len(word) > 1)
+
+
+def note_split_column(source: Source) -> str | None:
+    """A sentence about a column that says which split a row belongs to: nothing follows it."""
+    for name in source.column_names:
+        values = {str(value).strip().lower() for value in first_rows(source)[name]} if name.lower() in SPLITS else set()
+        if len(values) > 1 and "train" in "|".join(values):
+            return (
+                f"Column {name!r} ({', '.join(sorted(values)[:4])}) is not followed: all rows are training data. "
+                "Write the other rows to a file of their own for --validation_file or --test_file."
+            )
+    return None
 
 
 def _last_resort(
@@ -188,10 +204,6 @@ def _pair_names(first: str, second: str) -> bool:
 
 def _is_words(source: Source, name: str) -> bool:
     return str(source.dataset.features.arrow_schema.field(name).type) in ("string", "large_string", "string_view")
-
-
-def _numbers_only(profile: ColumnProfile) -> bool:
-    return all(value.replace(".", "").replace(",", "").lstrip("+-").isdigit() for value in profile.examples)
 
 
 def _join(names: Sequence[str]) -> str:

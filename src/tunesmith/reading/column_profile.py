@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tunesmith.reading.label_cells import OFF, ON
+
 Kind = Literal["text", "label", "switch", "number", "id", "date", "empty", "list", "other"]
 SAMPLE_ROWS = 2_000
 _IDS = frozenset(["id", "idx", "index", "guid", "uid", "uuid", "pairid", "rowid", "key", "docid", "nr", "no", "编号"])
 _DATE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}(:\d{2})?.*)?$")
-_NUMBER = re.compile(r"^[+-]?(\d+([.,]\d+)?|[.,]\d+)([eE][+-]?\d+)?$")
-_SWITCH = frozenset(["0", "1", "0.0", "1.0", "true", "false"])
+_NUMBER = re.compile(r"^[+-]?(\d+([.,]\d+)?|[.,]\d+)([eE][+-]?\d+)?(\s?%)?$")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,12 @@ class ColumnProfile:
     different: int
     words: float
     examples: tuple[str, ...]
+
+    @property
+    def holds_words(self) -> bool:
+        """Whether most of its frequent values are written with letters and no digit."""
+        plain = [value for value in self.examples if any(map(str.isalpha, value)) and not any(map(str.isdigit, value))]
+        return self.kind in ("text", "label", "other", "id") and len(plain) * 2 > len(self.examples)
 
     def describe(self) -> str:
         """`queue (4 values: billing, access, ...)`."""
@@ -64,7 +71,7 @@ def _kind(name: str, texts: Sequence[str], counts: Counter[str], words: float, *
     varied = len(counts) / len(texts)
     if is_id_name(name):
         return "id"
-    if {text.lower() for text in counts} <= _SWITCH:
+    if {text.lower() for text in counts} <= ON | OFF:
         return "switch"
     if _share(texts, _DATE) >= 0.95:
         return "date"

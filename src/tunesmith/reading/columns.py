@@ -9,9 +9,9 @@ from typing import NoReturn
 
 from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.labels import UNLABELLED, Task
-from tunesmith.reading.column_choice import choose_by_content, first_rows, profile_source
+from tunesmith.reading.column_choice import choose_by_content, first_rows, note_split_column, profile_source
 from tunesmith.reading.glue_tasks import GlueTask, find_glue_task
-from tunesmith.reading.label_cells import find_separator, has_decimal_commas, looks_like_thousands
+from tunesmith.reading.label_cells import DOUBTFUL_SEPARATORS, find_separator, has_other_numbers, looks_like_thousands
 from tunesmith.reading.label_survey import Survey, class_names, is_list_type, survey_labels
 from tunesmith.reading.source import Source
 
@@ -83,7 +83,9 @@ def _require_label(source: Source, label: str) -> None:
 
 
 def _notes(sources: Mapping[str, Source]) -> list[str]:
-    return [source.note for source in sources.values() if source.note is not None]
+    notes = [source.note for source in sources.values() if source.note is not None]
+    split = note_split_column(sources["train"]) if "train" in sources else None
+    return notes if split is None else [*notes, split]
 
 
 def split_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -113,15 +115,19 @@ def _choose_task(
     if separator is not None and separator != "none":
         return Task.MULTILABEL, f"Task: multilabel, labels of a cell set apart by {separator!r}, as asked."
     found = None if separator == "none" or class_names(source, label) else find_separator(survey.counts)
-    if found == ",":
-        _ask(source, f"do cells of {label!r} hold several labels with commas between? ", "--label_separator comma")
+    if found in DOUBTFUL_SEPARATORS:
+        word = DOUBTFUL_SEPARATORS[found]
+        _ask(source, f"do cells of {label!r} hold several labels with a {word} between?", f"--label_separator {word}")
     if found is not None:
         what = "lists" if found == "json" else f"labels set apart by {found!r} (--label_separator none: one label)"
         return Task.MULTILABEL, f"Task: multilabel, because cells of {label!r} hold {what}."
-    if do_regression is None and has_decimal_commas(survey.counts):
+    if do_regression is None and has_other_numbers(survey.counts):
         if looks_like_thousands(survey.counts):
-            _ask(source, f"are numbers of {label!r} such as 1,234 decimals? ", "--do_regression true")
-        return Task.REGRESSION, f"Task: regression, because {label!r} holds numbers with decimal commas."
+            _ask(source, f"are numbers of {label!r} such as 1,234 decimals?", "--do_regression true")
+        return (
+            Task.REGRESSION,
+            f"Task: regression, because {label!r} holds numbers with decimal commas or percent signs.",
+        )
     if do_regression is None and survey.looks_like_scores:
         return Task.REGRESSION, f"Task: regression, because {label!r} holds numbers with fractions."
     if survey.too_many:
@@ -137,7 +143,7 @@ def _class_task(source: Source, label: str, survey: Survey, do_regression: bool 
     if do_regression is None and names is None and count > max(30, survey.rows // 2) and survey.numbers == survey.rows:
         _ask(
             source,
-            f"{label!r} holds {count:,} different whole numbers: is it a number to predict? ",
+            f"{label!r} holds {count:,} different whole numbers: is it a number to predict?",
             "--do_regression true",
         )
     task = Task.BINARY if count == 2 else Task.MULTICLASS
@@ -152,8 +158,8 @@ def _class_task(source: Source, label: str, survey: Survey, do_regression: bool 
 
 def _ask(source: Source, question: str, flag: str) -> NoReturn:
     command = f"tunesmith train --train_file {shlex.quote(source.origin)} {flag}"
-    other = {"--label_separator comma": "--label_separator none"}.get(flag, "--do_regression false")
-    raise DataError(question.strip(), where=source.origin, fix=f"If yes: {command}   (if not: {other})")
+    other = "--label_separator none" if "separator" in flag else "--do_regression false"
+    raise DataError(question, where=source.origin, fix=f"If yes: {command}   (if not: {other})")
 
 
 def require_text(source: Source, name: str) -> None:

@@ -2,8 +2,9 @@
 
 Rules. Quoting on (RFC 4180): a field is either free of quotes or enclosed in them, with "" for a quote inside; anything else is
 refused where the field starts. Quoting off: a quote is a character like any other. Lines end in LF, CRLF or CR, also mixed;
-newlines inside a quoted field stay as they are. Every record has as many fields as the first. Empty lines at the end of the
-file are not records; anywhere else they are refused, unless the file has one column: there every line is a record.
+newlines inside a quoted field stay as they are. Every record has as many fields as the first; with `keep_bad` another one is
+a row of empty cells, listed in `Records.bad`. Empty lines at the end of the file are not records; anywhere else they are bad
+ones, unless the file has one column: there every line is a record. A first line `sep=;`, as Excel writes it, is not a record.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ _QUOTE_FIX = "Double a quote that is part of the text and enclose the field in q
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """A run of records: `columns[k][i]` is field k of record i, `lines[i]` the line it starts on."""
+    """A run of records: `columns[k][i]` is field k of record i, `lines[i]` the line it starts on.
+
+    `bad` is why a record has not the fields of the header, with its text, by index.
+    """
 
     columns: list[list[str]]
     lines: list[int]
+    bad: dict[int, tuple[DataError, str]]
 
 
 def parse_delimited(
@@ -38,9 +43,10 @@ def parse_delimited(
     delimiter: str,
     quoting: bool,
     on_header: Callable[[list[str]], None],
+    keep_bad: bool = False,
 ) -> Iterator[Records]:
     """The records after the first, which is the header: `on_header` may refuse it before any row is looked at."""
-    parser = _Parser(origin, delimiter, quoting, on_header)
+    parser = _Parser(origin, delimiter, quoting, on_header, keep_bad=keep_bad)
     try:
         for block in blocks:
             parser.feed(block, final=False)
@@ -58,25 +64,29 @@ def parse_delimited(
 class _Parser:
     """Holds what is left of the last block and where it starts."""
 
-    def __init__(self, origin: str, delimiter: str, quoting: bool, on_header: Callable[[list[str]], None]) -> None:
+    def __init__(
+        self, origin: str, delimiter: str, quoting: bool, on_header: Callable[[list[str]], None], *, keep_bad: bool
+    ) -> None:
         self.origin = origin
         self.delimiter = delimiter
         self.quoting = quoting
         self.on_header = on_header
+        self.keep_bad = keep_bad
         self.header: list[str] | None = None
         self.line = 1
         self.lines: list[int] = []
         self._columns: list[list[str]] = []
         self._pending = ""
-        self._blank_line: int | None = None
+        self._bad: dict[int, tuple[DataError, str]] = {}
+        self._blanks: list[int] = []
         d = re.escape(delimiter)
         self._field = re.compile(rf'(?:"([^"]*+(?:""[^"]*+)*+)"|([^"{d}\r\n]*+))({d}|\r\n|\r|\n|\Z)')
         self._plain_field = re.compile(rf"()([^{d}\r\n]*+)({d}|\r\n|\r|\n|\Z)")
 
     def take(self) -> Records:
         """The records read since the last call."""
-        records = Records(self._columns, self.lines)
-        self._columns, self.lines = [[] for _ in self._columns], []
+        records = Records(self._columns, self.lines, self._bad)
+        self._columns, self.lines, self._bad = [[] for _ in self._columns], [], {}
         return records
 
     def feed(self, text: str, *, final: bool) -> None:
@@ -118,6 +128,8 @@ class _Parser:
 
     def _read_header(self, text: str, *, final: bool) -> int:
         found = self._match_record(text, 0, final=final)
+        if found is not None and text[: found[1]].strip() == f"sep={self.delimiter}".strip():
+            found = self._match_record(text, found[1], final=final)
         if found is None:
             return 0
         self.header, end = found
@@ -134,46 +146,49 @@ class _Parser:
         lines = chunk.split("\n")
         width = len(self._columns)
         count = len(lines)
-        if self._blank_line is not None or set(map(methodcaller("count", self.delimiter), lines)) != {width - 1}:
-            lines = self._check_lines(lines)
-            chunk = "\n".join(lines)
-        if lines:
+        if self._blanks or set(map(methodcaller("count", self.delimiter), lines)) != {width - 1}:
+            for i, line in enumerate(lines):
+                self._read_line(line, self.line + i)
+        else:
             cells = chunk.replace("\n", self.delimiter).split(self.delimiter)
             for k, column in enumerate(self._columns):
                 column.extend(cells[k::width])
             self.lines.extend(range(self.line, self.line + len(lines)))
         self.line += count
 
-    def _check_lines(self, lines: list[str]) -> list[str]:
-        """The lines without the empty ones at their end, which may turn out to be the end of the file."""
-        width = len(self._columns)
-        kept = 0
-        for i, line in enumerate(lines):
-            if line == "" and width > 1:
-                self._blank_line = self._blank_line or self.line + i
-                continue
-            self._check_blank()
-            self._check_width(line.count(self.delimiter) + 1, self.line + i)
-            kept = i + 1
-        return lines[:kept]
+    def _read_line(self, line: str, number: int) -> None:
+        """One line of a chunk in which some line is not like the header."""
+        if line == "" and len(self._columns) > 1:
+            self._blanks.append(number)  # perhaps the end of the file
+        else:
+            self._add(line.split(self.delimiter), number, line)
 
-    def _check_blank(self) -> None:
-        if self._blank_line is not None:
-            raise DataError(
-                f"an empty line, expected {len(self._columns)} fields",
-                where=f"{self.origin}:{self._blank_line}",
-                fix="Remove it.",
-            )
-
-    def _check_width(self, found: int, line: int) -> None:
+    def _add(self, fields: list[str], line: int, text: str) -> None:
+        """Takes a record in, after the empty lines before it."""
         width = len(self._columns)
-        if found != width:
-            fields = "1 field" if found == 1 else f"{found} fields"
-            if found > width and self.quoting:
+        for blank in self._blanks:
+            self._add_bad(f"an empty line, expected {width} fields", "Remove it.", blank, "")
+        self._blanks.clear()
+        if len(fields) != width:
+            count = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
+            if len(fields) > width and self.quoting:
                 fix = f"Enclose a field that contains {self.delimiter!r} in quotes."
             else:
                 fix = "Correct the line, or give the right --delimiter."
-            raise DataError(f"{fields}, expected {width}", where=f"{self.origin}:{line}", fix=fix)
+            self._add_bad(f"{count}, expected {width}", fix, line, text)
+            return
+        for column, field in zip(self._columns, fields, strict=True):
+            column.append(field)
+        self.lines.append(line)
+
+    def _add_bad(self, problem: str, fix: str, line: int, text: str) -> None:
+        error = DataError(problem, where=f"{self.origin}:{line}", fix=fix)
+        if not self.keep_bad:
+            raise error
+        self._bad[len(self.lines)] = (error, text)
+        for column in self._columns:
+            column.append("")
+        self.lines.append(line)
 
     def _read_quoted(self, text: str, at: int, *, final: bool) -> int | None:
         """Reads one record and says where it ends; None when the text ends first."""
@@ -181,11 +196,7 @@ class _Parser:
         if found is None:
             return None
         fields, end = found
-        self._check_blank()
-        self._check_width(len(fields), self.line)
-        for column, field in zip(self._columns, fields, strict=True):
-            column.append(field)
-        self.lines.append(self.line)
+        self._add(fields, self.line, text[at:end].rstrip("\r\n"))
         self.line += _count_lines(text[at:end]) or 1
         return end
 

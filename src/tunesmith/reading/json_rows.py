@@ -1,7 +1,8 @@
 """Python values to Arrow columns: one kind of value a column, found while reading, widened when it must be.
 
-Rules. Every record has the keys of the first. A column holds text, whole numbers, numbers, true/false or lists of one of these,
-and null; whole numbers beside fractions become numbers. Objects inside a record are kept as their JSON text.
+Rules. A key that a record has not is null there, unless the record has a key of almost that name.
+A column holds text, whole numbers, numbers, true/false or lists of one of these, and null; whole numbers beside
+fractions become numbers. Objects inside a record are kept as their JSON text.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunesmith.errors import DataError, did_you_mean
-from tunesmith.reading.source import LINE_COLUMN
+from tunesmith.reading.source import BAD_COLUMN, LINE_COLUMN
 
+MOST_KEYS = 1_000
+"""Records with more different keys are no table."""
 _WORDS = {"null": "null", "bool": "true/false", "int": "a whole number", "float": "a number", "text": "text"}
 
 
@@ -26,7 +29,6 @@ class ColumnKinds:
     def __init__(self, origin: str, *, lines: bool) -> None:
         self.origin = origin
         self.lines = lines
-        self.names: list[str] = []
         self.kinds: dict[str, str] = {}
         self._since: dict[str, int] = {}
         self._written: dict[str, str] | None = None
@@ -39,50 +41,41 @@ class ColumnKinds:
         """A record batch of the records; raises Widened when earlier batches need another type."""
         import pyarrow as pa
 
-        if not self.names:
-            self._start(records[0], numbers[0])
-        keys = set(self.names)
         for record, number in zip(records, numbers, strict=True):
-            if record.keys() != keys:
-                raise self._other_keys(record, number)
-        cells = {name: [record[name] for record in records] for name in self.names}
+            if record.keys() != self.kinds.keys():
+                self._add_keys(record, number)
+        cells = {name: [record.get(name) for record in records] for name in self.kinds}
         for name, values in cells.items():
             self._learn(name, values, numbers)
         if self._written is None:
             self._written = dict(self.kinds)
         elif self._written != self.kinds:
             raise Widened
-        arrays = [self._array(name, cells[name], numbers) for name in self.names]
+        arrays = [self._array(name, cells[name], numbers) for name in self.kinds]
         if self.lines:
-            return pa.record_batch([*arrays, pa.array(numbers, pa.int64())], names=[*self.names, LINE_COLUMN])
-        return pa.record_batch(arrays, names=self.names)
+            return pa.record_batch([*arrays, pa.array(numbers, pa.int64())], names=[*self.kinds, LINE_COLUMN])
+        return pa.record_batch(arrays, names=list(self.kinds))
 
-    def _start(self, record: Mapping[str, Any], number: int) -> None:
+    def _add_keys(self, record: Mapping[str, Any], number: int) -> None:
+        """Takes in keys that were not seen before; one that reads like a key the record has not is refused."""
+        where = f"{self.origin}:{number}"
         if not record:
-            raise DataError("an object without keys", where=f"{self.origin}:{number}")
-        if LINE_COLUMN in record:
-            raise DataError(f"the key {LINE_COLUMN!r} is taken", where=f"{self.origin}:{number}", fix="Rename it.")
-        for key in record:
+            raise DataError("an object without keys", where=where)
+        new = [key for key in record if key not in self.kinds]
+        missing = [name for name in self.kinds if name not in record] if new else []
+        for key in new:
             if not isinstance(key, str):
-                raise DataError(f"the key {key!r} is not text", where=f"{self.origin}:{number}")
+                raise DataError(f"the key {key!r} is not text", where=where)
+            if key in (LINE_COLUMN, BAD_COLUMN):
+                raise DataError(f"the key {key!r} is taken", where=where, fix="Rename it.")
             if any("\ud800" <= char <= "\udfff" for char in key):
                 problem = f"the key {key!r} holds half of a surrogate pair, which is no character"
-                raise DataError(problem, where=f"{self.origin}:{number}", fix="Rename it.")
-        self.names = list(record)
-        self.kinds = dict.fromkeys(self.names, "null")
-        self._since = dict.fromkeys(self.names, number)
-
-    def _other_keys(self, record: Mapping[str, Any], number: int) -> DataError:
-        missing = [name for name in self.names if name not in record]
-        extra = [str(name) for name in record if name not in self.names]
-        parts = [
-            f"{word} {', '.join(map(repr, names))}" for word, names in (("without", missing), ("with", extra)) if names
-        ]
-        hint = did_you_mean(extra[0], missing) if extra and missing else None
-        fix = hint or "Give every record the same keys; null for no value."
-        return DataError(
-            f"keys differ from the first record: {' and '.join(parts)}", where=f"{self.origin}:{number}", fix=fix
-        )
+                raise DataError(problem, where=where, fix="Rename it.")
+            hint = did_you_mean(key, missing)
+            if hint is not None or len(self.kinds) >= MOST_KEYS:
+                problem = f"keys differ from those before: with {key!r}, without {', '.join(map(repr, missing))}"
+                raise DataError(problem, where=where, fix=hint or "Give every record the same keys.")
+            self.kinds[key], self._since[key] = "null", number
 
     def _learn(self, name: str, values: list[Any], numbers: Sequence[int]) -> None:
         types = set(map(type, values)) - {type(None)}

@@ -12,11 +12,15 @@ from tunesmith.errors import DataError
 from tunesmith.reading.source import Source
 
 SEPARATORS = ("|", ";")
-"""What sets labels apart without a doubt, once the parts are seen to repeat; a comma is asked about."""
-SEPARATOR_WORDS = {"comma": ",", "pipe": "|", "semicolon": ";", "space": " ", "tab": "\t"}
+"""What sets labels apart without a doubt, once the parts are seen to repeat."""
+DOUBTFUL_SEPARATORS = {",": "comma", "/": "slash"}
+"""What is asked about: it may be part of a name."""
+SEPARATOR_WORDS = {"comma": ",", "slash": "/", "pipe": "|", "semicolon": ";", "space": " ", "tab": "\t"}
 MISSING_WORDS = frozenset(["n/a", "na", "nan", "#n/a", "n.a.", "null", "(null)", "-", "--", "?", "<na>", "nil"])
-_DECIMAL_COMMA = re.compile(r"^[+-]?\d+,\d+$")
-_NUMBER = re.compile(r"^[+-]?\d+([.,]\d+)?$")
+_OTHER_NUMBER = re.compile(r"^[+-]?\d+(,\d+|([.,]\d+)?\s?%)$")
+_NUMBER = re.compile(r"^[+-]?\d+([.,]\d+)?(\s?%)?$")
+ON = frozenset(["1", "1.0", "true", "yes", "y", "ja", "oui", "si", "sí", "sim", "是"])
+OFF = frozenset(["0", "0.0", "false", "no", "n", "nein", "non", "não", "否"])
 
 
 def find_separator(counts: Mapping[str, int]) -> str | None:
@@ -24,7 +28,7 @@ def find_separator(counts: Mapping[str, int]) -> str | None:
     cells = [cell for cell in counts if cell]
     if cells and all(cell.strip().startswith("[") and cell.strip().endswith("]") for cell in cells):
         return "json"
-    return next((sep for sep in (*SEPARATORS, ",") if _sets_apart(sep, cells, counts)), None)
+    return next((sep for sep in (*SEPARATORS, *DOUBTFUL_SEPARATORS) if _sets_apart(sep, cells, counts)), None)
 
 
 def _sets_apart(separator: str, cells: Sequence[str], counts: Mapping[str, int]) -> bool:
@@ -72,15 +76,15 @@ def unfold_cells(source: Source, column: str, separator: str) -> Source:
 
 
 def join_switches(source: Source, columns: Sequence[str]) -> Source:
-    """The source with one more column, named by the columns with commas: the names of those that hold 1 or true."""
+    """The source with one more column, named by the columns with commas: the names of those that hold 1, true or yes."""
     table = source.dataset.with_format(None)
     rows: list[list[str]] = [[] for _ in range(source.dataset.num_rows)]
     for name in columns:
         for row, value in enumerate(table[name]):
             word = str(value).strip().lower()
-            if word in ("1", "1.0", "true"):
+            if word in ON:
                 rows[row].append(name)
-            elif word not in ("0", "0.0", "false"):
+            elif word not in OFF:
                 raise DataError(f"{value!r} is neither 0 nor 1", where=source.where(row, name), fix="Write 0 or 1.")
     return _with_lists(source, ",".join(columns), rows)
 
@@ -95,10 +99,10 @@ def _with_lists(source: Source, column: str, lists: list[list[str]]) -> Source:
     return replace(source, dataset=Dataset(wide), table_file=None)
 
 
-def has_decimal_commas(values: Iterable[str]) -> bool:
-    """Whether the values are numbers and some are written as 3,5."""
+def has_other_numbers(values: Iterable[str]) -> bool:
+    """Whether the values are numbers and some are written as 3,5 or 40 %."""
     found = [value for value in values if value]
-    return bool(found) and all(_NUMBER.match(v) for v in found) and any(_DECIMAL_COMMA.match(v) for v in found)
+    return bool(found) and all(_NUMBER.match(v) for v in found) and any(_OTHER_NUMBER.match(v) for v in found)
 
 
 def looks_like_thousands(values: Iterable[str]) -> bool:

@@ -12,7 +12,7 @@ from tunesmith.errors import DataError
 from tunesmith.labels import UNLABELLED, LabelMap, Task, match_names
 from tunesmith.reading.columns import Columns
 from tunesmith.reading.label_names import Naming, check_enough, check_split, choose_names, put_positive_last
-from tunesmith.reading.label_survey import NUMBER, as_names, class_names, survey_labels
+from tunesmith.reading.label_survey import NUMBER, as_names, class_names, plain_numbers, survey_labels
 from tunesmith.reading.source import Source
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _numbers(cells: Any, source: Source, column: str, start: int) -> Any:
     cells = cells.combine_chunks()
     kind = cells.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        cells = pc.replace_substring_regex(cells, r"^([+-]?\d+),(\d+)$", r"\1.\2")  # a decimal comma
+        cells = plain_numbers(cells)
         good = pc.match_substring_regex(cells, NUMBER)
     elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
         good = pc.is_finite(cells)

@@ -19,6 +19,7 @@ from tunesmith.reading.label_survey import Survey, class_names
 from tunesmith.reading.source import Source
 
 _UNLABELLED_NAME = str(UNLABELLED)
+_SWITCHES = ({"0", "1"}, {"0.0", "1.0"}, {"false", "true"})
 _TYPO_SHARE = 200
 """A label this many times rarer than one that reads almost the same is taken for a typing error."""
 
@@ -66,7 +67,7 @@ def put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | No
             )
         return naming
     positive = asked
-    if positive is None and free and {name.lower() for name in naming.names} not in ({"0", "1"}, {"false", "true"}):
+    if positive is None and free and {name.lower() for name in naming.names} not in _SWITCHES:
         first, second = (counts.get(value, 0) for value in naming.values)
         positive = naming.names[0] if first < second else None
     if positive is None or positive == naming.names[1]:

@@ -55,6 +55,13 @@ def survey_labels(source: Source, column: str) -> Survey:
     return survey
 
 
+def plain_numbers(cells: Any) -> Any:
+    """Text cells with 3,5 written as 3.5 and 40 % as 40."""
+    import pyarrow.compute as pc
+
+    return pc.replace_substring_regex(cells, r"^([+-]?\d+)(?:[.,](\d+))?\s?%$|^([+-]?\d+),(\d+)$", r"\1\3.\2\4")
+
+
 def class_names(source: Source, column: str) -> list[str] | None:
     """The names of a ClassLabel feature, also inside a list; None for any other column."""
     feature = source.dataset.features[column]

@@ -87,7 +87,10 @@ def load_data(
     """Reads, checks, encodes and splits. Without a validation split, a share of train is taken, or `fold` (k, of n)."""
     files, tables = (train_file, validation_file, test_file), (train_data, validation_data, test_data)
     given = {k: f if t is None else t for k, f, t in zip(("train", "validation", "test"), files, tables, strict=True)}
-    read, hub = partial(_read, reading), partial(_load_hub, options=hub_options or {})
+    read, hub = (
+        partial(_read, reading | {"skip_bad_rows": skip_bad_rows}),
+        partial(_load_hub, options=hub_options or {}),
+    )
     names = {"task_name": task_name, "dataset_name": dataset_name, "dataset_config_name": dataset_config_name}
     sources, notes = gather_sources(given, **names, split_names=split_names or {}, read=read, load_hub=hub)
     asked = {"text_column_names": text_column_names, "label_column_name": label_column_name, "task_name": task_name}

@@ -30,7 +30,14 @@ from tunesmith.reading.json_rows import ColumnKinds, Widened
 from tunesmith.reading.sheets import sheet_batches
 from tunesmith.reading.source import Source, checked
 from tunesmith.reading.table_cache import cache_table, default_table_cache, find_table
-from tunesmith.reading.text_files import DELIMITER_NAMES, Dialect, choose_dialect, delimited_batches, sniff_dialect
+from tunesmith.reading.text_files import (
+    DELIMITER_NAMES,
+    Dialect,
+    choose_dialect,
+    delimited_batches,
+    refuse_title,
+    sniff_dialect,
+)
 from tunesmith.run.remembered import hash_file
 from tunesmith.run.writing import create
 
@@ -74,6 +81,7 @@ class _File:
     dialect: Dialect | None
     limits: DecompressionLimits
     on_progress: OnProgress | None
+    skip_bad: bool
 
     @property
     def has_lines(self) -> bool:
@@ -82,6 +90,7 @@ class _File:
     def key(self) -> str:
         """Names the table: the bytes and everything that changes how they are read."""
         parts = [FORMAT_VERSION, self.digest, self.kind, self.gzipped, self.encoding, repr(self.dialect)]
+        parts += ["skip_bad"] if self.skip_bad and self.dialect is not None else []
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
 
@@ -95,6 +104,7 @@ def read_source(
     cache_dir: str | Path | None = None,
     limits: DecompressionLimits | None = None,
     on_progress: OnProgress | None = None,
+    skip_bad_rows: bool = False,
 ) -> Source:
     """The rows of a file, a `save_to_disk` folder or a table in memory; at least one row.
 
@@ -116,9 +126,12 @@ def read_source(
         dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
         text_encoding = check_encoding(encoding)
         limits = limits or DecompressionLimits()
-        file = _File(path, hash_file(path), origin, kind, gzipped, text_encoding, dialect, limits, on_progress)
+        how = (kind, gzipped, text_encoding, dialect, limits, on_progress, skip_bad_rows)
+        file = _File(path, hash_file(path), origin, *how)
         if dialect is not None and not dialect.sure:
-            file = replace(file, dialect=sniff_dialect(_first_text(file), dialect))
+            head = _first_text(file)
+            file = replace(file, dialect=sniff_dialect(head, dialect))
+            refuse_title(head, file.dialect or dialect, origin)
         return _from_file(file, name, Path(cache_dir) if cache_dir is not None else default_table_cache())
 
 
@@ -211,7 +224,7 @@ def _batches(file: _File, kinds: ColumnKinds, cache_dir: Path) -> Iterator[Any]:
     try:
         blocks = text_blocks(stream, encoding=file.encoding, on_progress=file.on_progress)
         if file.dialect is not None:
-            yield from delimited_batches(blocks, origin=file.origin, dialect=file.dialect)
+            yield from delimited_batches(blocks, origin=file.origin, dialect=file.dialect, skip_bad=file.skip_bad)
         else:
             yield from json_batches(blocks, origin=file.origin, kinds=kinds, array_allowed=file.kind == "json")
         if stream.sha256 != file.digest:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 LINE_COLUMN = "__line__"
 """Holds the physical line on which a record starts, for files made of lines."""
 
+BAD_COLUMN = "__bad__"
+"""Holds why a row of a file could not be read, where such rows are left out."""
+
 SCAN_ROWS = 65_536
 
 
@@ -35,8 +38,8 @@ class Source:
 
     @property
     def column_names(self) -> list[str]:
-        """The user's columns, without the line numbers."""
-        return [name for name in self.dataset.column_names if name != LINE_COLUMN]
+        """The user's columns, without those of the reader."""
+        return [name for name in self.dataset.column_names if name not in (LINE_COLUMN, BAD_COLUMN)]
 
     def where(self, row_index: int, column: str | None = None) -> str:
         """`train.csv:812:label`: the line in a text file, the row (from 1) anywhere else."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import csv
+import re
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.reading.delimited import parse_delimited
-from tunesmith.reading.source import LINE_COLUMN
+from tunesmith.reading.delimited import Records, parse_delimited
+from tunesmith.reading.source import BAD_COLUMN, LINE_COLUMN
 
 _DELIMITERS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}
 DELIMITER_NAMES = {";": "semicolon", "\t": "tab", "|": "pipe", ",": "comma"}
 _SNIFFED_LINES = 20
+SHOWN = 10
+"""So many bad rows are shown of all that are counted."""
 _DEFAULT_DELIMITER = {"csv": ",", "tsv": "\t"}
 _QUOTING = {
     "none": False,
@@ -53,20 +57,53 @@ def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | bool | No
     return Dialect(character, quoted, sure=True)
 
 
-def delimited_batches(blocks: Iterable[str], *, origin: str, dialect: Dialect) -> Iterator[Any]:
-    """Record batches of strings plus the line numbers; the header is checked before any row."""
-    import pyarrow as pa
+def delimited_batches(blocks: Iterable[str], *, origin: str, dialect: Dialect, skip_bad: bool = False) -> Iterator[Any]:
+    """Record batches of strings plus the line numbers; the header is checked before any row.
 
+    Rows with other fields than the header are refused together, or kept empty with the reason in BAD_COLUMN.
+    """
     names: list[str] = []
 
     def name_columns(header: list[str]) -> None:
         names.extend(check_header(header, origin=origin, dialect=dialect))
 
-    for rows in parse_delimited(
-        blocks, origin=origin, delimiter=dialect.delimiter, quoting=dialect.quoting, on_header=name_columns
-    ):
-        arrays = [pa.array(column, pa.string()) for column in rows.columns]
-        yield pa.record_batch([*arrays, pa.array(rows.lines, pa.int64())], names=[*names, LINE_COLUMN])
+    how: dict[str, Any] = {"delimiter": dialect.delimiter, "quoting": dialect.quoting, "on_header": name_columns}
+    errors: list[DataError] = []
+    count = 0
+    try:
+        for rows in parse_delimited(blocks, origin=origin, keep_bad=True, **how):
+            count += len(rows.lines)
+            errors += () if skip_bad else [error for error, _ in rows.bad.values()]
+            if not errors:
+                yield _as_batch(rows, names, skip_bad=skip_bad)
+    except DataError:
+        if not errors:
+            raise
+    if errors:
+        raise _refuse_rows(errors, count, origin)
+
+
+def _as_batch(rows: Records, names: list[str], *, skip_bad: bool) -> Any:
+    import pyarrow as pa
+
+    columns = {name: pa.array(column, pa.string()) for name, column in zip(names, rows.columns, strict=True)}
+    columns[LINE_COLUMN] = pa.array(rows.lines, pa.int64())
+    if skip_bad:
+        why = {i: f"{error.problem}: {text}" if text else error.problem for i, (error, text) in rows.bad.items()}
+        columns[BAD_COLUMN] = pa.array([why.get(i) for i in range(len(rows.lines))], pa.string())
+    return pa.record_batch(columns)
+
+
+def _refuse_rows(errors: list[DataError], rows: int, origin: str) -> DataError:
+    """One error for all rows that are not like the header."""
+    if len(errors) == 1:
+        return errors[0]
+    shown = [f"  {error.where}: {error.problem}" for error in errors[:SHOWN]]
+    more = [f"  and {len(errors) - SHOWN:,} more"] if len(errors) > SHOWN else []
+    what = f"{len(errors):,} of {rows:,} rows are not like the header:\n" + "\n".join([*shown, *more])
+    skip = f"tunesmith train --train_file {shlex.quote(origin)} --skip_bad_rows"
+    fix = f"{errors[0].fix}\nOr leave them out (they are written to bad_rows.jsonl of the run): {skip}"
+    return DataError(what, where=origin, fix=f"\n{fix}")
 
 
 def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[str]:
@@ -77,9 +114,9 @@ def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[st
         _check_delimiter(header[0], origin=origin, dialect=dialect)
     names = [name or f"unnamed_{k}" for k, name in enumerate(header, start=1)]
     for k, name in enumerate(names):
-        if name == LINE_COLUMN:
+        if name in (LINE_COLUMN, BAD_COLUMN):
             fix = "tunesmith keeps line numbers under it; rename the column."
-            raise DataError(f"the column name {LINE_COLUMN!r} is taken", where=f"{origin}:1:{k + 1}", fix=fix)
+            raise DataError(f"the column name {name!r} is taken", where=f"{origin}:1:{k + 1}", fix=fix)
         if name in names[:k]:
             first = names.index(name) + 1
             problem = f"column {name!r} appears twice in the header (fields {first} and {k + 1})"
@@ -89,11 +126,25 @@ def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[st
 
 def sniff_dialect(head: str, dialect: Dialect) -> Dialect:
     """The dialect that the first lines are written in: another delimiter where it cuts all of them alike and ours does not."""
+    named = re.match(r"sep=([^\s\w]|\t)\r?\n", head)
+    if named is not None:
+        return Dialect(named[1], True, sure=True)
     if dialect.sure or _width(head, dialect.delimiter, quoting=dialect.quoting) > 1:
         return dialect
     widths = {mark: _width(head, mark, quoting=True) for mark in DELIMITER_NAMES if mark != dialect.delimiter}
     best = max(widths, key=lambda mark: widths[mark])
     return Dialect(best, True, sure=True) if widths[best] > 1 else dialect
+
+
+def refuse_title(head: str, dialect: Dialect, origin: str) -> None:
+    """Refuses a file that begins with a title or a date and not with the column names; the command cuts it off."""
+    lines = head.splitlines()[:_SNIFFED_LINES]
+    for start in range(1, min(6, len(lines) - 3)):
+        title = lines[0] and lines[start] and not any(dialect.delimiter in line for line in lines[:start])
+        if title and _width("\n".join(lines[start:]), dialect.delimiter, quoting=dialect.quoting) > 1:
+            problem = f"the first line is {lines[0][:60]!r}, and the column names seem to stand in line {start + 1}"
+            cut = f"tail -n +{start + 1} {shlex.quote(origin)} > named.csv && tunesmith train --train_file named.csv"
+            raise DataError(problem, where=f"{origin}:1", fix=f"Remove what is above them: {cut}")
 
 
 def _width(head: str, delimiter: str, *, quoting: bool) -> int:

@@ -9,7 +9,7 @@ import pytest
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.load import DataBundle, load_data
-from unit.reading.messy_files import FILES, Messy, pick, sentence, table
+from unit.reading.messy_files import FILES, QUEUES, Messy, lines, pick, sentence, table
 
 
 def load_file(path: Path, **options: Any) -> DataBundle:
@@ -97,3 +97,85 @@ def test_a_file_with_another_delimiter_than_its_suffix_says_is_read(name: str, m
     found = load_file(tmp_path / name)
     assert found.columns.text == ("text",)
     assert any("are set apart by" in note for note in found.notes)
+
+
+RAGGED = "text,label\n" + "".join(f"{sentence(i).replace(',', '')},{'ab'[i % 2]}\n" for i in range(40))
+RAGGED = RAGGED.replace("ticket 3 ", "ticket, 3, ").replace("floor 28,a", "floor 28") + '"x,y",b,c\n\n"a, b",b\n'
+
+
+def test_ragged_rows_are_listed_at_once_and_can_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(RAGGED)
+    bad = [f"{path}:5: 4 fields, expected 2", f"{path}:6: 1 field, expected 2", f"{path}:42: 3 fields, expected 2"]
+    with pytest.raises(DataError) as caught:
+        load_file(path)
+    message = str(caught.value)
+    assert "4 of 43 rows are not like the header" in message
+    assert all(f"  {line}\n" in message for line in bad)
+    assert f"  {path}:43: an empty line, expected 2 fields" in message
+    assert f"tunesmith train --train_file {path} --skip_bad_rows" in message
+    for _ in range(2):  # parsed, then from the cached table
+        found = load_file(path, skip_bad_rows=True)
+        assert len(found.splits["train"]) + len(found.splits["validation"]) == 39
+        assert [row.where for row in found.bad_rows] == [f"{path}:{n}" for n in (5, 6, 42, 43)]
+        assert found.bad_rows[2].reasons == ('3 fields, expected 2: "x,y",b,c',)
+        assert any("4 of 43 train rows were left out" in note for note in found.notes)
+        assert found.splits["train"].column_names == ["text", "label", "__line__", "labels"]
+
+
+def test_keys_that_some_json_records_have_not_are_null(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    lines([{"text": sentence(i), "label": "ab"[i % 2]} | ({"note": i} if i % 7 == 3 else {}) for i in range(30)])(path)
+    found = load_file(path, validation_split_fraction=0).splits["train"]
+    assert found["note"][:4] == [None, None, None, 3]
+    lines([{"text": sentence(i)} | ({"label": "ab"[i % 2]} if i not in (4, 9) else {}) for i in range(30)])(path)
+    with pytest.raises(
+        DataError, match=rf"2 of 30 train rows cannot be used:\n  {path}:5: label: the label is missing"
+    ):
+        load_file(path)
+
+
+def test_lines_above_the_header(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    table({"Text": sentence, "Klasse": pick("gut", "schlecht")}, sep=";", head="sep=;\n")(path)
+    assert (load_file(path).columns.text, load_file(path).columns.label) == (("Text",), "Klasse")
+    table({"id": int, "text": sentence, "queue": QUEUES}, head="Export of tickets\n\n")(path)
+    with pytest.raises(DataError, match=rf"stand in line 3.* tail -n \+3 {path} > named.csv"):
+        load_file(path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "text", "label", "task"),
+    [
+        (
+            {"name": lambda i: ("Anna", "Ben", "Carl", "Dora")[i % 4] + "aeiou"[i % 5], "sex": pick("f", "m")},
+            "name",
+            "sex",
+            "binary",
+        ),
+        ({"Aussage": sentence, "Zustimmung": lambda i: f"{i % 50} %"}, "Aussage", "Zustimmung", "regression"),
+        (
+            {"Satz": sentence, "Lob": pick("Ja", "Nein"), "Kritik": pick("Nein", "Ja", "Ja")},
+            "Satz",
+            "Lob,Kritik",
+            "multilabel",
+        ),
+    ],
+)
+def test_columns_of_other_kinds(columns: Any, text: str, label: str, task: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    table(columns, rows=20 if "name" in columns else 60)(path)
+    found = load_file(path, validation_split_fraction=0)
+    assert (found.columns.text, found.columns.label, found.labels.task.value) == ((text,), label, task)
+    if task == "regression":
+        assert found.splits["train"]["labels"][:3] == [0.0, 1.0, 2.0]
+
+
+def test_a_slash_between_labels_is_asked_about_and_a_split_column_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    table({"text": sentence, "tags": pick("a/b", "b", "a", "c/a"), "split": pick("train", "test")})(path)
+    with pytest.raises(DataError, match="--label_separator slash"):
+        load_file(path)
+    found = load_file(path, label_separator="slash")
+    assert found.labels.names == ("a", "b", "c")
+    assert any("Column 'split' (test, train) is not followed" in note for note in found.notes)
