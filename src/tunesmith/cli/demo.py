@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from pathlib import Path
 
@@ -53,24 +52,9 @@ def make_config(output_dir: str | None = None, *, max_steps: int = -1, plain: bo
     """The config of the demo. A finished demo keeps its folder; an unfinished one is gone on with."""
     from tunesmith.config.load import load_config
     from tunesmith.sample import SPLITS, sample_file
+    from tunesmith.session.next_folder import free_folder
 
     files = {f"{split}_file": str(sample_file(split)) for split in SPLITS}
     switches = {"disable_tqdm": True} if plain else {}
     folder = output_dir or str(free_folder(Path("runs") / "demo"))
     return load_config(None, {**files, **RECIPE, **switches, "max_steps": max_steps, "output_dir": folder})
-
-
-def free_folder(folder: Path) -> Path:
-    """The folder, or folder-2, folder-3, ...: the first that is new, empty or holds an unfinished run."""
-    from itertools import count
-
-    from tunesmith.run.layout import RunDir
-    from tunesmith.run.ledger import is_run
-
-    def is_free(name: Path) -> bool:
-        if not os.path.lexists(name) or (name.is_dir() and not any(name.iterdir())):
-            return True
-        return is_run(RunDir(name)) and not RunDir(name).report_file.exists()
-
-    names = (folder.with_name(f"{folder.name}-{n}") if n > 1 else folder for n in count(1))
-    return next(filter(is_free, names))

@@ -21,6 +21,7 @@ from tunesmith.predict.predictor import Predictor, predicted_names
 from tunesmith.reading.in_memory import columns_table, text_columns_of
 from tunesmith.run.sealed import MANIFEST, write_sealed
 from tunesmith.run.writing import write_new
+from tunesmith.session.next_folder import free_folder
 from tunesmith.session.watch import Watch
 
 ESTIMATOR_FILE = "estimator.json"
@@ -67,7 +68,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
         table = columns_table({f"text_{k}": v for k, v in enumerate(columns.values(), 1)} | {"label": column})
         names = tuple(f"text_{k}" for k in range(1, len(columns) + 1))
-        folder = self.output_dir or self._temporary_folder()
+        folder = str(free_folder(Path(self.output_dir))) if self.output_dir else self._temporary_folder()
         given = self._given_options()
         fraction = self.validation_split_fraction
         if fraction is None and rows < HOLD_OUT_ROWS:
@@ -86,6 +87,8 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         self.n_features_in_ = len(columns)
         if hasattr(X, "columns"):
             self.feature_names_in_ = np.asarray(list(X.columns), dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
         return self
 
     def _given_options(self) -> dict[str, Any]:
@@ -109,6 +112,9 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         if len(columns) != self.n_features_in_:
             kind = type(self).__name__
             raise ValueError(f"X has {len(columns)} features, but {kind} is expecting {self.n_features_in_} features")
+        known = list(getattr(self, "feature_names_in_", ()))
+        if hasattr(X, "columns") and known and list(X.columns) != known:
+            raise ValueError(f"The feature names should match those that were passed during fit: {known}")
         return self.predictor_.probabilities(columns[0], columns[1] if len(columns) == 2 else None)
 
     def save(self, folder: str | Path) -> Path:
@@ -146,10 +152,12 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         return self.run_.run.model if hasattr(self, "run_") else self._folder
 
     def _fitted_state(self) -> dict[str, Any]:
-        return {"n_features_in": self.n_features_in_}
+        return {"n_features_in": self.n_features_in_, "feature_names_in": list(getattr(self, "feature_names_in_", ()))}
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Takes in what `_fitted_state` gave out."""
+        if state.get("feature_names_in"):
+            self.feature_names_in_ = np.asarray(state["feature_names_in"], dtype=object)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -184,7 +192,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         probabilities = self._probabilities(X)
         if self._targets.multilabel:
             chosen = probabilities > 0.5
-            return chosen.astype(np.int64) if self._targets.hot else [list(self.classes_[row]) for row in chosen]
+            return chosen.astype(np.int64) if self._targets.hot else [self.classes_[row].tolist() for row in chosen]
         return self.classes_[probabilities.argmax(axis=1)]
 
     def predict_proba(self, X: Any) -> Any:
@@ -203,6 +211,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         return {**super()._fitted_state(), "targets": self._targets.to_json()}
 
     def _restore(self, state: dict[str, Any]) -> None:
+        super()._restore(state)
         self._targets = Targets.from_json(state["targets"])
         self.classes_ = self._targets.classes
 

@@ -25,6 +25,9 @@ class Targets:
         if self.hot:
             return np.asarray(y) > 0
         known = {name: i for i, name in enumerate(self.names)}
+        unseen = sorted({str(label) for labels in y for label in labels} - known.keys())
+        if unseen:
+            raise ValueError(f"y contains previously unseen labels: {', '.join(map(repr, unseen[:10]))}")
         rows = np.zeros((len(y), len(self.names)), dtype=bool)
         for at, labels in enumerate(y):
             for label in labels:

@@ -21,7 +21,7 @@ def given_columns(texts: Any, pairs: Any, wanted: Sequence[str] | None) -> list[
         if pairs is not None:
             raise DataError("pairs are given beside a table", fix="Give one of them.")
     else:
-        columns = _from_rows(_rows_of(texts, "texts"), wanted)
+        columns = _from_rows(_rows_of(_as_rows(texts), "texts"), wanted)
         if pairs is not None:
             if len(columns) == 2:
                 raise DataError("pairs are given twice: in texts, and as pairs", fix="Give one of them.")
@@ -40,11 +40,18 @@ def _pair_hint() -> str:
     return f"Give {_PAIR_FORMS}."
 
 
+def _as_rows(texts: Any) -> Any:
+    """A dict of lists as a list of dicts; anything else as it is."""
+    if not isinstance(texts, Mapping) or not all(isinstance(values, (list, tuple)) for values in texts.values()):
+        return texts
+    return [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
+
+
 def _rows_of(values: Any, name: str) -> list[Any]:
     """A single string or dict is one row; anything with elements is a list of rows."""
     if isinstance(values, (str, Mapping)):
         return [values]
-    if isinstance(values, bytes) or values is None or isinstance(values, (int, float, bool)):
+    if values is None or isinstance(values, (bytes, int, float, bool, set, frozenset)):  # a set has no order
         raise DataError(f"{name} must be {_FORMS}, not {_kind(values)}")
     if hasattr(values, "tolist"):  # Series and arrays: their elements as plain Python values
         values = values.tolist()

@@ -45,7 +45,7 @@ def predicted_names(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[A
     """The predicted label name of each row; a list of names for multilabel, a number for regression."""
     require_numbers(probabilities)
     if labels.task is Task.REGRESSION:
-        return [float(v) for v in probabilities.reshape(len(probabilities), -1)[:, 0]]
+        return [float(v) for v in probabilities.ravel()]
     if labels.task is Task.MULTILABEL:
         return [[labels.names[i] for i in np.flatnonzero(is_chosen(row))] for row in probabilities]
     return [labels.names[i] for i in probabilities.argmax(axis=-1)]

@@ -86,7 +86,7 @@ def predict_chunks(
 
 def require_numbers(answers: npt.NDArray[Any], *, before: int = 0) -> None:
     """A NumericsError that names the first row whose answer is not finite: it is no class, not even the first one."""
-    bad = np.flatnonzero(~np.isfinite(answers.reshape(len(answers), -1)).all(axis=1))
+    bad = np.flatnonzero(~np.isfinite(answers).all(axis=tuple(range(1, answers.ndim))))
     if len(bad):
         raise NumericsError(
             f"the model's answer for row {before + int(bad[0]) + 1} is not a number ({len(bad):,} of {len(answers):,} rows)",

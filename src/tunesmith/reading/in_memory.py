@@ -34,7 +34,7 @@ def text_columns_of(texts: Any) -> dict[str, list[str]]:
     """One column of texts or two, by name. A single text, numbers and missing values are refused with what was expected."""
     if isinstance(texts, (str, bytes)):
         raise TypeError(f"one text was given, expected {EXPECTED}: put it into a list")
-    if texts is None or not (hasattr(texts, "__len__") or hasattr(texts, "__iter__")):
+    if texts is None or hasattr(texts, "tocsr") or not (hasattr(texts, "__len__") or hasattr(texts, "__iter__")):
         raise TypeError(f"{type(texts).__name__} was given, expected {EXPECTED}")
     if hasattr(texts, "columns") and hasattr(texts, "to_dict"):
         names = [str(name) for name in texts.columns]

@@ -87,16 +87,13 @@ def load_data(
     """Reads, checks, encodes and splits. Without a validation split, a share of train is taken, or `fold` (k, of n)."""
     files, tables = (train_file, validation_file, test_file), (train_data, validation_data, test_data)
     given = {k: f if t is None else t for k, f, t in zip(("train", "validation", "test"), files, tables, strict=True)}
-    read, hub = (
-        partial(_read, reading | {"skip_bad_rows": skip_bad_rows}),
-        partial(_load_hub, options=hub_options or {}),
-    )
+    read, hub = partial(_read, reading, skip_bad_rows), partial(_load_hub, options=hub_options or {})
     names = {"task_name": task_name, "dataset_name": dataset_name, "dataset_config_name": dataset_config_name}
     sources, notes = gather_sources(given, **names, split_names=split_names or {}, read=read, load_hub=hub)
     asked = {"text_column_names": text_column_names, "label_column_name": label_column_name, "task_name": task_name}
     columns = infer_columns(sources, **asked, do_regression=do_regression, label_separator=label_separator)  # type: ignore[arg-type]
-    naming = {"label_names": _names(label_names), "head_names": head_names, "allow_single_label": allow_single_label}
-    naming |= {"positive_label": positive_label}
+    naming = {"head_names": head_names, "allow_single_label": allow_single_label, "positive_label": positive_label}
+    naming["label_names"] = _names(label_names)
     rules = (task_name, label_separator, naming)
     labels, parts, bad = _label_rows(sources, columns, notes, rules, empty=allow_empty_text, skip=skip_bad_rows)
     parts |= _corrected(parts, labels_file, columns, labels, notes)
@@ -167,8 +164,8 @@ def read_labelled(
     return splits[name]
 
 
-def _read(reading: Mapping[str, Any], source: Any, split: str) -> Source:
-    return read_source(source, name=split, **reading)
+def _read(reading: Mapping[str, Any], skip_bad_rows: bool, source: Any, split: str) -> Source:
+    return read_source(source, name=split, skip_bad_rows=skip_bad_rows, **reading)
 
 
 def _load_hub(name: str, config: str | None, *, options: Mapping[str, Any]) -> Any:

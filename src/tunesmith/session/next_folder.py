@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from tunesmith.config.load import load_config
@@ -13,6 +14,7 @@ from tunesmith.errors import CheckpointError, TunesmithError
 from tunesmith.events import RunEnded
 from tunesmith.run.doctor import FINISHED
 from tunesmith.run.layout import RunDir
+from tunesmith.run.ledger import is_run
 from tunesmith.run.reader import read_journal
 
 NOT_COMPARED = frozenset(
@@ -85,3 +87,15 @@ def _refuse_finished(config: RunConfig, run: RunDir) -> None:
         fix="Give another --output_dir or --run_name, or remove the folder to train again."
         + (f" `tunesmith report {run.path}` writes the page." if not run.report_file.exists() else ""),
     )
+
+
+def free_folder(folder: Path) -> Path:
+    """The folder, or folder-2, folder-3, ...: the first that is new, empty or holds an unfinished run."""
+
+    def is_free(name: Path) -> bool:
+        if not os.path.lexists(name) or (name.is_dir() and not any(name.iterdir())):
+            return True
+        return is_run(RunDir(name)) and not RunDir(name).report_file.exists()
+
+    names = (folder.with_name(f"{folder.name}-{n}") if n > 1 else folder for n in count(1))
+    return next(filter(is_free, names))

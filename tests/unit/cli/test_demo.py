@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith.cli.demo import free_folder, make_config
+from tunesmith.cli.demo import make_config
+from tunesmith.session.next_folder import free_folder
 
 
 def test_the_demo_trains_the_default_model_on_the_sample_with_its_recipe(

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from tiny_model import save_tiny_bert, sentences, write_csv
-from tunesmith.cli.demo import free_folder
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.events import Note, StepDone
 from tunesmith.predict.tables import read_predictions
 from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import read_journal
+from tunesmith.session.next_folder import free_folder
 
 Command = Callable[..., tuple[int, str]]
 

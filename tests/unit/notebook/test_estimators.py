@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import sparse
 from sklearn import base
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -183,12 +184,37 @@ def test_a_saved_estimator_gives_the_same_answers_and_holds_no_pickle(fitted: Te
         (TEXTS, ["a"] * 24, "one class"),
         ([], [], "at least 2 classes|0 sample"),
         (np.zeros((24, 3)), NAMES, "3 columns"),
+        (sparse.eye_array(24), NAMES, "expected a list of texts"),
         ("abc", NAMES, "one text"),
         (TEXTS, [None, *NAMES[1:]], "NaN"),
         (TEXTS, GOOD * 0.5, "continuous"),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_what_cannot_be_fitted_is_refused_with_the_reason(X: Any, y: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         TextClassifier().fit(X, y)
+
+
+def test_a_second_fit_takes_the_next_free_folder(settings: dict[str, Any], tmp_path: Path) -> None:
+    model = TextClassifier(**settings, output_dir=str(tmp_path / "run"))
+    first = model.fit(TEXTS, NAMES).run_.run.path
+    assert (first, model.fit(TEXTS[::-1], NAMES[::-1]).run_.run.path) == (tmp_path / "run", tmp_path / "run-2")
+
+
+def test_text_columns_in_another_order_than_in_fit_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": TEXTS, "b": TEXTS[::-1]})
+    model = TextClassifier(**settings).fit(frame, NAMES)
+    for fitted in (model, TextClassifier.load(model.save(tmp_path / "saved"))):
+        assert len(fitted.predict(frame)) == 24
+        with pytest.raises(ValueError, match="feature names should match"):
+            fitted.predict(frame[["b", "a"]])
+    model.fit(TEXTS, NAMES)
+    assert not hasattr(model, "feature_names_in_")
+
+
+def test_labels_that_were_not_in_fit_are_named_in_score(settings: dict[str, Any]) -> None:
+    model = TextClassifier(**settings).fit(TEXTS, [["x"] if good else ["x", "y"] for good in GOOD])
+    assert all(type(name) is str for names in model.predict(TEXTS) for name in names)
+    with pytest.raises(ValueError, match="previously unseen labels: 'z'"):
+        model.score(TEXTS[:1], [["x", "z"]])

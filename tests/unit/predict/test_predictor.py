@@ -57,11 +57,13 @@ def test_a_single_string_is_one_text(one: Predictor) -> None:
 
 
 @pytest.mark.parametrize(
-    "form", [tuple, pd.Series, np.array, iter, lambda t: pd.DataFrame({"text": t, "id": [1, 2, 3]})]
+    "form",
+    [tuple, pd.Series, np.array, iter, lambda t: pd.DataFrame({"text": t, "id": [1, 2, 3]}), lambda t: {"text": t}],
 )
 def test_texts_may_come_as_series_arrays_and_tables(one: Predictor, form: Any) -> None:
     assert one.predict(form(TEXTS)) == one.predict(TEXTS)
     assert set(one.predict(TEXTS)) <= {"bad", "fair", "good"}
+    assert one.predict([]) == []
 
 
 def test_predict_proba_is_a_table_with_label_names_and_the_index_of_the_series(one: Predictor) -> None:
@@ -93,6 +95,7 @@ def test_pairs_may_come_in_one_value(two: Predictor, form: Any) -> None:
         (3, r"not an int \(3\)"),
         (b"abc", r"not a bytes"),
         (None, "not None"),
+        ({"a", "b"}, "not a set"),
         (["a", 2.5], r"text 2 is a float \(2\.5\), not a string"),
         (pd.Series(["a", None]), "text 2 is"),
         (pd.DataFrame({"x": ["a"], "y": ["b"], "z": ["c"]}), "no 'text', but x, y, z"),
