@@ -36,17 +36,20 @@ def test_row_01_kill_at_random_moments(bench: Any) -> None:
     rng = random.Random(seed)
     kills = size(full=200, ci=25)
     landed = []
+    seconds = bench.seconds
     for trial in range(kills):
         folder = bench.root / f"kill-{trial}"
-        at = rng.uniform(0.0, bench.seconds)
+        at = rng.uniform(0.0, seconds)
         ended = bench.server.engine(folder, signals=[[at, "KILL"]])
-        where = f"seed {seed}, trial {trial}, killed after {at:.3f} s of {bench.seconds:.3f} s"
+        where = f"seed {seed}, trial {trial}, killed after {at:.3f} s of {seconds:.3f} s"
         assert damaged_checkpoints(folder) == [], where
         steps = intact_checkpoints(folder)
         landed.append(steps[-1] if steps else 0)
-        if ended.code != 0:  # else it was done before the signal came
+        if ended.code != 0:
             again = bench.server.engine(folder)
             assert again.code == 0, f"{where}: {again.log[-1500:]}"
+        else:  # done before the signal came: the run that was timed had a busier machine
+            seconds *= 0.8
         assert fingerprint(folder) == bench.whole, where
         assert leftovers(folder) == [], where
         clean(folder)

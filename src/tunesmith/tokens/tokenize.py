@@ -94,7 +94,7 @@ def tokenize(
     release_pages(dataset)
     if on_progress is not None:
         on_progress(len(dataset), len(dataset))
-    largest = max(facts["max_id"], tokenizer.pad_token_id or 0)
+    largest = max(facts["max_id"], getattr(tokenizer, "pad_token_id", None) or 0)
     if vocab_size is not None and largest >= vocab_size:
         raise DataError(
             f"the tokenizer makes token id {largest}, but the model has only {vocab_size} token embeddings",
