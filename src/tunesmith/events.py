@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """First event of a run. `step` is 0, or where a resumed run goes on."""
+    """First event of a run. `step` is 0, or where a resumed run continues."""
 
     run_id: str
     step: int
@@ -27,7 +27,7 @@ class RunStarted:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The run goes on from a verified checkpoint; `skipped` names each newer one that was not usable, and why."""
+    """The run resumes from a verified checkpoint; `skipped` names each newer one that was not usable, and why."""
 
     step: int
     checkpoint: str

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 TEXTS = (".md", ".py", ".j2", ".js", ".html", ".css", ".ipynb")
-PLACES = ("README.md", "CHANGELOG.md", "docs", "bench")
+PLACES = ("README.md", "CHANGELOG.md", "docs", "bench", "src")
 
 AVOIDED = {
     r"somebody|nobody": "no one, no process, or the passive",

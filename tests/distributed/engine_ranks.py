@@ -26,7 +26,7 @@ from tunesmith.events import Improved, StepDone
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import Task
 from tunesmith.ranks.runtime import Runtime, make_runtime
-from tunesmith.ranks.sharding import whole
+from tunesmith.ranks.sharding import gathered
 from tunesmith.tokens.batches import Batches, Padding
 from tunesmith.tokens.token_rows import TokenRows
 
@@ -80,7 +80,7 @@ def run_case(
         metric="loss", greater_is_better=False, patience=patience,
     )  # fmt: skip
     events = list(train_events(state, batches, plan, evaluate=evaluate))
-    weights_now = {name: whole(tensor) for name, tensor in state.model.state_dict().items()}
+    weights_now = {name: gathered(tensor) for name, tensor in state.model.state_dict().items()}
     return {
         "losses": [e.loss for e in events if isinstance(e, StepDone)],
         "norms": [e.grad_norm for e in events if isinstance(e, StepDone)],

@@ -25,7 +25,7 @@ from tunesmith.fast.strategies import choose_strategies
 from tunesmith.keep.checkpoint import Identity, load_checkpoint, save_checkpoint
 from tunesmith.labels import Task
 from tunesmith.ranks.runtime import Runtime, make_runtime
-from tunesmith.ranks.sharding import is_sharded, whole
+from tunesmith.ranks.sharding import gathered, is_sharded
 from tunesmith.ranks.sharding_options import Sharding
 from tunesmith.tokens.batches import Batches, Padding
 from tunesmith.tokens.token_rows import TokenRows
@@ -66,10 +66,10 @@ def go_on(state: TrainState, *, until: int = STEPS, max_grad_norm: float = 1.0) 
 
 def weights_of(state: TrainState) -> dict[str, str]:
     """Every weight and moment, byte for byte."""
-    found = {name: whole(tensor) for name, tensor in state.model.state_dict().items()}
+    found = {name: gathered(tensor) for name, tensor in state.model.state_dict().items()}
     for group in state.optimizer.param_groups:
         for name, parameter in zip(group["names"], group["params"], strict=True):
-            found |= {f"{name}.{key}": whole(value) for key, value in state.optimizer.state[parameter].items()}
+            found |= {f"{name}.{key}": gathered(value) for key, value in state.optimizer.state[parameter].items()}
     return {name: tensor.numpy().tobytes().hex() for name, tensor in found.items()}
 
 
@@ -114,7 +114,7 @@ def in_bf16(folder: Path) -> dict[str, Any]:
         "copies": go_on(whole_run),
         "parts": go_on(dealt_run),
         "evaluated": [evaluate(state)["validation"][0]["loss"] for state in (whole_run, dealt_run)],
-        "kept in": sorted({str(whole(p).dtype) for p in dealt_run.model.parameters()}),
+        "kept in": sorted({str(gathered(p).dtype) for p in dealt_run.model.parameters()}),
         "interrupted": interrupted(parts, folder, dropout=0.1),
     }
 

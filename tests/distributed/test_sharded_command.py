@@ -32,7 +32,7 @@ def launched(place: Path) -> Path:
     command[command.index("--multi_gpu")] = "--use_fsdp"
     ended = finish(start(command))
     assert ended.code == 0, ended.err[-3000:]
-    assert "FSDP: weights, gradients and optimizer state are dealt out over 2 ranks." in ended.err
+    assert "FSDP: weights, gradients and optimizer state are sharded over 2 ranks." in ended.err
     for name in ("Padding_free", "Cls_only_last_layer", "Restrict_vocabulary"):
         assert f"{name} is off: the weights are sharded (fsdp)." in ended.err
     return run
@@ -83,7 +83,7 @@ def test_fsdp_in_the_config_file_of_accelerate_gives_the_run_of_one_rank(
 ) -> None:
     ended = by_config_file(place, tmp_path / "run", reshard=reshard, version=version)
     assert ended.code == 0, ended.err[-3000:]
-    assert "FSDP: weights, gradients and optimizer state are dealt out over 2 ranks." in ended.err
+    assert "FSDP: weights, gradients and optimizer state are sharded over 2 ranks." in ended.err
     compare(numbers(tmp_path / "run"), one)
 
 

@@ -92,12 +92,12 @@ QUOTES = {
     "two stray opening quotes": Bad(
         "x.csv",
         at_line(12, '"b,neg', at_line(6, '"a,pos')),
-        ("x.csv:6:1: ", "closed on line 12", "goes on with 'b,neg'"),
+        ("x.csv:6:1: ", "closed on line 12", "continues with 'b,neg'"),
     ),
     "quote inside a field": Bad(
         "x.csv", at_line(6, 'he said "no",pos'), ("x.csv:6:1: ", "a quote inside", "--quoting none")
     ),
-    "text after a closing quote": Bad("x.csv", at_line(6, '"a" b,pos'), ("x.csv:6:1: ", "goes on with ' b,pos'")),
+    "text after a closing quote": Bad("x.csv", at_line(6, '"a" b,pos'), ("x.csv:6:1: ", "continues with ' b,pos'")),
     "space before a quote": Bad("x.csv", at_line(6, 'a, "pos"'), ("x.csv:6:2: ", "a quote inside")),
     "quotes in tsv when asked for": Bad(
         "x.tsv", 'text\tlabel\na "b" c\tx\nd\ty\n', ("x.tsv:2:1: ", "a quote inside"), {"quoting": "rfc4180"}

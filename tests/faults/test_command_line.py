@@ -142,7 +142,7 @@ def test_resume_continues_after_a_kill(lab: Lab, run: Path, point: str) -> None:
 def test_row_05_a_signal_to_the_command(lab: Lab, run: Path, name: str) -> None:
     ended = lab.train(run, env={"TUNESMITH_FAULT": f"step.end:{name}:5"})
     assert ended.code == {"term": 143, "int": 130}[name], ended.log
-    assert "the same command goes on from here" in ended.last_line
+    assert "the same command resumes from here" in ended.last_line
     assert lab.train(run).code == 0
     lab.same(run)
 

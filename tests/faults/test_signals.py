@@ -24,7 +24,7 @@ def test_row_05_a_signal_in_a_step_saves_and_stops(bench: Any, folder: Path, poi
     n = 3 if point == "evaluate" else 7
     ended = bench.server.engine(folder, fault=f"signal:{point}:{n}:{name}")
     assert ended.code == CODES[name], ended.log
-    assert "everything is saved: the same command goes on" in ended.last_line
+    assert "everything is saved: the same command resumes" in ended.last_line
     step = read_journal(RunDir(folder).journal_file)[-1].step
     assert intact_checkpoints(folder)[-1] == step == (4 if point == "evaluate" else 7)
     bench.same_as_whole(folder)

@@ -34,7 +34,7 @@ def add_server_arguments(parser: argparse.ArgumentParser, port: int) -> None:
         metavar="NAME",
         help="another name it is reached by, as it stands in the address; may be given several times",
     )
-    parser.add_argument("--new_token", action="store_true", help="make a new token: whoever has the old one is out")
+    parser.add_argument("--new_token", action="store_true", help="make a new token; the old one no longer works")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
 
     def ready(address: str) -> None:
         print(
-            f"runs in {args.runs_dir}\n\n  {address}/?token={token}\n\nCtrl-C ends the board; runs go on.", flush=True
+            f"runs in {args.runs_dir}\n\n  {address}/?token={token}\n\nCtrl-C ends the board; runs continue.",
+            flush=True,
         )
         warn_network(args.host)
 
@@ -56,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def warn_network(host: str) -> None:
-    """Says aloud what listening on the network means."""
+    """Warns of what listening on the network means."""
     from tunesmith.serve.server import LOCAL
 
     if host not in LOCAL:
-        words = "the network can reach this port. Whoever has the token can use it, and it travels unencrypted."
+        words = "the network can reach this port. Anyone who has the token can use it, and it travels unencrypted."
         print(f"note: {words}", file=sys.stderr)

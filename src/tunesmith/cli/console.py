@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: progress bars on a terminal, plain lines elsewhere. One more event listener."""
+"""What a person sees during a run: progress bars on a terminal, plain lines elsewhere. One more event listener."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow_changed_data",
         action="store_true",
-        help="go on although the data or the config changed (noted in the run)",
+        help="resume although the data or the config changed (noted in the run)",
     )
     parser.add_argument("--disable_tqdm", action="store_true", help="plain lines instead of progress bars")
 

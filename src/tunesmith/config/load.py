@@ -1,4 +1,4 @@
-"""File and flags -> RunConfig. Flags go over the file, the file over the defaults; all problems are told at once."""
+"""File and flags -> RunConfig. Flags go over the file, the file over the defaults; all problems are reported at once."""
 
 from __future__ import annotations
 

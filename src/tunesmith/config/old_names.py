@@ -41,7 +41,7 @@ REFUSED: dict[str, str] = {
     "token": "a token does not belong in a config; set the environment variable HF_TOKEN",
     "push_to_hub": "this version does not upload; use `hf upload` on the model folder",
     "hub_model_id": "this version does not upload; use `hf upload` on the model folder",
-    "deepspeed": "it is not used here; fsdp deals the model out over the devices",
+    "deepspeed": "it is not used here; fsdp shards the model over the devices",
 }
 """Name -> why it cannot be given. A value that means off is accepted in silence."""
 
@@ -72,7 +72,7 @@ SHORT_NAMES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Renamed:
-    """What an old name turned into. `name` is None when the option is not used any more; `note` goes on after the old name."""
+    """What an old name turned into. `name` is None when the option is not used any more; `note` follows the old name."""
 
     name: str | None
     value: Any = None
@@ -100,7 +100,7 @@ def rename(name: str, value: Any) -> Renamed:
 
 
 def suggest(name: str, known: tuple[str, ...]) -> str | None:
-    """The sentence "Did you mean 'x'?" for a name nobody knows, or None."""
+    """The sentence "Did you mean 'x'?" for an unknown name, or None."""
     plain = name.replace("-", "_").lower()
     if SHORT_NAMES.get(plain) in known:
         return f"Did you mean {SHORT_NAMES[plain]!r}?"

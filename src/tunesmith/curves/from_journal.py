@@ -75,7 +75,7 @@ def _row_texts(events: list[Event]) -> dict[str, dict[int, str]]:
 
 
 def _kept_steps(steps: dict[str, NDArray[Any]], going_back: list[tuple[int, int]]) -> dict[str, NDArray[Any]]:
-    """A run that went on from step s wrote again what came after s: of each step the last writing counts."""
+    """A run that resumed at step s wrote again what came after s: of each step the last entry counts."""
     keep = np.ones(len(steps["step"]), dtype=bool)
     for line, step in going_back:
         keep &= (steps["line"] > line) | (steps["step"] <= step)

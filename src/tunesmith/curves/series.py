@@ -106,7 +106,7 @@ class Curves:
     non_finite: tuple[int, ...] = ()
     """Steps whose update was not applied because something was not finite."""
     ended: str | None = None
-    """Why the run ended; None while it goes on or when it was killed."""
+    """Why the run ended; None while it runs or when it was killed."""
     row_texts: dict[str, dict[int, str]] = field(default_factory=dict)
     """split -> step -> each row's loss and prediction, as `metrics/row_evidence.py` wrote them."""
 

@@ -60,7 +60,7 @@ def diagnose(
     `floors` the scores of simpler models (name -> metric -> score).
 
     The same curves up to an earlier step give what would have been said then: the live board calls this, too.
-    `running`: the run goes on, so that it may be `still_learning` and has not stopped too early.
+    `running`: the run has not ended, so that it may be `still_learning` and has not stopped too early.
     """
     reading = read_curves(
         curves, config, label_counts=label_counts, num_labels=num_labels, floor=floor, running=running
@@ -98,7 +98,7 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
     severity: Severity = SEVERITY.get(code, "warning")
     if reading.running and code in ("stopped_too_early", "underfitting") and not _is_over(reading):
         run = reading.curves
-        left = f"let it go on: step {run.last_step}" + (f" of {run.num_steps}" if run.num_steps else "")
+        left = f"let it continue: step {run.last_step}" + (f" of {run.num_steps}" if run.num_steps else "")
         code, severity, advice = "still_learning", "info", [left]
     numbers: dict[str, Any] = {"likelihoods": {c: round(p, 2) for c, p in likely.items() if p >= 0.03}}
     if code == "overfitting":

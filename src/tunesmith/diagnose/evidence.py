@@ -36,7 +36,7 @@ class Reading:
     chance_accuracy: float | None
     """Accuracy of always giving the most frequent class; None when unknown or when the score is another one."""
     running: bool = False
-    """Whether the run goes on."""
+    """Whether the run is still running."""
     rows: RowSigns | None = None
     """Each row's loss and prediction at these evaluations, where the run kept them."""
     chance_known: bool = True

@@ -20,6 +20,6 @@ def naming(what: str, folder: Path) -> Iterator[None]:
         kind = type(error).__name__
         if kind == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error):
             raise ResourceError(f"{what}: out of memory", where=str(folder)) from error
-        if kind.startswith("StrictDataclass"):  # a field of the config, whoever read it
+        if kind.startswith("StrictDataclass"):  # a field of the config, read by any library
             what, folder = "cannot be used", folder / "config.json"
         raise ConfigError(f"{what} ({kind}: {short_text(error)})", where=str(folder)) from error

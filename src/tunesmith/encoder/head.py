@@ -35,7 +35,7 @@ class HeadNames:
 
 
 def read_head_names(config: dict[str, Any]) -> HeadNames:
-    """The names in a model's config.json. LABEL_0, LABEL_1, ... are the names of nobody: they mean the ids."""
+    """The names in a model's config.json. LABEL_0, LABEL_1, ... name nothing: they mean the ids."""
     kinds = config.get("architectures")
     classifier = isinstance(kinds, list) and any(str(kind).endswith("ForSequenceClassification") for kind in kinds)
     table = config.get("id2label")

@@ -1,4 +1,4 @@
-"""One short row through a model as soon as it is loaded: a config that cannot compute is told before anything is written."""
+"""One short row through a model as soon as it is loaded: a config that cannot compute is refused before anything is written."""
 
 from __future__ import annotations
 

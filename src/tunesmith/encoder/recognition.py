@@ -75,7 +75,7 @@ def _class_of(module: nn.Module) -> type:
 
 
 def replaced_method(module: nn.Module) -> str | None:
-    """The name of a method that the instance, or whoever patched the class, has put another one in the place of."""
+    """The name of a method that was replaced on the instance or by a patch of the class."""
     for name, value in vars(module).items():
         if callable(getattr(type(module), name, None)) and not _is_ours(value):
             return name

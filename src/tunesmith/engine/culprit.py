@@ -10,12 +10,12 @@ import torch
 from tunesmith.engine.seed import seed_step
 from tunesmith.engine.state import TrainState
 from tunesmith.engine.step import StepResult
-from tunesmith.ranks.sharding import whole_weights
+from tunesmith.ranks.sharding import gathered_weights
 
 
 def find_culprit(state: TrainState, result: StepResult, seed: int) -> tuple[str, str]:
     """(what, name) of the first bad tensor: a weight, an output of a module, the loss, or a gradient."""
-    with whole_weights(state.model):
+    with gathered_weights(state.model):
         return _look(state, result, seed)
 
 

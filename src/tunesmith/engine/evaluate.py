@@ -15,7 +15,7 @@ from tunesmith.engine.losses import Objective
 from tunesmith.engine.step import split_batch
 from tunesmith.errors import ResourceError
 from tunesmith.ranks.runtime import Runtime
-from tunesmith.ranks.sharding import whole_weights
+from tunesmith.ranks.sharding import gathered_weights
 from tunesmith.tokens.batches import Batch, Collate, evaluation_batches, pin_batch
 from tunesmith.tokens.prefetch import prefetched
 from tunesmith.tokens.token_rows import TokenRows
@@ -62,7 +62,7 @@ def predict_rows(
     outputs: list[torch.Tensor] = []
     loss_sum = torch.zeros((), dtype=torch.float64, device=runtime.device)
     try:
-        with whole_weights(model), torch.inference_mode():
+        with gathered_weights(model), torch.inference_mode():
             for batch, logits, loss in _forward_all(model, source, runtime, objective):
                 places.append(batch.rows)
                 outputs.append(logits)

@@ -27,12 +27,12 @@ class StepHooks:
     after_update: Callable[[torch.Tensor], None] | None = None
     """Gets the step's numbers, on the device. Gradients are still there, but after a replay."""
     capturable: bool = False
-    """Nobody minds that a replay does not call `micro_step`, and calls `after_update` when all is over."""
+    """A replay need not call `micro_step`, and may call `after_update` when all is over."""
     sets_rate: bool = False
     """A scheduler object of the caller's sets the rate of the optimizer's groups, not the plan."""
 
     @property
     def inside(self) -> bool:
-        """Whether somebody takes part in the step itself, which then cannot be replayed without them."""
+        """Whether a hook takes part in the step itself, which then cannot be replayed without it."""
         own = self.sets_rate or any((self.micro_step, self.after_update))
         return (own and not self.capturable) or any((self.substep_end, self.before_update))

@@ -99,7 +99,7 @@ def _step(state: TrainState, window: Window, plan: Plan) -> StepResult:
 
 
 def _count_empty(before: int, batches: BatchSource, plan: Plan, step: int, began: int) -> int:
-    """Epochs in a row without a window; the second is a DataError, after the first whoever listens may end the run."""
+    """Epochs in a row without a window; the second is a DataError, after the first a listener may end the run."""
     empty = before + 1 if step == began else 0
     if empty == 2:
         raise DataError(
@@ -166,7 +166,7 @@ def _read_back(state: TrainState, plan: Plan, pending: list[StepResult], clock: 
 def _evaluate(state: TrainState, plan: Plan, evaluate: Evaluate) -> Iterator[Event]:
     """Evaluates every split, then updates the best metric and the patience counter from the first.
 
-    An evaluation that is interrupted gives whoever asked for it a safe point to stop at; else it begins again.
+    An evaluation that is interrupted gives its caller a safe point to stop at; else it begins again.
     """
     started = time.perf_counter()
     state.evaluation_due = True

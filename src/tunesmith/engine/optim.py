@@ -15,7 +15,7 @@ from tunesmith.config.choices import OPTIMIZERS
 from tunesmith.encoder.params import param_groups
 from tunesmith.fast.fused_layers import FusedLayers
 from tunesmith.fast.fused_ops import has_triton
-from tunesmith.ranks.sharding import local, whole
+from tunesmith.ranks.sharding import gathered, local
 
 Rate = float | torch.Tensor
 """A number, or where a captured step reads it from."""
@@ -123,7 +123,7 @@ def trained_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 def gradient_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
     """The 2-norm over all gradients (of all ranks, where they are sharded), on the device, in fp32."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    return whole(torch.nn.utils.get_total_norm(grads))
+    return gathered(torch.nn.utils.get_total_norm(grads))
 
 
 def divide_gradients(parameters: list[torch.Tensor], divisor: torch.Tensor) -> None:

@@ -17,7 +17,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interrupted(Exception):
-    """An evaluation that is given up because the run was asked to stop; it begins again when the run goes on."""
+    """An evaluation that is given up because the run was asked to stop; it begins again when the run resumes."""
 
 
 class StopRequest:

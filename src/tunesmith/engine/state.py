@@ -1,4 +1,4 @@
-"""Everything that changes while a run goes on."""
+"""Everything that changes during a run."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _accumulate(state: TrainState, batches: Sequence[Batch], factor: Rate, *, id
     total = torch.zeros((), device=runtime.device)
     shares: list[Rate] = [0.0 if idle else factor] * len(batches)
     if runtime.sharding is not None:
-        # Each pass is an exchange between ranks: one with fewer micro-batches keeps the others company, weighted 0.
+        # Each pass is an exchange between ranks: one with fewer micro-batches repeats its first, weighted 0.
         fewer = runtime.largest(len(batches)) - len(batches)
         batches, shares = [*batches, *[batches[0]] * fewer], shares + [0.0] * fewer
     for index, (batch, share) in enumerate(zip(batches, shares, strict=True)):
@@ -143,7 +143,7 @@ def micro_step(state: TrainState, batch: Batch, factor: Rate, model: nn.Module |
 def _finish(
     state: TrainState, loss: torch.Tensor, rate: Rate, max_grad_norm: float, *, hold: bool, quiet: bool
 ) -> torch.Tensor:
-    """Clip, update, zero. Returns the step's numbers. With `quiet` nobody is told of the update: it is being captured."""
+    """Clip, update, zero. Returns the step's numbers. With `quiet` no hook is called: the update is being captured."""
     norm, bad, lasting, skip, divisor = _judge(state, loss, max_grad_norm, hold)
     numbers = torch.stack([loss.to(norm.dtype), norm, lasting])
     if not state.hooks.sets_rate:

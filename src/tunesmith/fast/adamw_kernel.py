@@ -86,7 +86,7 @@ class OneKernelAdamW:
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody waits for `step` of the optimizer itself."""
+        """Whether a hook or a wrapper needs `step` of the optimizer itself."""
         return any(getattr(self._optimizer, n, None) for n in STEP_HOOKS)
 
     def write_rates(self) -> None:

@@ -28,7 +28,7 @@ def weight_gradient(d_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 class _Ones:
-    """Vectors of ones that stay where they are: captured steps go on reading the shorter ones after a longer was made."""
+    """Vectors of ones that stay where they are: captured steps still read the shorter ones after a longer was made."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
@@ -68,12 +68,12 @@ def nobody_looks(parameters: Sequence[torch.Tensor]) -> bool:
 
 
 def is_hooked(parameter: torch.Tensor) -> bool:
-    """Whether somebody sees its gradient as soon as it is there."""
+    """Whether a hook sees its gradient as soon as it is there."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 class SideStream:
-    """Gradients of weights on a second stream: nobody waits for them before the update, and small products leave room.
+    """Gradients of weights on a second stream: nothing waits for them before the update, and small products leave room.
 
     For batches of few tokens only: memory that the second stream reads is not used again before it is done.
     """
@@ -96,7 +96,7 @@ class SideStream:
         backward = torch._C._current_graph_task_id()
         if self._joined.get(device) != backward:  # by its number: one that broke off never came to its end
             self._joined[device] = backward
-            # At the end of the backward pass, whoever called it: the gradients are there for all that follows.
+            # At the end of any backward pass: the gradients are there for all that follows.
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._join(device))
         for tensor in inputs:
             tensor.record_stream(side)

@@ -96,7 +96,7 @@ class StepGraphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            # Other threads go on (batches are pinned, checkpoints copied): only this one must not touch the device.
+            # Other threads continue (batches are pinned, checkpoints copied): only this one must not touch the device.
             capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
             with no_host_randomness(), capture:
                 numbers.copy_(body(fixed, self._rate, self._factor))
@@ -110,7 +110,7 @@ class StepGraphs:
         """Frees what captured steps hold, where there are any: the memory did not suffice for them and an uncaptured one."""
         if not self._graphs:
             return False
-        log.warning("out of memory: the captured steps are let go, and steps run uncaptured, which needs less")
+        log.warning("out of memory: the captured steps are released, and steps run uncaptured, which needs less")
         self.off = True
         self.close()
         return True

@@ -47,7 +47,7 @@ class PaddingFree:
 
 
 def supports(model: nn.Module) -> str | None:
-    """None, or the reason why the model must stay padded, to be said aloud."""
+    """None, or the reason why the model must stay padded, to be reported."""
     return why_not(model)
 
 

@@ -33,7 +33,7 @@ from tunesmith.tokens.token_rows import TokenRows
 Wish = Literal["auto", "on", "off"]
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ON_A_GPU = ("fused_layers", "cuda_graphs")
-"""What nobody misses on a CPU: not said there."""
+"""What a CPU does not need: not reported there."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Strategies:
         _IN_FORCE[id(self.model)] = self
 
     def best_order(self, device: torch.device) -> Sampling:
-        """The order of rows where nobody asked for one: on a GPU batches without padding need no rows of similar length."""
+        """The order of rows where none was asked for: on a GPU batches without padding need no rows of similar length."""
         return "random" if device.type == "cuda" and "padding_free" in self.parts else "group_by_length"
 
     @property
@@ -161,7 +161,7 @@ def choose_strategies(
 ) -> Strategies:
     """Applies to the model what it supports and was not refused. Call it before the optimizer is made.
 
-    `sharded`: the weights are, or will be, dealt out over the ranks. `longest`: tokens of a row, where `rows` is None.
+    `sharded`: the weights are, or will be, sharded over the ranks. `longest`: tokens of a row, where `rows` is None.
     """
     notes, on, applied = list[str](), list[str](), dict[str, Any]()
     collate, parts = cast(Any, padding), "the weights are sharded (fsdp)" if sharded else None

@@ -76,7 +76,7 @@ def save_checkpoint(
 def capture(state: TrainState, identity: Identity) -> Snapshot | None:
     """What a checkpoint of this moment holds, on rank 0; None on the others. All ranks call it.
 
-    Tensors that are on the CPU already are the run's own: whoever goes on training copies them first.
+    Tensors that are on the CPU already are the run's own: a caller that continues training copies them first.
     """
     state.require_whole("they are not saved")
     generators = state.runtime.gather_objects(generator_states(state.runtime.device))
@@ -163,7 +163,7 @@ def load_checkpoint(folder: Path, state: TrainState, *, settings: bool = True) -
     for piece in (*PIECES, VOCABULARY) if plain.get("vocabulary") == "decayed" else PIECES:
         if not (folder / piece).is_file():
             raise CheckpointError(
-                f"has no {piece}, so the run cannot go on exactly from it",
+                f"has no {piece}, so the run cannot resume exactly from it",
                 where=str(folder),
                 fix=f"To start a new run from its weights: --model_name_or_path {folder} and another --output_dir.",
             )

@@ -47,7 +47,7 @@ class RunKeeper:
     stop: StopRequest = field(default_factory=StopRequest)
     listeners: list[Listener] = field(default_factory=list)
     aside_from: int = ASIDE_FROM
-    """Bytes of a checkpoint from which on the run copies it and goes on while a thread writes it."""
+    """Bytes of a checkpoint from which on the run copies it and continues while a thread writes it."""
     _aside: Aside = field(init=False, default_factory=Aside)
     _aside_step: int = field(init=False, default=0)
     _improved: bool = field(init=False, default=False)
@@ -251,6 +251,6 @@ class RunKeeper:
             self.close()
 
     def close(self) -> None:
-        """Lets go of the journal; raises nothing, as it runs while another error is on its way out."""
+        """Closes the journal; raises nothing, as it runs while another error is on its way out."""
         self._settle_save()
         self.record.close()

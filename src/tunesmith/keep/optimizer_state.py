@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from tunesmith.errors import CheckpointError
 from tunesmith.ranks.plain import from_plain, to_plain
-from tunesmith.ranks.sharding import dealt
+from tunesmith.ranks.sharding import sharded_like
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def unpack_optimizer(
 ) -> None:
     """Restores what `pack_optimizer` made; the parameters must be the same, in the same groups.
 
-    Without `settings` the groups stay as they were made: the run was told to use others.
+    Without `settings` the groups stay as they were made: the run asked for others.
     """
     missing = sorted(set(plain["tensors"]) ^ set(tensors))
     if missing:
@@ -58,7 +58,7 @@ def unpack_optimizer(
 
             def find(key: str, parameter: torch.Tensor = parameter, with_device: bool = with_device) -> Any:
                 counts = key.startswith("step:") and not with_device  # torch counts on the CPU there
-                return dealt(tensors[key] if counts else tensors[key].to(parameter.device), parameter)
+                return sharded_like(tensors[key] if counts else tensors[key].to(parameter.device), parameter)
 
             # one that has no state yet must be seen to have none
             optimizer.state.pop(parameter, None)
@@ -81,12 +81,12 @@ def _has_own_way(optimizer: Optimizer) -> bool:
     """Whether its class writes or reads its state itself, and knows best."""
     kind = type(optimizer)
     if any(hasattr(p, "full_tensor") for group in optimizer.param_groups for p in group["params"]):
-        return False  # parts of tensors are dealt out here
+        return False  # the tensors are sharded
     return kind.state_dict is not Optimizer.state_dict or kind.load_state_dict is not Optimizer.load_state_dict
 
 
 def _plain_group(group: dict[str, Any], name: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """What a group holds beside its parameters; what cannot be written is left to whoever makes the optimizer."""
+    """What a group holds beside its parameters; what cannot be written is left to the code that makes the optimizer."""
     found = {}
     for key, value in group.items():
         if key in _OF_THE_DEVICE:

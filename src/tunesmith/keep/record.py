@@ -38,8 +38,8 @@ class Wording:
 
 
 COMMAND = Wording(
-    "Put it back, give another --output_dir, or --allow_changed_data to go on all the same.",
-    "the same command goes on from here",
+    "Put it back, give another --output_dir, or --allow_changed_data to resume all the same.",
+    "the same command resumes from here",
 )
 
 
@@ -55,7 +55,7 @@ class RunRecord:
     listeners: list[Listener] = field(default_factory=list)
     wording: Wording = COMMAND
     refuses_nan: bool = True
-    """False: whoever owns this decides about a number that is not finite."""
+    """False: the owner decides about a number that is not finite."""
     journal: Journal | None = field(init=False, default=None)
 
     def compare(self, folder: Path) -> tuple[list[str], list[str]]:

@@ -1,4 +1,4 @@
-"""One moment of a run as it goes to disk, and a thread that writes it while the run goes on."""
+"""One moment of a run as it goes to disk, and a thread that writes it while the run continues."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def link_files(source: Path, target: Path, names: list[str]) -> None:
 
 @dataclass
 class Aside:
-    """At most one job at a time, in a thread of its own. What it raises is raised again by whoever asks for it."""
+    """At most one job at a time, in a thread of its own. What it raises is raised again in the thread that asks for it."""
 
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     _job: Future[float] | None = None
@@ -108,7 +108,7 @@ class Aside:
             else:
                 future.set_result(time.perf_counter() - started)
 
-        # A daemon: a process that is told twice to stop does not wait for it, and an unpublished folder is swept later.
+        # A daemon: a process that receives a second signal does not wait for it, and an unpublished folder is swept later.
         threading.Thread(target=run, name="tunesmith-save", daemon=True).start()
 
     def take(self, *, wait: bool) -> float | None:

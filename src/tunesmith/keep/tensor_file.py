@@ -93,7 +93,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _hash_aside(parts: list[memoryview], owners: dict[str, torch.Tensor]) -> Future[str]:
-    """sha256 of the parts, made by a thread of its own: hashing one file goes on while the next is written and synced.
+    """sha256 of the parts, made by a thread of its own: one file is hashed while the next is written and synced.
 
     `owners` are the tensors whose memory the parts look at: the thread keeps them alive.
     """

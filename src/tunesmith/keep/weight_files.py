@@ -14,7 +14,7 @@ from tunesmith.encoder.adapters import ADAPTER, adapter_files, has_adapters, tra
 from tunesmith.errors import CheckpointError, NumericsError
 from tunesmith.keep.history import INDEX, read_shards
 from tunesmith.keep.snapshot import WEIGHTS
-from tunesmith.ranks.sharding import dealt, whole
+from tunesmith.ranks.sharding import gathered, sharded_like
 from tunesmith.run.sealed import read_manifest
 
 BESIDE = "trained.safetensors"
@@ -35,7 +35,7 @@ def contiguous(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     seen: set[int] = set()
     out = {}
     for name, tensor in tensors.items():
-        tensor = whole(tensor.detach()).cpu().contiguous()
+        tensor = gathered(tensor.detach()).cpu().contiguous()
         out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
     return out
@@ -122,7 +122,7 @@ def _load_adapters(model: nn.Module, folder: Path) -> None:
 def _copy(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], where: str) -> None:
     with torch.no_grad():
         for name, tensor in _fitting(own, stored, where).items():
-            tensor.copy_(dealt(stored[name], tensor))
+            tensor.copy_(sharded_like(stored[name], tensor))
 
 
 def _fitting(
@@ -145,5 +145,5 @@ def _read(folder: Path, name: str) -> dict[str, torch.Tensor]:
             fix = "It holds PEFT adapters: put adapters into the model as the run did (peft.get_peft_model)."
         elif name != WEIGHTS:
             fix = "It is not of a run with these adapters: load what it holds with from_pretrained and start a new run."
-        raise CheckpointError(f"has no {name}, so the run cannot go on exactly from it", where=str(folder), fix=fix)
+        raise CheckpointError(f"has no {name}, so the run cannot resume exactly from it", where=str(folder), fix=fix)
     return load_file(folder / name)

@@ -29,7 +29,7 @@ CONTESTANTS = {
 
 
 def kinds_for(*, on_gpu: bool, half: bool) -> tuple[str, ...]:
-    """Who runs beside us when nobody is named: on a GPU the Trainer's best as well. `half`: bf16 or fp16 was asked for.
+    """Who runs beside us when no peer is named: on a GPU the Trainer's best as well. `half`: bf16 or fp16 was asked for.
 
     The Trainer takes the precision that was asked for, so that one more with bf16 says something new without it only. On
     a CPU bf16 and compiling are left to those who name them.

@@ -22,7 +22,7 @@ class HardwareLimits:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until a GPU has done what it was told; a CPU has."""
+    """Waits until a GPU has finished its work; a CPU has already."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

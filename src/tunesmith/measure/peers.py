@@ -86,7 +86,7 @@ def load_plain_model(prepared: Prepared) -> Any:
 def train_trainer(
     prepared: Prepared, folder: str, *, grouped: bool, bf16: bool = False, compiled: bool = False
 ) -> Train:
-    """One Trainer and one model; each turn is a `train()` of so many steps that goes on with the weights.
+    """One Trainer and one model; each turn is a `train()` of so many steps that continues with the weights.
 
     The precision is the run's own unless `bf16` asks for that. A compiled one takes some steps more before its first:
     torch.compile settles after it has seen a few shapes.

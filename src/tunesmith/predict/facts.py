@@ -84,7 +84,7 @@ def model_folder_of(path: str | Path) -> Seal:
         raise ConfigError(
             "the run has no model/ yet: it was not finished",
             where=str(folder),
-            fix=f"Go on with `tunesmith resume {folder}`.",
+            fix=f"Continue with `tunesmith resume {folder}`.",
         )
     if is_graph_folder(folder):
         return check_seal(folder)

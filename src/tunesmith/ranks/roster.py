@@ -54,7 +54,7 @@ class RankRoster:
         who = ", ".join(gone) if gone else f"another rank ({first})"
         return WorkerError(
             f"{who} no longer answers; rank {self.rank} ends",
-            fix="Its own output says why. The same command goes on from the last checkpoint.",
+            fix="Its own output says why. The same command resumes from the last checkpoint.",
         )
 
     def dead(self) -> list[str]:
@@ -141,7 +141,7 @@ def _when_terminated(roster: RankRoster) -> Any:
             signal.signal(number, signal.SIG_IGN)
             raise WorkerError(
                 f"{gone[0]} no longer answers; rank {roster.rank} ends",
-                fix="Its own output says why. The same command goes on from the last checkpoint.",
+                fix="Its own output says why. The same command resumes from the last checkpoint.",
             )
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

@@ -26,8 +26,8 @@ from tunesmith.tokens.batches import Batch
 
 Precision = Literal["no", "bf16", "fp16"]
 
-LETTING_GO = 0.2
-"""Seconds before a rank on a CPU ends. A thread of gloo may still be letting go of the tensors of the last exchange, for which it
+RELEASE_SECONDS = 0.2
+"""Seconds before a rank on a CPU ends. A thread of gloo may still be releasing the tensors of the last exchange, for which it
 takes Python's lock; an interpreter that is ending refuses it, and the process is aborted with its work done (seen in 3 to 5
 of 12 runs on a busy machine, with transformers.Trainer as well)."""
 
@@ -44,7 +44,7 @@ class Runtime:
     rank: int
     world: int
     sharding: Sharding | None = None
-    """How the model is dealt out over the ranks (FSDP); None: every rank holds a whole copy (DDP)."""
+    """How the model is sharded over the ranks (FSDP); None: every rank holds a full copy (DDP)."""
     sync_each_batch: bool = False
     """Ranks exchange gradients in every micro-batch: more traffic, and no rank keeps its own sum."""
 
@@ -182,10 +182,10 @@ def make_runtime(
     _require_precision(precision, device)
     world = accelerator.num_processes
     if sharding is not None and world == 1:
-        log.warning("fsdp has no effect on one rank: there is nobody to share the weights with")
+        log.warning("fsdp has no effect on one rank: there is no other rank to shard over")
         sharding = None
     if world > 1 and device.type == "cpu":
-        atexit.register(time.sleep, LETTING_GO)
+        atexit.register(time.sleep, RELEASE_SECONDS)
     each = bool((accumulation or {}).get("sync_each_batch"))
     return Runtime(accelerator, device, precision, accelerator.process_index, world, sharding, each)
 
@@ -232,7 +232,7 @@ def leave_ranks() -> None:
 
 
 def _refuse_what_a_launcher_wants() -> None:
-    """What `accelerate launch` was told and this engine does not do is said, never passed over."""
+    """Refuses or reports options of `accelerate launch` that this engine does not use."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         raise ConfigError(
             "DeepSpeed was asked for by the launcher; this engine does not use it",

@@ -1,6 +1,6 @@
-"""A model whose weights, gradients and optimizer state are dealt out over the ranks: torch's `fully_shard` (FSDP2).
+"""A model whose weights, gradients and optimizer state are sharded over the ranks: torch's `fully_shard` (FSDP2).
 
-A part of a tensor is a `DTensor`; whoever needs the whole of it asks all ranks at once (decisions/0401).
+A shard of a tensor is a `DTensor`; all ranks gather the full tensor at once (decisions/0401).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.ranks.sharding_options import Sharding
 
 _SHARDED: WeakKeyDictionary[nn.Module, Sharding] = WeakKeyDictionary()
-"""The models that were dealt out, and how: torch has no getter for it."""
+"""The models that were sharded, and how: torch has no getter for it."""
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -27,7 +27,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def shard_model(model: nn.Module, optimizer: Optimizer, sharding: Sharding, device: torch.device) -> None:
-    """Deals the model out over all ranks, in place, from the weights of rank 0, and points the optimizer at the parts."""
+    """Shards the model over all ranks, in place, from the weights of rank 0, and points the optimizer at the shards."""
     if is_sharded(model):
         return
     names = {id(p): n for n, p in model.named_parameters(remove_duplicate=False)}
@@ -51,7 +51,7 @@ def shard_model(model: nn.Module, optimizer: Optimizer, sharding: Sharding, devi
         for old in group["params"]:
             new = by_name[names[id(old)]]
             if old in optimizer.state:
-                optimizer.state[new] = {k: dealt(v, new) for k, v in optimizer.state.pop(old).items()}
+                optimizer.state[new] = {k: sharded_like(v, new) for k, v in optimizer.state.pop(old).items()}
             fresh.append(new)
         group["params"] = fresh
 
@@ -78,8 +78,8 @@ def _fully_shard(model: nn.Module, sharding: Sharding, device: torch.device) -> 
 
 
 @contextmanager
-def whole_weights(model: nn.Module) -> Iterator[None]:
-    """Inside, each rank holds all weights and its passes wait for nobody: ranks may run different numbers of batches.
+def gathered_weights(model: nn.Module) -> Iterator[None]:
+    """Inside, each rank holds all weights and its passes wait for no other rank: ranks may run different numbers of batches.
 
     All ranks enter and leave it together. Gradients of passes inside stay on their rank, and are dropped at the end.
     """
@@ -105,23 +105,23 @@ def whole_weights(model: nn.Module) -> Iterator[None]:
         root.set_requires_gradient_sync(True)
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor; all ranks ask for it together. One that is not dealt out is given back as it is."""
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor; all ranks ask for it together. One that is not sharded is returned as it is."""
     if hasattr(tensor, "full_tensor"):
         full: torch.Tensor = tensor.full_tensor()
         return full
     return tensor
 
 
-def whole_state(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
+def gathered_state(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
     """The model's tensors, whole and on the CPU; all ranks call it, those that do not `keep` get an empty dict."""
-    return _gathered(model.state_dict(), keep=keep)
+    return _each_gathered(model.state_dict(), keep=keep)
 
 
-def _gathered(tensors: Mapping[str, torch.Tensor], *, keep: bool) -> dict[str, torch.Tensor]:
+def _each_gathered(tensors: Mapping[str, torch.Tensor], *, keep: bool) -> dict[str, torch.Tensor]:
     out = {}
     for name, tensor in tensors.items():
-        full = whole(tensor.detach())  # one at a time: a device need not hold more than the largest
+        full = gathered(tensor.detach())  # one at a time: a device need not hold more than the largest
         if keep:
             out[name] = full.cpu()
     return out
@@ -133,8 +133,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def dealt(stored: Any, own: torch.Tensor) -> Any:
-    """A whole tensor in the form that `own` has: this rank's part of it where `own` is dealt out. Asks no other rank."""
+def sharded_like(stored: Any, own: torch.Tensor) -> Any:
+    """A full tensor in the form that `own` has: this rank's shard of it where `own` is sharded. Asks no other rank."""
     if not hasattr(own, "full_tensor") or not isinstance(stored, torch.Tensor) or stored.shape != own.shape:
         return stored
     from torch.distributed.tensor import DTensor, distribute_tensor

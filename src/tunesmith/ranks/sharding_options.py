@@ -80,7 +80,7 @@ def read_sharding(asked: bool | str | Sequence[str] | None, config: Mapping[str,
 
 
 def sharding_of_launcher(environ: Mapping[str, str]) -> Sharding | None:
-    """What `accelerate launch` was told about FSDP, from its flags or its config file; None when it was not."""
+    """The FSDP options of `accelerate launch`, from its flags or its config file; None when it has none."""
     if environ.get("ACCELERATE_USE_FSDP", "false").lower() not in ("true", "1"):
         return None
     options: dict[str, Any] = {k[5:].lower(): v for k, v in environ.items() if k.startswith("FSDP_")}

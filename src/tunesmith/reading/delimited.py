@@ -230,7 +230,7 @@ class _Parser:
         line = opening + _count_lines(closed.group())
         there = "" if line == opening else f" on line {line}"
         after = text[closed.end() : closed.end() + 20].splitlines()[0]
-        problem = f"the quoted field opened here is closed{there} and then goes on with {after!r}"
+        problem = f"the quoted field opened here is closed{there} and then continues with {after!r}"
         raise DataError(problem, where=where, fix=_QUOTE_FIX)
 
     def _too_long(self) -> DataError:

@@ -14,7 +14,7 @@ _MAPS = Path("/proc/self/maps")
 
 
 def release_pages(dataset: Dataset) -> int:
-    """Gives the pages of the dataset's files back to the system; how many bytes of mappings were told so.
+    """Gives the pages of the dataset's files back to the system; returns the number of bytes of those mappings.
 
     Nothing is lost: the mappings are read-only views of files, and a page that is needed again is read again (from
     the page cache, as a rule). Where the system has no /proc, nothing happens.

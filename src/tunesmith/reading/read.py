@@ -176,7 +176,7 @@ def _reading_note(file: _File) -> str | None:
 
 
 def _refuse_zeros(path: Path, origin: str) -> None:
-    """A large file that begins with zeros was never written: that is told before it is hashed to its end."""
+    """A large file that begins with zeros was never written: that is reported before it is hashed to its end."""
     with path.open("rb") as file:
         head = file.read(1 << 20)
     if path.stat().st_size > 10**8 and not any(head):

@@ -47,11 +47,11 @@ def draw_split(
 def draw_fold(part: Part, *, folds: int, fold: int, task: Task, text_columns: Sequence[str] = ()) -> tuple[Ints, Ints]:
     """(the other rows, the rows of fold `fold` of 1 to `folds`), ascending. Every row is in one fold, the same each time.
 
-    Labels are dealt out evenly; rows that share a sentence are in one fold.
+    Labels are spread evenly; rows that share a sentence are in one fold.
     """
     strata = strata_of(part, task)
     if len(part) < folds:
-        raise DataError(f"{len(part)} rows cannot be dealt out to {folds} folds", fix="Give fewer --folds.")
+        raise DataError(f"{len(part)} rows cannot be split into {folds} folds", fix="Give fewer --folds.")
     groups = _groups(part, text_columns)
     order = np.random.default_rng(0).permutation(len(part))
     members: dict[int, list[int]] = {}

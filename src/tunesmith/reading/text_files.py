@@ -154,7 +154,7 @@ def _width(head: str, delimiter: str, *, quoting: bool) -> int:
         rows = list(csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoting else csv.QUOTE_NONE))
     except csv.Error:
         return 0
-    whole = rows[:-1] if len(rows) > 2 else rows  # the last one may go on after the lines looked at
+    whole = rows[:-1] if len(rows) > 2 else rows  # the last one may continue after the lines looked at
     widths = {len(row) for row in whole if row}
     return widths.pop() if len(widths) == 1 else 0
 

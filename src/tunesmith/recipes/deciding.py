@@ -59,7 +59,7 @@ class RunFacts:
 
 
 def decide(config: RunConfig, facts: RunFacts) -> list[Decision]:
-    """What the user left open, in the order it is told. A flag wins: what is given is not decided."""
+    """What the user left open, in the order it is printed. A flag wins: what is given is not decided."""
     return [decision for decision in _all(config, facts) if _is_open(config, decision.name)]
 
 

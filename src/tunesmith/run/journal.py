@@ -151,9 +151,9 @@ def _end_of_last_line(file: BinaryIO, path: Path, size: int) -> int:
 def truncate_journal(path: str | Path, step: int) -> int:
     """Drops everything that came after the safe point of `step`, in one atomic rename; gives the lines dropped.
 
-    Kept: events with `event.step <= step`, so that the run that goes on from there writes the rest again, once.
+    Kept: events with `event.step <= step`, so that the run that resumes there writes the rest again, once.
     Two exceptions: `EpochStarted(step=step)`, which begins the next epoch, and every `RunEnded`, since a run that
-    goes on has not ended. With `step` 0 nothing was computed yet: only RunStarted, Resumed and Note of step 0 stay.
+    resumes has not ended. With `step` 0 nothing was computed yet: only RunStarted, Resumed and Note of step 0 stay.
     """
     path = Path(path)
     if not path.exists():

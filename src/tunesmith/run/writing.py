@@ -89,7 +89,7 @@ def replacing(path: Path, *, mode: int = 0o666, before: Callable[[Path], None] |
 
 
 def _create_aside(path: Path, mode: int) -> tuple[BinaryIO, Path]:
-    """A new file beside `path`. A name that is taken, whoever took it, is passed over."""
+    """A new file beside `path`. A name that is taken is passed over."""
     for number in count():
         tmp = path.with_name(f"{TMP_PREFIX}{path.name}-{os.getpid()}{number or ''}")
         try:

@@ -13,7 +13,7 @@ HEADER_SECONDS = 10.0
 UNREAD_SECONDS = 30.0
 """How long an answer may lie unread before the connection is dropped."""
 REQUEST_SECONDS = 120.0
-"""From the headers to the end of the body: a body that nobody reads (a refused request's) must not keep a connection."""
+"""From the headers to the end of the body: a body that is not read (a refused request's) must not keep a connection."""
 MAX_CONNECTIONS = 800
 """Below the usual 1,024 open files of a process."""
 

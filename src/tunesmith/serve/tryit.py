@@ -55,7 +55,7 @@ class _Item:
         try:
             self.loop.call_soon_threadsafe(set_answer)
         except RuntimeError:  # the server has gone
-            log.debug("nobody waits for this answer any more")
+            log.debug("no request waits for this answer any more")
 
 
 def load_run_predictor(run: RunDir) -> Any:

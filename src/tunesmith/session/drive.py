@@ -17,7 +17,7 @@ from tunesmith.keep.keeper import RunKeeper
 from tunesmith.metrics.row_evidence import rows_to_keep
 from tunesmith.predict.model_folder import describe_model
 from tunesmith.ranks.roster import RankRoster
-from tunesmith.ranks.sharding import whole_state
+from tunesmith.ranks.sharding import gathered_state
 from tunesmith.run.doctor import FINISHED
 from tunesmith.run.environment import describe_environment
 from tunesmith.run.layout import RunDir
@@ -74,7 +74,7 @@ def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
 
 
 def train_run(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
-    """Trains what was prepared, in this folder; goes on with an unfinished run that is there."""
+    """Trains what was prepared, in this folder; resumes an unfinished run that is there."""
     state = prepared.state
     has_validation = "validation" in prepared.tokenized
     on_gpu = prepared.runtime.device.type == "cuda"
@@ -129,7 +129,7 @@ def _make_trackers(run: RunDir, prepared: Prepared, plan: Plan) -> list[Callable
 
 
 def _begin(run: RunDir, prepared: Prepared, keeper: RunKeeper, started: RunStarted) -> None:
-    """Starts or resumes. A run that is refused keeps its own run.yaml: `tunesmith resume` goes on with that."""
+    """Starts or resumes. A run that is refused keeps its own run.yaml: `tunesmith resume` uses that."""
     main, fresh = prepared.runtime.is_main, not run.checkpoints()
     if main:
         _refuse_another_run(run, prepared)
@@ -190,7 +190,7 @@ def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch) ->
     scores = score_splits(prepared, predictions)
     best_step = state.progress.step if keeper.keep_best else None
     diagnosis: Sequence[str] = ()
-    weights = whole_state(state.model, keep=prepared.runtime.is_main)
+    weights = gathered_state(state.model, keep=prepared.runtime.is_main)
     if prepared.runtime.is_main:
         write_results(run, prepared, predictions, scores)
         card = write_card(prepared, scores, name=prepared.config.name, steps=state.step, best_step=best_step)

@@ -45,7 +45,7 @@ def finetune(
     watch: Watch | None = None,
     **options: Any,
 ) -> RunResult:
-    """Trains, evaluates and exports one run; goes on with it if its folder holds an unfinished one.
+    """Trains, evaluates and exports one run; resumes it if its folder holds an unfinished one.
 
     Data comes from the config's files or names, or as a Dataset, DatasetDict, DataFrame or list of dicts.
     """

@@ -1,4 +1,4 @@
-"""What is told about data, tokens and model before the first step."""
+"""What is printed about data, tokens and model before the first step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def say_model(say: Say, config: RunConfig, loaded: LoadedModel, strategies: Stra
     if asked is None and strategies.best_order(runtime.device) == "random":
         say("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
     if runtime.sharding is not None:
-        say(f"FSDP: weights, gradients and optimizer state are dealt out over {runtime.world} ranks.")
+        say(f"FSDP: weights, gradients and optimizer state are sharded over {runtime.world} ranks.")
     for note in (*loaded.notes, *strategies.notes):
         say(f"{note[0].upper()}{note[1:]}.")
     if strategies.on:

@@ -63,7 +63,7 @@ class Ragged:
 class TokenRows:
     """The rows of one split: token columns, their lengths, labels where there are any.
 
-    `known_ids`: the token ids that occur, where somebody counted them already; counting them here reads every page.
+    `known_ids`: the token ids that occur, where they are counted already; counting them here reads every page.
     """
 
     columns: dict[str, Ragged]

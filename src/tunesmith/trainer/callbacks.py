@@ -88,7 +88,7 @@ def load_callback_states(trainer: Trainer) -> None:
 
 
 def add_log_line(trainer: Trainer, logs: dict[str, float], start_time: float | None) -> None:
-    """A line of `state.log_history`, which the callbacks are told of."""
+    """A line of `state.log_history`, which is passed to the callbacks."""
     state = trainer.state
     if state.epoch is not None:
         logs["epoch"] = state.epoch

@@ -116,7 +116,7 @@ def load_best_weights(model: Any, folder: Path) -> None:
 
 
 def find_checkpoint(wanted: str | bool | Path, output_dir: str) -> Path:
-    """The folder to go on from: the newest intact one of the output folder's last run, or the one that is named."""
+    """The folder to resume from: the newest intact one of the output folder's last run, or the one that is named."""
     if wanted is not True:
         folder = Path(str(wanted))
         if not (folder / MANIFEST).is_file():

@@ -101,7 +101,7 @@ class Loaders:
             and self._trainer.args.eval_do_concat_batches
             and not self._trainer.args.batch_eval_metrics
             and self._trainer.compute_loss_func
-            is None  # a mean of somebody's own may depend on which rows share a batch
+            is None  # a mean of the user's own may depend on which rows share a batch
             and not any(self._trainer.overrides(n) for n in ("compute_loss", "prediction_step", "evaluation_loop"))
             and (rows := token_rows_of(eval_dataset)) is not None
         ):

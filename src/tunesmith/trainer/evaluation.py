@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from tunesmith.ranks.sharding import is_sharded, whole_weights
+from tunesmith.ranks.sharding import gathered_weights, is_sharded
 from tunesmith.trainer.gathering import Gathered, warn_of_nan
 from tunesmith.trainer.loaders import RecordedBatches, RowBatches, count_rows
 from tunesmith.trainer.objective import COUNT, accepts, count_items
@@ -123,12 +123,12 @@ class Evaluation:
     @contextlib.contextmanager
     def _evaluating(self, model: Any) -> Iterator[None]:
         """Inside, no rank holds a part of the weights only. Model and optimizer are left in evaluation mode, as in
-        transformers: whoever uses the model next does it without dropout; a training step sets its own mode."""
+        transformers: the next use of the model is without dropout; a training step sets its own mode."""
         trainer = self._trainer
         for module in (model, trainer.optimizer):
             if callable(getattr(module, "eval", None)):
                 module.eval()
-        with whole_weights(model), naming_workers():
+        with gathered_weights(model), naming_workers():
             yield
 
     def prediction_step(

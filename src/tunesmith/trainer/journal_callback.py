@@ -25,7 +25,7 @@ _NOT_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_prep
 
 
 class JournalCallback(TrainerCallback):
-    """Appends to journal.jsonl in `output_dir`. A run resumed by the Trainer goes on in the same journal."""
+    """Appends to journal.jsonl in `output_dir`. A run resumed by the Trainer continues the same journal."""
 
     def __init__(self) -> None:
         self._journal: Journal | None = None

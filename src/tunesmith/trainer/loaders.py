@@ -68,7 +68,7 @@ class EpochBatches:
                 yield piece.tolist()
 
     def windows(self) -> Iterator[tuple[list[Indices], Indices, bool]]:
-        """(this rank's micro-batches, all ranks' rows, whether this rank only keeps the others company) of each step."""
+        """(this rank's micro-batches, all ranks' rows, whether this rank's share counts nothing) of each step."""
         order = epoch_order(
             self._num_rows,
             seed=self._seed,

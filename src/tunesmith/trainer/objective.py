@@ -163,7 +163,7 @@ class WindowLoss:
         return float(6 * inputs[main].numel() * self._counted[1])
 
     def passes_count(self) -> bool:
-        """Whether `compute_loss` is told the number of items, as transformers decides it."""
+        """Whether `compute_loss` is passed the number of items, as transformers decides it."""
         trainer = self._trainer
         return (
             not trainer.overrides("compute_loss")

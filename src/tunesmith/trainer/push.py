@@ -80,7 +80,7 @@ class HubUploads:
         )
 
     def push_checkpoint(self, folder: str) -> None:
-        """Uploads a checkpoint's model while training goes on, as `hub_strategy` says."""
+        """Uploads a checkpoint's model while training continues, as `hub_strategy` says."""
         strategy = self._trainer.args.hub_strategy
         if not self._trainer.is_world_process_zero() or strategy == utils.HubStrategy.END:
             return

@@ -40,7 +40,7 @@ class LoggedSums:
     """An epoch has begun whose end was not announced yet."""
     steps_in_epoch: int = 0
     announced_step: int = 0
-    """The last step whose end the callbacks were told about."""
+    """The last step whose end was passed to the callbacks."""
     ended_epochs: list[int] = field(default_factory=list)
     """The step each finished epoch ended at."""
 

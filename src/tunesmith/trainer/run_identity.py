@@ -14,7 +14,7 @@ import torch
 from tunesmith.encoder.adapters import has_adapters
 from tunesmith.keep.checkpoint import Identity, content_mark
 from tunesmith.keep.record import Wording
-from tunesmith.ranks.sharding import whole
+from tunesmith.ranks.sharding import gathered
 from tunesmith.run.environment import package_versions
 from tunesmith.run.sealed import read_manifest
 from tunesmith.tokens.token_encoder import padded_fingerprint
@@ -39,9 +39,9 @@ IDLE_NAMES = "architectures dtype torch_dtype transformers_version problem_type 
 IDLE_CONFIG = frozenset(IDLE_NAMES.split())
 """Entries of a model's config that change by loading, saving or the first batch; labels are compared by themselves."""
 WORDING = Wording(
-    "Put it back, set Trainer.allow_changed_data = True to go on all the same, or load the weights with from_pretrained "
+    "Put it back, set Trainer.allow_changed_data = True to resume all the same, or load the weights with from_pretrained "
     "and start a new run.",
-    "train(resume_from_checkpoint=True) goes on from here",
+    "train(resume_from_checkpoint=True) resumes from here",
     option="",
 )
 OVERRIDES = ("compute_loss", "training_step", "get_train_dataloader", "create_optimizer", "create_scheduler")
@@ -103,7 +103,7 @@ def frozen_content(model: Any) -> str:
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             digest.update(name.encode())
-            digest.update(whole(weight.detach()).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            digest.update(gathered(weight.detach()).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -17,7 +17,7 @@ from tunesmith.encoder.adapters import is_mixed
 from tunesmith.errors import ResourceError
 from tunesmith.keep.snapshot import WEIGHTS
 from tunesmith.keep.weight_files import contiguous
-from tunesmith.ranks.sharding import is_sharded, whole_state
+from tunesmith.ranks.sharding import gathered_state, is_sharded
 from tunesmith.run.ledger import has_ledger, is_ours, start_ledger, write_own
 from tunesmith.run.sealed import remove_tree
 from tunesmith.run.writing import kind_of, move_file, require_plain, require_same_folder, write_file
@@ -45,7 +45,7 @@ class ModelFiles:
         if not is_sharded(trainer.model) or self._gathered is not None:
             yield
             return
-        self._gathered = whole_state(trainer.model, keep=trainer.runtime.is_main)
+        self._gathered = gathered_state(trainer.model, keep=trainer.runtime.is_main)
         try:
             yield
         finally:

@@ -88,7 +88,7 @@ class TrialSearch:
             self._weights[trial.number] = weights
 
     def _settle(self, best: int | None) -> None:
-        """Lets go of weights and checkpoints of every trial but the best so far, so that a long search fills no disk."""
+        """Releases weights and checkpoints of every trial but the best so far, so that a long search fills no disk."""
         best = self._trainer.runtime.gather_objects(best)[0]
         if best is None:
             return

@@ -45,7 +45,7 @@ class TrackerArguments:
 
 @dataclass
 class Trackers:
-    """A listener of events. A tracker that fails while the run goes on is left out with a warning: it has no say."""
+    """A listener of events. A tracker that fails during a run is left out with a warning: it never stops the run."""
 
     names: list[str]
     arguments: TrackerArguments
@@ -123,7 +123,7 @@ class Trackers:
     def _try(self, callback: Any, call: Callable[..., Any], *given: Any, **extra: Any) -> None:
         try:
             call(*given, **extra)
-        except Exception as error:  # somebody else's code, somebody else's server
+        except Exception as error:  # the tracker's code and server, not ours
             name = type(callback).__name__.removesuffix("Callback")
             first = next(iter(str(error).splitlines()), "")
             log.warning("%s stopped working and is left out: %s: %s", name, type(error).__name__, first)

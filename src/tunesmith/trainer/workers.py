@@ -1,4 +1,4 @@
-"""Data-loader workers that die, fail or hang: an error that names the worker and its rows, and nobody left waiting."""
+"""Data-loader workers that die, fail or hang: an error that names the worker and its rows, and no process left waiting."""
 
 from __future__ import annotations
 

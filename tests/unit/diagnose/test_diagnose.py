@@ -325,7 +325,11 @@ def test_a_run_that_goes_on_is_still_learning_and_has_not_stopped_too_early(synt
     run = CASES["both losses still falling"][1] | {"planned_epochs": 9, "ended": None}
     curves = curves_from_events(synthetic.make_run(**run))
     (found,) = diagnose(curves, synthetic.CONFIG, label_counts=MRPC, running=True)
-    assert (found.code, found.severity, found.advice) == ("still_learning", "info", ("let it go on: step 300 of 900",))
+    assert (found.code, found.severity, found.advice) == (
+        "still_learning",
+        "info",
+        ("let it continue: step 300 of 900",),
+    )
     assert diagnose(curves, synthetic.CONFIG, label_counts=MRPC)[0].code == "stopped_too_early"
 
 

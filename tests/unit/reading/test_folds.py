@@ -1,4 +1,4 @@
-"""Folds of the training rows: each row in one of them, labels dealt out evenly, equal sentences together."""
+"""Folds of the training rows: each row in one of them, labels spread evenly, equal sentences together."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def test_rows_that_share_a_sentence_are_in_one_fold() -> None:
 
 
 def test_fewer_rows_than_folds_are_refused() -> None:
-    with pytest.raises(DataError, match="4 rows cannot be dealt out to 5 folds"):
+    with pytest.raises(DataError, match="4 rows cannot be split into 5 folds"):
         draw_fold(make_part(4), folds=5, fold=1, task=Task.MULTICLASS)

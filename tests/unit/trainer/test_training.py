@@ -445,7 +445,7 @@ def test_a_signal_saves_and_ends_the_run_when_asked_for(tmp_path: Path) -> None:
     with pytest.raises(StoppedBySignal, match="after step 3") as caught:
         make(tmp_path, callbacks=[Kill()], enable_jit_checkpoint=True).train()
     assert caught.value.exit_code == 143
-    assert "train(resume_from_checkpoint=True) goes on from here" in str(caught.value)
+    assert "train(resume_from_checkpoint=True) resumes from here" in str(caught.value)
     assert [e.reason for e in read_journal(tmp_path / "journal.jsonl") if isinstance(e, RunEnded)] == ["signal 15"]
     again = make(tmp_path, enable_jit_checkpoint=True)
     again.train(resume_from_checkpoint=True)

@@ -82,7 +82,7 @@ const connect = () => {
     if (source && source.readyState === EventSource.CLOSED) { source = null; setTimeout(connect, 2000); }
   });
 };
-// A browser opens six connections to one host: a page nobody looks at gives its own back.
+// A browser opens six connections to one host: a hidden page gives its own back.
 document.addEventListener("visibilitychange", () => { if (document.hidden && source) { source.close(); source = null; } else connect(); });
 filter.addEventListener("input", look);
 rows.addEventListener("change", look);
