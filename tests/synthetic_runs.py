@@ -175,3 +175,44 @@ def make_folder(path: Any, events: list[Event], *, rows: int = 408, hostile: boo
         "per_device_train_batch_size: 16\ntrain_file: pairs.csv\n"
     )
     return folder
+
+
+def make_gallery(root: Any) -> list[str]:
+    """Runs of every kind a board shows: names of all lengths, tasks, verdicts and ends. Gives the names of the folders."""
+    import json
+
+    good: dict[str, Any] = {"accuracy": [0.78, 0.85, 0.86], "train_accuracy": [0.8, 0.87, 0.9], "steps_per_epoch": 30}
+    kinds: dict[str, list[Event]] = {
+        "healthy": make_run([0.5, 0.3, 0.25], [0.45, 0.36, 0.33], **good),
+        "reviews_of_the_last_quarter.cleaned_twice.all-MiniLM-L6-v2.lr2e-5.seed42_final_final": make_run(
+            [0.5, 0.2, 0.05], [0.45, 0.5, 0.8], **good
+        ),
+        "diverged": make_run([0.5, 0.3], [0.45, 0.4], steps_per_epoch=30, nan_after=41),
+        "stopped": make_run([0.5], [0.5], steps_per_epoch=30, planned_epochs=3, ended="SIGINT"),
+        "interrupted": make_run([0.6], [0.6], steps_per_epoch=30, planned_epochs=3, ended=None),
+        "running": make_run([0.6], [0.6], steps_per_epoch=30, planned_epochs=3, ended=None),
+        "regression": make_run([0.9, 0.5], [0.8, 0.7], accuracy=[0.5, 0.6], steps_per_epoch=30, metric="pearson"),
+        "multilabel": make_run([0.3, 0.2], [0.3, 0.25], accuracy=[0.5, 0.6], steps_per_epoch=30, metric="f1_micro"),
+        "intents-with-77-classes": make_run(
+            [3.0, 1.0], [2.5, 1.2], accuracy=[0.4, 0.7], start=4.3, steps_per_epoch=30, metric="f1_macro"
+        ),
+        "damaged": make_run([0.5], [0.5], steps_per_epoch=5),
+    }
+    for name, events in kinds.items():
+        folder = make_folder(root / name, events, rows=60)
+        file = folder / "run.yaml"
+        file.write_text(file.read_text().replace("mrpc-bert-base", name))
+        summary = json.loads((folder / "data_summary.json").read_text())
+        tasks = {"regression": "regression", "multilabel": "multilabel", "intents-with-77-classes": "multiclass"}
+        summary["task"] = tasks.get(name, "binary")
+        if summary["task"] != "binary":
+            summary["labels"] = [
+                f"label_{k}" for k in range(77 if "intents" in name else 1 if name == "regression" else 6)
+            ]
+            summary["label_counts"] = {}
+        (folder / "data_summary.json").write_text(json.dumps(summary))
+    accuracy = {"value": 0.86, "low": 0.82, "high": 0.89, "n": 408}
+    (root / "healthy" / "metrics.json").write_text(json.dumps({"validation": {"accuracy": accuracy}}))
+    (root / "interrupted" / ".lock").touch()
+    (root / "damaged" / "journal.jsonl").write_text('{"event": "StepDone"}\n')
+    return list(kinds)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import http.server
-import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from board_process import ENVIRONMENT, BoardProcess
 from devtools import Browser
 from tiny_training import make_model, make_table, train_command
 
@@ -25,32 +24,11 @@ from tunesmith.serve.token import load_token
 from warm import warm_python
 
 pytestmark = pytest.mark.slow
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def warm(*arguments: Any) -> list[str]:
     """`train_command`, started without waiting for imports."""
     return [warm_python(), *train_command(*arguments)[1:]]
-
-
-class BoardProcess:
-    """`tunesmith board` as a user starts it."""
-
-    def __init__(self, root: Path, state: Path, *, port: int = 0) -> None:
-        command = [sys.executable, "-m", "tunesmith", "board", str(root), "--port", str(port)]
-        environment = ENVIRONMENT | {"XDG_STATE_HOME": str(state)}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-        assert self.process.stdout is not None
-        self.address = next(line.strip() for line in self.process.stdout if "http://" in line)
-        self.own = self.address.split("/?")[0]
-        self.port = int(self.own.rsplit(":", 1)[1])
-
-    def stop(self) -> int:
-        assert self.process.stdout is not None
-        self.process.terminate()
-        code = self.process.wait(timeout=20)
-        self.process.stdout.close()
-        return code
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import ColumnsTail
 from tunesmith.run.records import read_summary
 from tunesmith.serve.runs import status_of
+from tunesmith.serve.verdicts import with_title
 
 POINTS = 900
 """Points sent per curve: a chart is about 600 pixels wide, and thinning keeps every bucket's lowest and highest."""
@@ -94,7 +95,7 @@ class LiveRun:
             "best": {"metric": best[0], "step": best[1], "value": _short(best[2])} if best else None,
             "ended": curves.ended,
             "resumed_at": list(curves.resumed_at)[-20:],
-            "findings": [f.to_json() | {"numbers": {}} for f in self.findings],
+            "findings": [with_title(f) for f in self.findings],
             "notes": self.notes,
             "panels": make_panels(curves, low, high),
         }

@@ -28,6 +28,7 @@ ASSETS = {
 }
 """Everything the board serves besides pages: these names and no others."""
 _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
+_SEPARATOR = re.compile(r"(?<=[_./\\:=])")
 _BODY = "<body>\n"
 
 
@@ -125,7 +126,7 @@ def _template(name: str) -> Any:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"ago": _ago, "spark": spark_points, "short": lambda v: f"{v:.3f}"}
+    environment.filters |= {"ago": _ago, "spark": spark_points, "short": lambda v: f"{v:.3f}", "breakable": _breakable}
     text = (files("tunesmith.serve") / "assets" / name).read_text(encoding="utf-8")
     return environment.from_string(text)
 
@@ -136,3 +137,10 @@ def _ago(seconds: float) -> str:
             count = max(0, round(seconds / unit))
             return f"{count} {name}{'' if count == 1 else 's'} ago"
     return f"{round(seconds / 86_400)} days ago"
+
+
+def _breakable(text: object) -> Any:
+    """A name that may break behind a separator, which browsers do by themselves only behind hyphens."""
+    from markupsafe import Markup
+
+    return Markup("<wbr>").join(_SEPARATOR.split(str(text)))

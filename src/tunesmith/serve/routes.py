@@ -20,7 +20,7 @@ from tunesmith.serve.jobs import stop_run
 from tunesmith.serve.pages import ASSETS, PageCache, list_page, model_facts, policy_of, read_asset, run_page
 from tunesmith.serve.runs import RunIndex
 from tunesmith.serve.tryit import RETRY_SECONDS, Classifier, Overloaded
-from tunesmith.serve.watchers import Channels
+from tunesmith.serve.watchers import VERDICT_SECONDS, Channels
 
 STREAM_HEADERS = {"x-accel-buffering": "no"}
 CLASSIFY_SECONDS = 120.0
@@ -63,7 +63,7 @@ class Board:
         self.classifier.close()
 
     async def _list(self, request: Request) -> Response:
-        rows = await asyncio.to_thread(self.index.rows)
+        rows = await asyncio.to_thread(self.index.rows, seconds=VERDICT_SECONDS)
         return HTMLResponse(list_page(rows, str(self.index.root)))
 
     async def _asset(self, request: Request) -> Response:

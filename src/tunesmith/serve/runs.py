@@ -18,6 +18,7 @@ from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import Peek, peek_journal
 from tunesmith.run.records import read_metrics
 from tunesmith.serve.jobs import is_running
+from tunesmith.serve.verdicts import Verdict, Verdicts
 
 RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 FRESH_SECONDS = 60
@@ -40,6 +41,8 @@ class RunRow:
     updated: float
     problem: str | None = None
     """What of the run folder is damaged; the other values are what could still be read."""
+    verdict: Verdict | None = None
+    """Kind and title of the first finding; None: there is none, or it was not looked for yet."""
 
     def to_json(self) -> dict[str, Any]:
         """What the page's script needs."""
@@ -56,6 +59,7 @@ class RunRow:
             "spark": spark_points(peek.spark),
             "updated": self.updated,
             "problem": self.problem,
+            "verdict": self.verdict,
         }
 
 
@@ -65,6 +69,7 @@ class RunIndex:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).resolve()
         self._known: dict[tuple[Any, ...], Glance] = {}
+        self._verdicts = Verdicts()
         self._lock = threading.Lock()
 
     def find_all(self) -> dict[str, RunDir]:
@@ -91,13 +96,17 @@ class RunIndex:
         run = self.find_all().get(wanted)
         return run if run is not None and has_no_links(run) else None
 
-    def rows(self) -> list[RunRow]:
-        """All runs, the newest first. Only journals that changed since the last call are read."""
+    def rows(self, *, seconds: float = 0.0) -> list[RunRow]:
+        """All runs, the newest first. Only journals that changed since the last call are read.
+
+        Verdicts are those known; for about so many `seconds`, further runs are diagnosed.
+        """
+        until = time.monotonic() + seconds
         with self._lock:
-            found = [row for key, run in self.find_all().items() if (row := self._row(key, run)) is not None]
+            found = [row for key, run in self.find_all().items() if (row := self._row(key, run, until)) is not None]
         return sorted(found, key=lambda row: (row.status != "running", -row.updated))
 
-    def _row(self, key: str, run: RunDir) -> RunRow | None:
+    def _row(self, key: str, run: RunDir, until: float) -> RunRow | None:
         try:
             info = os.lstat(run.journal_file)
         except OSError:
@@ -109,7 +118,10 @@ class RunIndex:
             self._known[mark] = _glance(run)
         seen = self._known[mark]
         status = "damaged" if seen.problem else status_of(run, seen.peek.ended, info.st_mtime)
-        return RunRow(key, seen.name, seen.model, status, seen.peek, seen.score, info.st_mtime, seen.problem)
+        verdict = None
+        if not seen.problem and has_no_links(run):
+            verdict = self._verdicts.find(key, run, (mark, status), until=until)
+        return RunRow(key, seen.name, seen.model, status, seen.peek, seen.score, info.st_mtime, seen.problem, verdict)
 
 
 def run_id(name: str) -> str:

@@ -1,6 +1,6 @@
-// Keeps the list of runs as the board pushes it, and counts the ticked ones.
+// Keeps the list of runs as the board pushes it, sorts and filters it, and counts the ticked ones.
 const rows = document.getElementById("rows"), pattern = document.getElementById("line").content;
-const filter = document.getElementById("filter"), go = document.getElementById("go");
+const filter = document.getElementById("filter"), kind = document.getElementById("kind"), order = document.getElementById("order"), go = document.getElementById("go");
 const live = document.getElementById("live"), count = document.getElementById("count");
 const number = (value) => value.toLocaleString("en");
 
@@ -17,14 +17,53 @@ const set = (parent, selector, text) => {
   if (found.textContent !== text) found.textContent = text;
 };
 
+// A long name may break behind a separator, as the server writes it.
+const breakable = (parent, selector, text) => {
+  const found = parent.querySelector(selector);
+  if (found.textContent !== text) found.replaceChildren(...text.split(/(?<=[_./\\:=])/).flatMap((part, k) => (k ? [document.createElement("wbr"), part] : [part])));
+};
+
+// Numbers or texts, ascending; what is missing stands last in either direction.
+const TROUBLE = ["failed", "damaged", "interrupted"], TONES = ["bad", "warn", "info", "good"];
+const KEYS = {
+  when: (run) => run.place,
+  name: (run) => run.name,
+  state: (run) => run.status,
+  found: (run) => (run.verdict ? TONES.indexOf(run.verdict[0]) + run.verdict[1] : null),
+  result: (run) => (run.score ? -run.score[1] : null),
+  curve: (run) => run.loss,
+};
+const KINDS = {
+  running: (run) => run.status === "running",
+  finished: (run) => run.status === "finished",
+  trouble: (run) => TROUBLE.includes(run.status) || Boolean(run.verdict && ["bad", "warn"].includes(run.verdict[0])),
+};
+let turned = false;
+
+const arrange = () => {
+  const key = KEYS[order.value], sign = turned ? -1 : 1;
+  const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
+  const sorted = [...rows.children].filter((row) => row.run).sort((one, two) => {
+    const a = key(one.run), b = key(two.run);
+    if (a === null || b === null) return (a === null) - (b === null) || one.run.place - two.run.place;
+    return sign * compare(a, b) || one.run.place - two.run.place;
+  });
+  sorted.forEach((row, place) => { if (rows.children[place] !== row) rows.insertBefore(row, rows.children[place] || null); });
+  for (const head of document.querySelectorAll("th[data-by]")) {
+    if (head.dataset.by === order.value) head.setAttribute("aria-sort", turned ? "descending" : "ascending");
+    else head.removeAttribute("aria-sort");
+  }
+};
+
 const fill = (row, run) => {
+  row.run = run;
   row.dataset.run = run.id;
   const tick = row.querySelector("input"), name = row.querySelector(".name"), pill = row.querySelector(".pill");
   tick.value = run.id;
   tick.setAttribute("aria-label", "compare " + run.name);
   name.href = "/runs/" + encodeURIComponent(run.id);
-  set(row, ".name", run.name);
-  set(row, ".model", run.model);
+  breakable(row, ".name", run.name);
+  breakable(row, ".model", run.model);
   set(row, ".trouble", run.problem || "");
   pill.className = "pill " + run.status;
   set(row, ".pill", run.status);
@@ -33,10 +72,12 @@ const fill = (row, run) => {
   bar.value = run.step;
   set(row, ".count", number(run.step) + (run.num_steps ? " of " + number(run.num_steps) : "") + " steps");
   row.querySelector("polyline").setAttribute("points", run.spark);
-  set(row, ".loss", run.loss === null ? "" : "loss " + run.loss.toFixed(3));
+  set(row, ".loss", run.loss !== null ? "loss " + run.loss.toFixed(3) : run.step ? "loss not finite" : "");
   set(row, ".value", run.score ? run.score[1].toFixed(3) : "");
-  const interval = run.score && run.score[2] !== null && run.score[3] !== null ? ", " + run.score[2].toFixed(3) + " to " + run.score[3].toFixed(3) : "";
-  set(row, ".detail", run.score ? run.score[0].replaceAll("_", " ") + interval : "");
+  set(row, ".detail", run.score ? run.score[0].replaceAll("_", " ") : "");
+  set(row, ".range", run.score && run.score[2] !== null && run.score[3] !== null ? run.score[2].toFixed(3) + " to " + run.score[3].toFixed(3) : "");
+  row.querySelector(".tone").className = "tone " + (run.verdict ? run.verdict[0] : "");
+  set(row, ".tone", run.verdict ? run.verdict[1] : "");
   row.querySelector(".when").dataset.time = run.updated;
 };
 
@@ -46,11 +87,13 @@ const update = (runs) => {
     let row = known.get(run.id);
     if (row) known.delete(run.id);
     else row = pattern.firstElementChild.cloneNode(true);
+    run.place = place;
     fill(row, run);
-    if (rows.children[place] !== row) rows.insertBefore(row, rows.children[place] || null);
+    if (!row.isConnected) rows.append(row);
   });
   for (const row of known.values()) row.remove();
   document.getElementById("none").hidden = runs.length > 0;
+  arrange();
   look();
 };
 
@@ -58,8 +101,9 @@ const look = () => {
   const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
   let shown = 0;
   for (const row of rows.children) {
-    const text = (row.querySelector(".name").textContent + " " + row.querySelector(".model").textContent + " " + row.querySelector(".pill").textContent).toLowerCase();
-    row.hidden = !words.every((word) => text.includes(word));
+    const text = [".name", ".model", ".pill", ".tone"].map((part) => row.querySelector(part).textContent).join(" ").toLowerCase();
+    const wanted = KINDS[kind.value];
+    row.hidden = !words.every((word) => text.includes(word)) || Boolean(wanted && row.run && !wanted(row.run));
     shown += row.hidden ? 0 : 1;
     set(row, ".when", ago(Number(row.querySelector(".when").dataset.time)));
   }
@@ -85,6 +129,11 @@ const connect = () => {
 // A browser opens six connections to one host: a hidden page gives its own back.
 document.addEventListener("visibilitychange", () => { if (document.hidden && source) { source.close(); source = null; } else connect(); });
 filter.addEventListener("input", look);
+kind.addEventListener("change", look);
+order.addEventListener("change", () => { turned = false; arrange(); });
+for (const head of document.querySelectorAll("th[data-by]")) {
+  head.addEventListener("click", () => { turned = order.value === head.dataset.by && !turned; order.value = head.dataset.by; arrange(); });
+}
 rows.addEventListener("change", look);
 setInterval(look, 20000);
 look();

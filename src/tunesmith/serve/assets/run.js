@@ -3,13 +3,6 @@ import { Chart, show } from "/assets/chart.js";
 
 const run = document.body.dataset.run, base = "/runs/" + encodeURIComponent(run);
 const at = (id) => document.getElementById(id);
-const VERDICTS = {
-  healthy: ["good", "Healthy"], overfitting: ["warn", "Overfitting"], underfitting: ["warn", "Underfitting"],
-  erratic: ["warn", "Erratic"], diverged: ["bad", "Diverged"], stopped_too_early: ["warn", "Stopped too early"],
-  calibration_drift: ["warn", "Calibration drifts"], no_signal: ["bad", "Text without signal"], label_noise: ["bad", "Label noise"],
-  split_mismatch: ["bad", "Splits do not match"], class_ignored: ["warn", "Class ignored"],
-  not_enough_evidence: ["info", "Not enough evidence"], still_learning: ["good", "Still learning"],
-};
 const FIRST = ["loss", "metric"];
 const charts = new Map();
 let zoomed = null, newest = null, findings = "";
@@ -58,16 +51,16 @@ const draw_findings = (list) => {
   if (mark === findings) return;
   findings = mark;
   at("findings").replaceChildren(...list.map((finding, place) => {
-    const [kind, title] = VERDICTS[finding.code] || ["info", finding.code];
-    const box = make("div", "verdict " + kind + (place ? " second" : ""));
-    const head = make("h3", "", (place ? "Also: " : "") + title);
+    const box = make("div", "verdict " + finding.kind + (place ? " second" : ""));
+    const head = make("h3", "", (place ? "Also: " : "") + finding.title);
     if (finding.confidence !== null) head.append(" ", make("span", "sure", "confidence " + Math.round(100 * finding.confidence) + "%"));
     box.append(head, make("p", "", finding.evidence.charAt(0).toUpperCase() + finding.evidence.slice(1) + "."));
     if (finding.advice.length) {
       const steps = make("ol");
       for (const advice of finding.advice) {
         const item = make("li");
-        item.append(/^--[^:(]*$/.test(advice) ? make("code", "", advice) : advice);
+        if (/^--[^:(]*$/.test(advice)) advice.split(/ (?=--)/).forEach((flag) => item.append(make("code", "", flag), " "));
+        else item.append(advice);
         steps.append(item);
       }
       box.append(make("p", "next", "Next, in this order:"), steps);
