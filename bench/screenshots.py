@@ -66,6 +66,7 @@ def take_all(browser: Browser, address: str, runs: list[str], output: Path) -> N
     browser.look(width=1180, height=640)
     browser.open(address)
     browser.wait("document.getElementById('live').textContent === 'live'")
+    browser.wait("[...document.querySelectorAll('#rows .tone')].every((cell) => cell.textContent)")  # pushed by and by
     browser.screenshot(output / "board.png")
     browser.look(width=1180, height=1000)
     browser.open(f"{own}/runs/in-training")
