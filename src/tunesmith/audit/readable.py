@@ -71,7 +71,7 @@ def check_cut(
         why = "99% of the rows fit then" if upto == longest else "the model takes that many"
         advice = f"Raise --max_seq_length to {upto}: {why}."
     else:
-        advice = f"The model takes no more than {limit}: put what matters first, or use a model for longer texts."
+        advice = f"The model takes no more than {limit}: --long_texts says what it sees of a longer row."
     severity: Severity = "warning" if share >= CUT_SHARE and words >= CUT_SHARE else "info"
     return [Finding("cut_rows", severity, evidence, (advice,), numbers=numbers)]
 

@@ -65,7 +65,8 @@ class _Original:
         """A graph that is not published yet, in its own runtime."""
         openvino = graph_facts.format.startswith("openvino")
         infer = (load_openvino if openvino else load_onnx)(graph, self.threads)
-        return GraphNetwork(self.scratch / "folder", graph_facts, infer, "openvino" if openvino else "onnxruntime")
+        engine = "openvino" if openvino else "onnxruntime"
+        return GraphNetwork(self.scratch / "folder", graph_facts, infer, engine, self.facts.long_texts)
 
 
 def export_model_to(
@@ -106,7 +107,9 @@ def _export(job: _Original, to: str, output: Path, source: Path, max_drop: float
         shutil.copyfile(source / "model.safetensors", built / "model.safetensors")
         tokenizer = job.torch_network.tokenizer
         runtime, longest = job.torch_network.runtime, job.torch_network.max_length
-        found: Network = TorchNetwork(job.model, tokenizer, runtime, padding_of(tokenizer), longest)
+        found: Network = TorchNetwork(
+            job.model, tokenizer, runtime, padding_of(tokenizer), longest, job.facts.long_texts
+        )
         tried = [check_float(to, logits_of(found, job.rows.texts), original, job.rows, job.facts)]
     else:
         graph_facts = _graph_facts(job, to)

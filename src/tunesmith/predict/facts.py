@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from tunesmith.encoder.resolve import resolve_model
 from tunesmith.encoder.seal import Seal, check_seal
@@ -15,6 +15,7 @@ from tunesmith.labels import LabelMap, Task
 from tunesmith.predict.graph_facts import is_graph_folder
 from tunesmith.run.layout import RunDir
 from tunesmith.run.writing import write_new
+from tunesmith.tokens.cutting import LongTexts
 
 FACTS_FILE = "tunesmith.json"
 
@@ -29,6 +30,8 @@ class ModelFacts:
     max_length: int | None
     glue_task: str | None = None
     metrics: tuple[str, ...] | None = None
+    long_texts: LongTexts = "head"
+    """What the model was shown of rows longer than `max_length`."""
 
     def write(self, folder: Path) -> None:
         """Writes the facts into a model folder."""
@@ -39,6 +42,7 @@ class ModelFacts:
             "max_length": self.max_length,
             "glue_task": self.glue_task,
             "metrics": self.metrics,
+            "long_texts": self.long_texts,
         }
         write_new(folder / FACTS_FILE, json.dumps(data, indent=1, ensure_ascii=False).encode())
 
@@ -57,6 +61,7 @@ def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
                 data["max_length"],
                 data["glue_task"],
                 None if metrics is None else tuple(metrics),
+                _long_texts(data.get("long_texts", "head")),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"is damaged ({error})", where=str(file)) from error
@@ -72,6 +77,12 @@ def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
     if kind == "multi_label_classification":
         return ModelFacts(LabelMap(tuple(ordered), Task.MULTILABEL), None, None, None)
     return ModelFacts(LabelMap.for_classes(ordered), None, None, None)
+
+
+def _long_texts(value: Any) -> LongTexts:
+    if value not in get_args(LongTexts):
+        raise ValueError(f"long_texts is {value!r}")
+    return cast(LongTexts, value)
 
 
 def model_folder_of(path: str | Path) -> Seal:

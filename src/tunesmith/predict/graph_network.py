@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from tunesmith.errors import ConfigError, ResourceError, short_text
 from tunesmith.predict.graph_facts import GraphFacts
+from tunesmith.tokens.cutting import LongTexts
 from tunesmith.tokens.order import length_batches
 from tunesmith.tokens.plain_tokenizer import load_plain_tokenizer
 from tunesmith.tokens.token_encoder import RustEncoder, TokenEncoder
@@ -24,7 +25,9 @@ Infer = Callable[[dict[str, npt.NDArray[Any]]], npt.NDArray[np.float32]]
 class GraphNetwork:
     """The graph, its tokenizer, and how rows become its inputs."""
 
-    def __init__(self, folder: Path, facts: GraphFacts, infer: Infer, engine: str) -> None:
+    def __init__(
+        self, folder: Path, facts: GraphFacts, infer: Infer, engine: str, long_texts: LongTexts = "head"
+    ) -> None:
         tokenizer = load_plain_tokenizer(
             folder / "tokenizer.json",
             truncation_side=facts.truncation_side,
@@ -36,7 +39,7 @@ class GraphNetwork:
         self.has_types = facts.has_types
         self.max_length = facts.max_length
         self.special = tokenizer.special
-        self.encoder: TokenEncoder = RustEncoder(tokenizer, facts.max_length)
+        self.encoder: TokenEncoder = RustEncoder(tokenizer, facts.max_length, long_texts)
         self._infer = infer
 
     @property
@@ -66,7 +69,9 @@ class GraphNetwork:
             raise ConfigError("the model has no segment for the second text of a pair", where=str(self.folder))
 
 
-def load_graph_network(folder: Path, facts: GraphFacts, *, threads: int | None = None) -> GraphNetwork:
+def load_graph_network(
+    folder: Path, facts: GraphFacts, *, threads: int | None = None, long_texts: LongTexts = "head"
+) -> GraphNetwork:
     """The graph of a verified folder, on the CPU; `threads` defaults to OMP_NUM_THREADS, else to all cores."""
     if threads is None:
         threads = int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
@@ -81,7 +86,7 @@ def load_graph_network(folder: Path, facts: GraphFacts, *, threads: int | None =
             where=str(folder),
             fix=f"Run: pip install '{extra}'",
         ) from None
-    return GraphNetwork(folder, facts, infer, engine)
+    return GraphNetwork(folder, facts, infer, engine, long_texts)
 
 
 def load_onnx(graph: Path, threads: int) -> Infer:

@@ -74,7 +74,8 @@ def _load_graph(seal: Seal, threads: int | None) -> tuple[Network, ModelFacts]:
     if not seal.sealed:
         log.warning("%s has no %s: its files are used as they are, unverified", seal.folder, MANIFEST)
     facts = read_facts(seal.folder, read_config_file(seal.folder))
-    network = load_graph_network(seal.folder, read_graph_facts(seal.folder), threads=threads)
+    graph = read_graph_facts(seal.folder)
+    network = load_graph_network(seal.folder, graph, threads=threads, long_texts=facts.long_texts)
     seal.require_unchanged()
     return network, facts
 

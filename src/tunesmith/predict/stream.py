@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.errors import DataError, NumericsError
+from tunesmith.tokens.cutting import EncodedRow
 from tunesmith.tokens.prefetch import prefetched
-from tunesmith.tokens.token_encoder import UNKNOWN, EncodedRow, TokenEncoder, require_text_cells
+from tunesmith.tokens.token_encoder import UNKNOWN, TokenEncoder, require_text_cells
 from tunesmith.tokens.token_rows import Ragged, TokenRows
 from tunesmith.tokens.truncation import TruncationCount
 

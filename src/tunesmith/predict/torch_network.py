@@ -22,6 +22,7 @@ from tunesmith.predict.facts import ModelFacts, read_facts
 from tunesmith.ranks.runtime import Precision, Runtime, make_runtime
 from tunesmith.run.sealed import MANIFEST
 from tunesmith.tokens.batches import Collate, Padding
+from tunesmith.tokens.cutting import LongTexts
 from tunesmith.tokens.token_encoder import TokenEncoder, make_token_encoder
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.tokens.tokenize import longest_allowed
@@ -38,12 +39,13 @@ class TorchNetwork:
     runtime: Runtime
     collate: Collate
     max_length: int
+    long_texts: LongTexts = "head"
 
     def __post_init__(self) -> None:
         self.name = f"torch on {self.runtime.device.type}"
         self.has_types = "token_type_ids" in self.tokenizer.model_input_names
         count = self.tokenizer.num_special_tokens_to_add
-        self.encoder: TokenEncoder = make_token_encoder(self.tokenizer, self.max_length)
+        self.encoder: TokenEncoder = make_token_encoder(self.tokenizer, self.max_length, self.long_texts)
         self.special = (int(count()), int(count(pair=True)))
 
     @property
@@ -90,7 +92,7 @@ def load_torch_network(
     if runtime.device.type == "cpu" and precision == "no":
         pack_products(model)
     longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
-    return TorchNetwork(model, tokenizer, runtime, strategies.collate, longest), facts
+    return TorchNetwork(model, tokenizer, runtime, strategies.collate, longest, facts.long_texts), facts
 
 
 def padding_of(tokenizer: Any, *, multiple_of: int | None = None, fixed_length: int | None = None) -> Padding:

@@ -12,7 +12,7 @@ import numpy as np
 from tunesmith.config.schema import RunConfig
 from tunesmith.encoder.load import load_model, read_model_config
 from tunesmith.encoder.params import freeze
-from tunesmith.encoder.tokenizer import load_tokenizer, position_limit, require_segments
+from tunesmith.encoder.tokenizer import load_tokenizer, require_segments
 from tunesmith.engine.agreement import require_agreement
 from tunesmith.engine.losses import TaskLoss, resolve_class_weights
 from tunesmith.engine.optim import make_optimizer
@@ -30,13 +30,14 @@ from tunesmith.ranks.sharding_options import read_sharding
 from tunesmith.reading.load import DataBundle
 from tunesmith.session.identity import make_identity, with_order
 from tunesmith.session.inputs import RunData
+from tunesmith.session.run_tokens import tokenize_run
 from tunesmith.session.saying import say_data, say_lengths, say_model
 from tunesmith.session.settling import Settled, settle_recipe
 from tunesmith.session.token_audit import add_findings, audit_tokenized
-from tunesmith.session.watch import ShowProgress, Watch
+from tunesmith.session.watch import Watch
 from tunesmith.tokens.batches import Batches, Padding
 from tunesmith.tokens.token_rows import TokenRows
-from tunesmith.tokens.tokenize import Tokenized, longest_allowed, tokenize
+from tunesmith.tokens.tokenize import Tokenized
 
 
 @dataclass
@@ -104,10 +105,9 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
         say_data(say, data)
         stored = read_model_config(folder)
         tokenizer = _load_tokenizer(config, folder)
-        limit = position_limit(stored)
-        length = longest_allowed(tokenizer, model_max=limit, asked=config.max_seq_length)
         require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(folder))
-        tokenized = _tokenize(config, bundle, tokenizer, length, stored, watch.progress)
+        tokens = tokenize_run(config, bundle, tokenizer, stored, watch.progress)
+        config, tokenized, length, limit = tokens.config, tokens.splits, tokens.length, tokens.limit
         _check_rounding(config.pad_to_multiple_of, tokenized, limit)
     findings = audit_tokenized(bundle, tokenizer, tokenized["train"], length=length, limit=limit)
     bundle = add_findings(bundle, findings, say, strict=config.strict_data)
@@ -117,14 +117,14 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     watch.positive_name = positive
     _check_best_metric(config, suite)
     columns, names = bundle.columns, tuple(suite.names)
-    facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names)
+    facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names, tokens.long_texts)
     seed_everything(config.seed)
     resize = config.ignore_mismatched_sizes
     loaded = load_model(folder, bundle.labels, ignore_mismatched_sizes=resize, new_head=data.new_head)
     fixed = length if config.pad_to_max_length else None
     padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
     rows = {split: part.rows for split, part in tokenized.items()}
-    settled = settle_recipe(config, loaded, data, rows, padding, suite, runtime, watch)
+    settled = settle_recipe(config, loaded, data, rows, padding, suite, runtime, watch, tokens.decision)
     config = settled.config
     identity = make_identity(config, bundle, folder, tokenizer, max_length=length, runtime=runtime)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
@@ -148,28 +148,6 @@ def _load_tokenizer(config: RunConfig, folder: Path) -> Any:
     if config.tokenizer_name is None:
         return load_tokenizer(folder)
     return load_tokenizer(config.tokenizer_name, cache_dir=config.cache_dir, allow_download=config.allow_download)
-
-
-def _tokenize(
-    config: RunConfig, bundle: DataBundle, tokenizer: Any, length: int, stored: dict[str, Any], progress: ShowProgress
-) -> dict[str, Tokenized]:
-    def report(split: str) -> Callable[[int, int], None]:
-        return lambda done, total: progress(f"tokenizing {split}", done, total)
-
-    return {
-        split: tokenize(
-            dataset,
-            tokenizer,
-            bundle.columns,
-            max_length=length,
-            num_proc=config.preprocessing_num_workers,
-            cache_dir=config.cache_dir,
-            overwrite_cache=config.overwrite_cache,
-            vocab_size=stored.get("vocab_size"),
-            on_progress=report(split),
-        )
-        for split, dataset in bundle.splits.items()
-    }
 
 
 def _check_rounding(multiple: int | None, tokenized: dict[str, Tokenized], limit: int | None) -> None:

@@ -22,7 +22,7 @@ from tunesmith.labels import Task
 from tunesmith.metrics.suite import Suite
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.reading.load import DataBundle
-from tunesmith.recipes.deciding import RunFacts, decide
+from tunesmith.recipes.deciding import Decision, RunFacts, decide
 from tunesmith.recipes.probing import Floors, Prober, ProbeResult
 from tunesmith.run.layout import RunDir
 from tunesmith.run.records import read_summary
@@ -55,15 +55,21 @@ def settle_recipe(
     suite: Suite,
     runtime: Runtime,
     watch: Watch,
+    first: Decision | None = None,
 ) -> Settled:
-    """Decides on rank 0, tells the other ranks, and gives the model its pooling and first head."""
+    """Decides on rank 0, tells the other ranks, and gives the model its pooling and first head.
+
+    `first` was decided before, from the same data: a resumed run has its line already.
+    """
     say = watch.say if runtime.is_main else Watch().say
     mine: dict[str, Any] = {}
     probe = None
     if runtime.is_main:
         found = _settled_before(config) or _from_scratch(config, loaded, data, splits, padding, suite, runtime, watch)
         probe = found.probe
-        mine = {"values": {n: getattr(found.config, n) for n in NAMES}, "reasons": list(found.reasons)}
+        lines = [line for line in found.reasons if first is None or not line.startswith(f"{first.name} ")]
+        mine = {"values": {n: getattr(found.config, n) for n in NAMES}}
+        mine["reasons"] = lines if first is None else [first.line(), *lines]
         mine |= {"floors": found.floors, "head": _head_values(found)}
     told = runtime.gather_objects(mine)[0]
     config = replace(config, **told["values"])

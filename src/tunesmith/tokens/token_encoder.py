@@ -11,39 +11,21 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tunesmith.errors import DataError, short_text
+from tunesmith.errors import ConfigError, DataError, short_text
 from tunesmith.run.environment import answer_within
 from tunesmith.run.remembered import hash_file
+from tunesmith.tokens.cutting import EncodedRow, LongTexts, cut_row, shorten
 
 T = TypeVar("T")
 _BATCH_CHARS = 2_000_000  # an Encoding takes about 100 bytes a token: a batch of long documents stays near 50 MB
 _SECONDS_FLOOR = 60.0
 _CHARS_PER_SECOND = 20_000.0  # one core does about 1,000,000: 50x slower is a bomb, not a tokenizer
 UNKNOWN = -1
-CHARS_A_TOKEN = 256
-LEAST_CHARS = 65_536
-"""Of a text, `max_length` times 256 characters are read, and at least 65,536, up to a blank near that place. A text takes
-some 200 bytes a character while it is tokenized: one of 16 MB took 4.3 GB. Words that blanks set apart are tokenized one by
-one, so the tokens up to `max_length` are the same, unless a token has more than 256 characters on average."""
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedRow:
-    """One row as the model gets it; `cut` tokens were dropped, `cut_second` of them from the second text (-1: unknown).
-
-    `unread`: a text was so long that its end was never tokenized: it counts as one more token cut.
-    """
-
-    ids: list[int]
-    types: list[int]
-    cut: int = 0
-    cut_second: int = 0
-    unread: bool = False
 
 
 class TokenEncoder(Protocol):
@@ -56,24 +38,29 @@ class TokenEncoder(Protocol):
         ...
 
 
-def make_token_encoder(tokenizer: Any, max_length: int) -> TokenEncoder:
-    """The encoder that equals `tokenizer(*texts, truncation=True, max_length=max_length)`."""
+def make_token_encoder(tokenizer: Any, max_length: int, long_texts: LongTexts = "head") -> TokenEncoder:
+    """The encoder that equals `tokenizer(*texts, truncation=True, max_length=max_length)` but for long texts."""
     if getattr(tokenizer, "is_fast", False):
-        return RustEncoder(tokenizer, max_length)
+        return RustEncoder(tokenizer, max_length, long_texts)
+    if long_texts == "head_tail":
+        raise ConfigError(
+            f"long_texts head_tail needs a tokenizer with a tokenizer.json, and {type(tokenizer).__name__} has none",
+            fix="Use --long_texts head.",
+        )
     return PythonEncoder(tokenizer, max_length)
 
 
 class RustEncoder:
     """For tokenizers backed by the `tokenizers` library: nearly all of them."""
 
-    def __init__(self, tokenizer: Any, max_length: int) -> None:
+    def __init__(self, tokenizer: Any, max_length: int, long_texts: LongTexts = "head") -> None:
         core = tokenizer.backend_tokenizer
         self._core = type(core).from_str(core.to_str())
         self._core.no_padding()
         self._core.no_truncation()
         self._core.encode_special_tokens = tokenizer.split_special_tokens
         self._max_length = max_length
-        self._side = tokenizer.truncation_side
+        self._side = "both" if long_texts == "head_tail" else tokenizer.truncation_side
         self.fingerprint = _hash(self._core.to_str(), max_length, self._side, tokenizer.split_special_tokens)
 
     def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
@@ -94,6 +81,8 @@ class RustEncoder:
         One row of the batch is cut both ways; should the two ever differ, Rust cuts all.
         """
         rows = [cut_row(e, self._max_length, self._side) for e in whole]
+        if self._side == "both":  # Rust cuts one side only
+            return rows
         sample = next((i for i, e in enumerate(whole) if len(e) < 8 * self._max_length), None)
         if sample is None:
             return rows
@@ -177,36 +166,6 @@ def require_text_cells(cells: Sequence[Any], where: Callable[[int], str]) -> Non
         raise DataError(f"{cells[bad]!r} is not text", where=where(bad), fix="Fill the cell or drop the row.")
 
 
-def shorten(texts: Sequence[list[str]], max_length: int, side: str) -> tuple[Sequence[list[str]], dict[int, bool]]:
-    """The texts without what no row of `max_length` tokens can hold; the rows of which something is missing.
-
-    The value says whether it is the second text of the row alone.
-    """
-    most = max(LEAST_CHARS, CHARS_A_TOKEN * max_length)
-    unread: dict[int, bool] = {}
-    columns = []
-    for number, column in enumerate(texts):
-        long = [i for i, cell in enumerate(column) if len(cell) > most]
-        if long:
-            column = list(column)
-        for i in long:
-            column[i] = _end_of(column[i], most) if side == "left" else _start_of(column[i], most)
-            unread.setdefault(i, number == 1)
-        columns.append(column)
-    return columns, unread
-
-
-def _start_of(text: str, most: int) -> str:
-    """At most so many characters, ending before a blank if there is one in the second half."""
-    blanks = (i for i in range(most, most // 2, -1) if text[i].isspace())
-    return text[: next(blanks, most)]
-
-
-def _end_of(text: str, most: int) -> str:
-    blanks = (i for i in range(len(text) - most, len(text) - most // 2) if text[i].isspace())
-    return text[next(blanks, len(text) - most) :]
-
-
 def _mark_unread(rows: list[EncodedRow], unread: dict[int, bool]) -> list[EncodedRow]:
     """What was never tokenized counts as one token cut, so that the row is among the cut ones."""
     for i, second in unread.items():
@@ -214,30 +173,6 @@ def _mark_unread(rows: list[EncodedRow], unread: dict[int, bool]) -> list[Encode
         beside = row.cut_second if row.cut_second == UNKNOWN else row.cut_second + second
         rows[i] = replace(row, cut=row.cut + 1, cut_second=beside, unread=True)
     return rows
-
-
-def cut_row(whole: Any, max_length: int, side: str) -> EncodedRow:
-    """A whole encoding with tokens of its texts dropped until it fits, as `truncation="longest_first"` does."""
-    sides = whole.sequence_ids
-    sizes = (sides.count(0), sides.count(1))
-    kept = share_longest_first(sizes, max_length - (len(sides) - sum(sizes)))
-    ids, types = whole.ids, whole.type_ids
-    spans = [(sides.index(s), n, k) for s, (n, k) in enumerate(zip(sizes, kept, strict=True)) if n > k]
-    for start, size, keep in sorted(spans, reverse=True):
-        drop = slice(start, start + size - keep) if side == "left" else slice(start + keep, start + size)
-        del ids[drop], types[drop]
-    return EncodedRow(ids, types, sum(sizes) - sum(kept), sizes[1] - kept[1])
-
-
-def share_longest_first(sizes: tuple[int, int], room: int) -> tuple[int, int]:
-    """How many tokens of each text stay: the longer one is cut down to the shorter, then both alike."""
-    short, long = sorted(sizes)
-    if short + long > room:
-        long = max(short, room - short)
-    if short + long > room:
-        short = room // 2
-        long = room - short
-    return (short, long) if sizes[0] <= sizes[1] else (long, short)
 
 
 def _parts(texts: Sequence[list[str]]) -> Iterator[list[list[str]]]:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.mapped_pages import release_pages
+from tunesmith.tokens.cutting import LongTexts
 from tunesmith.tokens.map_workers import naming_map_workers, note_rows
 from tunesmith.tokens.token_cache import TokenCache, content_hash, default_token_cache
 from tunesmith.tokens.token_encoder import UNKNOWN, TokenEncoder, make_token_encoder, require_text_cells
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 VERSION = 3
 """Part of every cache key: raise it when the stored columns or their meaning change."""
 BATCH_ROWS = 1000
+USUAL_LENGTH = 512
+LONGEST_LENGTH = 8192
+"""Of a row, where all that the model takes is asked for: some models set no limit."""
 
 OnProgress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
@@ -71,6 +75,7 @@ def tokenize(
     columns: Columns | Sequence[str],
     *,
     max_length: int,
+    long_texts: LongTexts = "head",
     num_proc: int | None = None,
     cache_dir: str | Path | None = None,
     overwrite_cache: bool = False,
@@ -78,13 +83,13 @@ def tokenize(
     on_progress: OnProgress | None = None,
 ) -> Tokenized:
     """The rows as `tokenizer(*texts, truncation=True, max_length=max_length)` gives them, unpadded; "labels" is kept.
-
-    `num_proc=None` lets the Rust core use all cores of this process (bench/tokenize_speed.py: why that is the default).
-    `vocab_size` is the number of token embeddings of the model: an id beyond it is a DataError.
+    `long_texts`: what is kept of a row that is too long. `num_proc=None`: the Rust core uses all cores (why:
+    bench/tokenize_speed.py). `vocab_size`: token embeddings of the model; an id beyond them is a DataError.
     """
     text = _text_columns(columns)
     _check(dataset, tokenizer, text, max_length)
-    job = _Job(make_token_encoder(tokenizer, max_length), text, "token_type_ids" in tokenizer.model_input_names)
+    encoder = make_token_encoder(tokenizer, max_length, long_texts)
+    job = _Job(encoder, text, "token_type_ids" in tokenizer.model_input_names)
     cache = TokenCache(Path(cache_dir) if cache_dir is not None else default_token_cache())
     key = job.key(dataset)
     if overwrite_cache:
@@ -115,11 +120,13 @@ def tokenize(
     return Tokenized(rows, truncated, stored, reused=found is not None, empty=tuple(empty.tolist()))
 
 
-def longest_allowed(tokenizer: Any, *, model_max: int | None = None, asked: int | None = None) -> int:
-    """The row length to use: what was asked for, else 512, and never more than the model and the tokenizer take."""
+def longest_allowed(
+    tokenizer: Any, *, model_max: int | None = None, asked: int | None = None, usual: int = USUAL_LENGTH
+) -> int:
+    """The row length to use: what was asked for, else `usual`, and never more than the model and the tokenizer take."""
     # transformers says 1e30 for "unknown"
     limits = [int(n) for n in (model_max, tokenizer.model_max_length) if n is not None and 0 < n < 10_000_000]
-    return min([512 if asked is None else asked, *limits])
+    return min([usual if asked is None else asked, *limits])
 
 
 def _text_columns(columns: Columns | Sequence[str]) -> tuple[str, ...]:

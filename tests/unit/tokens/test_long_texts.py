@@ -11,7 +11,8 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tunesmith.tokens.token_encoder import LEAST_CHARS, make_token_encoder, shorten
+from tunesmith.tokens.cutting import LEAST_CHARS, shorten
+from tunesmith.tokens.token_encoder import make_token_encoder
 from tunesmith.tokens.tokenize import tokenize
 
 WORDS = ("cat", "dog", "sat", "mat", "ran", "##s", "away", "x", "y", "z")
@@ -76,3 +77,31 @@ def test_a_text_that_was_not_read_to_its_end_counts_as_cut_in_every_way(tmp_path
         assert (got.truncated.rows_cut, got.truncated.unread) == (2, 2)
         assert "2 of 3 rows (66.7%) were cut at 16 tokens, at least " in got.truncated.sentence("train")
         assert got.empty == (1,)
+
+
+@pytest.mark.parametrize("second", [None, "y z", " ".join(["y"] * 30)])
+def test_head_and_tail_are_the_two_ends_of_each_text_that_is_cut(second: str | None) -> None:
+    first = " ".join(["cat"] * 40 + ["sat"] * 20 + ["dog"] * 40)
+    columns = [[first, "cat"]] if second is None else [[first, "cat"], [second, "x"]]
+    tokenizer = make_tokenizer("bert")
+    head = make_token_encoder(tokenizer, 17).encode(columns)
+    both = make_token_encoder(tokenizer, 17, "head_tail").encode(columns)
+    assert both[1] == head[1]  # a row that fits is not touched
+    assert [len(row.ids) for row in both] == [len(row.ids) for row in head]
+    assert (both[0].cut, both[0].cut_second, both[0].types) == (head[0].cut, head[0].cut_second, head[0].types)
+    kept = [word for word in tokenizer.convert_ids_to_tokens(both[0].ids) if word in ("cat", "sat", "dog")]
+    assert "sat" not in kept
+    assert abs(kept.count("cat") - kept.count("dog")) <= 1
+    assert kept == sorted(kept)
+
+
+def test_of_a_text_of_megabytes_both_ends_are_read() -> None:
+    text = " ".join(["cat"] * 400_000 + ["dog"] * 400_000)
+    [[short]], unread = shorten([[text]], 64, "both")
+    assert unread == {0: False}
+    assert len(short) <= LEAST_CHARS
+    assert abs(short.count("cat") - short.count("dog")) < 10
+    [row] = make_token_encoder(make_tokenizer("bert"), 12, "head_tail").encode([[text]])
+    words = make_tokenizer("bert").convert_ids_to_tokens(row.ids)
+    assert words == ["[CLS]", *["cat"] * 5, *["dog"] * 5, "[SEP]"]
+    assert row.unread
