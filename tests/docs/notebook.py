@@ -1,4 +1,4 @@
-"""The course pages as one notebook: `python tests/docs/notebook.py` writes it, a test runs it."""
+"""The course pages as one notebook: `python tests/docs/notebook.py` writes and runs it, a test runs it again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from docs.pages import ROOT, read_blocks
 
 COURSE = ROOT / "docs" / "course"
 NOTEBOOK = COURSE / "course.ipynb"
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+MOST_LINES = 40
+"""More lines of one output are cut in the middle."""
 
 
 def make_notebook() -> dict[str, Any]:
@@ -36,14 +39,52 @@ def make_notebook() -> dict[str, Any]:
                 add("code", f"%%writefile {block.title}\n{block.text}")
             else:
                 add("code", f"%%bash\n{block.text}" if block.kind == "bash" else block.text)
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    return {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    return {"cells": cells, "metadata": {"kernelspec": KERNEL}, "nbformat": 4, "nbformat_minor": 5}
 
 
-def as_text() -> str:
-    """The file's content."""
-    return json.dumps(make_notebook(), indent=1, ensure_ascii=False) + "\n"
+def without_outputs(notebook: dict[str, Any]) -> dict[str, Any]:
+    """The notebook as it is before it runs."""
+    clean = [
+        cell | {"execution_count": None, "outputs": []} if "outputs" in cell else cell for cell in notebook["cells"]
+    ]
+    return {**notebook, "cells": [cell | {"metadata": {}} for cell in clean], "metadata": {"kernelspec": KERNEL}}
+
+
+def run_notebook(folder: Path) -> dict[str, Any]:
+    """The notebook with what its cells print, run in this folder; long outputs are cut, warnings and bars left out."""
+    import nbclient
+    import nbformat
+
+    notebook = nbformat.from_dict(make_notebook())
+    nbclient.NotebookClient(
+        notebook, timeout=420, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    ).execute()
+    done: dict[str, Any] = json.loads(nbformat.writes(notebook))
+    for cell in done["cells"]:
+        cell["metadata"] = {}
+        for output in cell.get("outputs", []):
+            output.pop("metadata", None) if output["output_type"] == "stream" else None
+            if "text" in output:
+                output["text"] = _shortened("".join(output["text"]), str(folder))
+        if "outputs" in cell:
+            cell["outputs"] = [o for o in cell["outputs"] if o.get("text") != "" and o.get("name") != "stderr"]
+        cell["source"] = "".join(cell["source"])
+    return {**done, "metadata": {"kernelspec": KERNEL}}
+
+
+def _shortened(text: str, folder: str) -> str:
+    lines = [line.rpartition("\r")[2] for line in text.replace(folder, ".").splitlines()]
+    kept = lines if len(lines) <= MOST_LINES else [*lines[: MOST_LINES // 2], "...", *lines[-MOST_LINES // 2 :]]
+    return "".join(f"{line[:200]}\n" for line in kept)
 
 
 if __name__ == "__main__":
-    Path(NOTEBOOK).write_text(as_text(), encoding="utf-8")
+    import os
+    import tempfile
+
+    from docs.pages import commands_first
+
+    os.environ.update(commands_first() | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+    with tempfile.TemporaryDirectory() as place:
+        text = json.dumps(run_notebook(Path(place)), indent=1, ensure_ascii=False)
+    Path(NOTEBOOK).write_text(text + "\n", encoding="utf-8")

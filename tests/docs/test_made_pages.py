@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
-from docs.notebook import NOTEBOOK, as_text
+from docs.notebook import NOTEBOOK, make_notebook, without_outputs
 from docs.pages import commands_first
+from docs.python_names import GROUPS, PAGE, python_page
 from docs.reference import CONFIG, DEFAULTS, METRICS, config_page, defaults_page, metrics_page
 
 
@@ -25,8 +28,30 @@ def test_the_table_of_metrics_is_what_the_code_says() -> None:
     assert METRICS.read_text(encoding="utf-8") == metrics_page(), "run: PYTHONPATH=tests python tests/docs/reference.py"
 
 
+def test_the_python_reference_is_what_the_code_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == python_page(), "run: PYTHONPATH=tests python tests/docs/python_names.py"
+
+
+def test_every_public_name_has_an_example_that_uses_it() -> None:
+    import tunesmith
+
+    listed = [name for _, names, _ in GROUPS for name in names.split()]
+    assert sorted(listed) == sorted(set(tunesmith.__all__) - {"__version__"})
+    for _, names, example in GROUPS:
+        code = "\n".join(line for line in example.splitlines() if "import" not in line)
+        assert [name for name in names.split() if not re.search(rf"\b{name}\b", code)] == []
+
+
 def test_the_notebook_is_made_from_the_pages() -> None:
-    assert NOTEBOOK.read_text(encoding="utf-8") == as_text(), "run: PYTHONPATH=tests python tests/docs/notebook.py"
+    shipped = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert without_outputs(shipped) == make_notebook(), "run: PYTHONPATH=tests python tests/docs/notebook.py"
+
+
+def test_the_notebook_ships_with_small_outputs_and_no_error() -> None:
+    outputs = [o for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] for o in cell.get("outputs", [])]
+    assert len(outputs) > 15
+    assert not [o for o in outputs if o["output_type"] == "error"]
+    assert NOTEBOOK.stat().st_size < 1_000_000
 
 
 @pytest.mark.slow

