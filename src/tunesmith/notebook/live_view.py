@@ -68,6 +68,8 @@ class LiveView:
                 self._validation.append((event.step, loss))
             shown = [f"{k} {v:.4f}" for k, v in event.metrics.items() if v is not None][:4]
             self._latest = f"epoch {event.epoch:.2f}: validation {', '.join(shown)}"
+        elif isinstance(event, RunEnded):
+            self._what, self._done, self._total = f"{event.reason}: step", event.step, self._steps
         self.draw(now=isinstance(event, (Evaluated, Improved, RunEnded)))
 
     def draw(self, *, now: bool = False) -> None:
@@ -99,7 +101,7 @@ class LiveView:
         every = max(1, len(self._losses) // 300)
         train = [*self._losses[::every], self._losses[-1]]
         top = max(v for _, v in (*train, *self._validation)) or 1.0
-        right = max(self._total if self._what == "training" else 0, train[-1][0])
+        right = max(self._steps, train[-1][0])
 
         def place(point: tuple[int, float]) -> tuple[float, float]:
             return 36 + (WIDTH - 44) * point[0] / right, HEIGHT - 20 - (HEIGHT - 34) * point[1] / top

@@ -13,7 +13,7 @@ from datasets import Dataset
 from tiny_model import save_tiny_bert, sentences
 from tunesmith import finetune
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.events import Evaluated, StepDone
+from tunesmith.events import Evaluated, RunEnded, StepDone
 from tunesmith.notebook.live_view import LiveView
 from tunesmith.reading.in_memory import text_columns_of
 from tunesmith.reading.load import load_data
@@ -111,3 +111,6 @@ def test_a_notebook_cell_shows_a_bar_and_a_curve(monkeypatch: pytest.MonkeyPatch
     assert "<polyline" in page
     assert "<circle" in page
     assert "accuracy 0.7500" in page
+    view.progress("evaluating validation", 3, 4)
+    view.on(RunEnded(4, "completed"))
+    assert "completed: step 4 of 4" in view.html()
