@@ -42,6 +42,8 @@ LEVELS = {
     "trainer": 5,
     "export": 6,
     "serve": 6,
+    "ray": 6,
+    "spark": 6,
     "measure": 6,
     "cli": 7,
     "notebook": 8,
@@ -69,6 +71,7 @@ HOMES = {
     "scipy": ("metrics/",),
     "pyarrow": ("reading/", "tokens/", "predict/", "bulk/", "audit/text_survey.py", "run/reader.py"),
     "fsspec": ("bulk/places.py",),
+    "pyspark": ("spark.py",),
     "yaml": ("config/",),
 }
 TORCH_FREE = (

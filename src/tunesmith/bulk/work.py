@@ -178,8 +178,10 @@ def label_columns(
     texts = [table[name] for name in text]
     _check_texts(texts, text, where, allow_empty=allow_empty)
     labels = predictor.facts.labels
-    probabilities = probabilities_of(predictor.predict_texts(chunks_of(texts)).logits, labels.task)
     ours = choose_column_names(list_answers(labels, top_k), table)
+    if not texts[0]:
+        return {**table, **{name: [] for name in ours}}
+    probabilities = probabilities_of(predictor.predict_texts(chunks_of(texts)).logits, labels.task)
     return {**table, **dict(zip(ours, answer_columns(probabilities, labels, top_k), strict=True))}
 
 
