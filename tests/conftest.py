@@ -19,7 +19,14 @@ settings.load_profile("busy machines")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 TRAINS = (
-    *("unit/session/", "unit/trainer/", "unit/notebook/", "unit/keep/test_resume.py", "unit/measure/test_contest.py"),
+    *(
+        "unit/session/",
+        "unit/tuning/",
+        "unit/trainer/",
+        "unit/notebook/",
+        "unit/keep/test_resume.py",
+        "unit/measure/test_contest.py",
+    ),
     *(
         "unit/cli/test_new_user.py",
         "unit/cli/test_folders.py",

@@ -45,6 +45,7 @@ LEVELS = {
     "ray": 6,
     "spark": 6,
     "measure": 6,
+    "tuning": 6,
     "cli": 7,
     "notebook": 8,
 }
@@ -63,6 +64,7 @@ HOMES = {
     "tokenizers": ("tokens/",),
     "onnx": ("export/",),
     "onnxruntime": ("export/", "predict/graph_network.py"),
+    "optuna": ("tuning/trial_store.py", "trainer/search.py"),
     "openvino": ("export/", "predict/graph_network.py"),
     "transformers": ("encoder/", "fast/", "trainer/", "measure/peers.py", "measure/same_maths.py"),
     "accelerate": ("ranks/runtime.py",),

@@ -19,6 +19,7 @@ VERBS: dict[str, dict[str, str]] = {
     "Train": {
         "train": "fine-tune a model on labelled text",
         "plan": "measure what a run will need: time, memory, disk",
+        "search": "look for better values of options, by trials",
         "demo": "train the embedded model on the embedded sample data",
         "resume": "continue a run that was stopped",
         "evaluate": "score a trained model on labelled rows",

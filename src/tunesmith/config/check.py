@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tunesmith.config.choices import schedule_problems
+from tunesmith.config.durations import read_duration
 from tunesmith.config.options import Range
 from tunesmith.config.schema import PATH_OPTIONS, RunConfig, list_options
 from tunesmith.errors import did_you_mean
@@ -62,6 +63,11 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
                 yield Problem(name, text, fix)
     if config.max_steps == 0 or config.max_steps < -1:
         yield Problem("max_steps", f"{config.max_steps} is not a number of steps", "Use 1 or more, or -1 for epochs")
+    if config.time_budget is not None:
+        try:
+            read_duration(config.time_budget)
+        except ValueError as error:
+            yield Problem("time_budget", str(error))
     decay = config.decided.layerwise_lr_decay
     if decay > 1:
         yield Problem("layerwise_lr_decay", f"{decay} is above 1", "Use a value such as 0.9")

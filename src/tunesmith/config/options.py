@@ -156,6 +156,8 @@ class Options:
     # Training
     recipe: Literal["auto", "hf"] = "auto"
     """Who decides what is not given: auto, from model and data, each with a reason; hf, the defaults of transformers."""
+    time_budget: str | None = None
+    """Time that `tunesmith search` may take, such as 20m or 2h. Default: no limit."""
     num_train_epochs: Annotated[float, Range(above=0, at_most=1_000_000)] | None = None
     """Passes over the training rows; may be a fraction. Default: by the recipe (hf: 3)."""
     max_steps: int = -1

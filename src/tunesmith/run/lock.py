@@ -8,7 +8,8 @@ import logging
 import os
 import socket
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -120,6 +121,22 @@ def _lock_alone(descriptor: int) -> None:
             if time.monotonic() > until:
                 raise
         time.sleep(0.002)
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Waits until no other process holds the lock of this file, and holds it: for a moment, around a small change."""
+    descriptor = open_in_place(file)
+    _held.add(descriptor)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            raise disk_error(error, file) from error
+        yield
+    finally:
+        _held.discard(descriptor)
+        os.close(descriptor)
 
 
 def open_lock(file: Path) -> int | None:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,7 @@ def judge_by_folds(
         with tempfile.TemporaryDirectory(prefix="tunesmith-folds-") as folder:
             here = np.flatnonzero(fold == number)
             own = _fold_config(config, labels, names, folder)
-            data = {
+            data: dict[str, Any] = {
                 "train_data": [rows[i] for i in np.flatnonzero(fold != number)],
                 "validation_data": [rows[i] for i in here],
             }

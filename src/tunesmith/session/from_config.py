@@ -7,6 +7,7 @@ two, before the heavy libraries load and before a run folder is made.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,13 @@ def finetune(
     validation_data: Any = None,
     test_data: Any = None,
     watch: Watch | None = None,
+    use_test: bool = True,
     **options: Any,
 ) -> RunResult:
     """Trains, evaluates and exports one run; resumes it if its folder holds an unfinished one.
 
-    Data comes from the config's files or names, or as a Dataset, DatasetDict, DataFrame or list of dicts.
+    Data comes from the config's files or names, or as a Dataset, DatasetDict, DataFrame or list of dicts. Without `use_test`
+    the test rows are neither predicted nor scored: one run of many is chosen without them.
     """
     data = {"train": train_data, "validation": validation_data, "test": test_data}
     config = _resolve(config, options, has_data=train_data is not None)
@@ -68,7 +71,8 @@ def finetune(
         require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
         _require_checkpoint(config, run)
     # Several ranks read one after the other: the first builds the table that the others find.
-    found = read_run_data(config, data, watch.progress) if alone else None
+    read = partial(read_run_data, config, data, use_test=use_test)
+    found = read(watch.progress) if alone else None
     # One rank holds the lock for all of them.
     with RunLock(run.lock_file) if first else nullcontext():
         if first:
@@ -80,7 +84,7 @@ def finetune(
         runtime = start_runtime(config)
         heard = watch if runtime.is_main else Watch()
         with rank_watch(runtime):
-            prepared = prepare(config, runtime, lambda: found or read_run_data(config, data, heard.progress), heard)
+            prepared = prepare(config, runtime, lambda: found or read(heard.progress), heard)
             return train_run(run, prepared, heard)
 
 

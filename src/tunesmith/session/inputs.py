@@ -56,7 +56,12 @@ class RunData:
 
 
 def read_run_data(
-    config: RunConfig, data: Mapping[str, Any], progress: ShowProgress, *, need_weights: bool = True
+    config: RunConfig,
+    data: Mapping[str, Any],
+    progress: ShowProgress,
+    *,
+    need_weights: bool = True,
+    use_test: bool = True,
 ) -> RunData:
     """Finds the model, then reads the data with its labels in the order of the model's head, if it has one."""
     folder = resolve_model(
@@ -79,6 +84,10 @@ def read_run_data(
         head_names=head.names,
         on_progress=lambda done, total: progress("reading", done, total),
     )
+    if not use_test:
+        rows, parts = dict(bundle.splits), dict(bundle.parts)
+        rows.pop("test", None), parts.pop("test", None)
+        bundle = replace(bundle, splits=rows, parts=parts)
     found = _match_head(bundle, folder, head, allow_new=config.ignore_mismatched_sizes)
     findings = audit_rows(bundle.parts, bundle.columns, bundle.labels, names_given=bundle.names_given)
     require_clean(findings, strict=config.strict_data)

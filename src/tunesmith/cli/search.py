@@ -1,0 +1,82 @@
+"""`tunesmith search`: looks for better values of some options, by trials. The same command resumes, or joins from elsewhere.
+
+Takes the options of `tunesmith train`. Needs `pip install 'tunesmith[search]'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING
+
+from tunesmith.cli.flags import add_config_arguments, config_from_args
+from tunesmith.errors import ConfigError
+from tunesmith.run.environment import read_launch
+
+if TYPE_CHECKING:
+    from tunesmith.tuning.searching import SearchResult
+
+SHOWN = 5
+"""Trials in the table on stdout; search.json has all."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of the search, then all options of a run."""
+    section = parser.add_argument_group("Search")
+    section.add_argument("--trials", type=int, default=40, metavar="N", help="runs in all, over all processes [40]")
+    section.add_argument(
+        "--vary",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUES",
+        help="what to vary: learning_rate=1e-5..3e-4, pooling=mean,first. Default: rate, epochs, batch, decay, warmup",
+    )
+    section.add_argument("--sampler", choices=("tpe", "random"), default="tpe", help="how values are drawn [tpe]")
+    section.add_argument(
+        "--pruner", choices=("median", "hyperband", "none"), default="median", help="which trials end early [median]"
+    )
+    add_config_arguments(parser, positional=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Searches and prints the best trials; gives the exit code."""
+    if args.trials < 1:
+        raise ConfigError(f"--trials {args.trials} is too small", fix="Use 1 or more.")
+    config = config_from_args(args)
+    if read_launch().world > 1:
+        raise ConfigError("a search trains on one rank", fix="Start the command once for each device instead.")
+    from tunesmith.cli.train import with_console
+    from tunesmith.tuning.searching import SearchPlan, search_options
+    from tunesmith.tuning.space import read_space
+
+    plan = SearchPlan(read_space(args.vary, config), args.trials, args.sampler, args.pruner)
+    print_search(with_console(config, lambda watch: search_options(config, plan, watch)))
+    return 0
+
+
+def print_search(found: SearchResult) -> None:
+    """The best trials, the best beside the first, and what to do next."""
+    done = [one for one in found.records if one.state == "complete" and one.value is not None]
+    counts = {state: sum(one.state == state for one in found.records) for state in ("complete", "pruned", "failed")}
+    print(f"\n{', '.join(f'{n} {state}' for state, n in counts.items())}; {found.seconds:.0f} s")
+    for one in sorted(done, key=lambda one: (-(one.value or 0.0), one.number))[:SHOWN]:
+        options = ", ".join(f"{name} {value}" for name, value in one.options.items()) or "as given"
+        print(f"  trial {one.number:<4} {found.metric} {abs(one.value or 0.0):.4f}  {options}")
+    if found.verdict is not None:
+        print(f"\nthe best beside trial 0, the config as given (A is trial 0): {found.verdict}")
+        print("the best of many trials was chosen by these rows, so its score is too good: use rows that chose nothing")
+    left = [one.number for one in found.records if one.state == "running"]
+    if not found.finished:
+        print(
+            f"\nthe time was up with {len(left)} trial(s) under way; the same command with a larger --time_budget resumes"
+        )
+    if found.best is None:
+        print("\nno trial was completed")
+        return
+    folder = shlex.quote(str(found.path))
+    print(f"\nfolder: {found.path}   (search.json, trial-{found.best}/model)\nnext:")
+    print(f"  tunesmith evaluate {folder}/trial-{found.best} --test_file labelled.csv")
+    print(f"  tunesmith report {folder}/trial-{found.best}\n  tunesmith board {folder}")
+    if found.best:
+        print(f"  tunesmith compare {folder}/trial-0 {folder}/trial-{found.best}")

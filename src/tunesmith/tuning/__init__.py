@@ -1,0 +1,1 @@
+"""Many runs for one result: the search over options, shared by several processes."""

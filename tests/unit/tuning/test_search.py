@@ -1,0 +1,125 @@
+"""A search: shared by processes, some of which are killed; every trial counts once, with the values of the unbroken search."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiny_model import save_tiny_bert, sentences, write_csv
+from tunesmith.cli.main import main
+from tunesmith.config.durations import read_duration
+from tunesmith.config.load import load_config
+from tunesmith.errors import ConfigError
+from tunesmith.run.reader import read_journal
+from tunesmith.tuning.clock import Clock, TimeUp, time_limit
+from tunesmith.tuning.space import read_space
+from tunesmith.tuning.trial_store import JournalLock
+from warm import ENVIRONMENT, warm_python
+
+SRC = str(Path(__file__).parents[3] / "src")
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    home = tmp_path_factory.mktemp("search")
+    model = save_tiny_bert(home / "model")
+    rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(40)]
+    files = ["--train_file", write_csv(home / "rows.csv", rows), "--model_name_or_path", model]
+    files += ["--cache_dir", home / "cache", "--use_cpu", "--disable_tqdm", "--max_steps", "4", "--recipe", "hf"]
+    files += ["--validation_split_fraction", "0.5", "--train_sample_size", "0", "--metric_for_best_model", "loss"]
+    vary = ["--vary", "learning_rate=1e-3..1e-1", "per_device_train_batch_size=2,4", "--sampler", "random"]
+    return ["search", *map(str, files), *vary, "--pruner", "none", "--trials", "5"]
+
+
+def table(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "search.json").read_text())
+    return found
+
+
+def what(folder: Path) -> list[Any]:
+    return [[one[k] for k in ("number", "state", "value", "options")] for one in table(folder)["trials"]]
+
+
+def test_killed_workers_lose_nothing_and_nothing_counts_twice(words: list[str], tmp_path: Path) -> None:
+    assert main([*words, "--output_dir", str(tmp_path / "whole")]) == 0
+    command = [warm_python(), "-m", "tunesmith", *words, "--output_dir", str(tmp_path / "shared")]
+    faults = ["step.end:kill:2", "step.end:kill:6", None]
+    workers = [
+        subprocess.Popen(
+            command,
+            env=ENVIRONMENT | {"PYTHONPATH": SRC} | ({"TUNESMITH_FAULT": fault} if fault else {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for fault in faults
+    ]
+    ends = [(worker.communicate(timeout=120), worker.returncode) for worker in workers]
+    assert ends[2][1] == 0, ends[2][0]
+    assert ends[0][1] == -signal.SIGKILL
+    assert what(tmp_path / "shared") == what(tmp_path / "whole")
+    assert [one["number"] for one in table(tmp_path / "shared")["trials"]] == [0, 1, 2, 3, 4]
+    assert table(tmp_path / "shared")["best"] == table(tmp_path / "whole")["best"]
+    models = [path.parent.name for path in (tmp_path / "shared").glob("*/model")]
+    assert models == [f"trial-{table(tmp_path / 'shared')['best']}"]
+    # Trials are runs like any other, and nothing is left to do for the same command.
+    first, other = (tmp_path / "shared" / f"trial-{n}" for n in (0, 1))
+    assert main(["compare", str(first), str(other)]) == 0
+    assert main(["report", str(other)]) == 0
+    before = table(tmp_path / "shared")["trials"]
+    assert main([*words, "--output_dir", str(tmp_path / "shared")]) == 0
+    assert table(tmp_path / "shared")["trials"] == before
+
+
+def test_the_time_budget_ends_a_search_which_resumes(words: list[str], tmp_path: Path) -> None:
+    given = [*words, "--output_dir", str(tmp_path / "s"), "--pruner", "median", "--trials", "2"]
+    assert main([*given, "--time_budget", "0.05s"]) == 0
+    assert not table(tmp_path / "s")["finished"]
+    assert main([*given, "--time_budget", "1h"]) == 0
+    assert [one["state"] for one in table(tmp_path / "s")["trials"]] == ["complete", "complete"]
+    assert main([*given, "--time_budget", "1h", "--learning_rate", "1e-3"]) == 5
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    assert main([*words, "--output_dir", str(tmp_path / "other")]) == 4
+    assert read_journal(tmp_path / "s" / "trial-0" / "journal.jsonl")
+
+
+def test_what_to_vary_is_checked_at_once() -> None:
+    config = load_config(None, {"train_file": "x.csv", "learning_rate": 1e-4})
+    assert "learning_rate" not in [v.name for v in read_space([], config)]
+    with pytest.raises(ConfigError) as caught:
+        read_space(["learning_rat=1..2", "seeds=2,3", "pooling=mean..first", "optim", "seed=5..1"], config)
+    assert len(caught.value.problems) == 5
+    found = read_space(["learning_rate=1e-5..1e-3", "seed=1..5", "pooling=mean,first"], config)
+    assert [(v.log, v.whole, v.values) for v in found] == [
+        (True, False, ()),
+        (False, True, ()),
+        (False, False, ("mean", "first")),
+    ]
+    assert [read_duration(text) for text in ("90s", "20m", "2h", "1h30m", "45")] == [90, 1200, 7200, 5400, 45]
+    with pytest.raises(ConfigError, match="no length of time"):
+        load_config(None, {"train_file": "x.csv", "time_budget": "soon"})
+
+
+def test_a_line_cut_by_a_full_disk_is_removed_before_the_next(tmp_path: Path) -> None:
+    journal = tmp_path / "search.journal"
+    journal.write_bytes(b'{"a": 1}\n{"b"')
+    lock = JournalLock(journal)
+    assert lock.acquire()
+    lock.release()
+    assert journal.read_bytes() == b'{"a": 1}\n'
+
+
+def test_a_pause_does_not_count_and_two_processes_count_once(tmp_path: Path) -> None:
+    for start, end in ((100.0, 110.0), (105.0, 112.0), (500.0, 503.0)):
+        (tmp_path / f"{start:.3f}-host-1").touch()
+        os.utime(tmp_path / f"{start:.3f}-host-1", (end, end))
+    assert Clock(tmp_path).spent() == pytest.approx(15.0, abs=0.5)
+    with pytest.raises(TimeUp), time_limit(0.01):
+        time.sleep(60)
