@@ -76,7 +76,7 @@ def print_search(found: SearchResult) -> None:
         return
     folder = shlex.quote(str(found.path))
     print(f"\nfolder: {found.path}   (search.json, trial-{found.best}/model)\nnext:")
-    print(f"  tunesmith evaluate {folder}/trial-{found.best} --test_file labelled.csv")
-    print(f"  tunesmith report {folder}/trial-{found.best}\n  tunesmith board {folder}")
+    print(f"  tunesmith evaluate {folder} --test_file labelled.csv   (the best trial)")
+    print(f"  tunesmith report {folder}\n  tunesmith board {folder}")
     if found.best:
         print(f"  tunesmith compare {folder}/trial-0 {folder}/trial-{found.best}")

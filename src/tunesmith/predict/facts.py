@@ -13,7 +13,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.files import read_json
 from tunesmith.labels import LabelMap, Task
 from tunesmith.predict.graph_facts import is_graph_folder
-from tunesmith.run.layout import RunDir
+from tunesmith.run.layout import RunDir, best_trial_of
 from tunesmith.run.writing import write_new
 from tunesmith.tokens.cutting import LongTexts
 
@@ -86,8 +86,8 @@ def _long_texts(value: Any) -> LongTexts:
 
 
 def model_folder_of(path: str | Path) -> Seal:
-    """`model/` of a run folder, or the folder itself when it is a model; its files were verified."""
-    folder = Path(path)
+    """`model/` of a run folder or of the best trial of a search, or the folder itself when it is a model; verified."""
+    folder = best_trial_of(path)
     run = RunDir(folder)
     if run.model.is_dir():
         return check_seal(run.model)

@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 from tunesmith.errors import ConfigError, did_you_mean
+from tunesmith.files import BadFile, read_json
 
+SEARCH_RESULT = "search.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
@@ -87,9 +89,26 @@ def checkpoint_step(path: Path) -> int:
     return int(match.group(1))
 
 
+def trial_folder(search: Path, number: int) -> Path:
+    """The run folder of a trial."""
+    return search / f"trial-{number}"
+
+
+def best_trial_of(path: str | Path) -> Path:
+    """The best trial of a search folder; any other folder as it is."""
+    folder = Path(path)
+    try:
+        found = read_json(folder / SEARCH_RESULT)
+    except (FileNotFoundError, BadFile):
+        return folder
+    best = found.get("best") if isinstance(found, dict) else None
+    return trial_folder(folder, best) if type(best) is int else folder
+
+
 def open_run(path: str | Path) -> RunDir:
-    """The run folder at `path`, which must hold a journal; a ConfigError says what was found instead."""
-    run = RunDir(path)
+    """The run folder at `path`, which must hold a journal, or the best trial of a search; a ConfigError says what was found
+    instead."""
+    run = RunDir(best_trial_of(path))
     if os.path.lexists(run.journal_file):  # what it is, the reader says
         return run
     if not run.path.exists():

@@ -19,7 +19,7 @@ from tunesmith.errors import ConfigError, NumericsError, ResourceError, Tunesmit
 from tunesmith.events import Evaluated, Event, RunStarted
 from tunesmith.metrics.names import greater_is_better
 from tunesmith.report.compare import compare_runs
-from tunesmith.run.layout import RunDir
+from tunesmith.run.layout import SEARCH_RESULT, RunDir, trial_folder
 from tunesmith.run.records import read_metrics
 from tunesmith.run.sealed import retire
 from tunesmith.run.writing import make_folder, write_file
@@ -29,7 +29,6 @@ from tunesmith.tuning.clock import Clock, TimeUp, time_limit
 from tunesmith.tuning.space import Vary
 from tunesmith.tuning.trial_store import JOURNAL, Claimed, TrialRecord, TrialStore
 
-RESULT = "search.json"
 WAIT_SECONDS = 0.5
 NOT_SHARED = ("output_dir", "run_name", "disable_tqdm", "time_budget", "cache_dir", "logging_steps")
 """Options in which the processes of one search may differ."""
@@ -215,7 +214,7 @@ def _keep_best_weights(records: Sequence[TrialRecord], folder: Path) -> None:
     for one in records:
         if one.state == "running" or one is best:
             continue
-        run = RunDir(folder / f"trial-{one.number}")
+        run = RunDir(trial_folder(folder, one.number))
         for path in (*run.checkpoints(), run.best, *([run.model] if best is not None else [])):
             if path.is_dir():
                 retire(path)
@@ -225,7 +224,7 @@ def _conclude(records: Sequence[TrialRecord], folder: Path, clock: Clock, finish
     best = best_of_records(records)
     metric = verdict = None
     if best is not None:
-        path = folder / f"trial-{best.number}"
+        path = trial_folder(folder, best.number)
         metric, _ = trial_score(RunDir(path))
         if best.number != 0 and records[0].state == "complete":
             verdict = compare_runs([folder / "trial-0", path], split="validation").tests[0].sentence
@@ -236,6 +235,6 @@ def _conclude(records: Sequence[TrialRecord], folder: Path, clock: Clock, finish
         "beside_the_first": verdict,
     }
     table |= {"seconds": seconds, "finished": finished, "trials": [asdict(one) for one in records]}
-    write_file(folder / RESULT, json.dumps(table, indent=1).encode())
+    write_file(folder / SEARCH_RESULT, json.dumps(table, indent=1).encode())
     number = None if best is None else best.number
     return SearchResult(folder, metric, tuple(records), number, seconds, finished, verdict)

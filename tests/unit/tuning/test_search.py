@@ -72,6 +72,9 @@ def test_killed_workers_lose_nothing_and_nothing_counts_twice(words: list[str], 
     first, other = (tmp_path / "shared" / f"trial-{n}" for n in (0, 1))
     assert main(["compare", str(first), str(other)]) == 0
     assert main(["report", str(other)]) == 0
+    assert main(["report", str(tmp_path / "shared")]) == 0
+    assert (tmp_path / "shared" / models[0] / "report.html").is_file()
+    assert main(["predict", str(tmp_path / "shared"), "--text", "a good film"]) == 0
     before = table(tmp_path / "shared")["trials"]
     assert main([*words, "--output_dir", str(tmp_path / "shared")]) == 0
     assert table(tmp_path / "shared")["trials"] == before
