@@ -45,7 +45,7 @@ class Vary:
 
 
 def read_space(words: Iterable[str], config: RunConfig) -> tuple[Vary, ...]:
-    """The space of `--vary NAME=LOW..HIGH NAME=a,b,c`; all problems are told at once."""
+    """The space of `--vary NAME=LOW..HIGH NAME=a,b,c`; all problems are listed at once."""
     words = tuple(words)
     if not words:
         words = tuple(w for w in USUAL if getattr(config, w.partition("=")[0]) is None)
