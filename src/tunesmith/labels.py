@@ -28,9 +28,14 @@ class Task(StrEnum):
         return "single_label_classification"
 
 
-def is_chosen(probabilities: Any) -> Any:
-    """Which labels of a multilabel row are predicted: those above one half, as transformers' own script decides."""
-    return probabilities > 0.5
+def choose_labels(probabilities: Any, task: Task, thresholds: Sequence[float] | None = None) -> Any:
+    """The id of the label of each row: the largest probability, as a multiple of its threshold.
+
+    For multilabel tasks which labels are above their thresholds; one half without, as transformers' own script decides.
+    """
+    if task is Task.MULTILABEL:
+        return probabilities > (0.5 if thresholds is None else tuple(thresholds))
+    return (probabilities if thresholds is None else probabilities / tuple(thresholds)).argmax(axis=-1)
 
 
 UNLABELLED = -1
@@ -54,6 +59,8 @@ class LabelMap:
 
     names: tuple[str, ...]
     task: Task
+    thresholds: tuple[float, ...] | None = None
+    """Of each label, by which `choose_labels` decides; (1 - t, t) of two classes means the second from t on."""
 
     @classmethod
     def for_classes(cls, names: Sequence[str]) -> LabelMap:
@@ -90,9 +97,13 @@ class LabelMap:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict; `from_json` gives an equal map back."""
-        return {"names": list(self.names), "task": self.task.value}
+        moved = {} if self.thresholds is None else {"thresholds": list(self.thresholds)}
+        return {"names": list(self.names), "task": self.task.value, **moved}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> LabelMap:
         """The map that `to_json` wrote."""
-        return cls(tuple(data["names"]), Task(data["task"]))
+        found = data.get("thresholds")
+        if found is not None and (len(found) != len(data["names"]) or not all(0 < t <= 1 for t in found)):
+            raise ValueError(f"thresholds are {found!r}, not a number above 0 for each label")
+        return cls(tuple(data["names"]), Task(data["task"]), None if found is None else tuple(map(float, found)))

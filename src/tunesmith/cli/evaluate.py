@@ -58,7 +58,10 @@ def run(args: argparse.Namespace) -> int:
     dataset = read_labelled(Path(args.test_file), columns=columns, labels=facts.labels, **reading_options(args))
     names = args.metric_name.split(",") if args.metric_name else facts.metrics
     glue = None if names else facts.glue_task
-    suite = make_suite(facts.labels.task, names=names, glue_task=glue, positive_name=facts.labels.positive_name)
+    labels = facts.labels
+    suite = make_suite(
+        labels.task, names=names, glue_task=glue, positive_name=labels.positive_name, thresholds=labels.thresholds
+    )
     predictor = load_predictor(args)
     logits = predict_dataset(predictor, dataset, text, console, max_rows=args.batch_size, what="evaluating")
     scores = suite.compute_with_intervals(logits, np.asarray(dataset["labels"]))

@@ -196,6 +196,8 @@ class Options:
     """Share of the target spread evenly over all labels."""
     class_weights: Literal["balanced"] | tuple[float, ...] | None = None
     """Weight of each label in the loss: balanced, or one number for each label in id order."""
+    move_thresholds: bool = False
+    """Fit the probability from which a label is predicted to the validation rows, for F1. Kept if it gains beyond its error."""
     nan_action: Literal["stop", "skip"] = "stop"
     """When a loss or gradient is not finite: stop the run, or skip that update and continue. It is always recorded."""
     seed: Seed = 42

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.export.evidence_rows import EvidenceRows
-from tunesmith.labels import LabelMap, Task, is_chosen
+from tunesmith.labels import LabelMap, Task, choose_labels
 from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.suite import make_suite
 from tunesmith.metrics.uncertainty import Score
@@ -121,9 +121,7 @@ def _decisions(probabilities: npt.NDArray[np.float64], labels: LabelMap) -> npt.
     """What counts as the same answer: the class, each label, or the value to 1e-4."""
     if labels.task is Task.REGRESSION:
         return np.asarray(np.round(probabilities[:, 0], 3))
-    if labels.task is Task.MULTILABEL:
-        return np.asarray(is_chosen(probabilities)).reshape(-1)
-    return np.asarray(probabilities.argmax(axis=-1))
+    return np.asarray(choose_labels(probabilities, labels.task, labels.thresholds)).reshape(-1)
 
 
 def rows_per_second(networks: dict[str, Network], texts: list[list[str]], *, turns: int = 3) -> dict[str, float]:

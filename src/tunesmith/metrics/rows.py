@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from tunesmith.errors import DataError
-from tunesmith.labels import UNLABELLED, Task, is_chosen
+from tunesmith.labels import UNLABELLED, Task, choose_labels
 
 Array = npt.NDArray[Any]
 Scale = Literal["logits", "probabilities"]
@@ -46,7 +47,14 @@ def to_numpy(values: Any) -> Array:
     return array.astype(np.float64) if array.dtype.kind == "f" or not array.size else array
 
 
-def make_rows(predictions: Any, references: Any, *, task: Task, scores: Scale = "logits") -> Rows:
+def make_rows(
+    predictions: Any,
+    references: Any,
+    *,
+    task: Task,
+    scores: Scale = "logits",
+    thresholds: Sequence[float] | None = None,
+) -> Rows:
     """Rows with a label, in input order. Lengths, shapes and label ranges that do not fit are a DataError."""
     predicted, expected = to_numpy(predictions), to_numpy(references)
     if len(predicted.shape) == 0 or len(expected.shape) == 0 or len(predicted) != len(expected):
@@ -57,8 +65,11 @@ def make_rows(predictions: Any, references: Any, *, task: Task, scores: Scale = 
     if task is Task.REGRESSION:
         return _value_rows(predicted, expected)
     if task is Task.MULTILABEL:
-        return _multilabel_rows(predicted, expected, scores)
-    return _class_rows(predicted, expected, scores, limit=2 if task is Task.BINARY else None)
+        return _multilabel_rows(predicted, expected, scores, thresholds)
+    rows = _class_rows(predicted, expected, scores, limit=2 if task is Task.BINARY else None)
+    if thresholds is None or rows.probabilities is None:
+        return rows
+    return replace(rows, decisions=choose_labels(rows.probabilities, task, thresholds))
 
 
 def softmax(logits: Array) -> Array:
@@ -102,7 +113,9 @@ def _class_rows(predicted: Array, expected: Array, scores: Scale, *, limit: int 
     return Rows(expected, decisions, probabilities, sound)
 
 
-def _multilabel_rows(predicted: Array, expected: Array, scores: Scale) -> Rows:
+def _multilabel_rows(
+    predicted: Array, expected: Array, scores: Scale, thresholds: Sequence[float] | None = None
+) -> Rows:
     if predicted.shape != expected.shape or expected.ndim != 2:
         if expected.size == 0:
             return Rows(np.zeros((0, 1), np.int64), np.zeros((0, 1), np.int64), None)
@@ -115,7 +128,8 @@ def _multilabel_rows(predicted: Array, expected: Array, scores: Scale) -> Rows:
     if predicted.dtype.kind in "biu":
         return Rows(expected, (predicted > 0).astype(np.int64), None)
     probabilities = sigmoid(predicted) if scores == "logits" else predicted
-    return Rows(expected, is_chosen(probabilities).astype(np.int64), probabilities, not np.isnan(predicted).any())
+    chosen = choose_labels(probabilities, Task.MULTILABEL, thresholds).astype(np.int64)
+    return Rows(expected, chosen, probabilities, not np.isnan(predicted).any())
 
 
 def _value_rows(predicted: Array, expected: Array) -> Rows:

@@ -32,13 +32,20 @@ class Suite:
     """Named metrics of one task. `names` is the order they are reported in."""
 
     def __init__(
-        self, task: Task, names: Sequence[str], *, scores: Scale = "logits", positive_name: str | None = None
+        self,
+        task: Task,
+        names: Sequence[str],
+        *,
+        scores: Scale = "logits",
+        positive_name: str | None = None,
+        thresholds: Sequence[float] | None = None,
     ) -> None:
         self.task = task
         self.metrics = {metric.name: metric for metric in (metric_of(name, task) for name in names)}
         self.names = tuple(self.metrics)
         self.positive_name = positive_name if task is Task.BINARY else None
         self.scores = scores
+        self.thresholds = thresholds
         self._predictions: list[Array] = []
         self._references: list[Array] = []
 
@@ -72,7 +79,7 @@ class Suite:
     def add_batch(self, *, predictions: Any, references: Any) -> None:
         """Remember rows. Shapes that do not fit are refused here, not at the end."""
         batch, expected = to_numpy(predictions), to_numpy(references)
-        make_rows(batch, expected, task=self.task, scores=self.scores)
+        make_rows(batch, expected, task=self.task, scores=self.scores, thresholds=self.thresholds)
         if len(batch):
             self._predictions.append(batch)
             self._references.append(expected)
@@ -85,14 +92,14 @@ class Suite:
         if (predictions is None) != (references is None):
             raise ConfigError("predictions and references go together", where="compute", fix="Give both or neither.")
         if predictions is not None and not self._predictions:
-            rows = make_rows(predictions, references, task=self.task, scores=self.scores)
+            rows = make_rows(predictions, references, task=self.task, scores=self.scores, thresholds=self.thresholds)
         else:
             if predictions is not None:
                 self.add_batch(predictions=predictions, references=references)
             empty = [np.zeros(0)]
             joined = np.concatenate(self._predictions or empty), np.concatenate(self._references or empty)
             self.reset()
-            rows = make_rows(*joined, task=self.task, scores=self.scores)
+            rows = make_rows(*joined, task=self.task, scores=self.scores, thresholds=self.thresholds)
         if not rows.sound:
             logger.warning("some of %d predictions are not finite: every metric is undefined", len(rows))
         return rows
@@ -105,10 +112,11 @@ def make_suite(
     glue_task: str | None = None,
     scores: Scale = "logits",
     positive_name: str | None = None,
+    thresholds: Sequence[float] | None = None,
 ) -> Suite:
     """The metrics of a task: `names` if given, else those of the GLUE task, else the usual ones. First = the one to judge by.
 
-    `positive_name` is what label 1 is called: scores of that class alone carry the name.
+    `positive_name` is what label 1 is called: scores of that class alone carry the name. `thresholds` as in a LabelMap.
     """
     chosen: Sequence[str] = DEFAULTS[task]
     if glue_task is not None:
@@ -119,7 +127,7 @@ def make_suite(
             )
     if names:
         chosen = names
-    return Suite(task, chosen, scores=scores, positive_name=positive_name)
+    return Suite(task, chosen, scores=scores, positive_name=positive_name, thresholds=thresholds)
 
 
 def load(path: str, config_name: str | None = None) -> Suite:

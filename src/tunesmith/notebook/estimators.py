@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from tunesmith.errors import ConfigError
 from tunesmith.files import read_json
+from tunesmith.labels import choose_labels
 from tunesmith.notebook.from_data import finetune_data
 from tunesmith.notebook.targets import Targets, as_numbers, as_targets
 from tunesmith.predict.predictor import Predictor, predicted_names
@@ -191,9 +192,13 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         """The class of each text, as it was in y; a 0/1 table or lists of labels where y was one."""
         probabilities = self._probabilities(X)
         if self._targets.multilabel:
-            chosen = probabilities > 0.5
+            chosen = self._choose(probabilities)
             return chosen.astype(np.int64) if self._targets.hot else [self.classes_[row].tolist() for row in chosen]
-        return self.classes_[probabilities.argmax(axis=1)]
+        return self.classes_[self._choose(probabilities)]
+
+    def _choose(self, probabilities: Any) -> Any:
+        labels = self.predictor_.facts.labels
+        return choose_labels(probabilities, labels.task, labels.thresholds)
 
     def predict_proba(self, X: Any) -> Any:
         """One row of probabilities for each text, in the order of `classes_`."""
@@ -203,7 +208,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         """Mean accuracy; for several labels a row, the share of rows in which all are right."""
         if getattr(self, "_targets", None) is not None and self._targets.multilabel:
             truth = self._targets.hot_rows(y)
-            right = ((self._probabilities(X) > 0.5) == truth).all(axis=1)
+            right = (self._choose(self._probabilities(X)) == truth).all(axis=1)
             return float(np.average(right, weights=sample_weight))
         return float(super().score(X, y, sample_weight))
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from tunesmith.encoder.config_file import read_config_file
 from tunesmith.encoder.seal import Seal
 from tunesmith.errors import ConfigError, ResourceError
-from tunesmith.labels import LabelMap, Task, is_chosen
+from tunesmith.labels import LabelMap, Task, choose_labels
 from tunesmith.predict.facts import ModelFacts, model_folder_of, read_facts
 from tunesmith.predict.given_texts import given_columns
 from tunesmith.predict.graph_facts import is_graph_folder, read_graph_facts
@@ -46,9 +46,10 @@ def predicted_names(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[A
     require_numbers(probabilities)
     if labels.task is Task.REGRESSION:
         return [float(v) for v in probabilities.ravel()]
+    chosen = choose_labels(probabilities, labels.task, labels.thresholds)
     if labels.task is Task.MULTILABEL:
-        return [[labels.names[i] for i in np.flatnonzero(is_chosen(row))] for row in probabilities]
-    return [labels.names[i] for i in probabilities.argmax(axis=-1)]
+        return [[labels.names[i] for i in np.flatnonzero(row)] for row in chosen]
+    return [labels.names[i] for i in chosen]
 
 
 def sorted_scores(row: npt.NDArray[Any], labels: LabelMap, top_k: int | None = None) -> list[tuple[str, float]]:

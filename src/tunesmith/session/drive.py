@@ -28,6 +28,7 @@ from tunesmith.session.finish import (
     draw_and_explain,
     export_run,
     make_counter,
+    move_thresholds,
     predict_splits,
     row_events,
     score_splits,
@@ -187,6 +188,7 @@ def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch) ->
     state = prepared.state
     early = state.step < keeper.plan.num_steps
     predictions = predict_splits(prepared, keeper.best_weights(), watch.progress)
+    prepared = move_thresholds(prepared, predictions, watch.say)
     scores = score_splits(prepared, predictions)
     best_step = state.progress.step if keeper.keep_best else None
     diagnosis: Sequence[str] = ()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from copy import copy
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tunesmith.fast.strategies import choose_strategies
 from tunesmith.keep.weight_files import contiguous, load_weights, require_finite
 from tunesmith.labels import Task
 from tunesmith.metrics.constant import BestConstant, describe_constant
+from tunesmith.metrics.moved_thresholds import FEWEST_OF_A_LABEL, fit_thresholds
 from tunesmith.metrics.row_evidence import encode_rows, keep_rows
 from tunesmith.metrics.uncertainty import Score
 from tunesmith.predict.column_names import names_of_run
@@ -27,6 +29,7 @@ from tunesmith.predict.tables import fill_table
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ledger import write_own, writing_own
 from tunesmith.session.prepare import Prepared
+from tunesmith.session.watch import Say
 
 Scores = dict[str, dict[str, Score]]
 MOST_PREDICTIONS = 200_000
@@ -93,6 +96,22 @@ def score_splits(prepared: Prepared, predictions: dict[str, Predictions]) -> Sco
         scores[split] = prepared.suite.compute_with_intervals(result.logits, result.labels)
         scores[split]["loss"] = Score(result.loss, None, None, next(iter(scores[split].values())).n, "mean")
     return scores
+
+
+def move_thresholds(prepared: Prepared, predictions: dict[str, Predictions], say: Say) -> Prepared:
+    """With thresholds fitted to the validation rows, if they are better; model folder and scores follow them."""
+    result, labels = predictions.get("validation"), prepared.bundle.labels
+    if not prepared.config.move_thresholds or result is None or result.labels is None:
+        return prepared
+    found = fit_thresholds(probabilities_of(result.logits, labels.task), result.labels, labels.task)
+    if found is None:
+        say(f"Thresholds stay at one half: a label has fewer than {FEWEST_OF_A_LABEL} validation rows.")
+        return prepared
+    say(found.line())
+    labels, suite = replace(labels, thresholds=found.thresholds), copy(prepared.suite)
+    suite.thresholds = found.thresholds
+    facts, bundle = replace(prepared.facts, labels=labels), replace(prepared.bundle, labels=labels)
+    return replace(prepared, facts=facts, bundle=bundle, suite=suite)
 
 
 def write_results(run: RunDir, prepared: Prepared, predictions: dict[str, Predictions], scores: Scores) -> None:

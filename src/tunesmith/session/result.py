@@ -73,7 +73,10 @@ class RunResult:
         dataset = read_labelled(data, columns=Columns(text, label, facts.labels.task), labels=facts.labels)
         found = [list(dataset[name]) for name in text]
         logits = self.predictor.predict_texts(iter([found])).logits
-        suite = make_suite(facts.labels.task, names=facts.metrics, positive_name=facts.labels.positive_name)
+        known = facts.labels
+        suite = make_suite(
+            known.task, names=facts.metrics, positive_name=known.positive_name, thresholds=known.thresholds
+        )
         scores = suite.compute_with_intervals(logits, dataset.with_format("numpy")["labels"][:])
         if next(iter(scores.values())).n == 0:
             raise DataError("no row has a label", fix="Give labelled rows.")
