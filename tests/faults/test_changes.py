@@ -401,22 +401,22 @@ def test_row_14_a_folder_of_another_program_is_used_with_a_note(
 
 def test_row_14_a_model_that_changes_while_it_is_served_answers_no_more(run: RunDir) -> None:
     from tunesmith.serve.bodies import BadRequest
-    from tunesmith.serve.tryit import Classifier
+    from tunesmith.serve.kept_models import KeptModels
 
-    classifier = Classifier()
-    model = classifier._model(run)
+    models = KeptModels()
+    model = models.get(run)
     before = model.probabilities(["the good film"]).tolist()
     file = run.model / "model.safetensors"
     whole = file.read_bytes()
     flip_bit("model.safetensors", at=-400)(run.model, {})
     assert model.probabilities(["the good film"]).tolist() == before, "what is loaded does not change with the file"
     with pytest.raises(CheckpointError, match="sha256 differs"):
-        classifier._model(run)
+        models.get(run)
     file.write_bytes(whole)
-    assert classifier._model(run).probabilities(["the good film"]).tolist() == before
+    assert models.get(run).probabilities(["the good film"]).tolist() == before
     shutil.rmtree(run.model)
     with pytest.raises(BadRequest):
-        classifier._model(run)
+        models.get(run)
 
 
 def test_row_14_files_swapped_while_they_are_loaded_are_noticed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tunesmith.cli.board import add_server_arguments, warn_network
 from tunesmith.cli.parser import user_path
+from tunesmith.cli.trained_model import positive
 from tunesmith.errors import ConfigError
 
 DEFAULT_PORT = 8322
@@ -21,35 +22,81 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run", type=user_path, metavar="RUN", help="run folder with a finished model, or an exported folder"
     )
     add_server_arguments(parser, DEFAULT_PORT)
+    parser.add_argument(
+        "--workers", type=positive, default=1, metavar="N", help="processes that answer at the port [1]"
+    )
     parser.add_argument("--log_requests", action="store_true", help="one JSON line a request on stderr, without texts")
+    # The number and the table of counters that `_serve_together` gives to each of its workers.
+    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped; gives the exit code."""
     from tunesmith.predict.graph_facts import is_graph_folder
     from tunesmith.run.layout import RunDir, open_run
-    from tunesmith.serve.prediction import PredictionService, load_in_background
+    from tunesmith.serve.counters import ServiceCounters
+    from tunesmith.serve.prediction import DRAIN_SECONDS, PredictionService, load_in_background
     from tunesmith.serve.server import serve_forever
+    from tunesmith.serve.supervisor import end_with_parent
     from tunesmith.serve.token import key_file, load_token
 
     folder = Path(args.run)
-    service = PredictionService(RunDir(folder) if is_graph_folder(folder) else open_run(args.run))
+    worker = [int(word) for word in args.worker.split(":") if word]
+    counters = ServiceCounters(worker[1], worker[0]) if worker else None
+    service = PredictionService(RunDir(folder) if is_graph_folder(folder) else open_run(args.run), counters=counters)
     key = os.environ.get("TUNESMITH_SERVE_KEY") or load_token(key_file(), new=args.new_token)
     if len(key) < MIN_KEY:
         raise ConfigError(f"TUNESMITH_SERVE_KEY has {len(key)} characters", fix=f"Use at least {MIN_KEY} random ones.")
+    if args.workers > 1 and not worker:
+        return _serve_together(args, key)
     if args.log_requests:
         log_to_stderr()
 
     def ready(address: str) -> None:
-        shown = "$TUNESMITH_SERVE_KEY" if os.environ.get("TUNESMITH_SERVE_KEY") else key
-        print(f"{args.run} at {address}/predict, described at {address}/docs\n")
-        print(f"  curl {address}/predict -H 'Authorization: Bearer {shown}' \\")
-        print("    -H 'Content-Type: application/json' -d '{\"texts\": [\"...\"]}'\n", flush=True)
-        warn_network(args.host)
+        if not worker:
+            _greet(args, address, key)
         load_in_background(service)
 
-    serve_forever(service, host=args.host, port=args.port, token=key, names=args.allow_host, on_ready=ready)
+    if worker:
+        end_with_parent()
+    serve_forever(
+        service,
+        host=args.host,
+        port=args.port,
+        token=key,
+        names=args.allow_host,
+        on_ready=ready,
+        drain_seconds=DRAIN_SECONDS,
+        shared=bool(worker),
+    )
     return 0
+
+
+def _greet(args: argparse.Namespace, address: str, key: str) -> None:
+    shown = "$TUNESMITH_SERVE_KEY" if os.environ.get("TUNESMITH_SERVE_KEY") else key
+    print(f"{args.run} at {address}/predict, described at {address}/docs\n")
+    print(f"  curl {address}/predict -H 'Authorization: Bearer {shown}' \\")
+    print("    -H 'Content-Type: application/json' -d '{\"texts\": [\"...\"]}'\n", flush=True)
+    warn_network(args.host)
+
+
+def _serve_together(args: argparse.Namespace, key: str) -> int:
+    """Starts the workers, which share the cores, and keeps them alive."""
+    from tunesmith.serve.prediction import DRAIN_SECONDS
+    from tunesmith.serve.server import address_of, open_socket
+    from tunesmith.serve.supervisor import run_workers
+
+    with open_socket(args.host, args.port) as listener:  # alone at first: a port that another program has is refused
+        port = int(listener.getsockname()[1])
+    words = ["serve", str(args.run), "--host", args.host, "--port", str(port)]
+    words += [word for name in args.allow_host for word in ("--allow_host", name)]
+    words += ["--log_requests"] * args.log_requests
+    threads = str(max(1, len(os.sched_getaffinity(0)) // args.workers))
+    environment = {"OMP_NUM_THREADS": threads, **os.environ, "TUNESMITH_SERVE_KEY": key}
+    _greet(args, address_of(args.host, port), key)
+    return run_workers(
+        args.workers, lambda number, table: [*words, "--worker", f"{number}:{table}"], environment, DRAIN_SECONDS + 5
+    )
 
 
 def log_to_stderr() -> None:

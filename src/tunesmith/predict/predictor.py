@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,17 @@ from tunesmith.predict.facts import ModelFacts, model_folder_of, read_facts
 from tunesmith.predict.given_texts import given_columns
 from tunesmith.predict.graph_facts import is_graph_folder, read_graph_facts
 from tunesmith.predict.network import Network
-from tunesmith.predict.stream import Chunk, TextPredictions, chunks_of, predict_chunks, require_numbers
+from tunesmith.predict.stream import (
+    Chunk,
+    TextPredictions,
+    answer_tokens,
+    chunks_of,
+    make_token_rows,
+    predict_chunks,
+    require_numbers,
+)
 from tunesmith.run.sealed import MANIFEST
+from tunesmith.tokens.token_encoder import EncodedRow
 
 if TYPE_CHECKING:
     from tunesmith.ranks.runtime import Precision
@@ -163,6 +172,15 @@ class Predictor:
             vocab_size=network.vocab_size,
             special=network.special,
         )
+
+    def encode_rows(self, columns: Chunk) -> list[EncodedRow]:
+        """The tokens of each row of one or two columns of texts, for `logits_of`."""
+        return self.network.encoder.encode(self._with_known_segments(columns))
+
+    def logits_of(self, rows: Sequence[EncodedRow]) -> npt.NDArray[np.float32]:
+        """The raw scores of encoded rows, in their order."""
+        tokens = make_token_rows(rows, has_types=self.network.has_types)
+        return answer_tokens(self.network.answer, tokens, vocab_size=self.network.vocab_size)
 
     def _with_known_segments(self, chunk: Chunk) -> Chunk:
         self.network.require_segments(len(chunk))

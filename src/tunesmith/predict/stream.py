@@ -60,14 +60,7 @@ def predict_chunks(
         return chunk, encoded, make_token_rows(encoded, has_types=has_types)
 
     for chunk, encoded, tokens in prefetched(_checked(chunks), encode, ahead=1):
-        highest = int(max((values.max(initial=0) for values, _ in tokens.columns["input_ids"].chunks), default=0))
-        if highest >= vocab_size:
-            raise DataError(
-                f"the tokenizer makes token id {highest}, but the model has only {vocab_size} token embeddings",
-                fix="Use the tokenizer that belongs to the model.",
-            )
-        logits.append(predict(tokens))
-        require_numbers(logits[-1], before=rows)
+        logits.append(answer_tokens(predict, tokens, vocab_size=vocab_size, before=rows))
         sides = len(chunk)
         empty += (rows + np.flatnonzero(tokens.lengths <= special[sides - 1])).tolist()
         rows += len(encoded)
@@ -83,6 +76,21 @@ def predict_chunks(
     return TextPredictions(
         found, TruncationCount(rows, rows_cut, tokens_cut, by_side, max_length, unread), tuple(empty)
     )
+
+
+def answer_tokens(
+    predict: Callable[[TokenRows], npt.NDArray[np.float32]], tokens: TokenRows, *, vocab_size: int, before: int = 0
+) -> npt.NDArray[np.float32]:
+    """Logits of rows whose token ids the model has; all of them numbers. `before`: rows that errors count, too."""
+    highest = int(max((values.max(initial=0) for values, _ in tokens.columns["input_ids"].chunks), default=0))
+    if highest >= vocab_size:
+        raise DataError(
+            f"the tokenizer makes token id {highest}, but the model has only {vocab_size} token embeddings",
+            fix="Use the tokenizer that belongs to the model.",
+        )
+    logits = predict(tokens)
+    require_numbers(logits, before=before)
+    return logits
 
 
 def require_numbers(answers: npt.NDArray[Any], *, before: int = 0) -> None:

@@ -17,6 +17,9 @@ from tunesmith.serve.security import Access, Guard
 class Service(Protocol):
     """What can be served: the board, or one model."""
 
+    how: str
+    """The answer to a client without the token."""
+
     def routes(self) -> list[Route]:
         """All its routes."""
 

@@ -1,56 +1,84 @@
-"""What a service counts, in the text format that Prometheus reads."""
+"""What a service counts, in the text format that Prometheus reads; one table for all workers, in shared memory."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
-from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Upper bounds of the histogram of answer times."""
+STATUSES = (200, 400, 408, 409, 413, 415, 422, 429, 500, 503)
+ROUTES = ("/predict", "/health", "/ready", "/info", "/metrics", "/openapi.json", "/docs")
+_REQUESTS = {(route, status): place for place, (route, status) in enumerate((r, s) for r in ROUTES for s in STATUSES)}
+_BUCKETS = len(_REQUESTS)
+_SECONDS, _ROWS, _RELOADS, _WAITING, _READY = range(_BUCKETS + len(SECONDS) + 1, _BUCKETS + len(SECONDS) + 6)
+_COLUMNS = _READY + 1
+
+
+def make_table(workers: int) -> int:
+    """A file descriptor of shared memory, all zeros, with a row for each worker."""
+    table = os.memfd_create("tunesmith-counters", 0)
+    os.ftruncate(table, workers * _COLUMNS * 8)
+    return table
 
 
 class ServiceCounters:
-    """Requests by route and status, their seconds, rows; any thread may count."""
+    """Requests by route and status, their seconds, rows; any thread may count. A worker writes its own row and reads all."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: int | None = None, worker: int = 0) -> None:
+        size = _COLUMNS * 8 if table is None else os.fstat(table).st_size
+        self._all = np.frombuffer(mmap.mmap(-1 if table is None else table, size)).reshape(-1, _COLUMNS)
+        self._mine = self._all[worker]
+        self._mine[[_WAITING, _READY]] = 0  # of a worker that died in this place
         self._lock = threading.Lock()
-        self._requests: Counter[tuple[str, int]] = Counter()
-        self._buckets = [0] * (len(SECONDS) + 1)
-        self._seconds = 0.0
-        self._rows = 0
-        self._reloads = 0
 
     def count_request(self, route: str, status: int, seconds: float, rows: int = 0) -> None:
         """One answered request."""
         with self._lock:
-            self._requests[route, status] += 1
+            self._mine[_REQUESTS.get((route, status), _REQUESTS[route, 500])] += 1
             if route == "/predict" and status == 200:
-                self._buckets[sum(seconds > bound for bound in SECONDS)] += 1
-                self._seconds += seconds
-                self._rows += rows
+                self._mine[_BUCKETS + sum(seconds > bound for bound in SECONDS)] += 1
+                self._mine[_SECONDS] += seconds
+                self._mine[_ROWS] += rows
 
     def count_reload(self) -> None:
         """The model was replaced."""
         with self._lock:
-            self._reloads += 1
+            self._mine[_RELOADS] += 1
 
-    def text(self, *, waiting: int, ready: bool) -> str:
-        """All counters."""
-        with self._lock:
-            lines = ["# TYPE tunesmith_requests_total counter"]
-            lines += [
-                f'tunesmith_requests_total{{route="{route}",status="{status}"}} {count}'
-                for (route, status), count in sorted(self._requests.items())
-            ]
-            lines.append("# TYPE tunesmith_predict_seconds histogram")
-            total = 0
-            for bound, count in zip((*map(str, SECONDS), "+Inf"), self._buckets, strict=True):
-                total += count
-                lines.append(f'tunesmith_predict_seconds_bucket{{le="{bound}"}} {total}')
-            lines += [f"tunesmith_predict_seconds_sum {self._seconds:.6f}", f"tunesmith_predict_seconds_count {total}"]
-            single = {"rows_total": self._rows, "reloads_total": self._reloads}
-            for name, value in single.items():
-                lines += [f"# TYPE tunesmith_{name} counter", f"tunesmith_{name} {value}"]
-            for name, value in {"waiting_requests": waiting, "ready": int(ready)}.items():
-                lines += [f"# TYPE tunesmith_{name} gauge", f"tunesmith_{name} {value}"]
+    def note(self, *, waiting: int | None = None, ready: bool | None = None) -> None:
+        """The state of this worker."""
+        for place, value in ((_WAITING, waiting), (_READY, ready)):
+            if value is not None:
+                self._mine[place] = value
+
+    @property
+    def ready(self) -> bool:
+        """Whether every worker has its model."""
+        return bool(self._all[:, _READY].all())
+
+    def text(self) -> str:
+        """All counters, summed over the workers."""
+        sums: Sequence[float] = self._all.sum(axis=0).tolist()
+        lines = ["# TYPE tunesmith_requests_total counter"]
+        lines += [
+            f'tunesmith_requests_total{{route="{route}",status="{status}"}} {sums[place]:.0f}'
+            for (route, status), place in _REQUESTS.items()
+            if sums[place]
+        ]
+        lines.append("# TYPE tunesmith_predict_seconds histogram")
+        total = 0.0
+        for place, bound in enumerate((*map(str, SECONDS), "+Inf"), _BUCKETS):
+            total += sums[place]
+            lines.append(f'tunesmith_predict_seconds_bucket{{le="{bound}"}} {total:.0f}')
+        lines += [f"tunesmith_predict_seconds_sum {sums[_SECONDS]:.6f}", f"tunesmith_predict_seconds_count {total:.0f}"]
+        for name, place in {"rows_total": _ROWS, "reloads_total": _RELOADS}.items():
+            lines += [f"# TYPE tunesmith_{name} counter", f"tunesmith_{name} {sums[place]:.0f}"]
+        gauges = {"waiting_requests": sums[_WAITING], "ready": int(self.ready), "workers": len(self._all)}
+        for name, value in gauges.items():
+            lines += [f"# TYPE tunesmith_{name} gauge", f"tunesmith_{name} {value:.0f}"]
         return "\n".join(lines) + "\n"

@@ -21,24 +21,31 @@ from tunesmith.predict.facts import FACTS_FILE, read_facts
 from tunesmith.run.layout import RunDir
 from tunesmith.serve.bodies import MAX_BODY_BYTES, MAX_TEXT_CHARS, MAX_TEXTS, BadRequest, read_json_body
 from tunesmith.serve.counters import ServiceCounters
+from tunesmith.serve.kept_models import model_home, model_marks
 from tunesmith.serve.openapi import describe_service, docs_page
 from tunesmith.serve.pages import model_facts
 from tunesmith.serve.questions import answer_in_form, parse_question
 from tunesmith.serve.routes import refuse_in_json
-from tunesmith.serve.tryit import RETRY_SECONDS, Classifier, Overloaded, model_home, model_marks
+from tunesmith.serve.tryit import RETRY_SECONDS, Classifier, Overloaded
 
 log = logging.getLogger("tunesmith.requests")
 
 ANSWER_SECONDS = 30.0
 """How long a request may wait for its answer."""
+DRAIN_SECONDS = int(ANSWER_SECONDS) + 5
+"""The most time between SIGTERM and the end: what was accepted is answered, or its time is over."""
 
 
 class PredictionService:
     """The handlers of `tunesmith serve`."""
 
-    def __init__(self, run: RunDir, classifier: Classifier | None = None) -> None:
+    how = "send the key of the service: Authorization: Bearer KEY"
+
+    def __init__(
+        self, run: RunDir, classifier: Classifier | None = None, counters: ServiceCounters | None = None
+    ) -> None:
         self.run = run
-        self.counters = ServiceCounters()
+        self.counters = counters or ServiceCounters()
         self.classifier = classifier or Classifier(reload_aside=True, on_reload=self._reloaded)
         home = model_home(run)
         if model_facts(run) is None:
@@ -49,7 +56,6 @@ class PredictionService:
         self._labels = read_facts(home, read_config_file(home)).labels
         self._marks = model_marks(run)
         self._problem: str | None = None
-        self._ready = threading.Event()
 
     def routes(self) -> list[Route]:
         """Every route of the service."""
@@ -73,8 +79,8 @@ class PredictionService:
 
     def load(self) -> None:
         """Loads the model before the first request; /ready answers 503 until then."""
-        self.classifier.preload(self.run)
-        self._ready.set()
+        self.classifier.models.get(self.run)
+        self.counters.note(ready=True)
 
     def _reloaded(self, problem: str | None) -> None:
         if problem is None:
@@ -95,6 +101,7 @@ class PredictionService:
             seconds = time.perf_counter() - start
             rows = int(getattr(request.state, "rows", 0))
             self.counters.count_request(path, response.status_code, seconds, rows)
+            self.counters.note(waiting=self.classifier.waiting)
             if path == "/predict":
                 line = {"event": "request", "route": path, "status": response.status_code, "rows": rows}
                 log.info(json.dumps({**line, "ms": round(1000 * seconds, 1)}))
@@ -109,7 +116,7 @@ class PredictionService:
         return JSONResponse({"run": self.run.name, **(model_facts(self.run) or {})})
 
     async def _answer_ready(self, request: Request) -> Response:
-        ready = self._ready.is_set()
+        ready = self.counters.ready
         return JSONResponse({"ready": ready}, 200 if ready else 503)
 
     async def _info(self, request: Request) -> Response:
@@ -124,8 +131,7 @@ class PredictionService:
         return JSONResponse({**about, "model_type": {"classifier": {"id2label": ids}}})
 
     async def _metrics(self, request: Request) -> Response:
-        text = self.counters.text(waiting=self.classifier.waiting, ready=self._ready.is_set())
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self.counters.text(), media_type="text/plain; version=0.0.4")
 
     async def _openapi(self, request: Request) -> Response:
         return JSONResponse(self._document())
@@ -159,16 +165,16 @@ class PredictionService:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 results = await self.classifier.classify(self.run, question.given)
-        except Overloaded:
-            return _later(429, "too many requests are waiting")
+        except Overloaded as error:
+            return _later(429, "too many requests are waiting", error.seconds)
         except TimeoutError:
-            return _later(503, f"no answer within {ANSWER_SECONDS:.0f} seconds")
-        self._ready.set()
-        return JSONResponse(answer_in_form(question, results, self._labels))
+            return _later(503, f"no answer within {ANSWER_SECONDS:.0f} seconds", RETRY_SECONDS)
+        self.counters.note(ready=True)
+        return JSONResponse(answer_in_form(question, results))
 
 
-def _later(status: int, reason: str) -> Response:
-    return JSONResponse({"error": reason}, status, headers={"retry-after": str(RETRY_SECONDS)})
+def _later(status: int, reason: str, seconds: int) -> Response:
+    return JSONResponse({"error": reason}, status, headers={"retry-after": str(seconds)})
 
 
 def load_in_background(service: PredictionService) -> None:

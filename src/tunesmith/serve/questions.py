@@ -78,24 +78,22 @@ def _switch(data: dict[str, Any], name: str) -> bool:
     return value
 
 
-def answer_in_form(question: Question, results: list[dict[str, Any]], labels: LabelMap) -> Any:
+def answer_in_form(question: Question, results: list[dict[str, Any]]) -> Any:
     """The results as the dialect of the question expects them, scores sorted from the best."""
     if question.inputs:
-        rows = [[{"score": score, "label": name} for name, score in _scores(one, question, labels)] for one in results]
+        rows = [[{"score": score, "label": name} for name, score in _scores(one, question)] for one in results]
         return rows[0] if question.single else rows
     shaped = []
     for one in results:
-        scores = _scores(one, question, labels)
-        if labels.task is Task.REGRESSION:
-            shaped.append({"label": one["label"], "scores": []})
-        else:
-            shaped.append({"label": one["label"], "scores": [list(pair) for pair in scores[: question.top_k]]})
+        scores = _scores(one, question)[: question.top_k] if one["scores"] else []
+        shaped.append({"label": one["label"], "scores": [list(pair) for pair in scores]})
     return {"results": shaped}
 
 
-def _scores(one: dict[str, Any], question: Question, labels: LabelMap) -> list[tuple[str, float]]:
+def _scores(one: dict[str, Any], question: Question) -> list[tuple[str, float]]:
+    labels: LabelMap = one["labels"]
     if labels.task is Task.REGRESSION:
         return [(labels.names[0], float(one["label"]))]
-    values = one["logits"] if question.raw and "logits" in one else [score for _, score in one["scores"]]
+    values = one["logits"] if question.raw else [score for _, score in one["scores"]]
     pairs = list(zip([name for name, _ in one["scores"]], values, strict=True))
     return sorted(pairs, key=lambda pair: -pair[1])

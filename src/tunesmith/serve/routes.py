@@ -19,6 +19,7 @@ from tunesmith.serve.follow import LiveRun
 from tunesmith.serve.jobs import stop_run
 from tunesmith.serve.pages import ASSETS, PageCache, list_page, model_facts, policy_of, read_asset, run_page
 from tunesmith.serve.runs import RunIndex
+from tunesmith.serve.security import BOARD_TOKEN
 from tunesmith.serve.tryit import RETRY_SECONDS, Classifier, Overloaded
 from tunesmith.serve.watchers import VERDICT_SECONDS, Channels
 
@@ -30,6 +31,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 class Board:
     """The handlers, over one index of runs."""
+
+    how = BOARD_TOKEN
 
     def __init__(self, index: RunIndex, classifier: Classifier | None = None) -> None:
         self.index = index

@@ -30,6 +30,7 @@ HEADERS = {
 }
 READING = ("GET", "HEAD")
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+BOARD_TOKEN = "open the address that `tunesmith board` printed: it carries the token"
 _MAX_AGE = 30 * 24 * 3600
 
 
@@ -40,14 +41,16 @@ class Access:
     token: str
     hosts: frozenset[str]
     cookie: str
+    how: str = BOARD_TOKEN
+    """The answer to a client without the token."""
 
     @classmethod
-    def for_port(cls, token: str, port: int, names: Iterable[str] = ()) -> Access:
+    def for_port(cls, token: str, port: int, names: Iterable[str] = (), how: str = BOARD_TOKEN) -> Access:
         """Access under the local names and `names`, at this port."""
         every = [*LOCAL_NAMES, *(n.lower() for n in names)]
         hosts = {f"{name}:{port}" for name in every} | ({*every} if port == 80 else set())
         # Cookies know no ports: the name keeps two boards of one machine apart.
-        return cls(token, frozenset(hosts), f"tunesmith-{port}")
+        return cls(token, frozenset(hosts), f"tunesmith-{port}", how)
 
     def knows(self, given: str | None) -> bool:
         """Whether this is the token, in a time that does not tell how much of it is right."""
@@ -92,12 +95,16 @@ class Guard:
         # The very address the connection came in on cannot be a rebound name.
         own = f"{server[0]}:{server[1]}" if ":" not in str(server[0]) else f"[{server[0]}]:{server[1]}"
         if len(headers.getlist("host")) != 1 or (host not in self.access.hosts and host != own):
-            return 421, "this address is not one of the board's; open the one it printed", {}
+            return (
+                421,
+                "this address is not one of the server's; use the one it printed, or start it with --allow_host",
+                {},
+            )
         if (moved := self._login(scope)) is not None:
             return moved
         bearer = headers.get("authorization", "").removeprefix("Bearer ") or None
         if not self.access.knows(bearer) and not self.access.knows(self._cookie(headers)):
-            return 401, "open the address that `tunesmith board` printed: it carries the token", {}
+            return 401, self.access.how, {}
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
         if scope["method"] in READING:
             page = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"

@@ -34,12 +34,14 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def open_socket(host: str, port: int) -> socket.socket:
-    """A listening socket; a ResourceError says who might have the port."""
+def open_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A listening socket; a ResourceError when the port is taken. `shared`: other workers listen at the same port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     found = socket.socket(family, socket.SOCK_STREAM)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         found.bind((host, port))
         found.listen(BACKLOG)  # at once: whoever reads the printed address may come before the server is up
     except (OSError, OverflowError) as error:
@@ -62,10 +64,17 @@ def make_board(runs: str | Path) -> Board:
     return Board(RunIndex(folder))
 
 
-def make_server(service: Service, *, listener: socket.socket, token: str, names: Sequence[str] = ()) -> Server:
+def make_server(
+    service: Service,
+    *,
+    listener: socket.socket,
+    token: str,
+    names: Sequence[str] = (),
+    drain_seconds: int = DRAIN_SECONDS,
+) -> Server:
     """The server of a service, for a socket that is bound already."""
     config = uvicorn.Config(
-        make_app(service, Access.for_port(token, int(listener.getsockname()[1]), names)),
+        make_app(service, Access.for_port(token, int(listener.getsockname()[1]), names, service.how)),
         http=DeadlineProtocol,
         ws="none",
         loop="asyncio",
@@ -77,7 +86,7 @@ def make_server(service: Service, *, listener: socket.socket, token: str, names:
         date_header=False,
         proxy_headers=False,
         timeout_keep_alive=10,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
+        timeout_graceful_shutdown=drain_seconds,
         h11_max_incomplete_event_size=16_384,
         backlog=BACKLOG,
     )
@@ -92,13 +101,21 @@ def serve_forever(
     token: str,
     names: Sequence[str] = (),
     on_ready: Callable[[str], Any] = lambda address: None,
+    drain_seconds: int = DRAIN_SECONDS,
+    shared: bool = False,
 ) -> None:
-    """Serves until SIGINT or SIGTERM; `on_ready` gets the address without the token."""
-    with open_socket(host, port) as listener:
-        server = make_server(service, listener=listener, token=token, names=[*names, *_names_of(host)])
-        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-        on_ready(f"http://{shown}:{listener.getsockname()[1]}")
+    """Serves until SIGINT or SIGTERM, then answers what was accepted; `on_ready` gets the address without the token."""
+    with open_socket(host, port, shared=shared) as listener:
+        every = [*names, *_names_of(host)]
+        server = make_server(service, listener=listener, token=token, names=every, drain_seconds=drain_seconds)
+        on_ready(address_of(host, listener.getsockname()[1]))
         server.run(sockets=[listener])
+
+
+def address_of(host: str, port: int) -> str:
+    """The address to open on this machine."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
 
 
 def _names_of(host: str) -> list[str]:

@@ -1,48 +1,61 @@
-"""Classifies typed text with finished runs: one thread, a bounded queue, waiting requests of one model taken together."""
+"""Classifies texts with finished runs: one thread takes what waits for a model together, in batches counted by tokens.
+
+A batch never waits for company: it holds what came in while the one before was computed, in the order of arrival, up to the
+tokens that the model computes within the latency budget at the speed it had so far. Its rows are sorted by length.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
-from tunesmith.errors import TunesmithError
-from tunesmith.predict.graph_facts import is_graph_folder
+from tunesmith.errors import DataError, NumericsError, TunesmithError
+from tunesmith.labels import Task
 from tunesmith.run.layout import RunDir
-from tunesmith.run.remembered import signature
 from tunesmith.serve.bodies import BadRequest, Texts
+from tunesmith.serve.kept_models import KeptModels, load_run_predictor
 
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 128
-MAX_BATCH_ROWS = 64
-MAX_BATCH_CHARS = 32_768
-"""About 8,000 tokens: a batch takes a bounded time, so that a short text behind long ones does not wait without end."""
-MAX_MODELS = 2
+LATENCY_SECONDS = 0.25
+"""What a batch may take: a short text behind others waits for one batch at most before it is in the next."""
+MAX_WAIT_SECONDS = 20.0
+"""Requests that would wait longer are refused at once."""
+BATCH_TOKENS = (256, 8192)
+"""Fewest and most tokens of a batch, whatever the speed; a single request may have more."""
+READ_CHARS = 65_536
 RETRY_SECONDS = 2
 
 
 class Overloaded(Exception):
-    """The queue is full."""
+    """Too many requests wait, or too much text; `seconds` until it may be worth another try."""
+
+    def __init__(self, seconds: int = RETRY_SECONDS) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Item:
     run: RunDir
     given: Texts
     answer: asyncio.Future[list[dict[str, Any]]]
     loop: asyncio.AbstractEventLoop
-
-    @property
-    def chars(self) -> int:
-        """Characters of all its texts."""
-        return sum(map(len, (*self.given.texts, *(self.given.pairs or ()))))
+    chars: int
+    model: Any = None
+    rows: Sequence[Any] = field(default_factory=tuple)
+    """The encoded rows, and their tokens in all, once they were read."""
+    tokens: int = 0
 
     def reply(self, value: list[dict[str, Any]] | Exception) -> None:
         def set_answer() -> None:
@@ -58,28 +71,6 @@ class _Item:
             log.debug("no request waits for this answer any more")
 
 
-def load_run_predictor(run: RunDir) -> Any:
-    """The run's model on the CPU: a GPU belongs to the training that is being watched."""
-    from tunesmith.predict.predictor import Predictor
-
-    for name in ("transformers", "datasets"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    return Predictor.load(run.path, use_cpu=True)
-
-
-def model_home(run: RunDir) -> Path:
-    """The folder with the model: model/ of a run, or an exported folder itself."""
-    return run.path if is_graph_folder(run.path) else run.model
-
-
-def model_marks(run: RunDir) -> tuple[tuple[Any, ...], ...]:
-    """What tells the files of model/ from others under the same names; empty when there are none."""
-    try:
-        return signature(model_home(run))
-    except OSError:
-        return ()
-
-
 class Classifier:
     """`classify` from any task. The thread starts with the first request and the model is loaded when it is first asked."""
 
@@ -91,168 +82,169 @@ class Classifier:
         reload_aside: bool = False,
         on_reload: Callable[[str | None], None] = lambda problem: None,
     ) -> None:
-        """`reload_aside`: a replaced model is loaded by a thread of its own while the old one answers."""
-        self._aside = reload_aside
-        self._on_reload = on_reload
-        self._loading: tuple[Any, ...] | None = None
-        self._refused: tuple[Any, ...] | None = None
-        self._lock = threading.Lock()
-        self._load = load
-        self._queue: queue.Queue[_Item | None] = queue.Queue(max_waiting)
-        self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+        self.models = KeptModels(load, reload_aside=reload_aside, on_reload=on_reload)
+        self._max_waiting = max_waiting
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._read: deque[_Item] = deque()
+        self._chars = 0
+        self._char_seconds = self._token_seconds = 0.0
         self._thread: threading.Thread | None = None
-        self._held: _Item | None = None
-
-    async def classify(self, run: RunDir, given: Texts) -> list[dict[str, Any]]:
-        """One result a text, in order; Overloaded when too many wait, BadRequest for texts the model cannot read."""
-        loop = asyncio.get_running_loop()
-        item = _Item(run, given, loop.create_future(), loop)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="tunesmith-classify", daemon=True)
-            self._thread.start()
-        try:
-            self._queue.put_nowait(item)
-        except queue.Full:
-            raise Overloaded from None
-        return await item.answer
-
-    def close(self) -> None:
-        """Ends the thread after the item it works on."""
-        if self._thread is not None:
-            try:
-                self._queue.put(None, timeout=1)
-                self._thread.join(timeout=5)
-            except queue.Full:
-                log.debug("the queue is full; the thread ends with the process")
-
-    def _work(self) -> None:
-        while (batch := self._take()) is not None:
-            self._answer([item for item in batch if not item.answer.done()])
-
-    def _take(self) -> list[_Item] | None:
-        """The next item, and those behind it that ask the same model in the same way."""
-        first = self._held or self._queue.get()
-        self._held = None
-        if first is None:
-            return None
-        batch, rows, chars = [first], len(first.given.texts), first.chars
-        while rows < MAX_BATCH_ROWS and chars < MAX_BATCH_CHARS:
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                break
-            alike = item is not None and item.run.path == first.run.path
-            alike = alike and item is not None and (item.given.pairs is None) == (first.given.pairs is None)
-            if item is None or not alike or rows + len(item.given.texts) > MAX_BATCH_ROWS:
-                if item is None:
-                    self._queue.put_nowait(None)
-                self._held = item
-                break
-            batch.append(item)
-            rows += len(item.given.texts)
-            chars += item.chars
-        return batch
-
-    def _answer(self, batch: list[_Item]) -> None:
-        if not batch:
-            return
-        try:
-            model = self._model(batch[0].run)
-            texts = [t for item in batch for t in item.given.texts]
-            paired = batch[0].given.pairs is not None
-            pairs = [p for item in batch for p in item.given.pairs or ()] if paired else None
-            results = _classify(model, texts, pairs)
-        except TunesmithError as error:
-            self._fail(batch, BadRequest(409, str(error)))
-        except BadRequest as error:
-            self._fail(batch, error)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # PanicException of a tokenizer is no Exception
-            if len(batch) > 1:  # one of them is poison: the others shall not suffer
-                for item in batch:
-                    self._answer([item])
-                return
-            log.warning("a text could not be classified: %s", type(error).__name__)
-            self._fail(batch, BadRequest(422, "the model could not read this text"))
-        else:
-            for item in batch:
-                count = len(item.given.texts)
-                item.reply(results[:count])
-                results = results[count:]
-
-    @staticmethod
-    def _fail(batch: list[_Item], error: Exception) -> None:
-        for item in batch:
-            item.reply(error)
-
-    def _model(self, run: RunDir) -> Any:
-        """The loaded model; loaded again when its folder or a file in it was replaced meanwhile."""
-        marks = model_marks(run)
-        if not marks:
-            raise BadRequest(409, "the run has no finished model")
-        key = (str(run.path), *marks)
-        with self._lock:
-            before = next((model for known, model in self._kept.items() if known[0] == key[0]), None)
-            if key not in self._kept and self._aside and before is not None:
-                if key not in (self._loading, self._refused):
-                    self._loading = key
-                    threading.Thread(target=self._load_aside, args=(run, key), daemon=True).start()
-                return before
-        if key not in self._kept:
-            self._keep(key, self._load(run))
-        self._kept.move_to_end(key)
-        return self._kept[key]
-
-    def _load_aside(self, run: RunDir, key: tuple[Any, ...]) -> None:
-        """Loads a replaced model; one that cannot be loaded leaves the old one in place."""
-        try:
-            model = self._load(run)
-        except Exception as error:
-            self._refused = key
-            self._on_reload(error.line() if isinstance(error, TunesmithError) else type(error).__name__)
-        else:
-            with self._lock:
-                self._keep(key, model)
-            self._on_reload(None)
-        finally:
-            self._loading = None
-
-    def _keep(self, key: tuple[Any, ...], model: Any) -> None:
-        for old in [k for k in self._kept if k[0] == key[0]]:
-            del self._kept[old]
-        while len(self._kept) >= MAX_MODELS:
-            self._kept.popitem(last=False)
-        self._kept[key] = model
+        self._ending = False
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue."""
-        return self._queue.qsize()
+        """Requests whose batch has not begun."""
+        return self._queue.qsize() + len(self._read)
 
-    def preload(self, run: RunDir) -> None:
-        """Loads the model before the first request."""
-        self._model(run)
+    async def classify(self, run: RunDir, given: Texts) -> list[dict[str, Any]]:
+        """One result a text, in order; Overloaded when too much waits, BadRequest for texts the model cannot read."""
+        loop = asyncio.get_running_loop()
+        chars = sum(map(len, (*given.texts, *(given.pairs or ()))))
+        expected = self._chars * self._char_seconds
+        if self.waiting >= self._max_waiting or expected > MAX_WAIT_SECONDS:
+            raise Overloaded(max(RETRY_SECONDS, math.ceil(expected)))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="tunesmith-classify", daemon=True)
+            self._thread.start()
+        item = _Item(run, given, loop.create_future(), loop, chars)
+        self._chars += chars
+        self._queue.put(item)
+        try:
+            return await item.answer
+        finally:
+            self._chars -= chars
+
+    def close(self) -> None:
+        """Ends the thread after what it has accepted."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(timeout=5)
+
+    def _work(self) -> None:
+        while True:
+            while not self._ending and sum(item.tokens for item in self._read) < self._budget():
+                if not (fresh := self._take()):
+                    break
+                self._encode(fresh)
+            if batch := self._next_batch():
+                self._answer(batch)
+            elif self._ending:
+                return
+
+    def _budget(self) -> float:
+        """Tokens that the model computes in LATENCY_SECONDS."""
+        least, most = BATCH_TOKENS
+        return most if not self._token_seconds else min(max(LATENCY_SECONDS / self._token_seconds, least), most)
+
+    def _take(self) -> list[_Item]:
+        """What waits in the queue, up to so many characters; waits for the first when nothing else is to be done."""
+        fresh: list[_Item] = []
+        while sum(item.chars for item in fresh) < READ_CHARS:
+            try:
+                item = self._queue.get(block=not fresh and not self._read)
+            except queue.Empty:
+                break
+            if item is None:
+                self._ending = True
+                break
+            if not item.answer.done():  # the time of the others is over, or their client is gone
+                fresh.append(item)
+            elif not fresh:
+                break
+        return fresh
+
+    def _next_batch(self) -> list[_Item]:
+        """The next item, and those behind it that ask the same model, within the budget."""
+        batch: list[_Item] = []
+        tokens = 0
+        while self._read and (not batch or tokens + self._read[0].tokens <= self._budget()):
+            if batch and self._read[0].model is not batch[0].model:
+                break
+            item = self._read.popleft()
+            if not item.answer.done():
+                batch.append(item)
+                tokens += item.tokens
+        return batch
+
+    def _encode(self, fresh: list[_Item]) -> None:
+        """Tokenizes those that ask the same model in the same way together; the readable ones are then to be answered."""
+        for _, same in groupby(fresh, key=lambda item: (str(item.run.path), item.given.pairs is None)):
+            self._each(list(same), self._encode_alike)
+
+    def _encode_alike(self, items: list[_Item]) -> None:
+        model = self.models.get(items[0].run)
+        columns = [[text for item in items for text in item.given.texts]]
+        if items[0].given.pairs is not None:
+            columns.append([text for item in items for text in item.given.pairs or ()])
+        known = model.facts.text_columns
+        if known is not None and len(known) != len(columns):
+            raise BadRequest(422, f"this model reads {len(known)} text{'s'[: len(known) - 1]}: {' and '.join(known)}")
+        rows = model.encode_rows(columns)
+        start = 0
+        for item in items:
+            item.model = model
+            item.rows = rows[start : start + len(item.given.texts)]
+            item.tokens = sum(len(row.ids) for row in item.rows)
+            start += len(item.given.texts)
+        self._read.extend(items)
+
+    def _answer(self, batch: list[_Item]) -> None:
+        self._each(batch, self._answer_together)
+
+    def _answer_together(self, batch: list[_Item]) -> None:
+        start = time.perf_counter()
+        model = batch[0].model
+        results = _results(model, model.logits_of([row for item in batch for row in item.rows]))
+        self._learn(time.perf_counter() - start, batch)
+        for item in batch:
+            item.reply(results[: len(item.rows)])
+            del results[: len(item.rows)]
+
+    def _learn(self, seconds: float, batch: list[_Item]) -> None:
+        """The speed, as a moving average over some five batches."""
+        tokens, chars = sum(item.tokens for item in batch), sum(item.chars for item in batch)
+        share = 0.2 if self._token_seconds else 1.0
+        self._token_seconds += share * (seconds / max(tokens, 1) - self._token_seconds)
+        self._char_seconds += share * (seconds / max(chars, 1) - self._char_seconds)
+
+    def _each(self, items: list[_Item], work: Callable[[list[_Item]], None]) -> None:
+        """`work` on all items together; when it fails, on each alone, so that one poisonous text spoils no other."""
+        alone = len(items) == 1
+        try:
+            work(items)
+            return
+        except TunesmithError as error:
+            of_text = isinstance(error, (DataError, NumericsError))
+            problem = BadRequest(422 if of_text else 409, str(error))
+            alone = alone or not of_text  # a model that cannot be loaded cannot be loaded for any of them
+        except BadRequest as error:
+            problem, alone = error, True
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # PanicException of a tokenizer is no Exception
+            log.warning("a text could not be classified: %s", type(error).__name__)
+            problem = BadRequest(422, "the model could not read this text")
+        for item in items:
+            if alone:
+                item.reply(problem)
+            else:
+                self._each([item], work)
 
 
-def _classify(model: Any, texts: list[str], pairs: list[str] | None) -> list[dict[str, Any]]:
-    from tunesmith.labels import Task
+def _results(model: Any, logits: Any) -> list[dict[str, Any]]:
+    """One result a row, with the labels of the model that answered: another one may have taken its place meanwhile."""
     from tunesmith.predict.predictor import predicted_names, probabilities_of
 
-    facts = model.facts
-    wanted = len(facts.text_columns) if facts.text_columns is not None else (1 if pairs is None else 2)
-    if wanted != (1 if pairs is None else 2):
-        names = " and ".join(facts.text_columns)
-        raise BadRequest(422, f"this model reads {wanted} text{'s' if wanted > 1 else ''}: {names}")
-    logits = model.logits(texts, pairs)
-    probabilities = probabilities_of(logits, facts.labels.task)
-    labels = predicted_names(probabilities, facts.labels)
-    value = facts.labels.task is Task.REGRESSION
+    labels = model.facts.labels
+    probabilities = probabilities_of(logits, labels.task)
+    chosen = predicted_names(probabilities, labels)
+    value = labels.task is Task.REGRESSION
     return [
         {
             "label": label,
-            "scores": [] if value else [[name, float(p)] for name, p in zip(facts.labels.names, row, strict=True)],
-            "logits": [float(x) for x in raw],
+            "scores": [] if value else [[name, share] for name, share in zip(labels.names, row, strict=True)],
+            "logits": raw,
+            "labels": labels,
         }
-        for label, row, raw in zip(labels, probabilities, logits, strict=True)
+        for label, row, raw in zip(chosen, probabilities.tolist(), logits.tolist(), strict=True)
     ]

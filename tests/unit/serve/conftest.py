@@ -42,8 +42,12 @@ class FakeModel:
         self.wait = threading.Event()
         self.wait.set()
 
-    def logits(self, texts: list[str], pairs: list[str] | None = None) -> Any:
+    def encode_rows(self, columns: list[list[str]]) -> list[Any]:
+        return [SimpleNamespace(ids=text) for text in columns[0]]
+
+    def logits_of(self, rows: list[Any]) -> Any:
         self.wait.wait(20)
+        texts = [row.ids for row in rows]
         self.batches.append(len(texts))
         if any("panic" in text for text in texts):
             raise BaseException("PanicException")

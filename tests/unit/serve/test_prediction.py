@@ -19,8 +19,9 @@ from tunesmith.errors import ConfigError
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import write_sealed
 from tunesmith.serve.bodies import BadRequest, Texts
+from tunesmith.serve.kept_models import load_run_predictor
 from tunesmith.serve.prediction import PredictionService
-from tunesmith.serve.tryit import Classifier, load_run_predictor
+from tunesmith.serve.tryit import Classifier
 
 sys.path.append(str(Path(__file__).parents[2] / "browser"))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -15,11 +17,12 @@ import pytest
 
 from tunesmith.labels import LabelMap, Task
 from tunesmith.run.layout import RunDir
-from tunesmith.serve.bodies import BadRequest
+from tunesmith.serve import tryit
+from tunesmith.serve.bodies import BadRequest, Texts
 from tunesmith.serve.prediction import PredictionService
 from tunesmith.serve.questions import answer_in_form, parse_question
 from tunesmith.serve.token import key_file, token_file
-from tunesmith.serve.tryit import Classifier
+from tunesmith.serve.tryit import Classifier, Overloaded
 
 LABELS = LabelMap.for_classes(["short", "long"])
 
@@ -95,12 +98,12 @@ def test_scores_are_sorted_cut_and_raw_as_asked(service: Any) -> None:
 
 def test_a_number_and_several_labels_have_a_form_of_their_own() -> None:
     number = LabelMap(("stars",), Task.REGRESSION)
-    one = {"label": 3.5, "scores": [], "logits": [3.5]}
-    assert answer_in_form(parse_question({"text": "a"}), [one], number) == {"results": [{"label": 3.5, "scores": []}]}
-    assert answer_in_form(parse_question({"inputs": "a"}), [one], number) == [{"score": 3.5, "label": "stars"}]
+    one = {"label": 3.5, "scores": [], "logits": [3.5], "labels": number}
+    assert answer_in_form(parse_question({"text": "a"}), [one]) == {"results": [{"label": 3.5, "scores": []}]}
+    assert answer_in_form(parse_question({"inputs": "a"}), [one]) == [{"score": 3.5, "label": "stars"}]
     many = LabelMap(("a", "b", "c"), Task.MULTILABEL)
     one = {"label": ["a", "c"], "scores": [["a", 0.9], ["b", 0.1], ["c", 0.8]], "logits": [2.2, -2.2, 1.4]}
-    found = answer_in_form(parse_question({"text": "a", "top_k": 2}), [one], many)
+    found = answer_in_form(parse_question({"text": "a", "top_k": 2}), [{**one, "labels": many}])
     assert found == {"results": [{"label": ["a", "c"], "scores": [["a", 0.9], ["c", 0.8]]}]}
 
 
@@ -147,7 +150,8 @@ def test_ready_metrics_info_and_the_description(service: Any, runs: Path) -> Non
 def test_every_route_needs_the_key_and_it_is_not_the_boards(service: Any) -> None:
     bare = {"Host": f"127.0.0.1:{service.port}"}
     for path in ("/health", "/ready", "/metrics", "/info", "/openapi.json", "/docs"):
-        assert service.ask("GET", path, headers=bare)[0] == 401
+        status, _, body = service.ask("GET", path, headers=bare)
+        assert (status, b"Bearer KEY" in body) == (401, True)
     assert key_file() != token_file()
 
 
@@ -159,14 +163,65 @@ def test_the_log_has_status_and_time_but_no_text(service: Any, caplog: pytest.Lo
     assert "secret" not in caplog.text
 
 
+def ask(classifier: Classifier, run: RunDir, *texts: str) -> list[dict[str, Any]]:
+    return asyncio.run(classifier.classify(run, Texts(texts, None)))
+
+
+def test_batches_are_counted_in_tokens_and_a_long_request_does_not_hold_the_short_ones(
+    runs: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tryit, "BATCH_TOKENS", (100, 100))
+    classifier = Classifier(lambda run: fake)
+    run = RunDir(runs / "alpha")
+    fake.wait.clear()
+
+    async def together() -> None:
+        first = asyncio.create_task(classifier.classify(run, Texts(("a",), None)))
+        await asyncio.sleep(0.3)  # its batch has begun; the fake model takes a character for a token
+        others = [classifier.classify(run, Texts(("x" * size,), None)) for size in (40, 40, 40, 300, 10, 90)]
+        waiting = asyncio.gather(first, *others)
+        await asyncio.sleep(0.3)
+        fake.wait.set()
+        shares = [result[0]["scores"][1][1] for result in await waiting]
+        assert shares == pytest.approx([0.01, 0.4, 0.4, 0.4, 1.0, 0.1, 0.9], abs=1e-6)
+
+    asyncio.run(together())
+    classifier.close()
+    assert fake.batches == [1, 2, 1, 1, 2]
+
+
+def test_more_text_than_can_be_answered_in_time_is_refused_at_once(runs: Path, fake: Any) -> None:
+    classifier = Classifier(lambda run: fake)
+    run = RunDir(runs / "alpha")
+    ask(classifier, run, "a")
+    classifier._char_seconds = 1.0
+    fake.wait.clear()
+
+    async def later() -> int:
+        first = asyncio.create_task(classifier.classify(run, Texts(("x" * 45,), None)))
+        await asyncio.sleep(0.1)
+        with pytest.raises(Overloaded) as refused:
+            await classifier.classify(run, Texts(("y",), None))
+        fake.wait.set()
+        await first
+        return refused.value.seconds
+
+    assert asyncio.run(later()) == 45
+    classifier.close()
+
+
+def test_a_folder_that_is_away_between_two_renames_costs_no_request(runs: Path, fake: Any, tmp_path: Path) -> None:
+    run = RunDir(shutil.copytree(runs / "alpha", tmp_path / "alpha"))
+    classifier = Classifier(lambda _: fake, reload_aside=True)
+    ask(classifier, run, "a")
+    run.model.rename(tmp_path / "old")
+    assert ask(classifier, run, "a")[0]["label"] == "short"
+    classifier.close()
+
+
 def test_a_replaced_model_is_loaded_aside_while_the_old_one_answers(
     runs: Path, serving: SimpleNamespace, tmp_path: Path
 ) -> None:
-    import asyncio
-    import shutil
-
-    from tunesmith.serve.bodies import Texts
-
     run = RunDir(shutil.copytree(runs / "alpha", tmp_path / "alpha"))
     models: list[Any] = []
     gate, reloads = threading.Event(), []
@@ -179,18 +234,18 @@ def test_a_replaced_model_is_loaded_aside_while_the_old_one_answers(
 
     classifier = Classifier(load, reload_aside=True, on_reload=reloads.append)
 
-    def ask() -> None:
-        assert asyncio.run(classifier.classify(run, Texts(("abc",), None)))[0]["label"] == "short"
+    def ask_one() -> None:
+        assert ask(classifier, run, "abc")[0]["label"] == "short"
 
-    ask()
+    ask_one()
     facts = run.model / "tunesmith.json"
     facts.write_text(facts.read_text() + " ")
-    ask()
+    ask_one()
     assert (len(models), models[0].batches) == (1, [1, 1]), "the old model answers while the new one loads"
     gate.set()
     end = time.monotonic() + 10
     while not reloads and time.monotonic() < end:
         time.sleep(0.01)
-    ask()
+    ask_one()
     assert (reloads, models[1].batches) == ([None], [1])
     classifier.close()
