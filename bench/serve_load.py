@@ -1,8 +1,9 @@
 """The prediction service under load, beside a plain FastAPI server around transformers' pipeline, in the same run.
 
-python bench/serve_load.py RUN TEXTS.csv [--clients 64] [--seconds 20]
-Each client keeps one request of one text in flight over a kept connection. Every answer is compared with bulk prediction. Prints
-requests a second, p50 and p99, wrong and lost answers; bulk rows a second of the same texts are the ceiling.
+python bench/serve_load.py RUN TEXTS.csv [--clients 64] [--seconds 20] [--rounds 3] [--workers 1 2]
+Bulk prediction, our service and the peer take turns, `rounds` times; medians are printed, with the load of the machine. Each
+client keeps one request of one text in flight over a kept connection. Every answer is compared with bulk prediction. The last
+column, the CPU time that the server took for a row, is what other programs on the machine disturb least.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import csv
 import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -32,55 +34,81 @@ def predict(body: dict):
     return {"results": [{"label": one["label"]} for one in model(body["texts"])]}
 uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
 """
+BULK = """
+import json, sys, time
+from tunesmith import Predictor
+model = Predictor.load(sys.argv[1], use_cpu=True)
+texts = json.load(sys.stdin)
+model.predict(texts[:32])
+start, cpu = time.perf_counter(), time.process_time()
+labels = model.predict(texts)
+print(json.dumps([labels, time.perf_counter() - start, time.process_time() - cpu]))
+"""
+
+
+Turn = dict[str, float]
 
 
 def main() -> int:
     """Prints one table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run")
-    parser.add_argument("texts", help="csv; its first column is read")
+    parser.add_argument("texts", help="csv or tsv; its first column is read")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1])
     args = parser.parse_args()
     with open(args.texts, newline="", encoding="utf-8") as lines:
-        texts = [row[0] for row in csv.reader(lines)][1:1001]
-    labels, bulk = predict_all(args.run, texts)
-    ours = [sys.executable, "-m", "tunesmith", "serve", args.run, "--port", "{port}"]
-    folder = args.run if (Path(args.run) / "export.json").is_file() else str(Path(args.run) / "model")
-    peer = [sys.executable, "-c", PEER, folder, "{port}"]
-    print(
-        f"bulk prediction: {bulk:,.0f} rows/s; {os.cpu_count()} cores, {args.clients} clients, {args.seconds:g} s each"
-    )
-    print("| server | requests/s | of bulk | p50 ms | p99 ms | answers | wrong | 429 | lost |")
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
-    for name, command in (("tunesmith serve", ours), ("FastAPI + pipeline", peer)):
-        if name != "tunesmith serve" and folder == args.run:
-            continue
-        times, wrong, later, lost = load(command, texts, labels, args)
-        rate = len(times) / args.seconds
-        p50, p99 = (1000 * times[int(q * (len(times) - 1))] for q in (0.5, 0.99)) if times else (0.0, 0.0)
-        print(
-            f"| {name} | {rate:,.0f} | {rate / bulk:.2f} | {p50:.0f} | {p99:.0f} | {len(times)} | {wrong} | {later} | {lost} |",
-            flush=True,
-        )
+        kind = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if args.texts.endswith(".tsv") else {}
+        texts = [row[0] for row in csv.reader(lines, **kind)][1:1001]
+    ours = [sys.executable, "-m", "tunesmith", "serve", args.run, "--port", "{port}", "--workers"]
+    servers = {f"tunesmith serve --workers {n}": [*ours, str(n)] for n in args.workers}
+    if not (Path(args.run) / "export.json").is_file():
+        servers["FastAPI + pipeline"] = [sys.executable, "-c", PEER, str(Path(args.run) / "model"), "{port}"]
+    labels: list[str] = []
+    turns: dict[str, list[Turn]] = {name: [] for name in ("bulk prediction", *servers)}
+    for _ in range(args.rounds):
+        labels, bulk = predict_all(args.run, texts)
+        turns["bulk prediction"].append(bulk)
+        for name, command in servers.items():
+            turns[name].append(load(command, texts, labels, args))
+    print_table(turns, args)
     return 0
 
 
-def predict_all(run: str, texts: list[str]) -> tuple[list[str], float]:
-    """Labels and rows a second of one call."""
-    from tunesmith import Predictor
+def print_table(turns: dict[str, list[Turn]], args: argparse.Namespace) -> None:
+    """Medians over the rounds; sums of what must be 0."""
+    middle = {
+        name: {key: statistics.median(turn[key] for turn in some) for key in some[0]} for name, some in turns.items()
+    }
+    bulk = middle["bulk prediction"]["rate"]
+    loads = [turn["load"] for some in turns.values() for turn in some]
+    print(f"{os.cpu_count()} cores, {args.clients} clients, {args.rounds} rounds of {args.seconds:g} s; ", end="")
+    print(f"load average {min(loads):.0f} to {max(loads):.0f}")
+    print("| | rows/s | of bulk | mean ms | p50 | p99 | p99 / mean | answers | wrong | 429 | lost | CPU ms a row |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
+    for name, turn in middle.items():
+        sums = " | ".join(
+            f"{sum(one.get(key, 0) for one in turns[name]):.0f}" for key in ("answers", "wrong", "later", "lost")
+        )
+        times = [f"{turn[key]:.0f}" for key in ("mean", "p50", "p99")] if "mean" in turn else ["", "", ""]
+        ratio = f"{turn['p99'] / turn['mean']:.1f}" if turn.get("mean") else ""
+        cells = [name, f"{turn['rate']:,.0f}", f"{turn['rate'] / bulk:.2f}", *times, ratio, sums, f"{turn['cpu']:.2f}"]
+        print(f"| {' | '.join(cells)} |")
 
-    model = Predictor.load(run, use_cpu=True)
-    model.predict(texts[:32])
-    start = time.perf_counter()
-    labels = model.predict(texts)
-    return labels, len(texts) / (time.perf_counter() - start)
+
+def predict_all(run: str, texts: list[str]) -> tuple[list[str], Turn]:
+    """Labels, rows a second and CPU milliseconds a row of one call, in a process of its own as the servers are."""
+    words = [sys.executable, "-c", BULK, run]
+    done = subprocess.run(words, input=json.dumps(texts), capture_output=True, text=True, check=True)
+    labels, seconds, cpu = json.loads(done.stdout)
+    rows = len(texts)
+    return labels, {"rate": rows / seconds, "cpu": 1000 * cpu / rows, "load": os.getloadavg()[0], "answers": rows}
 
 
-def load(
-    command: list[str], texts: list[str], labels: list[str], args: argparse.Namespace
-) -> tuple[list[float], int, int, int]:
-    """Sorted seconds of the good answers, and how many were wrong, 429 or lost."""
+def load(command: list[str], texts: list[str], labels: list[str], args: argparse.Namespace) -> Turn:
+    """What the clients saw, in milliseconds, and what the server took."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = int(free.getsockname()[1])
@@ -88,16 +116,28 @@ def load(
     environment = {**os.environ, "TUNESMITH_SERVE_KEY": KEY}
     server = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
     try:
-        return asyncio.run(_drive(port, texts, labels, args))
+        times, counts, cpu = asyncio.run(_drive(port, server.pid, texts, labels, args))
     finally:
         server.terminate()
-        server.wait(timeout=30)
+        server.wait(timeout=60)
+    at = [1000 * one for one in times] or [0.0]
+    spread = {"mean": statistics.fmean(at), "p50": at[len(at) // 2], "p99": at[int(0.99 * (len(at) - 1))]}
+    rate = {"rate": len(times) / args.seconds, "answers": len(times), "cpu": 1000 * cpu / max(len(times), 1)}
+    return {**rate, **spread, **counts, "load": os.getloadavg()[0]}
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and its children that live."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own = (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(cpu_seconds(int(child)) for child in children)
 
 
 async def _drive(
-    port: int, texts: list[str], labels: list[str], args: argparse.Namespace
-) -> tuple[list[float], int, int, int]:
-    for _ in range(600):  # a model of a minute's loading is not what is measured here
+    port: int, pid: int, texts: list[str], labels: list[str], args: argparse.Namespace
+) -> tuple[list[float], dict[str, int], float]:
+    for _ in range(1200):  # a model of a minute's loading is not what is measured here
         try:
             if (await _ask(await asyncio.open_connection("127.0.0.1", port), port, texts[0]))[0] == 200:
                 break
@@ -106,6 +146,7 @@ async def _drive(
         await asyncio.sleep(0.1)
     times: list[float] = []
     counts = {"wrong": 0, "later": 0, "lost": 0}
+    before = cpu_seconds(pid)
     end = time.perf_counter() + args.seconds
 
     async def client(number: int) -> None:
@@ -130,7 +171,7 @@ async def _drive(
                 counts["wrong"] += answer["results"][0]["label"] != labels[at]
 
     await asyncio.gather(*(client(number) for number in range(args.clients)))
-    return sorted(times), counts["wrong"], counts["later"], counts["lost"]
+    return sorted(times), counts, cpu_seconds(pid) - before
 
 
 async def _ask(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter], port: int, text: str) -> tuple[int, Any]:
