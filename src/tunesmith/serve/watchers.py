@@ -22,7 +22,7 @@ BUSY_SHARE, LONGEST_SECONDS = 0.25, 4.0
 """About this share of one core goes into following one run: a journal of a million lines is drawn less often (one update
 of it takes 0.7 s), but never less often than every few seconds."""
 VERDICT_SECONDS = 0.3
-"""Spent at most on diagnosing runs of the list, each time it is made: 200 runs have their verdicts after about ten seconds."""
+"""Spent at most on diagnosing runs of the list, each time it is made: 200 runs (5 s of CPU) have theirs in half a minute."""
 KEEP_SECONDS = 120.0
 MOST_KEPT = 6
 
