@@ -15,6 +15,7 @@ _FIXES = {
     "save_only_model": "Leave it out: a checkpoint holds all that a resume needs; model/ holds the weights alone.",
     "weights_only": "Give --model_name_or_path RUN/best instead, to start from those weights.",
     "eval_on_start": "Leave it out, or run `tunesmith evaluate` on the model first.",
+    "time_budget": "It is an option of `tunesmith search`; here --max_steps or --num_train_epochs sets the length.",
 }
 
 

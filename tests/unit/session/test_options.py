@@ -188,7 +188,13 @@ def test_a_finished_run_is_not_written_over(train: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"torch_compile": True}, {"save_only_model": True}, {"eval_on_start": True}, {"config_name": "x"}],
+    [
+        {"torch_compile": True},
+        {"save_only_model": True},
+        {"eval_on_start": True},
+        {"config_name": "x"},
+        {"time_budget": "20m"},
+    ],
     ids=lambda o: next(iter(o)),
 )
 def test_an_option_that_is_not_built_in_is_refused(options: dict[str, Any], train: Any, tmp_path: Path) -> None:
