@@ -30,7 +30,7 @@ from tunesmith.predict.stream import (
     require_numbers,
 )
 from tunesmith.run.sealed import MANIFEST
-from tunesmith.tokens.token_encoder import EncodedRow
+from tunesmith.tokens.cutting import EncodedRow
 
 if TYPE_CHECKING:
     from tunesmith.ranks.runtime import Precision
