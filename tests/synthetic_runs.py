@@ -83,7 +83,7 @@ def make_run(
         if score > best:
             best = score
             events.append(Improved(step, metric, score))
-    return [*events, RunEnded(step, ended, 1.7e9)] if ended else events
+    return [*events, RunEnded(step, ended, 1.7e9 + 754)] if ended else events
 
 
 def _step(step: int, epoch: float, loss: float | None, norm: float | None, total: int) -> StepDone:
@@ -216,3 +216,72 @@ def make_gallery(root: Any) -> list[str]:
     (root / "interrupted" / ".lock").touch()
     (root / "damaged" / "journal.jsonl").write_text('{"event": "StepDone"}\n')
     return list(kinds)
+
+
+TOPICS = (
+    "account_closed_without_notice", "card_arrival", "cash_withdrawal_not_recognised", "exchange_rate", "lost_or_stolen_card",
+    "passcode_forgotten", "pending_transfer", "refund_not_showing_up", "top_up_failed", "verify_my_identity", "visa", "other",
+    "why_was_my_payment_declined", "country_support",
+)  # fmt: skip
+
+
+def make_split_folder(path: Any, *, kind: str, rows: int = 300, seed: int = 0) -> Any:
+    """A run of 14 classes ("many") or of a regression ("values"), with test and validation rows, metrics and warnings."""
+    import json
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    many = kind == "many"
+    metric = "f1_macro" if many else "pearson"
+    folder = make_folder(
+        path, make_run([1.5, 0.9, 0.6], [1.4, 1.1, 1.0], accuracy=[0.4, 0.6, 0.65], metric=metric), seed=seed
+    )
+    pick = random.Random(seed)
+    names = list(TOPICS) if many else []
+    table: dict[str, list[Any]] = {k: [] for k in ("split", "row", "text", "label", "prediction", "truncated")}
+    table |= {f"prob_{name}": [] for name in names}
+    for split in ("validation", "test"):
+        for row in range(rows):
+            text = f"{pick.choice(_FIRST)} {pick.choice(_VERB)} {' '.join(pick.choices(_REST, k=pick.randint(1, 6)))}"
+            truth: Any = min(int(pick.expovariate(0.3)), len(names) - 1) if many else round(pick.uniform(0, 5), 1)
+            if many:
+                said = truth if pick.random() < 0.7 else pick.randrange(len(names))
+                sure = pick.uniform(0.3, 0.99)
+                for k, name in enumerate(names):
+                    table[f"prob_{name}"].append(sure if k == said else (1 - sure) / (len(names) - 1))
+                shown = (names[truth], names[said])
+            else:
+                shown = (truth, 0.6 * truth + 1 + pick.gauss(0, 0.5))
+            for column, value in zip(table, (split, row, text, *shown, row % 7 == 0), strict=False):
+                table[column].append(value)
+    pq.write_table(pa.table(table), folder / "predictions.parquet")
+    score = {"value": 0.65, "low": 0.61, "high": 0.69, "n": rows, "method": "wilson"}
+    both = {"accuracy" if many else "spearmanr": score, metric: {**score, "value": 0.6}, "matthews_correlation": score}
+    both |= {"loss": {"value": 1.02, "low": None, "high": None, "n": rows, "method": "mean"}}
+    floors = {"TF-IDF + linear model": {metric: {**score, "value": 0.55, "n": 100}}}
+    (folder / "metrics.json").write_text(
+        json.dumps({"validation": both, "test": both, "floors": {"validation": floors, "test": floors}})
+    )
+    advice = ["Raise --max_seq_length to 512: the model takes that many."]
+    found = [
+        {"code": "cut_rows", "severity": "warning", "evidence": "75 rows are cut at 128 tokens.", "advice": advice},
+        {"code": "split_leak", "severity": "error", "evidence": "149 test rows are in train.", "advice": []},
+        {"code": "text_drift", "severity": "info", "evidence": "Test texts are told by their words.", "advice": []},
+    ]
+    counts = {name: 300 // (k + 1) for k, name in enumerate(names)}
+    summary = {
+        "columns": {"text": ["text"], "label": "label"},
+        "task": "multiclass" if many else "regression",
+        "labels": names,
+        "rows": {"train": 3668, "validation": rows, "test": rows},
+        "label_counts": {"train": counts, "test": counts} if many else {},
+        "truncation": {"train": {"rows": 3668, "rows_cut": 37, "tokens_cut": 411, "max_length": 96}},
+        "notes": [
+            f"Note number {k} about /some/long/path/of/a/file/that/was/read_without_headers.csv." for k in range(8)
+        ],
+        "findings": found,
+        "recipe": ["learning_rate 0.0001: by the width of the model, 384"],
+    }
+    (folder / "data_summary.json").write_text(json.dumps(summary))
+    return folder

@@ -8,9 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from boxes import LOOKS, page_faults, unfold_all
 from devtools import Browser
 
 from tunesmith.report.build import build_report
+from tunesmith.report.compare import compare_runs
+from tunesmith.report.compare_page import render_comparison
 from tunesmith.report.render import render_report
 
 pytestmark = pytest.mark.slow
@@ -104,8 +107,85 @@ def test_pointer_and_arrow_keys_read_the_journals_values(
     assert hidden == "false"
 
 
-def test_nothing_is_wider_than_a_phone(browser: Browser, synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    browser.open_fresh(page_of(synthetic, tmp_path, hostile=True).as_uri())
+@pytest.fixture(scope="module")
+def pages(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A binary run, one of many classes, a regression, one of hostile names, and a comparison of two runs."""
+    root = tmp_path_factory.mktemp("pages")
+    events = synthetic.make_run([0.5, 0.3], [0.45, 0.40], accuracy=[0.78, 0.85])
+    runs = {name: synthetic.make_split_folder(root / name, kind=name) for name in ("many", "values")}
+    runs |= {"two": synthetic.make_folder(root / "two", events), "other": synthetic.make_folder(root / "other", events)}
+    runs["hostile"] = synthetic.make_folder(root / "hostile", events, hostile=True)
+    (runs["other"] / "run.yaml").write_text(
+        "learning_rate: 1e-4\nmodel_name_or_path: /a/folder/of/models/bert-base-uncased\n"
+    )
+    made = {name: (run / "report.html", render_report(build_report(run))) for name, run in runs.items()}
+    made["compare"] = (root / "compare.html", render_comparison(compare_runs([runs["two"], runs["other"]])))
+    for file, text in made.values():
+        file.write_text(text, encoding="utf-8")
+    return {name: file for name, (file, _) in made.items()}
+
+
+@pytest.mark.parametrize("name", ["two", "many", "values", "compare"])
+def test_no_text_is_cut_or_covered_on_a_phone_and_on_a_screen_in_light_and_dark(
+    browser: Browser, pages: dict[str, Path], name: str
+) -> None:
+    browser.open_fresh(pages[name].as_uri())
+    for width, dark in LOOKS:
+        browser.look(width=width, height=900, dark=dark)
+        assert page_faults(browser) == [], (width, dark)
+    unfold_all(browser)
+    for width in (390, 1400):
+        browser.look(width=width, height=900)
+        # A matrix of many labels and the table of all evaluations move inside their own frames.
+        assert page_faults(browser, may_scroll="table") == [], width
+    assert browser.console == []
+
+
+def test_hostile_names_do_not_make_the_page_wider_than_a_phone(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open_fresh(pages["hostile"].as_uri())
     browser.look(width=360, height=800)
     assert browser.run("innerWidth") == 360
     assert browser.run("document.documentElement.scrollWidth") <= 360
+
+
+def test_the_measure_sees_what_is_cut_covered_and_outside(browser: Browser, tmp_path: Path) -> None:
+    page = tmp_path / "bad.html"
+    page.write_text(
+        "<p style='width:40px;overflow-wrap:anywhere'>interesting</p><p style='position:absolute;top:200px'>below</p>"
+        "<p style='position:absolute;top:204px'>above</p><p style='white-space:nowrap'>"
+        + "far " * 20
+        + "</p><div aria-label='wide' style='overflow-x:auto;width:100px'><table><td>unbreakable_words_in_cells</table></div>"
+    )
+    browser.open_fresh(page.as_uri())
+    browser.look(width=390, height=900)
+    faults = " ".join(page_faults(browser))
+    for words in ("cut word: interesting", "below lies on above", "outside: far", "sideways", "does not fit: wide"):
+        assert words in faults, words
+
+
+def test_a_report_of_many_labels_starts_with_the_worst_and_shows_the_test_split(
+    browser: Browser, pages: dict[str, Path]
+) -> None:
+    browser.open_fresh(pages["many"].as_uri())
+    assert browser.run("document.querySelectorAll('.lead').length") == 1
+    lead = browser.run("document.querySelector('.lead').innerText")
+    assert "F1 macro" in lead
+    assert "test, 300 rows" in lead
+    assert "0.600" in lead
+    heads = browser.run("[...document.querySelectorAll('.grid thead th')].map((e) => e.firstChild.data.trim())")
+    assert heads == ["score", "test", "validation"]
+    script = (
+        "[...document.querySelectorAll('.labels tbody tr')].map((e) => [e.cells[1].innerText, e.cells[4].innerText])"
+    )
+    cells = browser.run(script)
+    assert len(cells) == 14
+    scores = [float(f1) for rows, f1 in cells if rows != "0"]
+    assert scores == sorted(scores)
+    rows = browser.run("[...document.querySelectorAll('.numbered .row')].map((e) => parseInt(e.textContent))")
+    assert rows == sorted(rows, reverse=True)
+    warnings = browser.run("[...document.querySelectorAll('.warnings strong')].map((e) => e.innerText)")
+    assert warnings == ["Split leak", "Cut rows"], "errors first, and no mere information"
+    when = browser.run("document.querySelector('.when').innerText")
+    assert "14 November 2023" in when
+    assert "12 min 34 s" in when
+    assert "2 cores" in when

@@ -67,7 +67,10 @@ def to_text(comparison: Comparison) -> str:
         lines += _table(["", *letters], [[name, *values] for name, values in comparison.differences])
     else:
         lines.append("  none")
-    rows = [[f"{split} {name}", *map(_score, cells)] for split, name, cells in comparison.scores]
+    rows = [
+        [f"{split} {name}{'' if of is None else f' of {of!r}'}", *map(_score, cells)]
+        for split, name, of, cells in comparison.scores
+    ]
     if rows:
         lines += ["", "scores [95% interval]:", *_table(["", *letters], rows)]
     lines += ["", *(f"{t.a} and {t.b}: {t.sentence}" for t in comparison.tests)]
@@ -93,8 +96,8 @@ def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
         "runs": {run.letter: str(run.path) for run in comparison.runs},
         "differences": {name: list(values) for name, values in comparison.differences},
         "scores": [
-            {"split": split, "metric": name, "values": [_cell(c) for c in cells]}
-            for split, name, cells in comparison.scores
+            {"split": split, "metric": name, "of": of, "values": [_cell(c) for c in cells]}
+            for split, name, of, cells in comparison.scores
         ],
         "tests": [
             {

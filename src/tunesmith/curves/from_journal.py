@@ -62,6 +62,7 @@ def build_curves(columns: JournalColumns, *, name: str) -> Curves:
         resumed_at=tuple(e.step for e in events if isinstance(e, Resumed)),
         non_finite=tuple(sorted({e.step for e in events if isinstance(e, NonFinite)})),
         ended=ended[-1].reason if ended and ended[-1] is events[-1] else None,
+        times=(started[0].time if started else 0.0, ended[-1].time if ended else 0.0),
         row_texts=_row_texts(events),
     )
 

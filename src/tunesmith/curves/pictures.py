@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tunesmith.curves.panels import Panel
 from tunesmith.curves.plot import draw_legend, draw_panel, figure_bytes, new_figure, style_axes
-from tunesmith.curves.series import Curves
+from tunesmith.curves.series import Curves, Floats
 from tunesmith.curves.themes import THEMES, Theme, darken
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ WIDTH, HEIGHT = 4.9, 3.3
 BOTTOM, TOP = 0.15, 0.86
 """Shares of the height between which the axes lie. Only the labels of the y axis differ in size: matplotlib's own layout,
 which measures everything twice, takes as long as the drawing."""
+
+MOST_DOTS = 1500
+"""Rows drawn as dots: of more, a sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +63,53 @@ def panel_picture(runs: Sequence[Curves], panels: Sequence[Panel]) -> Picture:
     return _make_picture(draw)
 
 
-def reliability_picture(bins: Sequence[tuple[float, float, float, float, int]]) -> Picture:
-    """Accuracy against confidence, each bin (confidence, accuracy, low, high, rows) with its interval."""
+def reliability_picture(bins: Sequence[tuple[float, float, float, float, float, float]]) -> Picture:
+    """How often each bin (from, to, mean confidence, accuracy, low, high) is right: bars side by side, each with its interval."""
 
     def draw(axes: Axes, theme: Theme) -> None:
-        style_axes(axes, theme, title="Accuracy", x_label="confidence")
-        axes.plot([0, 1], [0, 1], color=theme.muted, linewidth=1.1, linestyle=(0, (4, 3)), label="perfect")
-        sure, share = [b[0] for b in bins], [b[1] for b in bins]
-        spread = [[b[1] - b[2] for b in bins], [b[3] - b[1] for b in bins]]
-        axes.errorbar(sure, share, yerr=spread, fmt="none", ecolor=theme.side("validation"), elinewidth=1.4, capsize=3)
-        largest = max((b[4] for b in bins), default=1)
-        sizes = [18 + 130 * b[4] / largest for b in bins]
-        axes.scatter(sure, share, s=sizes, color=theme.side("validation"), zorder=3, label="rows")
-        axes.set_xlim(min([0.5, *sure]) - 0.04, 1.04)
-        axes.set_ylim(-0.04, 1.04)
+        style_axes(axes, theme, title="Share that is right", x_label="confidence")
+        color, middle = theme.side("validation"), [(b[0] + b[1]) / 2 for b in bins]
+        height, wide = [b[3] for b in bins], [0.84 * (b[1] - b[0]) for b in bins]
+        axes.bar(middle, height, width=wide, color=color, alpha=0.3, linewidth=0)
+        spread = [[b[3] - b[4] for b in bins], [b[5] - b[3] for b in bins]]
+        axes.errorbar(
+            middle, height, yerr=spread, fmt="o", ms=4.5, color=color, elinewidth=1.4, capsize=3, label="right"
+        )
+        ends = [(x - w / 2, x + w / 2) for x, w in zip(middle, wide, strict=True)]
+        axes.hlines([b[2] for b in bins], *zip(*ends, strict=True), color=theme.text, linewidth=1.8, label="said")
+        axes.set_xlim(min([0.5, *(b[0] for b in bins)]) - 0.02, 1.02)
+        axes.set_ylim(0, 1.04)
+        draw_legend(axes, theme)
+
+    return _make_picture(draw)
+
+
+def agreement_picture(true: Floats, predicted: Floats) -> Picture:
+    """Predicted against true values; the line is where both are equal."""
+    some = np.random.default_rng(0).permutation(len(true))[:MOST_DOTS]
+    ends = [float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))]
+
+    def draw(axes: Axes, theme: Theme) -> None:
+        style_axes(axes, theme, title="Predicted", x_label="true value")
+        faint, color = max(0.15, min(0.7, 60 / len(some))), theme.side("validation")
+        axes.scatter(true[some], predicted[some], s=14, color=color, alpha=faint, linewidths=0)
+        axes.plot(ends, ends, color=theme.muted, linewidth=1.3, linestyle=(0, (4, 3)), label="equal")
+        draw_legend(axes, theme)
+
+    return _make_picture(draw)
+
+
+def residual_picture(residuals: Floats) -> Picture:
+    """How many rows are how far off, in bars side by side."""
+
+    def draw(axes: Axes, theme: Theme) -> None:
+        style_axes(axes, theme, title="Rows", x_label="predicted minus true value")
+        axes.hist(
+            residuals, bins=min(31, max(5, round(len(residuals) ** 0.5))), color=theme.side("validation"), rwidth=0.88
+        )
+        axes.axvline(0, color=theme.muted, linewidth=1.3, linestyle=(0, (4, 3)), label="equal")
+        mean = float(residuals.mean())
+        axes.axvline(mean, color=theme.text, linewidth=1.5, label=f"mean {mean:+.2g}")
         draw_legend(axes, theme)
 
     return _make_picture(draw)

@@ -12,7 +12,6 @@ import numpy as np
 from tunesmith.curves.panels import Panel, PanelLine, main_panels
 from tunesmith.curves.series import Curves, Floats, Series
 from tunesmith.curves.themes import THEMES, Theme, ThemeName
-from tunesmith.metrics.names import greater_is_better
 from tunesmith.run.ledger import require_own, write_own
 
 if TYPE_CHECKING:
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 XAxis = Literal["step", "epoch"]
 POINTS = 1500
 """Raw points drawn per curve: more than a picture has pixels, few enough for an SVG of 100 kB."""
-OVERLAID = {"loss": " (points: validation)", "metric": " (dashed: training sample)"}
-"""What the title of a panel adds when several runs lie over each other."""
+OVERLAID = {"loss": "points: validation", "metric": "dashed: training sample"}
+"""What a panel adds to the name of its x axis when several runs lie over each other."""
 MIN_SPAN = 0.1
 """The least height of a panel of scores between 0 and 1."""
 
@@ -87,7 +86,7 @@ def style_axes(axes: Axes, theme: Theme, *, title: str, x_label: str) -> None:
 def draw_panel(axes: Axes, runs: Sequence[Curves], panels: Sequence[Panel], *, x: XAxis = "step", theme: Theme) -> None:
     """One panel of each run. With several runs a colour is a run; alone, a colour is a side."""
     alone, (key, title, metric) = len(runs) == 1, (panels[0].key, panels[0].title, panels[0].metric)
-    style_axes(axes, theme, title=title if alone else title + OVERLAID.get(key, ""), x_label=x)
+    style_axes(axes, theme, title=title, x_label=x if alone or key not in OVERLAID else f"{x} ({OVERLAID[key]})")
     for index, (run, panel) in enumerate(zip(runs, panels, strict=True)):
         for line in panel.lines:
             color = theme.side(line.side) if alone else theme.run(index)
@@ -152,20 +151,17 @@ def _mark_best(axes: Axes, run: Curves, metric: str, x: XAxis, theme: Theme) -> 
     where, value = float(_x(series, x)[at[0]]), float(series.value[at[0]])
     axes.axvline(where, color=theme.muted, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
     axes.plot([where], [value], "o", ms=11, markerfacecolor="none", markeredgecolor=theme.text, markeredgewidth=1.3)
-    right = where > sum(axes.get_xlim()) / 2
-    low, high = axes.get_ylim()
-    height = (value - low) / (high - low)
-    # Away from the other curve: above validation loss lies nothing, above a validation score the training score.
-    below = height > 0.25 if greater_is_better(metric) else height > 0.85
+    # Under the axes, at the end of the line that names them: a note inside would lie on points.
     axes.annotate(
-        f"best: step {best[1]}\n{metric} {value:.3f}",
-        (where, value),
-        xytext=(-11 if right else 11, -36 if below else 12),
+        f"best: step {best[1]}, {value:.3f}",
+        (1, 0),
+        xytext=(0, -25),
+        xycoords="axes fraction",
         textcoords="offset points",
-        ha="right" if right else "left",
-        fontsize=9,
+        ha="right",
+        va="center",
+        fontsize=9.5,
         color=theme.text,
-        bbox={"boxstyle": "round,pad=0.25", "facecolor": theme.background, "edgecolor": "none", "alpha": 0.8},
     )
 
 

@@ -107,6 +107,8 @@ class Curves:
     """Steps whose update was not applied because something was not finite."""
     ended: str | None = None
     """Why the run ended; None while it runs or when it was killed."""
+    times: tuple[float, float] = (0.0, 0.0)
+    """When it first started and when it ended, in seconds since 1970; 0 where the journal does not say."""
     row_texts: dict[str, dict[int, str]] = field(default_factory=dict)
     """split -> step -> each row's loss and prediction, as `metrics/row_evidence.py` wrote them."""
 

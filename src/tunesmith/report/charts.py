@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tunesmith.curves.panels import Panel, main_panels, more_panels
-from tunesmith.curves.pictures import Picture, panel_picture, reliability_picture
-from tunesmith.curves.series import Curves, Series
+from tunesmith.curves.pictures import Picture, agreement_picture, panel_picture, reliability_picture, residual_picture
+from tunesmith.curves.series import Curves, Floats, Series
 from tunesmith.metrics.calibration import ReliabilityBin
 
 HOVER_POINTS = 3000
@@ -20,7 +20,7 @@ HOVER_POINTS = 3000
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`data` is what the page's script needs: axes box, x limits, series with their points."""
+    """`data` is what the page's script needs: axes box, x limits, series with their points; empty where nothing is read off."""
 
     key: str
     title: str
@@ -55,13 +55,29 @@ def overlay_charts(runs: Sequence[Curves]) -> list[Chart]:
 
 def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
     """The reliability diagram."""
-    rows = [(b.confidence, b.accuracy, b.accuracy_low, b.accuracy_high, b.count) for b in bins]
+    rows = [(b.low, b.high, b.confidence, b.accuracy, b.accuracy_low, b.accuracy_high) for b in bins]
     words = "; ".join(f"at {b.confidence:.2f} it is right {b.accuracy:.2f} of the time ({b.count} rows)" for b in bins)
-    picture = reliability_picture(rows)
     step, value = np.array([b.confidence for b in bins]), np.array([b.accuracy for b in bins])
-    data = _data(picture, [("right", _points(step, value))], "confidence")
-    alt = f"Reliability diagram: {words}."
-    return Chart("reliability", "Reliability", alt, _uri(picture.light), _uri(picture.dark), data)
+    chart = _still("reliability", "Reliability", f"Reliability diagram: {words}.", picture := reliability_picture(rows))
+    return replace(chart, data=_data(picture, [("right", _points(step, value))], "confidence"))
+
+
+def value_charts(true: Floats, predicted: Floats) -> list[Chart]:
+    """Predicted against true values, and how far off the predictions are."""
+    off = predicted - true
+    ranges = [f"between {v.min():.3g} and {v.max():.3g}" for v in (predicted, true)]
+    words = f"from {off.min():.3g} to {off.max():.3g}, {off.mean():.3g} on average"
+    pictures = (
+        ("agreement", "Predicted against true", "Predicted values lie {}, true ones {}.".format(*ranges)),
+        ("residuals", "Residuals", f"Predicted minus true value of {len(off)} rows: {words}."),
+    )
+    drawn = (agreement_picture(true, predicted), residual_picture(off))
+    return [_still(*words, picture) for words, picture in zip(pictures, drawn, strict=True)]
+
+
+def _still(key: str, title: str, alt: str, picture: Picture) -> Chart:
+    """A chart without values to read off."""
+    return Chart(key, title, alt, _uri(picture.light), _uri(picture.dark), {})
 
 
 def _chart(

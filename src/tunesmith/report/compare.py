@@ -22,7 +22,7 @@ from tunesmith.reading.prediction_file import read_prediction_columns
 from tunesmith.report.diagnosis import diagnose_with, goes_on, read_run_config
 from tunesmith.report.pairing import labelled_splits, pair_sides, read_side
 from tunesmith.report.predictions import make_predictions, own_columns
-from tunesmith.report.score_table import Headline, headline_scores
+from tunesmith.report.score_table import Headline, headline_scores, split_rank
 from tunesmith.run.layout import RunDir, open_run
 from tunesmith.run.records import read_metrics, read_summary
 
@@ -36,6 +36,8 @@ SEED_CORRELATION = 0.02
 The correlation of such changes, measured by bench/compare_false_positives.py (decision 0303)."""
 NO_EVIDENCE = "no evidence of a difference"
 ABSENT = "(not recorded)"
+ScoreRow = tuple[str, str, str | None, tuple[Headline | None, ...]]
+"""Split, metric, the class it is about, and a score for each run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,8 +83,7 @@ class Comparison:
     differences: tuple[tuple[str, tuple[str, ...]], ...]
     """(option, value of each run), only where they differ."""
     same_options: int
-    scores: tuple[tuple[str, str, tuple[Headline | None, ...]], ...]
-    """(split, metric, score of each run)."""
+    scores: tuple[ScoreRow, ...]
     tests: tuple[PairTest, ...]
     notes: tuple[str, ...]
 
@@ -137,10 +138,10 @@ def _say(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _score_table(runs: Sequence[ComparedRun]) -> tuple[tuple[str, str, tuple[Headline | None, ...]], ...]:
-    keys = dict.fromkeys((s.split, s.name) for run in runs for s in run.scores)
-    by_run = [{(s.split, s.name): s for s in run.scores} for run in runs]
-    return tuple((split, name, tuple(found.get((split, name)) for found in by_run)) for split, name in keys)
+def _score_table(runs: Sequence[ComparedRun]) -> tuple[ScoreRow, ...]:
+    by_run = [{(s.split, s.name, s.of): s for s in run.scores} for run in runs]
+    keys = sorted(dict.fromkeys(key for found in by_run for key in found), key=lambda key: split_rank(key[0]))
+    return tuple((*key, tuple(found.get(key) for found in by_run)) for key in keys)
 
 
 def _test_all(

@@ -6,7 +6,15 @@ from pathlib import Path
 
 from tunesmith.report.charts import overlay_charts
 from tunesmith.report.compare import Comparison
-from tunesmith.report.render import VERDICTS, content_policy, embed_json, page_asset, page_template, score_text
+from tunesmith.report.render import (
+    VERDICTS,
+    content_policy,
+    embed_json,
+    page_asset,
+    page_template,
+    score_text,
+    score_title,
+)
 from tunesmith.run.writing import write_file
 
 
@@ -21,7 +29,7 @@ def render_comparison(comparison: Comparison) -> str:
     charts = overlay_charts([run.curves for run in comparison.runs])
     style, script = page_asset("page.css") + page_asset("compare.css"), page_asset("page.js")
     return str(
-        page_template("compare.html.j2", score=score_text).render(
+        page_template("compare.html.j2", score=score_text, title_of=score_title).render(
             c=comparison,
             charts=charts,
             verdicts=VERDICTS,

@@ -1,4 +1,4 @@
-"""What the model gets wrong: the confusion matrix and the mistakes it was surest of."""
+"""What the model gets wrong: labels by themselves, confusions, and the mistakes it was surest of."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from tunesmith.labels import Task
 from tunesmith.metrics.classification import confusion_matrix
+from tunesmith.metrics.uncertainty import wilson_limits
 from tunesmith.report.predictions import PredictedRows
 
 MAX_CLASSES = 40
@@ -27,22 +28,35 @@ class Mistake:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfusedPair:
+    """One label taken for another: rows, their share of the rows with the true label, and the one it was surest of."""
+
+    true: str
+    predicted: str
+    rows: int
+    share: float
+    example: Mistake
+
+
+@dataclass(frozen=True, slots=True)
 class Confusion:
-    """`counts[true][predicted]`; `pairs` lists the most frequent confusions as (true, predicted, rows)."""
+    """`counts[true][predicted]`, empty beyond `MAX_CLASSES`; `pairs` lists the most frequent confusions."""
 
     names: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
-    pairs: tuple[tuple[str, str, int], ...]
+    pairs: tuple[ConfusedPair, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LabelCount:
-    """One label of a multilabel task: rows that have it, of these found, and rows that were given it wrongly."""
+    """One label by itself: rows that have it, of these found, rows given it wrongly; `low` and `high` are limits of its F1."""
 
     name: str
     rows: int
     found: int
     extra: int
+    low: float
+    high: float
 
     @property
     def precision(self) -> float | None:
@@ -54,32 +68,53 @@ class LabelCount:
         """The share found among those that have it; None when no row has it."""
         return self.found / self.rows if self.rows else None
 
+    @property
+    def f1(self) -> float | None:
+        """The harmonic mean of both; None when no row has the label and none was given it."""
+        return 2 * self.found / (self.rows + self.found + self.extra) if self.rows + self.extra else None
+
 
 def count_labels(predictions: PredictedRows) -> list[LabelCount]:
-    """Each label by itself, those most often missed or given wrongly first; [] where a row has one label."""
-    if predictions.task is not Task.MULTILABEL:
+    """Each label by itself, the lowest F1 first, labels without rows last; [] in regression."""
+    if predictions.task is Task.REGRESSION:
         return []
-    true, given = predictions.labels == 1, predictions.predicted == 1
-    columns = zip(predictions.names, true.T, given.T, strict=True)
-    counts = [LabelCount(n, int(t.sum()), int((t & g).sum()), int((g & ~t).sum())) for n, t, g in columns]
-    return sorted(counts, key=lambda one: -(one.rows - one.found + one.extra))
+    ids = np.arange(len(predictions.names))
+    several = predictions.task is Task.MULTILABEL
+    true, given = (v == 1 if several else v[:, None] == ids for v in (predictions.labels, predictions.predicted))
+    rows, found, extra = true.sum(axis=0), (true & given).sum(axis=0), (given & ~true).sum(axis=0)
+    # As `f1_limits` does: J = found / (rows + extra) is a share, and F1 = 2J / (1+J).
+    low, high = wilson_limits(found / np.maximum(1, rows + extra), np.maximum(1, rows + extra))
+    columns = (column.tolist() for column in (rows, found, extra, 2 * low / (1 + low), 2 * high / (1 + high)))
+    counts = [LabelCount(*one) for one in zip(predictions.names, *columns, strict=True)]
+    return sorted(counts, key=lambda one: (not one.rows, one.f1 or 0.0, -one.rows))
 
 
-def count_confusions(predictions: PredictedRows) -> Confusion | None:
+def count_confusions(predictions: PredictedRows, *, most: int = 12) -> Confusion | None:
     """The matrix over the label names; None in regression and where a row may have several labels."""
     if predictions.task in (Task.REGRESSION, Task.MULTILABEL) or not len(predictions):
         return None
-    inside = predictions.predicted >= 0
-    table = confusion_matrix(
-        predictions.labels[inside], predictions.predicted[inside], num_classes=len(predictions.names)
-    ).astype(int)
+    inside, names = predictions.predicted >= 0, predictions.names
+    table = confusion_matrix(predictions.labels[inside], predictions.predicted[inside], num_classes=len(names)).astype(
+        int
+    )
     wrong = table.copy()
     np.fill_diagonal(wrong, 0)
-    order = np.argsort(wrong, axis=None, kind="stable")[::-1][:10]
-    pairs = [(*divmod(int(k), len(predictions.names)), int(wrong.flat[k])) for k in order if wrong.flat[k]]
-    named = tuple((predictions.names[a], predictions.names[b], n) for a, b, n in pairs)
+    order = np.argsort(-wrong, axis=None, kind="stable")[:most]
+    pairs = [divmod(int(k), len(names)) for k in order if wrong.flat[k]]
+    found = tuple(
+        ConfusedPair(names[a], names[b], int(wrong[a, b]), wrong[a, b] / table[a].sum(), _surest(predictions, a, b))
+        for a, b in pairs
+    )
     counts = tuple(tuple(int(n) for n in row) for row in table) if len(table) <= MAX_CLASSES else ()
-    return Confusion(predictions.names, counts, named)
+    return Confusion(names, counts, found)
+
+
+def _surest(predictions: PredictedRows, true: int, said: int) -> Mistake:
+    """Of the rows of one label taken for another, the one with the highest probability of the wrong label."""
+    rows = np.flatnonzero((predictions.labels == true) & (predictions.predicted == said))
+    table = predictions.probabilities
+    at = int(rows[0] if table is None else rows[np.argmax(table[rows, said])])
+    return _mistake(predictions, at, None if table is None else float(table[at, said]))
 
 
 def find_mistakes(predictions: PredictedRows, *, most: int = 20) -> list[Mistake]:

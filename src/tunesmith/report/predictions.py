@@ -45,8 +45,13 @@ class PredictedRows:
         return np.asarray(same.all(axis=1), dtype=bool) if same.ndim == 2 else same
 
 
-def make_predictions(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any]) -> PredictedRows | None:
-    """The rows to explain: those of `validation` if there are any with labels, else of the first split that has some."""
+def make_predictions(
+    columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any], *, prefer: Sequence[str] = ("test", "validation")
+) -> PredictedRows | None:
+    """The rows to explain: those of the first preferred split that has labels, else of the first split that has some.
+
+    Test comes first: validation rows have chosen the checkpoint.
+    """
     texts = {c: columns[c] for c in _texts(columns, summary)}
     columns = own_columns(columns, summary)
     if "label" not in columns or "prediction" not in columns or not len(columns["label"]):
@@ -62,7 +67,7 @@ def make_predictions(columns: Mapping[str, Sequence[Any]], summary: Mapping[str,
     present = [s for s in dict.fromkeys(splits) if any(k and s == t for k, t in zip(known, splits, strict=True))]
     if not present:
         return None
-    split = "validation" if "validation" in present else present[0]
+    split = next((s for s in prefer if s in present), present[0])
     keep = [k for k, (labelled, own) in enumerate(zip(known, splits, strict=True)) if labelled and own == split]
     index = next((columns[c] for c in ("row", "index", "idx") if c in columns), range(len(labels)))
     cut = columns.get("truncated")

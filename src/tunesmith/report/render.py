@@ -15,8 +15,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tunesmith.report.build import Report
-from tunesmith.report.charts import make_charts, reliability_chart
+from tunesmith.report.charts import make_charts, reliability_chart, value_charts
+from tunesmith.report.score_table import Headline, ScoreGrid, make_grid
 from tunesmith.run.ledger import write_own
 
 TEXT_LIMIT = 700
@@ -47,16 +50,23 @@ def write_report(report: Report, path: Path) -> Path:
 def render_report(report: Report) -> str:
     """The page."""
     charts, more = make_charts(report.curves)
-    reliability = reliability_chart(report.bins) if report.bins else None
+    told = report.explained
+    reliability = reliability_chart(told.bins) if told and told.bins else None
     every = [*charts, *more, *([reliability] if reliability else [])]
     style, script = page_asset("page.css"), page_asset("page.js")
+    grid = make_grid(report.scores)
     return str(
-        page_template("page.html.j2", score=score_text, percent=_percent, title_of=_title).render(
+        page_template("page.html.j2", score=score_text, percent=_percent, title_of=score_title).render(
             r=report,
             charts=charts,
             more=more,
             reliability=reliability,
+            values=value_charts(*told.values) if told and told.values else [],
+            halves=_halves(report),
             verdicts=VERDICTS,
+            grid=grid,
+            counts={s: next((one.n for one in report.scores if one.split == s and one.n), None) for s in grid.splits},
+            floors=_floors(report, grid),
             evaluations=_evaluations(report),
             heat=_heat(report),
             style=style,
@@ -95,11 +105,17 @@ def page_asset(name: str) -> str:
 @cache
 def page_template(name: str, **filters: Callable[[Any], str]) -> Any:
     """A template of this room: everything is escaped, an unknown name is an error."""
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=FunctionLoader(page_asset),
+    )
     environment.filters |= filters
-    return environment.from_string(page_asset(name))
+    return environment.get_template(name)
 
 
 def _percent(share: float) -> str:
@@ -111,10 +127,30 @@ def score_text(value: float) -> str:
     return f"{value:.3f}" if abs(value) < 1000 else f"{value:.4g}"
 
 
-def _title(name: str) -> str:
-    if name in ("auroc", "mse", "rmse", "mae", "ece", "r2", "f1"):
+def score_title(name: str) -> str:
+    """The name of a score as a heading."""
+    if name in ("auroc", "mse", "rmse", "mae", "ece", "f1"):
         return name.upper()
+    name = {"r2": "R²", "spearmanr": "spearman", "roc_auc": "AUROC"}.get(name, name)
     return name[:1].upper() + name[1:].replace("_", " ")
+
+
+def _floors(report: Report, grid: ScoreGrid) -> list[tuple[str, list[Headline | None]]]:
+    """Simpler models by the headline's metric, a score for each split of the grid."""
+    lead, found = report.headline, []
+    for name, scores in report.floors.items() if lead else ():
+        own = {score.split: score for score in scores if lead and (score.name, score.of) == (lead.name, lead.of)}
+        if own:
+            found.append((name, [own.get(split) for split in grid.splits]))
+    return found
+
+
+def _halves(report: Report) -> tuple[str, ...]:
+    """The distances within which half and nine in ten of the predicted values lie."""
+    if report.explained is None or report.explained.values is None:
+        return ()
+    true, predicted = report.explained.values
+    return tuple(f"{distance:.3g}" for distance in np.quantile(abs(predicted - true), [0.5, 0.9]))
 
 
 def _evaluations(report: Report) -> dict[str, Any]:
@@ -131,7 +167,7 @@ def _evaluations(report: Report) -> dict[str, Any]:
 
 def _heat(report: Report) -> list[list[tuple[int, int, str]]]:
     """Confusion matrix cells: (rows, shade 0 to 10 by share of the true label, share in words)."""
-    counts = report.confusion.counts if report.confusion else ()
+    counts = report.explained.confusion.counts if report.explained and report.explained.confusion else ()
     cells = []
     for row in counts:
         total = sum(row) or 1

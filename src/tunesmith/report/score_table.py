@@ -27,7 +27,7 @@ NOT_SCORES = (
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """One score. `low` and `high` are its 95% interval, None where there is none; `n` the rows it rests on."""
+    """One score. `low` and `high` are its 95% interval, None where there is none; `n` the rows it rests on; `of` its class."""
 
     split: str
     name: str
@@ -35,6 +35,30 @@ class Headline:
     low: float | None
     high: float | None
     n: int | None
+    of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreGrid:
+    """Scores of one metric in a row, of one split in a column."""
+
+    splits: tuple[str, ...]
+    rows: tuple[tuple[str, str | None, tuple[Headline | None, ...]], ...]
+    """(metric, the class it is about, a score for each split)."""
+
+
+def choose_headline(scores: list[Headline], curves: Curves) -> Headline | None:
+    """The one score to read: of the first split, the metric that the run was steered by, else the first."""
+    first = [score for score in scores if score.split == scores[0].split]
+    return next((score for score in first if score.name == curves.main_metric()), first[0] if first else None)
+
+
+def make_grid(scores: list[Headline]) -> ScoreGrid:
+    """Test and validation side by side; the loss last."""
+    splits = tuple(dict.fromkeys(score.split for score in scores))
+    found = {(score.name, score.of, score.split): score for score in scores}
+    kinds = sorted(dict.fromkeys((name, of) for name, of, _ in found), key=lambda kind: kind[0] == "loss")
+    return ScoreGrid(splits, tuple((n, of, tuple(found.get((n, of, split)) for split in splits)) for n, of in kinds))
 
 
 def headline_scores(metrics: Mapping[str, Any], predictions: PredictedRows | None, curves: Curves) -> list[Headline]:
@@ -43,8 +67,12 @@ def headline_scores(metrics: Mapping[str, Any], predictions: PredictedRows | Non
     if not found and predictions is not None:
         found = _from_predictions(predictions)
     found = found or _from_journal(curves)
-    rank = {"test": 0, "validation": 1}
-    return sorted(found, key=lambda score: (rank.get(score.split, 2), score.name == "loss"))
+    return sorted(found, key=lambda score: (split_rank(score.split), score.name == "loss"))
+
+
+def split_rank(split: str) -> int:
+    """The test set before validation: validation rows have chosen the checkpoint."""
+    return {"test": 0, "validation": 1}.get(split, 2)
 
 
 def scores_in_file(metrics: Mapping[str, Any]) -> list[Headline]:
@@ -76,10 +104,10 @@ def _headline(split: str, name: str, score: Any) -> Headline | None:
     value = _number(data.get("value"))
     if value is None:
         return None
-    n = data.get("n")
-    return Headline(
-        split, name, value, _number(data.get("low")), _number(data.get("high")), n if isinstance(n, int) else None
-    )
+    n, of = data.get("n"), data.get("of")
+    low, high = _number(data.get("low")), _number(data.get("high"))
+    rows, about = n if isinstance(n, int) else None, str(of) if of is not None else None
+    return Headline(split, name, value, low, high, rows, about)
 
 
 def _number(value: Any) -> float | None:

@@ -16,6 +16,7 @@ from tunesmith.report.predictions import PredictedRows
 
 MIN_SLICE_ROWS = 10
 SIGNIFICANCE = 0.05
+MAX_LABELS = 10
 MAX_ROWS = 50_000
 """Rows whose words are compared; a seeded sample of a larger set says the same."""
 _WORD = re.compile(r"\w+", re.UNICODE)
@@ -69,11 +70,12 @@ RowGroup = tuple[str, str, NDArray[np.bool_]]
 
 
 def _by_label(predictions: PredictedRows) -> list[RowGroup]:
-    labels = predictions.labels
+    """None of many labels: their table says the same."""
+    labels, names = predictions.labels, predictions.names
     several = labels.ndim == 2
     return [
         ("true label", name, (labels[:, k] == 1) if several else (labels == k))
-        for k, name in enumerate(predictions.names[:50])
+        for k, name in enumerate(names if len(names) <= MAX_LABELS else ())
     ]
 
 
@@ -83,7 +85,7 @@ def _by_length(predictions: PredictedRows) -> list[RowGroup]:
     words = np.zeros(len(predictions))
     for values in predictions.texts.values():
         words += [len(text.split()) for text in values]
-    return _quartiles("words", words, "{:.0f}")
+    return _quartiles("words", words)
 
 
 def _by_truncation(predictions: PredictedRows) -> list[RowGroup]:
@@ -97,8 +99,8 @@ def _by_overlap(predictions: PredictedRows) -> list[RowGroup]:
     if len(predictions.texts) != 2 or len(predictions) > MAX_ROWS:
         return []
     first, second = predictions.texts.values()
-    shares = np.array([word_overlap(a, b) for a, b in zip(first, second, strict=True)])
-    return _quartiles("word overlap of the pair", shares, "{:.0%}")
+    shares = np.array([100 * word_overlap(a, b) for a, b in zip(first, second, strict=True)])
+    return _quartiles("word overlap of the pair", shares, "%")
 
 
 def word_overlap(first: str, second: str) -> float:
@@ -107,12 +109,14 @@ def word_overlap(first: str, second: str) -> float:
     return len(a & b) / len(a | b) if a | b else 0.0
 
 
-def _quartiles(group: str, values: NDArray[Any], pattern: str) -> list[RowGroup]:
-    edges = np.unique(np.quantile(values, [0, 0.25, 0.5, 0.75, 1]))
+def _quartiles(group: str, values: NDArray[Any], unit: str = "") -> list[RowGroup]:
+    """Four parts of about equal size; each is named by its first and last whole number, which no other part has."""
+    whole = np.rint(values).astype(np.int64)
+    edges = np.unique(np.quantile(whole, [0, 0.25, 0.5, 0.75, 1]).astype(np.int64))
     found: list[RowGroup] = []
-    for k in range(len(edges) - 1):
-        last = k == len(edges) - 2
-        inside = (values >= edges[k]) & ((values <= edges[k + 1]) if last else (values < edges[k + 1]))
-        low, high = (pattern.format(float(e)) for e in (edges[k], edges[k + 1]))
-        found.append((group, f"{low} to {high}", inside))
+    for low, high in zip(
+        [int(edges[0]), *(edges[1:-1] + 1).tolist()], edges[1:].tolist() or edges.tolist(), strict=True
+    ):
+        name = f"{low}{unit} to {high}{unit}" if low < high else f"{low}{unit}"
+        found.append((group, name, (whole >= low) & (whole <= high)))
     return found

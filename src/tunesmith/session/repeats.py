@@ -109,7 +109,8 @@ def _pool(folders: list[Path]) -> dict[str, Score]:
 
 def _held_out(folder: Path) -> PredictedRows | None:
     run = RunDir(folder)
-    rows = make_predictions(read_prediction_columns(run.predictions_file), read_summary(run.data_summary_file))
+    columns, summary = read_prediction_columns(run.predictions_file), read_summary(run.data_summary_file)
+    rows = make_predictions(columns, summary, prefer=("validation",))
     return rows if rows is not None and rows.split == "validation" else None
 
 

@@ -74,7 +74,7 @@ def test_training_shows_warnings_before_beside_and_on_top(
     assert err.index("Warning: 20 of 60 validation rows are in train") < err.index("Training:")
     assert out.index("validation scores") < out.index("before you trust these scores:") < out.index("20 of 60")
     page = (run / "report.html").read_text()
-    assert page.index("Data: Split leak") < page.index('class="scores"')
+    assert page.index("Split leak") < page.index('class="grid"')
 
 
 def test_the_plan_measures_time_memory_and_disk(

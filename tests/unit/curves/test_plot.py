@@ -38,15 +38,21 @@ def test_the_validation_line_holds_the_journals_values(curves: Curves) -> None:
     assert [0.78, 0.85, 0.84] in [np.asarray(line.get_ydata()).tolist() for line in metric.lines]
 
 
-def test_the_note_on_the_best_step_stays_inside_its_panel(synthetic: SimpleNamespace) -> None:
-    """A validation score that never moves lies at the bottom of its panel, below the training sample's."""
-    flat = curves_from_events(synthetic.make_run([0.5, 0.3, 0.1], [0.45, 0.40, 0.55], accuracy=[0.6, 0.6, 0.6]))
-    figure = draw_curves(flat)
+@pytest.mark.parametrize("scores", [[0.6, 0.6, 0.6], [0.5, 0.7, 0.9], [0.9, 0.7, 0.5]])
+def test_notes_titles_and_legends_cover_neither_points_nor_each_other(
+    synthetic: SimpleNamespace, scores: list[float]
+) -> None:
+    events = synthetic.make_run([0.5, 0.3, 0.1], [0.45, 0.40, 0.55], accuracy=scores, metric="matthews_correlation")
+    figure = draw_curves(curves_from_events(events))
     figure.canvas.draw()
     for panel in figure.axes:
-        for note in panel.texts:
-            if "best: step" in note.get_text():
-                assert panel.get_window_extent().contains(*note.get_window_extent().min), note.get_text()
+        notes = [note for note in panel.texts if "best: step" in note.get_text()]
+        assert len(notes) == 1
+        words = [t for t in (*notes, panel.xaxis.label, panel._left_title, panel.get_legend()) if t is not None]
+        boxes = [word.get_window_extent() for word in words]
+        assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
+        points = panel.transData.transform([xy for line in panel.lines for xy in line.get_xydata()])
+        assert not any(box.contains(*point) for box in boxes for point in points)
 
 
 def test_several_runs_share_one_picture_and_are_named(curves: Curves, synthetic: SimpleNamespace) -> None:

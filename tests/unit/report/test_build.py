@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,17 +50,37 @@ def test_ids_in_the_label_column_are_understood() -> None:
     assert found.right.tolist() == [True, False, False, False]
 
 
-def test_the_validation_split_is_explained_rather_than_the_test_split() -> None:
+def test_the_test_split_is_explained_rather_than_the_validation_split() -> None:
     found = predictions(split=["test", "test", "validation", "validation", "validation"])
-    assert found.split == "validation"
-    assert found.row.tolist() == [2, 3]
+    assert found.split == "test"
+    assert found.row.tolist() == [0, 1]
+    unlabelled = predictions(split=["validation"] * 4 + ["test"])
+    assert unlabelled.split == "validation"
 
 
 def test_the_confusion_matrix_counts_true_by_predicted() -> None:
     found = count_confusions(predictions())
     assert found is not None
     assert found.counts == ((1, 1), (2, 0))
-    assert found.pairs[0] == ("yes", "no", 2)
+    first = found.pairs[0]
+    assert (first.true, first.predicted, first.rows, first.share) == ("yes", "no", 2, 1.0)
+    assert (first.example.row, first.example.confidence) == (2, 0.8), "the one it was surest of"
+
+
+def test_labels_come_worst_first_with_their_precision_recall_and_f1() -> None:
+    labels = ["a", "a", "a", "b", "b", "c"]
+    columns = {"text": labels, "label": labels, "prediction": ["a", "a", "b", "b", "b", "a"]}
+    found = make_predictions(columns, {"task": "multiclass", "labels": ["a", "b", "c", "d"]})
+    assert found is not None
+    counts = count_labels(found)
+    assert [(c.name, c.rows, c.precision, c.recall) for c in counts] == [
+        ("c", 1, None, 0.0),
+        ("a", 3, 2 / 3, 2 / 3),
+        ("b", 2, 2 / 3, 1.0),
+        ("d", 0, None, None),
+    ]
+    assert [c.f1 for c in counts] == [0.0, pytest.approx(2 / 3), pytest.approx(0.8), None]
+    assert all(c.low <= c.f1 <= c.high for c in counts if c.f1 is not None)
 
 
 def test_mistakes_come_surest_first() -> None:
@@ -201,3 +222,28 @@ def test_only_options_that_differ_are_listed_first(synthetic: SimpleNamespace, t
     assert found["num_train_epochs"] == "4.0"
     assert found["learning_rate"] == "5e-05", "given: by default the recipe decides it"
     assert "seed" not in found
+
+
+def test_parts_by_length_do_not_overlap_and_leave_no_row_out() -> None:
+    rows = 200
+    texts = [" ".join(["w"] * (3 + k % 17)) for k in range(rows)]
+    found = [s for s in find_slices(predictions(
+        row=list(range(rows)), text=texts, label=["no", "yes"] * 100, prediction=["no", "no"] * 100,
+        prob_no=[0.7] * rows, prob_yes=[0.3] * rows,
+    )) if s.group == "words"]  # fmt: skip
+    ends = [tuple(map(int, s.name.split(" to "))) for s in found]
+    assert all(before[1] + 1 == after[0] for before, after in pairwise(ends)), ends
+    assert (ends[0][0], ends[-1][1], sum(s.rows for s in found)) == (3, 19, rows)
+
+
+def test_the_headline_is_the_metric_the_run_was_steered_by(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    found = build_report(synthetic.make_split_folder(tmp_path, kind="many"))
+    assert found.headline is not None
+    assert (found.headline.split, found.headline.name, found.headline.value) == ("test", "f1_macro", 0.6)
+    assert found.explained is not None
+    assert found.explained.split == "test"
+    assert [score.n for score in found.floors["TF-IDF + linear model"]] == [100, 100]
+    assert [f.severity for f in found.data_findings] == ["error", "warning"]
+    facts = dict(found.facts)
+    assert facts["started"] == "14 November 2023, 22:13 UTC"
+    assert facts["duration"] == "12 min 34 s"

@@ -275,7 +275,7 @@ def test_the_command_prints_tables_and_writes_the_page(
 
 def test_every_number_of_the_table_is_a_headline_of_its_run(make) -> None:
     found: Comparison = compare_runs([make("a"), make("b", flips=30)])
-    for split, name, cells in found.scores:
+    for split, name, _, cells in found.scores:
         for run, cell in zip(found.runs, cells, strict=True):
             assert cell in run.scores
             assert cell is not None
