@@ -92,8 +92,10 @@ def test_a_push_without_a_token_is_refused_by_the_hub_and_said(hub: Any, tmp_pat
 def test_the_push_command_uploads_the_model_folder_with_its_card(hub: Any, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    for name, data in {"config.json": b'{"model_type": "bert"}', "README.md": b"# Scores\n\naccuracy 0.9"}.items():
-        (folder / name).write_bytes(data)
+    use = 'pipeline("text-classification", "model")'
+    config = {"model_type": "bert", "id2label": {"0": "no", "1": "yes"}}
+    for name, data in {"config.json": json.dumps(config), "README.md": f"# Scores\n\naccuracy 0.9\n{use}"}.items():
+        (folder / name).write_text(data)
     (folder / "model.safetensors").write_bytes(hub.repos[("models", "some/model")].files["model.safetensors"])
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING", "TRANSFORMERS_"))}
     clean |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
@@ -111,6 +113,7 @@ def test_the_push_command_uploads_the_model_folder_with_its_card(hub: Any, tmp_p
     assert {"README.md", "config.json", "model.safetensors"} <= set(repo.files)
     card = repo.files["README.md"].decode()
     assert "accuracy 0.9" in card
+    assert 'pipeline("text-classification", "me/pushed")' in card
     assert 'snapshot_download("me/pushed")' in card
     refused = push_folder("me/other")
     assert (refused.returncode, "hf auth login" in refused.stderr) == (4, True)

@@ -18,6 +18,7 @@ from tunesmith.export.checked import Checked, check_float, check_quantised, logi
 from tunesmith.export.evidence_rows import EvidenceRows
 from tunesmith.export.folder_card import export_card
 from tunesmith.export.quantised import Candidate, Feed, onnx_candidates, openvino_candidates, strip_shapes
+from tunesmith.export.runtime_packages import runtime_requirements
 from tunesmith.predict.facts import ModelFacts, model_folder_of
 from tunesmith.predict.graph_facts import GRAPHS, GraphFacts
 from tunesmith.predict.graph_network import GraphNetwork, load_onnx, load_openvino
@@ -63,10 +64,8 @@ class _Original:
 
     def network(self, graph_facts: GraphFacts, graph: Path) -> GraphNetwork:
         """A graph that is not published yet, in its own runtime."""
-        openvino = graph_facts.format.startswith("openvino")
-        infer = (load_openvino if openvino else load_onnx)(graph, self.threads)
-        engine = "openvino" if openvino else "onnxruntime"
-        return GraphNetwork(self.scratch / "folder", graph_facts, infer, engine, self.facts.long_texts)
+        infer = (load_openvino if graph_facts.engine == "openvino" else load_onnx)(graph, self.threads)
+        return GraphNetwork(self.scratch / "folder", graph_facts, infer, self.facts.long_texts)
 
 
 def export_model_to(
@@ -235,6 +234,7 @@ def _publish(
     }
     if facts is not None:
         replace(facts, measured=measured).write(built)
+        write_new(built / "requirements.txt", runtime_requirements(facts.engine).encode())
     card = source / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     write_new(built / "README.md", export_card(text, done, to, job.threads, job.facts).encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from tunesmith.export.checked import table_of
@@ -15,6 +16,11 @@ def export_card(model_card: str, done: Exported, to: str, threads: int, facts: M
     """Markdown; the model's card stays on top with its metadata."""
     columns = facts.text_columns or ("text",)
     pair = ', pairs=["..."]' if len(columns) == 2 else ""
+    graph = to != "torch"
+    if graph:  # transformers cannot load a graph
+        library = "openvino" if to.startswith("openvino") else "onnx"
+        model_card = re.sub(r"(?m)^library_name: .*$", f"library_name: {library}", model_card, count=1)
+        model_card = model_card.partition("## Use\n")[0]
     speed = [f"| {name} | {value:,.0f} |" for name, value in done.speed.items()]
     lines = [
         model_card.rstrip() or f"# {to} export",
@@ -35,8 +41,15 @@ def export_card(model_card: str, done: Exported, to: str, threads: int, facts: M
         "|---|---|",
         *speed,
         "",
+        "## Use",
+        "",
+        *(
+            ["It needs no torch: `pip install --no-deps -r requirements.txt` brings what answers from it.", ""]
+            if graph
+            else []
+        ),
         "```python",
-        "from tunesmith import Predictor  # needs no torch: pip install 'tunesmith[runtime]'",
+        "from tunesmith import Predictor",
         "",
         f'Predictor.load("{done.folder.name}").predict(["..."]{pair})',
         "```",

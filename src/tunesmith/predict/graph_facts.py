@@ -44,6 +44,11 @@ class GraphFacts:
         """The path of the graph inside the folder."""
         return GRAPHS[self.format]
 
+    @property
+    def engine(self) -> str:
+        """The package that computes the graph."""
+        return "openvino" if self.format.startswith("openvino") else "onnxruntime"
+
     def write(self, folder: Path) -> None:
         """Writes `export.json` into a new folder."""
         write_new(folder / EXPORT_FILE, json.dumps(asdict(self), indent=1, ensure_ascii=False).encode())

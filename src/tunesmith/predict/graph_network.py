@@ -25,9 +25,7 @@ Infer = Callable[[dict[str, npt.NDArray[Any]]], npt.NDArray[np.float32]]
 class GraphNetwork:
     """The graph, its tokenizer, and how rows become its inputs."""
 
-    def __init__(
-        self, folder: Path, facts: GraphFacts, infer: Infer, engine: str, long_texts: LongTexts = "head"
-    ) -> None:
+    def __init__(self, folder: Path, facts: GraphFacts, infer: Infer, long_texts: LongTexts = "head") -> None:
         tokenizer = load_plain_tokenizer(
             folder / "tokenizer.json",
             truncation_side=facts.truncation_side,
@@ -35,7 +33,7 @@ class GraphNetwork:
         )
         self.folder = folder
         self.facts = facts
-        self.name = f"{engine} on cpu"
+        self.name = f"{facts.engine} on cpu"
         self.has_types = facts.has_types
         self.max_length = facts.max_length
         self.special = tokenizer.special
@@ -75,18 +73,16 @@ def load_graph_network(
     """The graph of a verified folder, on the CPU; `threads` defaults to OMP_NUM_THREADS, else to all cores."""
     if threads is None:
         threads = int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
-    engine = "openvino" if facts.format.startswith("openvino") else "onnxruntime"
-    load = load_openvino if engine == "openvino" else load_onnx
+    load = load_openvino if facts.engine == "openvino" else load_onnx
     try:
         infer = load(folder / facts.graph, threads)
     except ModuleNotFoundError as error:
-        extra = "openvino" if engine == "openvino" else "tunesmith[runtime]"
         raise ResourceError(
             f"its graph needs {error.name}, which is not installed",
             where=str(folder),
-            fix=f"Run: pip install '{extra}'",
+            fix=f"Run: pip install {facts.engine}",
         ) from None
-    return GraphNetwork(folder, facts, infer, engine, long_texts)
+    return GraphNetwork(folder, facts, infer, long_texts)
 
 
 def load_onnx(graph: Path, threads: int) -> Infer:

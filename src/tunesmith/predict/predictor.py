@@ -115,7 +115,7 @@ class Predictor:
             raise ResourceError(
                 f"a model folder needs {error.name}, which is not installed",
                 where=str(seal.folder),
-                fix="Run: pip install 'tunesmith[train]'",
+                fix="Run: pip install tunesmith (with its dependencies), or export the model first.",
             ) from None
         network, facts = load_torch_network(seal, use_cpu=use_cpu, precision=precision, threads=threads)
         return cls(network, facts, Path(path))

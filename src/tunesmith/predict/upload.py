@@ -5,24 +5,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from tunesmith.encoder.config_file import read_config_file
 from tunesmith.errors import ConfigError, ResourceError, short_text
-from tunesmith.predict.facts import model_folder_of
+from tunesmith.predict.facts import model_folder_of, read_facts
+from tunesmith.predict.graph_facts import is_graph_folder
 
-LIMITS = """
-## Limits
-
-The scores above are those of rows like the ones it was trained on. Texts of another kind, language or length were not measured;
-longer texts are cut. The probabilities are the model's own and were not calibrated unless the card says so.
-
+LOADING = """
 ## How to load
 
-```python
+{runtime}```python
 from huggingface_hub import snapshot_download
 from tunesmith import Predictor
 
-Predictor.load(snapshot_download("{repo}")).predict(["..."])
+Predictor.load(snapshot_download("{repo}")).predict({example})
 ```
 """
+NO_TORCH = "It needs no torch: `pip install --no-deps -r requirements.txt`, with the file of this repository.\n\n"
 
 
 def push_model(path: str | Path, repo: str, *, private: bool = False, revision: str | None = None) -> str:
@@ -34,8 +32,7 @@ def push_model(path: str | Path, repo: str, *, private: bool = False, revision: 
         raise ConfigError(f"{repo!r} is not the name of a repository", fix="Give user/name.")
     folder = model_folder_of(path).folder
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "README.md")
-    card = folder / "README.md"
-    text = (card.read_text(encoding="utf-8") if card.is_file() else "") + LIMITS.format(repo=repo)
+    text = _card_for(folder, repo)
     operations = [CommitOperationAdd(p.relative_to(folder).as_posix(), str(p)) for p in files]
     operations.append(CommitOperationAdd("README.md", text.encode()))
     api = HfApi()
@@ -49,3 +46,16 @@ def push_model(path: str | Path, repo: str, *, private: bool = False, revision: 
             fix="Log in with `hf auth login`, and check the name and the network.",
         ) from None
     return str(done.commit_url)
+
+
+def _card_for(folder: Path, repo: str) -> str:
+    """The card of the folder with the repository in the place of the folder, and how to load it from there."""
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else f"# {repo.partition('/')[2]}\n"
+    columns = read_facts(folder, read_config_file(folder)).text_columns
+    example = '[("...", "...")]' if columns is not None and len(columns) == 2 else '["..."]'
+    if is_graph_folder(folder):
+        text, runtime = text.partition("## Use\n")[0], NO_TORCH
+    else:
+        text, runtime = text.replace('"text-classification", "model")', f'"text-classification", "{repo}")'), ""
+    return text.rstrip() + "\n" + LOADING.format(repo=repo, example=example, runtime=runtime)

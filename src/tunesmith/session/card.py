@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tunesmith.config.schema import dump_value
 from tunesmith.labels import Task
 from tunesmith.session.finish import Scores
@@ -23,6 +25,7 @@ SHOWN_OPTIONS = (
     "class_weights",
     "seed",
 )
+SHOWN_LABELS = 8
 
 
 def write_card(prepared: Prepared, scores: Scores, *, name: str, steps: int, best_step: int | None) -> str:
@@ -56,7 +59,8 @@ def write_card(prepared: Prepared, scores: Scores, *, name: str, steps: int, bes
         "|---|---|",
     ]
     lines += [f"| {k} | {_escape(str(v))} |" for k, v in _changed(prepared).items()]
-    lines += ["", "## Data", "", *[f"- {_escape(note)}" for note in prepared.bundle.notes], ""]
+    lines += ["", "## Data", "", *_data_table(prepared), ""]
+    lines += [*[f"- {_escape(note)}" for note in prepared.bundle.notes], "", "## Limits", "", *_limits(prepared), ""]
     pair = ', "text_pair": "..."' if len(prepared.bundle.columns.text) == 2 else ""
     lines += [
         "## Use",
@@ -90,6 +94,39 @@ def _metadata(prepared: Prepared, scores: Scores, name: str, base: str) -> list[
         if score.value is not None:
             lines.append(f"    - {{type: {metric}, value: {score.value:.6f}, name: {metric}}}")
     return lines
+
+
+def _data_table(prepared: Prepared) -> list[str]:
+    lines = ["| split | rows | labels | tokens: median, longest | rows cut |", "|---|---|---|---|---|"]
+    for split, tokenized in prepared.tokenized.items():
+        lengths = tokenized.rows.lengths
+        tokens = f"{np.median(lengths):.0f}, {lengths.max()}" if len(lengths) else ""
+        shares = _escape(_shares(prepared, split))
+        lines.append(f"| {split} | {len(lengths):,} | {shares} | {tokens} | {tokenized.truncated.rows_cut:,} |")
+    return lines
+
+
+def _shares(prepared: Prepared, split: str) -> str:
+    """Shares of the most frequent labels, or the range of a regression."""
+    labels, names = prepared.rows(split).labels, prepared.bundle.labels.names
+    if labels is None:
+        return "none"
+    if prepared.bundle.labels.task is Task.REGRESSION:
+        known = labels[np.isfinite(labels)]
+        return f"{known.min():g} to {known.max():g}, mean {known.mean():.3g}" if len(known) else "none"
+    shares = labels.mean(axis=0) if labels.ndim == 2 else np.array([(labels == i).mean() for i in range(len(names))])
+    order = np.argsort(-shares, kind="stable")[:SHOWN_LABELS]
+    more = f" and {len(names) - SHOWN_LABELS} more" if len(names) > SHOWN_LABELS else ""
+    return ", ".join(f"{names[i]} {shares[i]:.1%}" for i in order) + more
+
+
+def _limits(prepared: Prepared) -> list[str]:
+    return [
+        f"- It reads {prepared.facts.max_length} tokens of a row at a time; longer rows are cut or read in parts, as `long_texts` says.",
+        "- The scores hold for rows like these; texts of another kind, language or length were not measured.",
+        "- The probabilities are the model's own: they were not calibrated, unless a line under Data says so.",
+        "- The intervals cover the choice of the rows, not of the seed: another seed may move the score as much.",
+    ]
 
 
 def _changed(prepared: Prepared) -> dict[str, Any]:
