@@ -122,7 +122,7 @@ def _shares(prepared: Prepared, split: str) -> str:
 
 def _limits(prepared: Prepared) -> list[str]:
     return [
-        f"- It reads {prepared.facts.max_length} tokens of a row at a time; longer rows are cut or read in parts, as `long_texts` says.",
+        f"- It reads {prepared.facts.max_length} tokens of a row at a time; `long_texts` says how it reads longer ones.",
         "- The scores hold for rows like these; texts of another kind, language or length were not measured.",
         "- The probabilities are the model's own: they were not calibrated, unless a line under Data says so.",
         "- The intervals cover the choice of the rows, not of the seed: another seed may move the score as much.",
