@@ -136,7 +136,9 @@ def _not_finite(reading: Reading) -> tuple[str, float] | None:
     tail = run.train_loss.value[-20:]
     if run.ended != "NumericsError" and np.isfinite(tail).mean() > 0.5:
         return None
-    return f"loss or gradient was not finite at step {run.non_finite[0]} ({len(run.non_finite)} such steps)", 0.99
+    count = len(run.non_finite)
+    more = f" ({count} such steps)" if count > 1 else ""
+    return f"loss or gradient was not finite at step {run.non_finite[0]}{more}", 0.99
 
 
 def _blown_up(reading: Reading) -> tuple[str, float] | None:
