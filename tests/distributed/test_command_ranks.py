@@ -295,7 +295,7 @@ from pathlib import Path
 import tunesmith.session.prepare as preparing
 from tunesmith.cli.main import main
 if os.environ["RANK"] == sys.argv[1]:
-    preparing._tokenize = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
+    preparing.tokenize_run = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
 code = main(sys.argv[3:])
 Path(sys.argv[2] + "-exit-" + os.environ["RANK"]).write_text(str(code))
 sys.exit(code)

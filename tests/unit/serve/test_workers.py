@@ -13,12 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from faults.serve_requests import GOOD, KEY, post, send
 from patience import patient
 from tunesmith.run.sealed import seal
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "faults")]
-from serve_requests import GOOD, KEY, post, send  # noqa: E402
-from test_prediction import make_run  # noqa: E402
+from unit.serve.test_prediction import make_run
 
 ANSWERED = 'tunesmith_requests_total{route="/predict",status="200"} 10\n'
 
