@@ -211,7 +211,7 @@ class Console:
         for index, event in enumerate(self._evaluations):
             shown = [(k, v) for k, v in event.metrics.items() if k == "loss"]
             shown += [(k, v) for k, v in event.metrics.items() if k != "loss"][:SHOWN_METRICS]
-            names = {k: self._title(k) for k, _ in shown}
+            names = {k: self._watch.title(k) for k, _ in shown}
             values = "  ".join(f"{names[k]} {v:.4f}" if v is not None else f"{names[k]} -" for k, v in shown)
             name = {"train_sample": "train sample"}.get(event.split, event.split)
             mark = self._paint("  best", "32") if best and index == 0 else ""
@@ -219,11 +219,6 @@ class Console:
             self._write(f"{start if index == 0 else ' ' * len(start)}  {name:<12}  {values}  (n={event.n:,}){mark}")
         if self._evaluations:
             self._evaluations.clear()
-
-    def _title(self, metric: str) -> str:
-        """The metric with the class it is about."""
-        name = self._watch.positive_name if metric in ("f1", "precision", "recall") else None
-        return metric if name is None else f"{metric} of {name!r}"
 
     def _write(self, text: str) -> None:
         """A line above the bars."""

@@ -36,10 +36,11 @@ class LiveView:
         self._drawn = 0.0
         self._steps = 0
         self._display: Any = None
+        self._watch = Watch(self.say, self.progress, self.plan, [self.on])
 
     def watch(self) -> Watch:
         """The hooks that `finetune` takes."""
-        return Watch(self.say, self.progress, self.plan, [self.on])
+        return self._watch
 
     def say(self, text: str) -> None:
         """A sentence about the data or the model."""
@@ -66,7 +67,7 @@ class LiveView:
             loss = event.metrics.get("loss")
             if loss is not None:
                 self._validation.append((event.step, loss))
-            shown = [f"{k} {v:.4f}" for k, v in event.metrics.items() if v is not None][:4]
+            shown = [f"{self._watch.title(k)} {v:.4f}" for k, v in event.metrics.items() if v is not None][:4]
             self._latest = f"epoch {event.epoch:.2f}: validation {', '.join(shown)}"
         elif isinstance(event, RunEnded):
             self._what, self._done, self._total = f"{event.reason}: step", event.step, self._steps

@@ -26,3 +26,8 @@ class Watch:
     pages: bool = True
     positive_name: str | None = None
     """The class that F1, precision and recall are about; set before the first event."""
+
+    def title(self, metric: str) -> str:
+        """The metric with the class it is about."""
+        name = self.positive_name if metric in ("f1", "precision", "recall") else None
+        return metric if name is None else f"{metric} of {name!r}"

@@ -104,13 +104,14 @@ def test_a_notebook_cell_shows_a_bar_and_a_curve(monkeypatch: pytest.MonkeyPatch
                 padded_tokens=9,
             )
         )
-    view.on(Evaluated(2, 1.0, "validation", {"loss": 0.4, "accuracy": 0.75}, 4))
+    view.watch().positive_name = "fraud"
+    view.on(Evaluated(2, 1.0, "validation", {"loss": 0.4, "accuracy": 0.75, "f1": 0.5}, 4))
     page = view.html()
     assert "training 2 of 4" in page
     assert "width:50.0%" in page
     assert "<polyline" in page
     assert "<circle" in page
-    assert "accuracy 0.7500" in page
+    assert "accuracy 0.7500, f1 of &#x27;fraud&#x27; 0.5000" in page
     view.progress("evaluating validation", 3, 4)
     view.on(RunEnded(4, "completed"))
     assert "completed: step 4 of 4" in view.html()
