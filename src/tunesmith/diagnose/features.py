@@ -174,7 +174,12 @@ def _from_curves(reading: Reading) -> dict[str, float]:
 
 
 def _fresh_loss(reading: Reading) -> tuple[float, float]:
-    """(loss, error) of steps in the second half of the first epoch: each of their rows is seen for the first time."""
+    """(loss, error) of steps in the second half of the first epoch: each of their rows is seen for the first time.
+
+    Unknown where the head started from a linear model, which was fitted to all training rows.
+    """
+    if reading.option("head_start", "off") == "on":
+        return math.nan, math.nan
     raw = reading.curves.train_loss.finite()
     inside = raw.value[(raw.epoch > 0.5) & (raw.epoch <= 1.0)] / reading.train_chance_loss
     if len(inside) < 3:

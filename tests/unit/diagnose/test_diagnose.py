@@ -337,3 +337,9 @@ def test_a_run_that_has_just_begun_is_told_to_wait(synthetic: SimpleNamespace) -
     curves = curves_from_events(synthetic.make_run([0.5], [0.5], planned_epochs=9, ended=None))
     (found,) = diagnose(curves, synthetic.CONFIG, label_counts=MRPC, running=True)
     assert found.advice[0] == "wait: 2 more evaluations make a verdict"
+
+
+def test_a_head_that_was_fitted_to_the_training_rows_is_no_sign_of_other_splits(synthetic: SimpleNamespace) -> None:
+    run = {"train": [0.22, 0.16, 0.12], "validation": [0.50, 0.48, 0.48], "accuracy": [0.77, 0.78, 0.78], "n": 400}
+    assert verdict(synthetic, **run).code == "split_mismatch"
+    assert verdict(synthetic, {"head_start": "on"}, **run).code != "split_mismatch"
