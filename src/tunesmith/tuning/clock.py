@@ -1,4 +1,4 @@
-"""The time that was spent on a folder, over crashes and over several processes, and an end that cuts in.
+"""The time that was spent on a folder, over crashes and over several processes, and the end of a time budget.
 
 Each process has a file: its name holds when it started, its modification time when it was last alive. The time spent is the
 length of the union of these spans, so that a pause does not count and eight processes at once count once.
@@ -7,36 +7,38 @@ length of the union of these spans, so that a pause does not count and eight pro
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from tunesmith.run.writing import disk_error, make_folder, write_new
 
 BEAT_SECONDS = 0.5
 
 
-class TimeUp(BaseException):
-    """The time budget is spent. No Exception: libraries that handle those must not take it for one of theirs."""
+class TimeUp(KeyboardInterrupt):
+    """The time budget is spent. Treated as an interrupt: code that names any other failure lets it through.
+
+    Raised by `Clock.beat` alone, never by an alarm: one that rings during an import leaves half a module behind.
+    """
 
 
 class Clock:
-    """The clock of one process among those that share a folder."""
+    """The clock of one process among those that share a folder; `budget` is in seconds, None: no end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, budget: float | None) -> None:
         self._folder = folder
         self._last = time.time()
         make_folder(folder)
         self._file = folder / f"{self._last:.3f}-{socket.gethostname()}-{os.getpid()}"
         write_new(self._file, b"")
+        self._end = None if budget is None else self._last + budget - self.spent()
 
     def beat(self, *_: object) -> None:
-        """This process is alive. Costs nothing when called often."""
+        """This process is alive; TimeUp when the budget is spent. Costs nothing when called often."""
         now = time.time()
+        if self._end is not None and now >= self._end:
+            raise TimeUp
         if now - self._last > BEAT_SECONDS:
             self._last = now
             try:
@@ -53,28 +55,3 @@ class Clock:
             total += max(0.0, end - max(start, reached))
             reached = max(reached, end)
         return total
-
-
-@contextmanager
-def time_limit(seconds: float | None) -> Iterator[None]:
-    """Raises TimeUp in the main thread after so many seconds; None: never.
-
-    What a run has on disk is whole at every moment, so it may be cut anywhere. The alarm repeats, since an exception that is
-    raised in a destructor is lost.
-    """
-    if seconds is None:
-        yield
-        return
-    if seconds <= 0:
-        raise TimeUp
-
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise TimeUp
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

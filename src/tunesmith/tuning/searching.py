@@ -25,7 +25,7 @@ from tunesmith.run.sealed import retire
 from tunesmith.run.writing import make_folder, write_file
 from tunesmith.session.from_config import finetune, is_complete
 from tunesmith.session.watch import Watch
-from tunesmith.tuning.clock import Clock, TimeUp, time_limit
+from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.space import Vary
 from tunesmith.tuning.trial_store import JOURNAL, Claimed, TrialRecord, TrialStore
 
@@ -70,12 +70,10 @@ def search_options(config: RunConfig, plan: SearchPlan, watch: Watch) -> SearchR
     shared = {name: value for name, value in to_dict(config).items() if name not in NOT_SHARED}
     shared |= {"vary": [v.text() for v in plan.space], "sampler": plan.sampler, "pruner": plan.pruner}
     store = TrialStore(folder, plan.space, shared, seed=config.seed, sampler=plan.sampler, pruner=plan.pruner)
-    clock = Clock(folder / "clock")
-    rest = None if config.time_budget is None else read_duration(config.time_budget) - clock.spent()
+    clock = Clock(folder / "clock", None if config.time_budget is None else read_duration(config.time_budget))
     finished = False
     try:
-        with time_limit(rest):
-            _work(store, folder, config, plan.trials, clock, watch)
+        _work(store, folder, config, plan.trials, clock, watch)
         finished = True
     except TimeUp:
         watch.say("The time budget is spent.")
@@ -103,6 +101,7 @@ def _require_search_folder(folder: Path) -> None:
 def _work(store: TrialStore, folder: Path, config: RunConfig, trials: int, clock: Clock, watch: Watch) -> None:
     waiting = False
     while True:
+        clock.beat()
         claimed = store.claim(trials)
         if claimed is not None:
             try:
@@ -115,7 +114,6 @@ def _work(store: TrialStore, folder: Path, config: RunConfig, trials: int, clock
         if not waiting:
             watch.say("Waiting for trials of other processes.")
         waiting = True
-        clock.beat()
         time.sleep(WAIT_SECONDS)
 
 
