@@ -30,7 +30,7 @@ class Clock:
         self._folder = folder
         self._last = time.time()
         make_folder(folder)
-        self._file = folder / f"{self._last:.3f}-{socket.gethostname()}-{os.getpid()}"
+        self._file = folder / f"{self._last:.6f}-{socket.gethostname()}-{os.getpid()}"
         write_new(self._file, b"")
         self._end = None if budget is None else self._last + budget - self.spent()
 
