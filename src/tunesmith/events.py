@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, get_args
 
 
@@ -188,7 +188,8 @@ def _clean(value: Any) -> Any:
 
 def to_json(event: Event) -> dict[str, Any]:
     """A dict that `json.dumps(..., allow_nan=False)` always accepts; key "event" holds the class name."""
-    return {"event": type(event).__name__, **{k: _clean(v) for k, v in asdict(event).items()}}
+    kind = type(event)
+    return {"event": kind.__name__, **{name: _clean(getattr(event, name)) for name in _FIELDS[kind]}}
 
 
 def from_json(data: Any) -> Event:

@@ -31,7 +31,7 @@ def _look(state: TrainState, result: StepResult, seed: int) -> tuple[str, str]:
     ]
     try:
         state.model.train()
-        seed_step(seed, result.step - 1, state.runtime.rank)
+        seed_step(seed, result.step - 1, state.runtime.rank, state.runtime.device)
         for batch in result.window.micro_batches:
             with state.runtime.autocast():
                 loss, _ = state.objective.sum(state.model, state.runtime.move(batch))

@@ -23,9 +23,17 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence([seed & (2**63 - 1), step, rank]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
-    """Sets torch's generators for the dropout of one optimizer step."""
-    torch.manual_seed(step_seed(seed, step, rank))
+def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
+    """Sets torch's generators for the dropout of one optimizer step on this device."""
+    number = step_seed(seed, step, rank)
+    if device.type not in ("cpu", "cuda"):
+        torch.manual_seed(number)
+        return
+    # torch.manual_seed also queues the number, with the call's whole stack as text, for each kind of accelerator that is not
+    # in use: over a millisecond a step, and memory that grows with every step.
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(number)
 
 
 def make_deterministic() -> None:

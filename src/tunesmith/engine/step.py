@@ -73,7 +73,7 @@ def train_step(
     weight = state.objective.weight(window.labels, len(window.rows))
     # DDP averages gradients over ranks, so each rank's share is multiplied back.
     factor = state.runtime.world / weight if weight > 0 else float("nan")
-    reseed = partial(seed_step, seed, state.step, state.runtime.rank)
+    reseed = partial(seed_step, seed, state.step, state.runtime.rank, state.runtime.device)
     reseed()
 
     def body(batches: Sequence[Batch], rate: Rate, share: Rate, *, quiet: bool = False) -> torch.Tensor:

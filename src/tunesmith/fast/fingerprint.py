@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
+from itertools import chain
+from operator import attrgetter
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from tunesmith.encoder.recognition import hook_tables, is_watched
-from tunesmith.fast.fused_ops import is_hooked
 
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _SETTINGS = ("weight_decay", "betas", "eps", "amsgrad", "maximize")
+REQUIRES_GRAD, DTYPE = attrgetter("requires_grad"), attrgetter("dtype")
+HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
+"""What sees the gradient of a parameter as soon as it is there (`is_hooked`); read for all of them before every step."""
 
 
 class Fingerprint:
@@ -34,10 +37,10 @@ class Fingerprint:
         self._children = self._child_ids()
 
     def _child_ids(self) -> list[int]:
-        return [id(child) for inside in self._inside for child in inside.values()]
+        return list(map(id, chain.from_iterable(map(dict.values, self._inside))))
 
     def _parameters(self) -> list[torch.Tensor]:
-        return [p for table in self._tables for p in table.values() if p is not None]
+        return [p for p in chain.from_iterable(map(dict.values, self._tables)) if p is not None]
 
     def of_model(self) -> Hashable:
         """Equal as long as the model is the one that the speed-ups were proved on: its parts, their classes and hooks."""
@@ -45,9 +48,9 @@ class Fingerprint:
             self._list_modules()
         parts = (*map(id, self._modules), *map(id, map(type, self._modules)))
         forwards = tuple(id(a["forward"]) for a in self._attributes if "forward" in a)
-        hooks = tuple(id(hook) for table in self._hooks if table for hook in table.values())
+        hooks = tuple(id(hook) for table in filter(None, self._hooks) for hook in table.values())
         parameters = self._parameters()
-        trained = (*map(id, parameters), *[p.requires_grad for p in parameters], *[p.dtype for p in parameters])
+        trained = (*map(id, parameters), *map(REQUIRES_GRAD, parameters), *map(DTYPE, parameters))
         config = getattr(self._model, "config", None)
         asked = ("_attn_implementation", "output_hidden_states", "output_attentions")
         return parts, forwards, hooks, trained, tuple(getattr(config, name, None) for name in asked)
@@ -56,11 +59,11 @@ class Fingerprint:
         """Equal as long as a captured step still does what it would do uncaptured; None while a hook is called inside one."""
         parameters = self._parameters()
         of_optimizer = [getattr(self._optimizer, name) for name in STEP_HOOKS if hasattr(self._optimizer, name)]
-        if is_watched([*self._hooks, *of_optimizer]) or any(is_hooked(p) for p in parameters):
+        if is_watched(filter(None, [*self._hooks, *of_optimizer])) or any(any(map(of, parameters)) for of in HOOKS):
             return None
         settings = tuple(tuple(g.get(n) for n in _SETTINGS) for g in self._optimizer.param_groups)
-        trained = (*[len(g["params"]) for g in self._optimizer.param_groups], *[p.requires_grad for p in parameters])
-        places = tuple([p.data_ptr() for p in parameters])
+        trained = (*[len(g["params"]) for g in self._optimizer.param_groups], *map(REQUIRES_GRAD, parameters))
+        places = tuple(map(torch.Tensor.data_ptr, parameters))
         return places, tuple([m.p for m in self._dropouts]), settings, trained, self._changes_of_moments()
 
     def _changes_of_moments(self) -> int:
@@ -68,8 +71,8 @@ class Fingerprint:
 
         The first step makes it: that is no change.
         """
-        states: Any = self._optimizer.state.values()
-        places = [v.data_ptr() for state in states for v in state.values() if isinstance(v, torch.Tensor)]
+        values = chain.from_iterable(state.values() for state in self._optimizer.state.values())
+        places = [v.data_ptr() for v in values if isinstance(v, torch.Tensor)]
         if places != self._places:
             self._moves += bool(self._places)
             self._places = places

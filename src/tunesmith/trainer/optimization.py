@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,4 +76,10 @@ def waits_for_metric(scheduler: Any) -> bool:
     if step is None:
         return False
     plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-    return plateau or "metrics" in inspect.signature(step).parameters
+    return plateau or _takes_metrics(getattr(step, "__func__", step))
+
+
+@functools.lru_cache(maxsize=16)
+def _takes_metrics(step: Callable[..., Any]) -> bool:
+    """Asked after every step: reading a signature takes as long as the rest of what is done there."""
+    return "metrics" in inspect.signature(step).parameters

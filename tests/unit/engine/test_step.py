@@ -16,6 +16,7 @@ from tunesmith.engine.losses import TaskLoss, resolve_class_weights
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.plan import Calendar, Plan, epoch_ends_for, warmup_steps_for
 from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.seed import seed_step, step_seed
 from tunesmith.engine.state import TrainState
 from tunesmith.engine.step import train_step
 from tunesmith.errors import ConfigError, ResourceError
@@ -229,6 +230,20 @@ def test_dropout_of_a_step_depends_on_its_number_and_not_on_what_was_drawn_befor
     assert torch.equal(first.loss, second.loss)
     third = train_step(one, window, learning_rate=0.0, max_grad_norm=1.0, seed=5)
     assert not torch.equal(first.loss, third.loss)
+
+
+def test_a_step_seeds_as_torch_does_and_queues_nothing_for_devices_that_are_not_in_use() -> None:
+    """torch.manual_seed keeps a text of the call's stack for each of them, at every call."""
+    kinds = [getattr(torch, name) for name in ("cuda", "xpu", "mtia")]
+    queued = [len(kind._queued_calls) for kind in kinds]
+    state, window = make_state(dropout=0.5), next(batches(8, 1).windows(0))
+    for _ in range(3):
+        train_step(state, window, learning_rate=1e-3, max_grad_norm=1.0, seed=5)
+    assert [len(kind._queued_calls) for kind in kinds] == queued
+    seed_step(5, 2, 0, torch.device("cpu"))
+    drawn = torch.rand(8)
+    torch.manual_seed(step_seed(5, 2, 0))
+    assert torch.equal(torch.rand(8), drawn)
 
 
 def test_a_calendar_is_due_when_its_words_say_so() -> None:
