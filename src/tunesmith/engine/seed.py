@@ -29,8 +29,8 @@ def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
     if device.type not in ("cpu", "cuda"):
         torch.manual_seed(number)
         return
-    # torch.manual_seed also queues the number, with the call's whole stack as text, for each kind of accelerator that is not
-    # in use: over a millisecond a step, and memory that grows with every step.
+    # torch.manual_seed also keeps the number for each kind of accelerator that is not in use, with the call's stack as text:
+    # one to two milliseconds a step.
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
         torch.cuda.manual_seed_all(number)
