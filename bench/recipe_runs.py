@@ -1,0 +1,211 @@
+"""The runs of bench/recipes.py: the recipe, the engine and the speed-ups of `tunesmith train`, from token ids, without files.
+
+A unit is one model, task, number of rows and seed; its recipes share rows, order and head and run one after the other in one
+process, so that their seconds can be compared. A process that meets an error of the device ends; another takes what is left.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import queue
+import time
+import traceback
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from recipe_tasks import REGRESSION, unpack_model
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "pooling first": {"pooling": "first"},
+    "pooling pooler": {"pooling": "pooler"},
+    "head_start on": {"head_start": "on"},
+    "learning_rate 5e-5": {"learning_rate": 5e-5},
+    "learning_rate 2e-4": {"learning_rate": 2e-4},
+    "layerwise_lr_decay 1": {"layerwise_lr_decay": 1.0},
+    "warmup_steps 0": {"warmup_steps": 0},
+    "head_lr_scale 5": {"head_lr_scale": 5.0},
+    "weight_decay 0.01": {"weight_decay": 0.01},
+    "num_train_epochs 3": {"num_train_epochs": 3.0, "head_start": "off"},
+    "num_train_epochs 3, head_start on": {"num_train_epochs": 3.0, "head_start": "on"},
+    "per_device_train_batch_size 16": {"per_device_train_batch_size": 16},
+}
+"""`auto` with one choice changed."""
+MOST_SECONDS = 4.0
+"""`hf_seconds` gets at most so many times the steps of `auto`."""
+Unit = dict[str, Any]
+Found = dict[str, Any]
+
+
+@cache
+def _task(pack: Path, model: str, task: str) -> Any:
+    """Both splits as TokenRows, the label map, and the padding of the model."""
+    from tunesmith.labels import LabelMap, Task
+    from tunesmith.tokens.batches import Padding
+    from tunesmith.tokens.token_rows import TokenRows
+
+    special = json.loads((pack / model / "special.json").read_text(encoding="utf-8"))
+    stored = np.load(pack / model / f"{task}.npz")
+    about = json.loads(stored["about"].tobytes())
+    splits = {}
+    for split in ("train", "test"):
+        rows = np.split(stored[f"{split}_ids"].astype(np.int64), np.cumsum(stored[f"{split}_lengths"].astype(int))[:-1])
+        columns: dict[str, Any] = {"input_ids": rows, "labels": stored[f"{split}_labels"]}
+        if special["types"]:  # the second text begins after the first separator
+            columns["token_type_ids"] = [np.cumsum(r == special["sep"]) - (r == special["sep"]) > 0 for r in rows]
+        splits[split] = TokenRows.from_lists(columns)
+    labels = LabelMap(("score",), Task.REGRESSION) if task in REGRESSION else LabelMap.for_classes(about["names"])
+    return splits, labels, Padding(pad_token_id=special["pad"])
+
+
+@cache
+def _model(pack: Path, model: str, place: Path) -> Path:
+    return unpack_model(pack / model, place / model)
+
+
+def options_of(recipe: str, before: dict[str, Found]) -> dict[str, Any]:
+    """The options of a recipe of the table; `before` are the runs of this unit so far."""
+    if recipe == "hf":
+        return {"recipe": "hf"}
+    if recipe == "hf_equal":
+        return {"recipe": "hf", "num_train_epochs": before["auto"]["epochs"]}
+    if recipe == "hf_seconds":
+        auto, equal = before["auto"], before["hf_equal"]
+        ratio = (auto["seconds"] + (auto["probe_seconds"] or 0.0)) / equal["seconds"]
+        return {"recipe": "hf", "max_steps": round(auto["steps"] * min(max(ratio, 1.0), MOST_SECONDS))}
+    return {"recipe": "auto", **ABLATIONS.get(recipe, {})}
+
+
+def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, place: Path, runtime: Any) -> Found:
+    """One run; its score on the test split and what it took."""
+    import torch
+
+    from tunesmith.config.load import load_config
+    from tunesmith.encoder.load import load_model
+    from tunesmith.engine.evaluate import predict_rows
+    from tunesmith.engine.loop import train_events
+    from tunesmith.engine.losses import TaskLoss
+    from tunesmith.engine.optim import make_optimizer
+    from tunesmith.engine.seed import seed_everything
+    from tunesmith.engine.state import TrainState
+    from tunesmith.fast.strategies import choose_strategies
+    from tunesmith.metrics.suite import make_suite
+    from tunesmith.session.planning import make_plan
+    from tunesmith.session.settling import settle_recipe
+    from tunesmith.session.watch import Watch
+    from tunesmith.tokens.batches import Batches
+
+    began_all = time.perf_counter()
+    splits, labels, padding = _task(pack, unit["model"], unit["task"])
+    folder = _model(pack, unit["model"], place)
+    order = np.random.default_rng(unit["seed"]).permutation(len(splits["train"]))
+    train = splits["train"].select(order[: unit["size"]] if unit["size"] else order)
+    on_gpu = runtime.device.type == "cuda"
+    given = {"model_name_or_path": str(folder), "seed": unit["seed"], "cache_dir": str(place)}
+    given |= {"output_dir": str(place / "none"), "use_cpu": not on_gpu, **options_of(recipe, before)}
+    config = load_config(None, given, need_data=False)
+    suite = make_suite(labels.task)
+    seed_everything(config.seed)
+    loaded = load_model(folder, labels)
+    data: Any = SimpleNamespace(bundle=SimpleNamespace(labels=labels, splits={}), folder=folder)
+    settled = settle_recipe(config, loaded, data, {"train": train}, padding, suite, runtime, Watch())
+    config, model = settled.config, loaded.model.to(runtime.device)
+    began = time.perf_counter()
+    strategies = choose_strategies(model, train, padding, device=runtime.device, precision=runtime.precision)
+    chosen = config.decided
+    optimizer = make_optimizer(
+        model,
+        learning_rate=chosen.learning_rate,
+        weight_decay=chosen.weight_decay,
+        layerwise_lr_decay=chosen.layerwise_lr_decay,
+        head_lr_scale=chosen.head_lr_scale,
+        layers=strategies.fused,
+        only_writer=True,
+    )
+    objective = TaskLoss(labels.task, len(labels))
+    state = TrainState(model, optimizer, objective, runtime, graphs=strategies.graphs, strategies=strategies)
+    sampling, ahead = strategies.best_order(runtime.device), 2 if on_gpu else 0
+    size, seed = chosen.per_device_train_batch_size, config.seed
+    batches = Batches(train, strategies.train_collate, size, seed=seed, sampling=sampling, ahead=ahead, pinned=on_gpu)
+    plan = make_plan(config, batches, suite, has_validation=False, on_gpu=on_gpu)
+    for _ in train_events(state, batches, plan):
+        pass
+    if on_gpu:
+        torch.cuda.synchronize(runtime.device)
+    seconds = time.perf_counter() - began
+    strategies.disable()
+    found = predict_rows(model, splits["test"], padding, runtime, max_rows=None if on_gpu else 64)
+    metric = "spearmanr" if unit["task"] in REGRESSION else "accuracy"
+    probe = settled.probe
+    return {
+        "recipe": recipe,
+        "score": suite.compute(found.logits, found.labels)[metric],
+        "n": len(splits["test"]),
+        "steps": plan.num_steps,
+        "epochs": chosen.num_train_epochs,
+        "pooling": chosen.pooling,
+        "seconds": round(seconds, 3),
+        "probe_seconds": None if probe is None else round(probe.seconds, 3),
+        "all_seconds": round(time.perf_counter() - began_all, 3),
+        "on": list(strategies.on),
+    }
+
+
+def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bool:
+    """Puts each run. False after an error of the device: what was captured or allocated in this process is in doubt."""
+    known = {key: unit[key] for key in ("model", "task", "size", "seed", "tries")}
+    before: dict[str, Found] = {run["recipe"]: run for run in unit.get("before", ())}
+    for recipe in unit["recipes"]:
+        if recipe in before:
+            continue
+        try:
+            before[recipe] = train_once(unit, recipe, before, pack, place, runtime)
+            put({**known, **before[recipe]})
+        except Exception as error:  # one run that fails is a line of the table, not the end of it
+            text = f"{type(error).__name__}: {error}"
+            put({**known, "recipe": recipe, "error": text, "trace": traceback.format_exc()[-2500:]})
+            if "CUDA" in text or "Triton" in text:
+                put({"again": {**unit, "tries": unit["tries"] + 1, "before": list(before.values())}})
+                return False
+            if recipe in ("auto", "hf_equal"):
+                return True  # what follows is measured by it
+        gc.collect()
+    return True
+
+
+def work(todo: Any, done: Any, pack: str, place: str, cpu: bool, warm: Unit | None) -> None:
+    """A process: takes units until nothing is left to do."""
+    import logging
+
+    import torch
+
+    from tunesmith.ranks.runtime import has_bf16, make_runtime
+
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    runtime = make_runtime(precision="bf16" if has_bf16(use_cpu=cpu) else "no", use_cpu=cpu)
+    folder = Path(place) / multiprocessing.current_process().name
+    if warm is not None:  # kernels are compiled and libraries loaded before anything is timed
+        _run_unit(
+            warm,
+            lambda found: done.put({**found, "warm": True}) if "error" in found else None,
+            Path(pack),
+            folder,
+            runtime,
+        )
+    while True:
+        try:
+            unit = todo.get(timeout=1)
+        except queue.Empty:
+            break
+        fine = _run_unit(unit, done.put, Path(pack), folder, runtime)
+        done.put({"ended": True})
+        if not fine:
+            break
+    done.close()
+    done.join_thread()

@@ -1,0 +1,179 @@
+"""Makes the data of bench/recipes.py: token ids of every task for each model, in a folder small enough to be carried along.
+
+    .venv/bin/python bench/recipe_tasks.py --model ../shared/models/granite-embedding-30m-english
+
+A machine with a GPU needs no text, tokenizer or `datasets` then. Of a model's token embeddings only the rows that some task
+uses are kept, in half precision; `unpack_model` writes a whole model folder again, with zeros for the others, which no row
+of the tasks reads: what is trained is the same. Rows with an empty text are left out (CR has one).
+Tasks made of others, none of which was looked at when the recipes were chosen: `sickneg` (does the second sentence contradict
+the first; 15% do), `newsline` (forty words out of the middle of a post), `r8head` (the first ten words of a report),
+`newspair` (are two passages from the same newsgroup). The files are for measuring and are never committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared" / "data"
+PACK = ROOT / "scratch" / "recipes_data"
+CHOSEN_ON = ("mrpc", "trec", "subj")
+"""The rules of `auto` were chosen on these."""
+Row = tuple[tuple[str, ...], str]
+"""One text or two, and the label."""
+
+
+def _table(file: Path) -> list[Row]:
+    """The rows of a TSV without quoting; the label is `label` or `score`, the texts are all other columns but ids."""
+    with file.open(encoding="utf-8", newline="") as lines:
+        found = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    names = [n for n in found[0] if n not in ("idx", "id", "label", "score")]
+    rows = [(tuple(r[n] for n in names), r.get("label") or r["score"]) for r in found]
+    return [row for row in rows if all(text.strip() for text in row[0])]
+
+
+def _plain(folder: str, kind: str = "") -> Callable[[str], list[Row]]:
+    return lambda split: _table(SHARED / folder / f"{split}{kind}.tsv")
+
+
+def _sick_negation(split: str) -> list[Row]:
+    rows = _table(SHARED / "sick" / f"{split}_entailment.tsv")
+    return [(texts, "yes" if label == "contradiction" else "no") for texts, label in rows]
+
+
+def _middle(text: str, words: int) -> str:
+    """So many words out of the middle."""
+    found = text.split()
+    start = max(0, (len(found) - words) // 2)
+    return " ".join(found[start : start + words])
+
+
+def _news_lines(split: str) -> list[Row]:
+    return [((_middle(texts[0], 40),), label) for texts, label in _table(SHARED / "news6" / f"{split}.tsv")]
+
+
+def _r8_heads(split: str) -> list[Row]:
+    return [((" ".join(texts[0].split()[:10]),), label) for texts, label in _table(SHARED / "r8" / f"{split}.tsv")]
+
+
+def _news_pairs(split: str) -> list[Row]:
+    """Each post twice as the first text: with one of its own group and with one of another."""
+    rows, rng = _news_lines(split), np.random.default_rng(1)
+    by_label: dict[str, list[int]] = {}
+    for i, (_, label) in enumerate(rows):
+        by_label.setdefault(label, []).append(i)
+    made: list[Row] = []
+    for i, (texts, label) in enumerate(rows):
+        others = [i_ for name, found in by_label.items() if name != label for i_ in found]
+        for answer, pool in (("same", [j for j in by_label[label] if j != i]), ("other", others)):
+            made.append(((texts[0], rows[int(rng.choice(pool))][0][0]), answer))
+    return made
+
+
+TASKS: dict[str, Callable[[str], list[Row]]] = {
+    **{name: _plain(name) for name in ("mrpc", "trec", "subj", "cr", "r8", "news6")},
+    "sick": _plain("sick", "_entailment"),
+    "sts": _plain("sick", "_relatedness"),
+    "sickneg": _sick_negation,
+    "newsline": _news_lines,
+    "r8head": _r8_heads,
+    "newspair": _news_pairs,
+}
+LOOKED_AT = ("cr", "sick", "sts", "r8", "news6")
+NEW = ("sickneg", "newsline", "r8head", "newspair")
+REGRESSION = ("sts",)
+
+
+def pack_task(task: str, tokenizer: Any, length: int, out: Path) -> npt.NDArray[np.int64]:
+    """Writes the ids and labels of both splits; returns the ids that occur."""
+    arrays: dict[str, Any] = {}
+    names: list[str] = []
+    for split in ("train", "test"):
+        rows = TASKS[task](split)
+        ids = tokenizer(*zip(*(texts for texts, _ in rows), strict=True), truncation=True, max_length=length)
+        ids = ids["input_ids"]
+        arrays[f"{split}_ids"] = np.concatenate([np.asarray(r, dtype=np.uint16) for r in ids])
+        arrays[f"{split}_lengths"] = np.asarray([len(r) for r in ids], dtype=np.uint16)
+        names = names or sorted({label for _, label in rows})
+        labels = [float(label) if task in REGRESSION else names.index(label) for _, label in rows]
+        arrays[f"{split}_labels"] = np.asarray(labels, dtype=np.float32 if task in REGRESSION else np.int64)
+    pair = len(rows[0][0]) == 2
+    arrays["about"] = np.frombuffer(json.dumps({"names": names, "pair": pair}).encode(), dtype=np.uint8)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(out, **arrays)
+    print(f"{out.parent.name} {task}: {len(arrays['train_lengths'])} / {len(arrays['test_lengths'])} rows", flush=True)
+    return np.union1d(arrays["train_ids"], arrays["test_ids"]).astype(np.int64)
+
+
+def pack_model(folder: Path, ids: npt.NDArray[np.int64], special: dict[str, Any], out: Path) -> None:
+    """The model with the embeddings of these ids alone."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = {name: value.half().contiguous() for name, value in load_file(folder / "model.safetensors").items()}
+    name = next(n for n in weights if n.endswith("word_embeddings.weight"))
+    kept = torch.from_numpy(ids)
+    weights[name] = weights[name][kept].contiguous()
+    out.mkdir(parents=True, exist_ok=True)
+    save_file({**weights, "kept_ids": kept.int()}, out / "packed.safetensors")
+    shutil.copy(folder / "config.json", out / "config.json")
+    (out / "special.json").write_text(json.dumps(special), encoding="utf-8")
+
+
+def unpack_model(packed: Path, out: Path) -> Path:
+    """A whole model folder from what `pack_model` wrote."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(packed / "packed.safetensors")
+    kept = weights.pop("kept_ids").long()
+    config = json.loads((packed / "config.json").read_text(encoding="utf-8"))
+    name = next(n for n in weights if n.endswith("word_embeddings.weight"))
+    whole = torch.zeros(config["vocab_size"], weights[name].shape[1], dtype=weights[name].dtype)
+    whole[kept] = weights[name]
+    out.mkdir(parents=True, exist_ok=True)
+    save_file({**weights, name: whole}, out / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(packed / "config.json", out / "config.json")
+    return out
+
+
+def main() -> None:
+    """Writes the folder and prints its size."""
+    from tunesmith.encoder.load import read_model_config
+    from tunesmith.encoder.resolve import find_embedded
+    from tunesmith.encoder.tokenizer import load_tokenizer, position_limit
+    from tunesmith.tokens.tokenize import USUAL_LENGTH, longest_allowed
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="*", type=Path, help="model folders [the embedded all-MiniLM-L6-v2]")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=tuple(TASKS))
+    parser.add_argument("--output", type=Path, default=PACK)
+    args = parser.parse_args()
+    shutil.rmtree(args.output, ignore_errors=True)
+    for folder in args.model or [find_embedded()]:
+        name = folder.name if args.model else "all-MiniLM-L6-v2"
+        tokenizer = load_tokenizer(folder)
+        limit = position_limit(read_model_config(folder))
+        length = longest_allowed(tokenizer, model_max=limit, asked=None, usual=USUAL_LENGTH)
+        out = args.output / name
+        special = {"pad": tokenizer.pad_token_id, "sep": tokenizer.sep_token_id}
+        special["types"] = "token_type_ids" in tokenizer.model_input_names
+        used = [pack_task(task, tokenizer, length, out / f"{task}.npz") for task in args.tasks]
+        ids = np.unique(np.concatenate([*used, np.arange(5), [tokenizer.pad_token_id, tokenizer.unk_token_id]]))
+        pack_model(folder, ids, special, out)
+        print(f"{name}: rows of up to {length} tokens, {len(ids)} of {len(tokenizer)} embeddings kept", flush=True)
+    size = sum(file.stat().st_size for file in args.output.rglob("*") if file.is_file())
+    print(f"{args.output}: {size / 2**20:.1f} MiB")
+
+
+if __name__ == "__main__":
+    main()
