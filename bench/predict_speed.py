@@ -4,8 +4,11 @@
     .venv/bin/python bench/predict_speed.py --rows 2000 --peer_rows 500        # a short run
     .venv/bin/python bench/predict_speed.py --rows 100000 --peer_rows 4000 --output docs/performance/predict_cpu.json
     PYTHONPATH=src python bench/predict_speed.py --device cuda --precision bf16 --shape bert-base --rows 100000
+    PYTHONPATH=src python bench/predict_speed.py --device cuda --precision bf16 --shape bert-base --rows 0 --mrpc_times 30 \
+        --peer_rows 800 --batch 64 --pipeline_batch 64 --one_process    # text through processes, beside Rust's threads
 
-Two works: MRPC's test split (1,725 pairs), and `--rows` rows with a long tail of lengths (bench/token_files.py).
+Two works: MRPC's test split (1,725 pairs, `--mrpc_times` over), and `--rows` rows with a long tail of lengths
+(bench/token_files.py).
 Ours is `Predictor`, once from token ids (beside the Trainer, which is given token ids as well) and once from text (beside
 the pipeline). Peers get all rows, or the first `--peer_rows` of each work where all would take hours: the rows are in
 random order, so rates can be compared; the table says how many rows each was given. The Trainer gets no labels: it
@@ -53,6 +56,12 @@ class Work:
         pairs = None if self.pairs is None else self.pairs[:count]
         return Work(self.name, self.rows.select(np.arange(count)), self.texts[:count], pairs)
 
+    def repeated(self, times: int) -> Work:
+        """All rows, so many times over."""
+        pairs = None if self.pairs is None else self.pairs * times
+        rows = self.rows.select(np.tile(np.arange(len(self.rows)), times))
+        return Work(f"{self.name}, {times} times", rows, self.texts * times, pairs)
+
 
 @dataclass
 class Contestant:
@@ -87,11 +96,15 @@ def make_folder(shape: str, folder: Path) -> Path:
     return folder
 
 
-def make_ours(folder: Path, device: str, precision: str) -> Any:
-    """Our predictor."""
+def make_ours(folder: Path, device: str, precision: str, *, alone: bool = False) -> Any:
+    """Our predictor; `alone`: one process tokenizes, with the threads of the Rust core."""
     from tunesmith.predict.predictor import Predictor
+    from tunesmith.tokens.encoding_processes import ChunkEncoder
 
-    return Predictor.load(folder, use_cpu=device == "cpu", precision="bf16" if precision == "bf16" else "no")
+    predictor = Predictor.load(folder, use_cpu=device == "cpu", precision="bf16" if precision == "bf16" else "no")
+    if alone:
+        predictor.network.chunks = ChunkEncoder(predictor.network.encoder, has_types=predictor.network.has_types)
+    return predictor
 
 
 def make_trainer(folder: Path, device: str, precision: str, batch: int, scratch: str) -> Callable[[Any], Outputs]:
@@ -135,7 +148,7 @@ def make_pipeline(folder: Path, device: str, precision: str, batch: int) -> Call
 
 def make_contestants(work: Work, folder: Path, args: argparse.Namespace, scratch: str) -> list[Contestant]:
     """Ours and theirs, each with its model, warmed up on a few rows."""
-    few, some = work.first(64), work.first(args.peer_rows)
+    few, some, many = work.first(64), work.first(args.peer_rows), work.first(8192)
     found: list[Contestant] = []
 
     def add(name: str, kind: str, given: Work, predict: Callable[[Work], Outputs]) -> None:
@@ -152,6 +165,12 @@ def make_contestants(work: Work, folder: Path, args: argparse.Namespace, scratch
         }
         add(f"Trainer.predict, batch {batch}", "ids", some, lambda w, t=trainer, rows=lists: t(rows[id(w)]))
     add("tunesmith, from text", "text", work, lambda w: ours.probabilities(w.texts, w.pairs))
+    print(f"  processes that tokenize: {ours.network.processes}")
+    if args.device == "cuda":
+        ours.probabilities(many.texts, many.pairs)  # starts the processes that tokenize
+    if args.one_process:
+        alone = make_ours(folder, args.device, args.precision, alone=True)
+        add("from text, one process", "text", work, lambda w: alone.probabilities(w.texts, w.pairs))
     for batch in args.pipeline_batch:
         add(f"pipeline, batch {batch}", "text", some, make_pipeline(folder, args.device, args.precision, batch))
     return found
@@ -218,6 +237,10 @@ def main() -> None:
     parser.add_argument("--shape", choices=("minilm", "bert-base"), default="minilm")
     parser.add_argument("--rows", type=int, default=100_000, help="rows of the long tail; 0: leave it out")
     parser.add_argument("--mrpc_rows", type=int, default=10**9, help="rows of MRPC; 0: leave it out")
+    parser.add_argument("--mrpc_times", type=int, default=1, help="how often MRPC's rows stand in its work")
+    parser.add_argument(
+        "--one_process", action="store_true", help="also ours from text without processes that tokenize"
+    )
     parser.add_argument("--peer_rows", type=int, default=10**9, help="rows of each work that the peers get")
     parser.add_argument("--batch", type=int, nargs="*", default=[8, 64], help="batch sizes of Trainer.predict")
     parser.add_argument("--pipeline_batch", type=int, nargs="*", default=[1, 64])
@@ -228,6 +251,8 @@ def main() -> None:
     works = []
     if args.mrpc_rows:
         works.append(Work("MRPC test", engine_rows("mrpc", "test"), *read_texts()).first(args.mrpc_rows))
+        if args.mrpc_times > 1:
+            works = [works[0].repeated(args.mrpc_times)]
     if args.rows:
         rows, texts = make_rows(long_tail_lengths(args.rows))
         works.append(Work("long tail", rows, texts, None))

@@ -25,10 +25,10 @@ from tunesmith.predict.graph_network import GraphNetwork, load_onnx, load_openvi
 from tunesmith.predict.model_folder import describe_model
 from tunesmith.predict.network import Network
 from tunesmith.predict.predictor import Predictor
-from tunesmith.predict.stream import make_token_rows
 from tunesmith.predict.torch_network import TorchNetwork, padding_of
 from tunesmith.run.sealed import write_sealed
 from tunesmith.run.writing import make_folder, write_new
+from tunesmith.tokens.encoded_rows import make_token_rows
 from tunesmith.tokens.token_rows import pad_rows
 
 FORMATS = (*GRAPHS, "torch")

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tunesmith.errors import ConfigError, ResourceError, short_text
 from tunesmith.predict.graph_facts import GraphFacts
 from tunesmith.tokens.cutting import LongTexts
+from tunesmith.tokens.encoding_processes import ChunkEncoder
 from tunesmith.tokens.order import length_batches
 from tunesmith.tokens.plain_tokenizer import load_plain_tokenizer
 from tunesmith.tokens.token_encoder import RustEncoder, TokenEncoder
@@ -38,6 +39,7 @@ class GraphNetwork:
         self.max_length = facts.max_length
         self.special = tokenizer.special
         self.encoder: TokenEncoder = RustEncoder(tokenizer, facts.max_length, long_texts)
+        self.chunks = ChunkEncoder(self.encoder, has_types=facts.has_types)
         self._infer = infer
 
     @property

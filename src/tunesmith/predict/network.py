@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tunesmith.tokens.encoding_processes import ChunkEncoder
 from tunesmith.tokens.token_encoder import TokenEncoder
 from tunesmith.tokens.token_rows import TokenRows
 
@@ -18,6 +19,8 @@ class Network(Protocol):
     name: str
     """What computes, and where: "torch on cpu", "onnxruntime on cpu"."""
     encoder: TokenEncoder
+    chunks: ChunkEncoder
+    """The same encoder for many rows at once."""
     has_types: bool
     """Whether the model is given token type ids."""
     max_length: int

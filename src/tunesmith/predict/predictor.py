@@ -25,12 +25,12 @@ from tunesmith.predict.stream import (
     TextPredictions,
     answer_tokens,
     chunks_of,
-    make_token_rows,
     predict_chunks,
     require_numbers,
 )
 from tunesmith.run.sealed import MANIFEST
 from tunesmith.tokens.cutting import EncodedRow
+from tunesmith.tokens.encoded_rows import make_token_rows
 
 if TYPE_CHECKING:
     from tunesmith.ranks.runtime import Precision
@@ -104,7 +104,8 @@ class Predictor:
     ) -> Predictor:
         """The model of a run folder, of an exported folder, or of any model folder with a classification head.
 
-        `threads`: of the CPU, for torch in the whole process; default: as they are.
+        `threads`: of the CPU, for torch in the whole process; default: as they are. For a model on a GPU, all but two of
+        them (of OMP_NUM_THREADS, or of the cores) are processes that tokenize, started by the first call with many rows.
         """
         seal = model_folder_of(path)
         if is_graph_folder(seal.folder):
@@ -165,9 +166,8 @@ class Predictor:
         network = self.network
         return predict_chunks(
             partial(network.answer, max_rows=max_rows, on_batch=on_batch),
-            network.encoder,
+            network.chunks.encode,
             map(self._with_known_segments, chunks),
-            has_types=network.has_types,
             max_length=network.max_length,
             vocab_size=network.vocab_size,
             special=network.special,

@@ -8,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tunesmith.errors import DataError, NumericsError
-from tunesmith.tokens.cutting import EncodedRow
+from tunesmith.tokens.encoded_rows import CutCount
 from tunesmith.tokens.prefetch import prefetched
-from tunesmith.tokens.token_encoder import UNKNOWN, TokenEncoder, require_text_cells
-from tunesmith.tokens.token_rows import Ragged, TokenRows
+from tunesmith.tokens.token_encoder import require_text_cells
+from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.tokens.truncation import TruncationCount
 
 CHUNK_ROWS = 8192
@@ -41,41 +40,31 @@ class TextPredictions:
 
 def predict_chunks(
     predict: Callable[[TokenRows], npt.NDArray[np.float32]],
-    encoder: TokenEncoder,
+    encode: Callable[[Chunk], tuple[TokenRows, CutCount]],
     chunks: Iterator[Chunk],
     *,
-    has_types: bool,
     max_length: int,
     vocab_size: int,
     special: tuple[int, int] = (0, 0),
 ) -> TextPredictions:
     """Logits of all texts, in input order. `special`: the special tokens of a row with one text, and with two."""
     logits: list[npt.NDArray[np.float32]] = []
-    rows = rows_cut = tokens_cut = second_cut = sides = unread = 0
-    unknown = False
+    rows = sides = 0
+    cut = CutCount()
     empty: list[int] = []
 
-    def encode(chunk: Chunk) -> tuple[Chunk, list[EncodedRow], TokenRows]:
-        encoded = encoder.encode(chunk)
-        return chunk, encoded, make_token_rows(encoded, has_types=has_types)
+    def prepare(chunk: Chunk) -> tuple[int, TokenRows, CutCount]:
+        return len(chunk), *encode(chunk)
 
-    for chunk, encoded, tokens in prefetched(_checked(chunks), encode, ahead=1):
+    for sides, tokens, cuts in prefetched(_checked(chunks), prepare, ahead=1):
         logits.append(answer_tokens(predict, tokens, vocab_size=vocab_size, before=rows))
-        sides = len(chunk)
         empty += (rows + np.flatnonzero(tokens.lengths <= special[sides - 1])).tolist()
-        rows += len(encoded)
-        for row in encoded:
-            if row.cut:
-                rows_cut += 1
-                tokens_cut += row.cut
-                second_cut += row.cut_second
-                unread += row.unread
-                unknown = unknown or row.cut_second == UNKNOWN
-    by_side = None if unknown else (tokens_cut - second_cut, second_cut)[:sides]
+        rows += len(tokens)
+        cut += cuts
+    by_side = None if cut.unknown else (cut.tokens - cut.second, cut.second)[:sides]
     found = np.concatenate(logits) if logits else np.zeros((0, 0), dtype=np.float32)
-    return TextPredictions(
-        found, TruncationCount(rows, rows_cut, tokens_cut, by_side, max_length, unread), tuple(empty)
-    )
+    truncated = TruncationCount(rows, cut.rows, cut.tokens, by_side, max_length, cut.unread)
+    return TextPredictions(found, truncated, tuple(empty))
 
 
 def answer_tokens(
@@ -101,22 +90,6 @@ def require_numbers(answers: npt.NDArray[Any], *, before: int = 0) -> None:
             f"the model's answer for row {before + int(bad[0]) + 1} is not a number ({len(bad):,} of {len(answers):,} rows)",
             fix="Look for weights that are not finite (tunesmith doctor), or predict without bf16.",
         )
-
-
-def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenRows:
-    """The rows as arrays."""
-    offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
-    np.cumsum([len(row.ids) for row in encoded], out=offsets[1:])
-    ends = np.array([0, len(encoded)], dtype=np.int64)
-
-    def flatten(lists: Iterator[list[int]], dtype: type[np.signedinteger[Any]]) -> Ragged:
-        values = np.fromiter(chain.from_iterable(lists), dtype=dtype, count=int(offsets[-1]))
-        return Ragged(((values, offsets),), ends)
-
-    columns = {"input_ids": flatten((row.ids for row in encoded), np.int32)}
-    if has_types:
-        columns["token_type_ids"] = flatten((row.types for row in encoded), np.int8)
-    return TokenRows(columns, np.diff(offsets).astype(np.int32), None)
 
 
 def chunks_of(columns: Sequence[Sequence[str]]) -> Iterator[Chunk]:

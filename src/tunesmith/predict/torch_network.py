@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from tunesmith.ranks.runtime import Precision, Runtime, make_runtime
 from tunesmith.run.sealed import MANIFEST
 from tunesmith.tokens.batches import Collate, Padding
 from tunesmith.tokens.cutting import LongTexts
+from tunesmith.tokens.encoding_processes import SPARED_CORES, ChunkEncoder
 from tunesmith.tokens.token_encoder import TokenEncoder, make_token_encoder
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.tokens.tokenize import longest_allowed
@@ -40,12 +42,15 @@ class TorchNetwork:
     collate: Collate
     max_length: int
     long_texts: LongTexts = "head"
+    processes: int = 0
+    """Processes that tokenize large chunks."""
 
     def __post_init__(self) -> None:
         self.name = f"torch on {self.runtime.device.type}"
         self.has_types = "token_type_ids" in self.tokenizer.model_input_names
         count = self.tokenizer.num_special_tokens_to_add
         self.encoder: TokenEncoder = make_token_encoder(self.tokenizer, self.max_length, self.long_texts)
+        self.chunks = ChunkEncoder(self.encoder, has_types=self.has_types, processes=self.processes)
         self.special = (int(count()), int(count(pair=True)))
 
     @property
@@ -92,7 +97,9 @@ def load_torch_network(
     if runtime.device.type == "cpu" and precision == "no":
         pack_products(model)
     longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
-    return TorchNetwork(model, tokenizer, runtime, strategies.collate, longest, facts.long_texts), facts
+    cores = threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
+    processes = 0 if runtime.device.type == "cpu" else max(cores - SPARED_CORES, 0)
+    return TorchNetwork(model, tokenizer, runtime, strategies.collate, longest, facts.long_texts, processes), facts
 
 
 def padding_of(tokenizer: Any, *, multiple_of: int | None = None, fixed_length: int | None = None) -> Padding:

@@ -20,6 +20,7 @@ from tunesmith.errors import ConfigError, DataError, short_text
 from tunesmith.run.environment import answer_within
 from tunesmith.run.remembered import hash_file
 from tunesmith.tokens.cutting import EncodedRow, LongTexts, cut_row, shorten
+from tunesmith.tokens.plain_tokenizer import PlainTokenizer
 
 T = TypeVar("T")
 _BATCH_CHARS = 2_000_000  # an Encoding takes about 100 bytes a token: a batch of long documents stays near 50 MB
@@ -61,7 +62,19 @@ class RustEncoder:
         self._core.encode_special_tokens = tokenizer.split_special_tokens
         self._max_length = max_length
         self._side = "both" if long_texts == "head_tail" else tokenizer.truncation_side
+        self._others = (max_length, long_texts, tokenizer.truncation_side, tokenizer.split_special_tokens)
         self.fingerprint = _hash(self._core.to_str(), max_length, self._side, tokenizer.split_special_tokens)
+
+    def recipe(self) -> tuple[Any, ...]:
+        """Plain values of which `from_recipe` makes an encoder like this one in another process."""
+        return (self._core.to_str(), *self._others)
+
+    @classmethod
+    def from_recipe(cls, core: str, max_length: int, long_texts: LongTexts, side: str, split: bool) -> RustEncoder:
+        """The encoder whose recipe this is."""
+        from tokenizers import Tokenizer
+
+        return cls(PlainTokenizer(Tokenizer.from_str(core), side, split), max_length, long_texts)
 
     def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
         """Rows are encoded whole, so that what is cut is known exactly; then the long ones are cut."""

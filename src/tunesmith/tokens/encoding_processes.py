@@ -1,0 +1,175 @@
+"""Texts tokenized by processes of their own, so that all cores feed one GPU.
+
+The Rust core has threads, but in one process they share one allocator and one address space: on a machine with 16 cores
+they gave the rate of one (docs/performance.md). A process is given texts and gives back arrays. Pieces go to whichever
+process is idle and come back in their order; the tokens are those of the encoder in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+from tunesmith.errors import WorkerError
+from tunesmith.tokens.encoded_rows import CutCount, count_cuts, join_token_rows, make_token_rows
+from tunesmith.tokens.token_encoder import RustEncoder, TokenEncoder
+from tunesmith.tokens.token_rows import TokenRows
+
+PIECE_ROWS = 256
+LEAST_ROWS = 1024
+"""Fewer rows are tokenized here: no process is worth starting for them."""
+SPARED_CORES = 2
+"""One drives the GPU, one makes its batches."""
+_PACKAGES = Path(__file__).resolve().parents[2]
+_PROGRAM = "import sys; sys.path.append(sys.argv[2]); from tunesmith.tokens.encoding_processes import work; work()"
+_QUIET = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+
+
+class ChunkEncoder:
+    """`encode(texts)` gives token rows and what was cut of them; with `processes`, large chunks are shared among them."""
+
+    def __init__(self, encoder: TokenEncoder, *, has_types: bool, processes: int = 0) -> None:
+        self._encoder = encoder
+        self._has_types = has_types
+        self._count = processes if isinstance(encoder, RustEncoder) and sys.executable else 0
+        self._crew: _Crew | None = None
+        self._lock = threading.Lock()
+
+    def encode(self, texts: Sequence[list[str]]) -> tuple[TokenRows, CutCount]:
+        """The rows of one or two columns of texts, in their order."""
+        if self._count < 1 or len(texts[0]) < LEAST_ROWS:
+            return self.encode_here(texts)
+        with self._lock:
+            if self._crew is None or self._crew.owner != os.getpid():  # after a fork, the pipes are the parent's
+                assert isinstance(self._encoder, RustEncoder)
+                self._crew = _Crew(self._count, self._encoder.recipe(), self._has_types)
+            try:
+                return self._share(self._crew, texts)
+            except BaseException:  # answers are still on their way: the next call would take them for its own
+                self._crew.end()
+                self._crew = None
+                raise
+
+    def encode_here(self, texts: Sequence[list[str]]) -> tuple[TokenRows, CutCount]:
+        """The same in this process."""
+        encoded = self._encoder.encode(texts)
+        return make_token_rows(encoded, has_types=self._has_types), count_cuts(encoded)
+
+    def _share(self, crew: _Crew, texts: Sequence[list[str]]) -> tuple[TokenRows, CutCount]:
+        """Pieces to idle processes; while all of them are still starting, pieces are encoded here."""
+        starts = range(0, len(texts[0]), PIECE_ROWS)
+        todo = deque((n, [column[at : at + PIECE_ROWS] for column in texts]) for n, at in enumerate(starts))
+        found: dict[int, tuple[TokenRows, CutCount]] = {}
+        while len(found) < len(starts):
+            crew.give(todo)
+            if crew.busy:
+                found.update(crew.take())
+            elif todo:
+                number, piece = todo.popleft()
+                found[number] = self.encode_here(piece)
+        parts = [found[n] for n in range(len(starts))]
+        return join_token_rows([rows for rows, _ in parts]), sum((cuts for _, cuts in parts), CutCount())
+
+
+class _Crew:
+    """The processes. They end when their pipe is closed: with this object, or with the process that holds it."""
+
+    def __init__(self, count: int, recipe: tuple[Any, ...], has_types: bool) -> None:
+        self.owner = os.getpid()
+        started = [_start() for _ in range(count)]
+        self.starting: list[Connection] = [pipe for pipe, _ in started]
+        self.idle: list[Connection] = []
+        self.busy: dict[Connection, int] = {}
+        self._settings = (*recipe, has_types)
+        self.end = weakref.finalize(self, _end, started, self.owner)
+
+    def give(self, todo: deque[tuple[int, list[list[str]]]]) -> None:
+        """A piece to each process that has none."""
+        for pipe in wait(self.starting, timeout=0):
+            assert isinstance(pipe, Connection)
+            self.starting.remove(pipe)
+            try:
+                pipe.recv()  # it runs: a send of any size will be read
+                pipe.send(self._settings)
+                self.idle.append(pipe)
+            except (EOFError, OSError):  # it could not start: the others do the work
+                pass
+        while todo and self.idle:
+            pipe, (number, piece) = self.idle.pop(), todo.popleft()
+            self.busy[pipe] = number
+            try:
+                pipe.send(piece)
+            except OSError:
+                raise self._died(number) from None
+
+    def take(self) -> dict[int, tuple[TokenRows, CutCount]]:
+        """The answers that are there; it waits for one, or for a process that has started."""
+        found = {}
+        for pipe in wait([*self.busy, *self.starting]):
+            if not isinstance(pipe, Connection) or pipe not in self.busy:
+                continue
+            number = self.busy.pop(pipe)
+            try:
+                answer = pipe.recv()
+            except (EOFError, OSError):
+                raise self._died(number) from None
+            if isinstance(answer, BaseException):
+                raise answer
+            found[number] = answer
+            self.idle.append(pipe)
+        return found
+
+    def _died(self, number: int) -> WorkerError:
+        first = number * PIECE_ROWS + 1
+        return WorkerError(
+            f"a process that tokenized rows {first} to {first + PIECE_ROWS - 1} of a chunk died",
+            fix="Memory may have run out, or a text ended it. Load the model with threads=1 to tokenize in one process.",
+        )
+
+
+def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
+    """A process at the other end of a pipe, in a group of its own: Ctrl-C is for the process that waits for it."""
+    mine, theirs = Pipe()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), str(_PACKAGES)],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            env=os.environ | _QUIET,
+            process_group=0,
+        )
+    return mine, process
+
+
+def _end(started: list[tuple[Connection, subprocess.Popen[bytes]]], owner: int) -> None:
+    for pipe, _ in started:
+        pipe.close()
+    for _, process in started if os.getpid() == owner else ():
+        process.kill()
+        process.wait()
+
+
+def work() -> None:
+    """The life of a process: say that it runs, take the tokenizer, then texts until the pipe is closed."""
+    pipe = Connection(int(sys.argv[1]))
+    try:
+        pipe.send(None)
+        *recipe, has_types = pipe.recv()
+        chunks = ChunkEncoder(RustEncoder.from_recipe(*recipe), has_types=has_types)
+        while True:
+            texts = pipe.recv()
+            try:
+                answer: Any = chunks.encode_here(texts)
+            except Exception as error:
+                answer = error
+            pipe.send(answer)
+    except (EOFError, OSError):
+        return
