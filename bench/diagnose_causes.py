@@ -7,12 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from diagnose_tasks import TASKS, Rows, Splits, label_map, read_task
+from diagnose_sources import Rows, Splits
+from diagnose_tasks import TASKS, label_map, read_task
 from tunesmith.labels import Task
 
-MODELS = {"L3": "paraphrase-MiniLM-L3-v2", "G": "granite-embedding-30m-english"}
-RATES = {"L3": 1e-4, "G": 6e-5}
+MODELS = {"L3": "paraphrase-MiniLM-L3-v2", "G": "granite-embedding-30m-english", "G3": "granite-3-layers"}
+"""The third is the second without its upper three layers (bench/diagnose_pack.py makes it)."""
+RATES = {"L3": 1e-4, "G": 6e-5, "G3": 1e-4}
 """Encoders of 3 and 6 layers want more than the 5e-5 of base-size ones."""
+SEEDS = 3
 Key = tuple[str, str, str, int]
 """Model, task, cause, seed."""
 LATE = ("stopped_too_early", "underfitting")
@@ -27,6 +30,10 @@ class Cause:
     exact: float | None = None
     epochs: float = 3.0
     rows: int | None = None
+    many: bool = False
+    """More rows than the task has otherwise, as far as there are any."""
+    recipe: str = ""
+    """"auto" or "hf": the options that `tunesmith train --recipe` would choose; else those of this bank."""
     evaluations: int = 1
     """In an epoch."""
     batch: int = 16
@@ -98,34 +105,48 @@ def _has_classes(task: str) -> bool:
     return TASKS[task].kind is Task.MULTICLASS and len(label_map(task)) <= 8
 
 
+RISEN = ("overfitting", "calibration_drift")
 CAUSES = {
     "healthy": Cause(("healthy",)),
     "healthy_3": Cause(("healthy",), evaluations=3),
     "healthy_10": Cause(("healthy",), evaluations=10),
+    "auto": Cause(("healthy",), recipe="auto"),
+    "auto_300": Cause(("healthy",), recipe="auto", rows=300),
+    "auto_3000": Cause(("healthy",), recipe="auto", rows=3000, many=True),
+    "hf": Cause(("healthy",), recipe="hf"),
+    "hf_3000": Cause(("healthy",), recipe="hf", rows=3000, many=True, evaluations=4),
     "rate_1e-2": Cause(("diverged",), exact=1e-2, evaluations=2),
+    "auto_rate_1e-2": Cause(("diverged",), exact=1e-2, recipe="auto"),
     "rate_2e-3": Cause(("diverged", "erratic"), exact=2e-3, evaluations=2),
     "rate_1e-6": Cause(("underfitting",), exact=1e-6),
+    "auto_rate_1e-6": Cause(("underfitting",), exact=1e-6, recipe="auto"),
     "short": Cause(LATE, exact=1e-5, epochs=1, rows=400, evaluations=4),
     "shorter": Cause(LATE, exact=1e-5, epochs=1, rows=240, evaluations=1),
     "half_learnt": Cause(LATE, rate=0.3, epochs=1, rows=600, evaluations=4),
     "frozen": Cause(("underfitting",), frozen=True),
-    "few_rows": Cause(("overfitting", "calibration_drift"), rate=1.0, epochs=20, rows=240),
-    "fewer_rows": Cause(("overfitting", "calibration_drift"), rate=1.5, epochs=30, rows=100),
+    "few_rows": Cause(RISEN, rate=1.0, epochs=20, rows=240),
+    "fewer_rows": Cause(RISEN, rate=1.5, epochs=30, rows=100),
     "shuffled": Cause(("no_signal",), spoil=_shuffled),
     "shuffled_long": Cause(("no_signal",), spoil=_shuffled, epochs=8),
+    "auto_shuffled": Cause(("no_signal",), spoil=_shuffled, recipe="auto"),
+    "noise_20": Cause(("label_noise",), spoil=_noise(0.2)),
     "noise_40": Cause(("label_noise",), spoil=_noise(0.4)),
     "noise_40_long": Cause(("label_noise",), spoil=_noise(0.4), epochs=8),
+    "auto_noise_40": Cause(("label_noise",), spoil=_noise(0.4), recipe="auto"),
     "swapped": Cause(("split_mismatch",), spoil=_swapped(1.0)),
     "swapped_60": Cause(("split_mismatch",), spoil=_swapped(0.6), evaluations=2),
+    "auto_swapped": Cause(("split_mismatch",), spoil=_swapped(1.0), recipe="auto"),
     "batch_1": Cause(("erratic", "diverged"), rate=3.0, epochs=2, rows=500, batch=1, evaluations=4),
     "without_class": Cause(("class_ignored", "split_mismatch"), spoil=_without_class, only=_has_classes),
 }
 ORDER = (
-    *("healthy", "rate_1e-2", "shuffled", "short", "few_rows", "frozen", "healthy_10", "noise_40", "swapped"),
-    *("rate_1e-6", "healthy_3", "shorter", "swapped_60", "half_learnt", "rate_2e-3", "without_class", "batch_1"),
-    *("shuffled_long", "noise_40_long", "fewer_rows"),
+    *("rate_1e-2", "auto", "shuffled", "short", "few_rows", "frozen", "healthy_10", "noise_40", "swapped", "hf"),
+    *("rate_1e-6", "auto_300", "shorter", "swapped_60", "half_learnt", "rate_2e-3", "without_class", "batch_1"),
+    *("auto_shuffled", "auto_noise_40", "auto_swapped", "healthy_3", "fewer_rows", "shuffled_long", "auto_rate_1e-2"),
+    *("noise_40_long", "auto_rate_1e-6", "auto_3000", "noise_20", "hf_3000"),
 )
 """So that a bank that is stopped early has the most wanted runs."""
+MADE_WELL = tuple(name for name, cause in CAUSES.items() if cause.right == ("healthy",))
 
 
 def name_run(key: Key) -> str:
@@ -133,15 +154,35 @@ def name_run(key: Key) -> str:
     return "-".join(map(str, key))
 
 
-def list_runs(seeds: int) -> list[Key]:
-    """Every run, in the order of making: all tasks of a cause before the next cause, the model by turns."""
-    found: list[Key] = []
-    for seed in range(seeds):
+def list_runs() -> list[Key]:
+    """Every run, in the order of making: the usual run of every task, then each cause on half of the tasks, then on the
+    other half. Models and seeds by turns, the groups of tasks mixed."""
+    tasks = [task.name for task in TASKS.values()]
+    mixed = [tasks[place * 11 % len(tasks)] for place in range(len(tasks))]  # 11 and their number have no common factor
+    found: list[Key] = [
+        (("L3", "G")[(place + turn) % 2], t, "healthy", turn) for turn in (0, 1) for place, t in enumerate(mixed)
+    ]
+    for half in (0, 1):
         for number, cause in enumerate(ORDER):
-            for place, task in enumerate(TASKS):
-                if CAUSES[cause].only(task) and not (task == "cr_tiny" and cause in ("few_rows", "fewer_rows")):
-                    found.append((("L3", "G")[(number + place + seed) % 2], task, cause, seed))
+            for place, task in enumerate(mixed):
+                if (number + place) % 2 == half and _fits(cause, task):
+                    found.append((_model(number, place), task, cause, (number + place // 2) % SEEDS))
     return found
+
+
+def _model(number: int, place: int) -> str:
+    """By turns; the third one for causes whose harm is not compared with the usual run of a model."""
+    alone = ORDER[number] not in COMPARED
+    return ("L3", "G", "G3", "L3", "G")[(number + place // 2) % 5] if alone else ("L3", "G")[(number + place // 2) % 2]
+
+
+COMPARED = ("batch_1", "rate_2e-3", "frozen", "half_learnt", "without_class")
+"""Causes that do no harm on some tasks, as a comparison with the usual run of the same model and task shows."""
+
+
+def _fits(cause: str, task: str) -> bool:
+    given, small = CAUSES[cause], TASKS[task].rows <= 200
+    return given.only(task) and not (small and (given.rows is not None or cause.startswith("noise")))
 
 
 def make_rows(key: Key) -> Splits:
@@ -151,7 +192,8 @@ def make_rows(key: Key) -> Splits:
     pick = random.Random(seed)
     train = list(splits["train"])
     pick.shuffle(train)
-    splits["train"] = train[: min(cause.rows or TASKS[task].rows, TASKS[task].rows)]
+    usual = TASKS[task].rows
+    splits["train"] = train[: (cause.rows or usual) if cause.many else min(cause.rows or usual, usual)]
     if TASKS[task].kind is not Task.REGRESSION:  # every class has a row, so that none is unknown
         seen = {part for _, label in splits["train"] for part in (label if isinstance(label, tuple) else (label,))}
         for name_ in (n for n in label_map(task).names if n not in seen):
@@ -163,21 +205,24 @@ def make_rows(key: Key) -> Splits:
     return splits
 
 
-def make_options(key: Key) -> dict[str, Any]:
-    """The options of a run, as run.yaml has them."""
+def make_options(key: Key, rows: int) -> dict[str, Any]:
+    """What the command line of a run with so many rows would give; a recipe decides the rest."""
     model, task, name, seed = key
     cause = CAUSES[name]
-    return {
+    given: dict[str, Any] = {
         "model_name_or_path": MODELS[model],
-        "learning_rate": RATES[model] * cause.rate if cause.exact is None else cause.exact,
-        "num_train_epochs": cause.epochs * (3 if task == "cr_tiny" and name.startswith("healthy") else 1),
-        "per_device_train_batch_size": cause.batch,
-        "gradient_accumulation_steps": 1,
         "max_seq_length": TASKS[task].length,
         "freeze": ["encoder"] if cause.frozen else [],
-        "warmup_steps": 0,
-        "weight_decay": 0.0,
-        "max_grad_norm": 1.0,
-        "load_best_model_at_end": False,
         "seed": seed,
+        "recipe": cause.recipe or "hf",
     }
+    if cause.exact is not None or not cause.recipe:
+        given["learning_rate"] = RATES[model] * cause.rate if cause.exact is None else cause.exact
+    if not cause.recipe:
+        given |= {"num_train_epochs": cause.epochs, "per_device_train_batch_size": cause.batch}
+        if cause.right == ("healthy",):  # a run without a fault has enough steps
+            given["num_train_epochs"] = float(min(10, max(cause.epochs, -(-FEWEST_STEPS * cause.batch // rows))))
+    return given | ({"load_best_model_at_end": False} if not cause.recipe else {})
+
+
+FEWEST_STEPS = 120

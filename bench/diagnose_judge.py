@@ -10,23 +10,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diagnose_causes import CAUSES, Key, name_run
-from diagnose_make import read_bank
+from diagnose_causes import CAUSES, COMPARED, MADE_WELL, RISEN, Key, name_run
+from diagnose_make import advice_of, judge_run, read_bank
 from diagnose_tasks import TASKS
 from tunesmith.curves.from_journal import build_curves
 from tunesmith.curves.series import Curves
-from tunesmith.diagnose.signs import change_between, gain_of_score
+from tunesmith.diagnose.signs import Change, change_between, gain_of_score
+from tunesmith.events import RowsEvaluated
 from tunesmith.findings import Finding
 from tunesmith.metrics.row_evidence import RowEvidence, decode_rows
-from tunesmith.report.diagnosis import diagnose_with
 from tunesmith.run.reader import columns_of, parse_events
 
 SIGMAS = 2.0
 LEAST_LOSS, LEAST_SCORE = 0.05, 0.02
 """A run is harmed when its test loss is higher by more than 5% or its test score lower by more than 2 points than that of the
 healthy run of the task, and by more than two standard errors of the paired difference."""
-MAY_BE_HEALTHY = ("few_rows", "fewer_rows", "batch_1", "rate_2e-3", "frozen", "half_learnt", "without_class")
-"""Causes that do no harm on some tasks: such a run is healthy."""
+LEAST_RISE = 0.2
+"""A run on few rows is harmed when earlier weights of it have a test loss that is lower by more than 20%, or a test score
+higher by more than 2 points, beyond two standard errors of the paired difference."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +43,9 @@ class Run:
     harm: str
 
     @property
-    def half(self) -> str:
+    def group(self) -> str:
         """Whether rules may be chosen on this task, or are reported on it."""
-        return "choose" if TASKS[self.key[1]].chosen else "report"
+        return TASKS[self.key[1]].group
 
     @property
     def verdict(self) -> str:
@@ -69,36 +70,83 @@ class Run:
         return not gain_of_score(rows).z > SIGMAS
 
 
-def load_runs(output: Path, *, half: str | None = None) -> list[Run]:
+@dataclass(frozen=True, eq=False)
+class Followed:
+    """A run that follows an advice, beside the run it was given for. `kept`: whether the present code gives the same advice."""
+
+    run: Run
+    verdict: str
+    changes: dict[str, str | None]
+    test: RowEvidence
+    kept: bool
+
+    def changes_of(self) -> tuple[Change, Change]:
+        """(gain of the score, fall of the loss) on the test rows."""
+        before, after = self.run.test, self.test
+        score = change_between(before.score_parts()[1], after.score_parts()[1])
+        return score, change_between(after.loss, before.loss)
+
+
+def load_runs(output: Path, *, group: str | None = None) -> tuple[list[Run], list[Followed]]:
     """Judges every run of the bank with the present code."""
     found: dict[Key, tuple[dict[str, Any], Curves, RowEvidence]] = {}
+    later: list[dict[str, Any]] = []
     for run in read_bank(output):
         model, task, cause, seed = run["key"]
-        if half is None or TASKS[task].chosen is (half == "choose"):
-            events = list(parse_events(run["journal"].encode(), name_run((model, task, cause, seed))))
-            curves = build_curves(columns_of(events), name=task)
-            texts = curves.row_texts["test"]
-            found[model, task, cause, seed] = (run, curves, decode_rows(texts[max(texts)]))
-    return [_judge(key, *parts, found) for key, parts in found.items()]
+        if group is not None and TASKS[task].group != group:
+            continue
+        if "changes" in run:
+            later.append(run)
+            continue
+        events = list(parse_events(run["journal"].encode(), name_run((model, task, cause, seed))))
+        curves = build_curves(columns_of(events), name=task)
+        texts = curves.row_texts["test"]
+        found[model, task, cause, seed] = (run, curves, decode_rows(texts[max(texts)]))
+    runs = {key: _judge(key, *parts, found) for key, parts in found.items()}
+    return list(runs.values()), [_follow(runs[tuple(run["key"])], run) for run in later]
+
+
+def _follow(run: Run, later: dict[str, Any]) -> Followed:
+    (event,) = parse_events(later["test"].encode() + b"\n", name_run(run.key))
+    assert isinstance(event, RowsEvaluated)
+    same = run.verdict == later["verdict"] and advice_of(run.findings) == later["changes"]
+    return Followed(run, later["verdict"], later["changes"], decode_rows(event.rows), same)
 
 
 def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, found: dict[Key, Any]) -> Run:
-    """Truth by construction; a cause that did no harm on this task is healthy."""
-    _, task, cause, _ = key
-    right, harm = CAUSES[cause].right, "" if cause.startswith("healthy") else "made so"
-    if cause in MAY_BE_HEALTHY:
-        usual = next((parts[2] for k, parts in found.items() if k[1] == task and k[2] == "healthy"), None)
-        harm = "" if usual is None else is_worse(test, usual)
-        harm = harm or ("" if gain_of_score(test).z > SIGMAS else "at chance")
+    """Truth by construction; a cause that did no harm on this task is healthy, a run at chance is not."""
+    cause = key[2]
+    right, harm = CAUSES[cause].right, "made so"
+    learnt = gain_of_score(test).z > SIGMAS
+    if cause in MADE_WELL:
+        right, harm = (right, "") if learnt else (NOT_HEALTHY, "at chance")
+    elif cause in COMPARED or CAUSES[cause].right == RISEN:
+        harm = _rise_on_test(curves, test) if CAUSES[cause].right == RISEN else _worse_than_usual(key, test, found)
+        harm = harm or ("" if learnt else "at chance")
         right = right if harm else ("healthy", *right)
-    findings = diagnose_with(curves, run["options"], run["summary"])
-    return Run(key, run["options"], curves, findings, test, right, harm)
+    return Run(key, run["options"], curves, judge_run(run), test, right, harm)
 
 
-def is_worse(run: RowEvidence, other: RowEvidence) -> str:
+NOT_HEALTHY = ("underfitting", "stopped_too_early", "no_signal", "label_noise", "overfitting", "not_enough_evidence")
+
+
+def _worse_than_usual(key: Key, test: RowEvidence, found: dict[Key, Any]) -> str:
+    usual = [parts[2] for k, parts in found.items() if k[1] == key[1] and k[2] == "healthy" and k[0] == key[0]]
+    return is_worse(test, usual[0]) if usual else ""
+
+
+def _rise_on_test(curves: Curves, test: RowEvidence) -> str:
+    """In what way the last weights are worse on the test rows than those of the lowest validation loss."""
+    loss = curves.metric("validation", "loss").finite()
+    best = int(loss.step[int(np.argmin(loss.value))])
+    texts = curves.row_texts["test"]
+    return is_worse(test, decode_rows(texts[best]), LEAST_RISE) if best in texts and best != max(texts) else ""
+
+
+def is_worse(run: RowEvidence, other: RowEvidence, least: float = LEAST_LOSS) -> str:
     """In what way `run` is worse than `other` on the test rows, "" when it is not."""
     loss = change_between(other.loss, run.loss)
-    if not math.isfinite(loss.size) or loss.size > max(SIGMAS * loss.error, LEAST_LOSS * loss.before):
+    if not math.isfinite(loss.size) or loss.size > max(SIGMAS * loss.error, least * loss.before):
         return "loss"
     score = change_between(run.score_parts()[1], other.score_parts()[1])
     return "score" if score.size > max(SIGMAS * score.error, LEAST_SCORE) else ""

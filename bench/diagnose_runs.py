@@ -1,11 +1,11 @@
 """A bank of runs made to fail on purpose, split by task, and their diagnosis: confusion matrix, false alarms.
 
-    python bench/diagnose_runs.py --output BANK --make --seconds 240 --processes 10   # a GPU; no `datasets`, no network
+    python bench/diagnose_runs.py --output BANK --make --seconds 300 --processes 14 --follow 0.5   # a GPU, no network
     python bench/diagnose_runs.py --output BANK --table [--list]                      # any machine, a minute
     python bench/diagnose_runs.py --output BANK --export curves.json                  # for bench/diagnose_peers.py
 
 Making and judging are separate: --table runs the present diagnosis on the kept journals. A run that is in --output is not made
-again. Rules are chosen on the tasks of one half and reported on the other half. See docs/how_to/measure_the_diagnosis.md.
+again. Rules are chosen on the tasks of one group and reported on the two others. See docs/how_to/measure_the_diagnosis.md.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ def main() -> None:
     parser.add_argument("--make", action="store_true", help="train what is missing")
     parser.add_argument("--seconds", type=float, default=600, help="no run is started later than this")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=2, help="runs of every cell")
+    parser.add_argument("--follow", type=float, default=0.0, help="share of runs whose first advice is followed")
     parser.add_argument("--only", nargs="+", help="tasks or causes")
     parser.add_argument("--merge", type=int, help="leave at most so many files")
-    parser.add_argument("--table", action="store_true", help="print the tables of both halves")
+    parser.add_argument("--table", action="store_true", help="print the tables")
     parser.add_argument("--list", action="store_true", help="print one line a run")
-    parser.add_argument("--half", choices=("choose", "report"), help="only runs of this half")
+    parser.add_argument("--group", choices=("choose", "report", "last"), help="only runs of tasks of this group")
     parser.add_argument("--export", type=Path, help="write the curves for bench/diagnose_peers.py")
     parser.add_argument("--peers", type=Path, help="what bench/diagnose_peers.py wrote")
     args = parser.parse_args()
     if args.make:
         from diagnose_make import make_bank
 
-        make_bank(args.output, seconds=args.seconds, processes=args.processes, seeds=args.seeds, only=args.only)
+        make_bank(args.output, seconds=args.seconds, processes=args.processes, follow=args.follow, only=args.only)
     if args.merge:
         from diagnose_make import merge_bank
 
@@ -45,17 +45,18 @@ def main() -> None:
     if not (args.table or args.list or args.export):
         return
     from diagnose_judge import export_curves, load_runs
-    from diagnose_table import print_runs, print_table
+    from diagnose_table import print_followed, print_runs, print_table
 
-    runs = load_runs(args.output, half=args.half)
+    runs, followed = load_runs(args.output, group=args.group)
     if args.export:
         args.export.write_text(json.dumps(export_curves(runs)))
     if args.list:
         print_runs(runs)
     if args.table:
         peers = json.loads(args.peers.read_text()) if args.peers else None
-        for half in (args.half,) if args.half else ("choose", "report"):
-            print_table(half, [run for run in runs if run.half == half], peers)
+        for group in (args.group,) if args.group else ("choose", "report", "last"):
+            print_table(group, [run for run in runs if run.group == group], peers)
+            print_followed(group, [later for later in followed if later.run.group == group])
 
 
 if __name__ == "__main__":

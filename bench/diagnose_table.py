@@ -6,10 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from diagnose_causes import CAUSES, name_run
-from diagnose_judge import Run
+from diagnose_causes import CAUSES, MADE_WELL, name_run
+from diagnose_judge import SIGMAS, Followed, Run
 
-TITLES = {"choose": "tasks that rules were chosen on", "report": "tasks that nothing was chosen on"}
+TITLES = {
+    "choose": "tasks that rules were chosen on",
+    "report": "tasks that nothing was chosen on",
+    "last": "tasks that were never looked at before",
+}
 
 
 def print_runs(runs: list[Run]) -> None:
@@ -20,13 +24,13 @@ def print_runs(runs: list[Run]) -> None:
         print(f" | {run.findings[0].advice[0] if run.findings[0].advice else ''}")
 
 
-def print_table(half: str, runs: list[Run], peers: dict[str, Any] | None = None) -> None:
+def print_table(group: str, runs: list[Run], peers: dict[str, Any] | None = None) -> None:
     """Confusion matrix of cause and first verdict, and the figures that count."""
     if not runs:
         return
     verdicts = sorted({run.verdict for run in runs})
     tasks = sorted({run.key[1] for run in runs})
-    print(f"\n## {TITLES[half]}: {len(runs)} runs, {len(tasks)} tasks ({', '.join(tasks)})\n")
+    print(f"\n## {TITLES[group]}: {len(runs)} runs, {len(tasks)} tasks ({', '.join(tasks)})\n")
     print("| made as | " + " | ".join(v.replace("_", " ") for v in verdicts) + " | right first | named |")
     print("|---|" + "---|" * (len(verdicts) + 2))
     for cause in CAUSES:
@@ -34,11 +38,13 @@ def print_table(half: str, runs: list[Run], peers: dict[str, Any] | None = None)
             row = [r for r in runs if r.key[2] == cause and bool(r.harm) is harmed]
             if not row:
                 continue
-            title = cause if harmed or cause.startswith("healthy") else f"{cause}, no harm done"
+            title = cause + (
+                "" if harmed is (cause not in MADE_WELL) else ", at chance" if harmed else ", no harm done"
+            )
             told = " | ".join(str(Counter(r.verdict for r in row)[v] or "") for v in verdicts)
             print(f"| {title} | {told} | {_right(row)}/{len(row)} | {_named(row)}/{len(row)} |")
     _print_rates("tunesmith", runs, lambda run: (run.verdict,))
-    healthy = [r for r in runs if r.key[2].startswith("healthy")]
+    healthy = [r for r in runs if r.key[2] in MADE_WELL]
     able = [r for r in healthy if not r.at_chance]
     print(f"named among the likely ones: {_share(_named(runs), len(runs))}")
     print(f"warnings or errors on runs made healthy: {_share(sum(r.is_alarm for r in healthy), len(healthy))}", end="")
@@ -47,6 +53,31 @@ def print_table(half: str, runs: list[Run], peers: dict[str, Any] | None = None)
     print(f"runs at chance called healthy: {_share(sum(r.verdict == 'healthy' for r in chance), len(chance))}")
     for name in next(iter(peers["said"].values())) if peers else ():
         _print_peer(name, runs, peers or {})
+
+
+def print_followed(group: str, followed: list[Followed]) -> None:
+    """By verdict: whether the test score rose, and the loss fell, after the first advice was followed."""
+    if not followed:
+        return
+    print(f"\n## the first advice followed, {TITLES[group]}: {len(followed)} runs\n")
+    print("| verdict | runs | score higher | beyond 2 errors | lower beyond 2 errors | loss lower | median gain |")
+    print("|---|---|---|---|---|---|---|")
+    for verdict in (*sorted({f.verdict for f in followed}), "all"):
+        some = [f.changes_of() for f in followed if verdict in (f.verdict, "all")]
+        gains = sorted(score.size for score, _ in some)
+        cells = (
+            verdict.replace("_", " "),
+            len(some),
+            _share(sum(score.size > 0 for score, _ in some), len(some)),
+            sum(score.z > SIGMAS for score, _ in some),
+            sum(score.z < -SIGMAS for score, _ in some),
+            sum(not loss.size <= 0 for _, loss in some),
+            f"{gains[len(gains) // 2]:+.3f}",
+        )
+        print("| " + " | ".join(map(str, cells)) + " |")
+    print(
+        f"\nof these, the present code gives the same advice in {_share(sum(f.kept for f in followed), len(followed))}"
+    )
 
 
 def _right(runs: list[Run]) -> int:
@@ -59,7 +90,7 @@ def _named(runs: list[Run]) -> int:
 
 def _print_rates(name: str, runs: list[Run], verdicts: Callable[[Run], tuple[str, ...]]) -> None:
     right = sum(any(v in run.right for v in verdicts(run)) for run in runs)
-    well = [run for run in runs if run.key[2].startswith("healthy")]
+    well = [run for run in runs if run.key[2] in MADE_WELL]
     alarms = sum("healthy" not in verdicts(run) for run in well)
     print(f"\n{name}: first verdict right {_share(right, len(runs))}; other than healthy ", end="")
     print(f"{_share(alarms, len(well))} of runs made healthy")
