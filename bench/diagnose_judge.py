@@ -77,6 +77,8 @@ class Followed:
     run: Run
     verdict: str
     changes: dict[str, str | None]
+    place: int
+    """0: the first advice."""
     test: RowEvidence
     kept: bool
 
@@ -110,7 +112,7 @@ def _follow(run: Run, later: dict[str, Any]) -> Followed:
     (event,) = parse_events(later["test"].encode() + b"\n", name_run(run.key))
     assert isinstance(event, RowsEvaluated)
     same = run.verdict == later["verdict"] and advice_of(run.findings) == later["changes"]
-    return Followed(run, later["verdict"], later["changes"], decode_rows(event.rows), same)
+    return Followed(run, later["verdict"], later["changes"], later["place"], decode_rows(event.rows), same)
 
 
 def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, found: dict[Key, Any]) -> Run:

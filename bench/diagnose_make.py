@@ -8,11 +8,12 @@ import multiprocessing
 import time
 import traceback
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from diagnose_causes import Key, list_runs, name_run
+from diagnose_tasks import TASKS
 from diagnose_train import make_run
 from tunesmith.diagnose.verdict import advised_options
 from tunesmith.findings import Finding
@@ -33,23 +34,31 @@ def judge_run(run: Mapping[str, Any]) -> list[Finding]:
     return diagnose_with(build_curves(columns_of(events), name=run["key"][1]), run["options"], run["summary"])
 
 
-def follow_run(run: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The same rows with the options that the verdict advises; None for a good run, or an advice that is not options."""
+OTHER = {"recipe": "auto", **dict.fromkeys(("learning_rate", "num_train_epochs", "per_device_train_batch_size"))}
+"""What else may mend a run on few rows: all options by the recipe."""
+
+
+def list_changes(run: Mapping[str, Any], findings: list[Finding]) -> list[dict[str, str | None]]:
+    """The first advice of a run that is not healthy; on tasks that rules are chosen on, the others for half of the runs."""
+    first = advice_of(findings)
+    if findings[0].code == "healthy" or not first:
+        return []
+    if TASKS[run["key"][1]].group != "choose" or zlib.crc32(name_run(tuple(run["key"])).encode()) % 2:
+        return [first]
+    rest = [found for advice in findings[0].advice if (found := advised_options(advice)) not in ({}, first)]
+    return [first, *rest, *([OTHER] if findings[0].code in ("overfitting", "calibration_drift") else [])]
+
+
+def follow_run(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The same rows with the options that the verdict advises; none for a good run, or an advice that is not options."""
     findings = judge_run(run)
-    changes = advice_of(findings)
-    if findings[0].code == "healthy" or not changes:
-        return None
-    options = {name: value for name, value in run["options"].items() if changes.get(name, "") is not None}
-    options |= {name: value for name, value in changes.items() if value is not None}
-    made = make_run(tuple(run["key"]), options)
-    test = [line for line in made["journal"].splitlines() if '"RowsEvaluated"' in line and '"test"' in line][-1]
-    return {
-        "key": run["key"],
-        "verdict": findings[0].code,
-        "changes": changes,
-        "test": test,
-        "seconds": made["seconds"],
-    }
+    for place, changes in enumerate(list_changes(run, findings)):
+        options = {name: value for name, value in run["options"].items() if changes.get(name, "") is not None}
+        options |= {name: value for name, value in changes.items() if value is not None}
+        made = make_run(tuple(run["key"]), options)
+        test = [line for line in made["journal"].splitlines() if '"RowsEvaluated"' in line and '"test"' in line][-1]
+        what = {"verdict": findings[0].code, "changes": changes, "place": place, "test": test}
+        yield {"key": run["key"], **what, "seconds": made["seconds"]}
 
 
 def _work(number: int, todo: list[Key], following: Any, until: float, output: Path, follow: float) -> None:
@@ -69,8 +78,7 @@ def _work(number: int, todo: list[Key], following: Any, until: float, output: Pa
                 run = make_run(todo[at])
                 out.write(json.dumps(run) + "\n")
                 chosen = zlib.crc32(name_run(todo[at]).encode()) % 100 < 100 * follow
-                followed = follow_run(run) if chosen and time.time() < until else None
-                if followed is not None:
+                for followed in follow_run(run) if chosen and time.time() < until else ():
                     out.write(json.dumps(followed) + "\n")
                 out.flush()
             except Exception:  # one run less; the others are made

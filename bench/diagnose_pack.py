@@ -1,6 +1,6 @@
 """Data and models for bench/diagnose_runs.py on a machine that has no ../shared: small enough to be carried there.
 
-    python bench/diagnose_pack.py --pack scratch/bank_data                # here: about 47 MB
+    python bench/diagnose_pack.py --pack scratch/bank_data                # here: about 56 MB
     python bench/diagnose_pack.py --unpack scratch/bank_data /tmp/shared  # there; then SHARED_DIR=/tmp/shared
 
 Of each table of tokens only the rows that the data needs are carried, rounded to 8 bits with a scale for each row; the others
@@ -12,12 +12,10 @@ three layers.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import lzma
 import shutil
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +43,16 @@ def main() -> None:
 
 
 def pack(target: Path) -> None:
-    """Writes `files.tar.xz` and one file for the weights of each model."""
+    """Writes `files.json.xz` and one file for the weights of each model."""
     from diagnose_sources import SHARED
 
     target.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(target / "files.tar.xz", "w:xz", preset=6) as archive:
-        for root in (SHARED / "data", *(SHARED / "models" / name for name in MODELS)):
-            for path in sorted(root.rglob("*")):
-                if path.is_file() and not path.name.endswith((*LEFT_OUT, ".safetensors")):
-                    archive.add(path, path.relative_to(SHARED).as_posix())
+    files: dict[str, str] = {}
+    for root in (SHARED / "data", *(SHARED / "models" / name for name in MODELS)):
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and not path.name.endswith((*LEFT_OUT, ".safetensors")):
+                files[path.relative_to(SHARED).as_posix()] = path.read_bytes().decode("utf-8")
+    (target / "files.json.xz").write_bytes(lzma.compress(json.dumps(files).encode()))
     texts = [line for path in sorted((SHARED / "data").rglob("*.tsv")) for line in _cells(path)]
     for name in MODELS:
         _pack_weights(SHARED / "models" / name, texts, target / f"{name}.xz")
@@ -91,8 +90,10 @@ def _pack_weights(folder: Path, texts: list[str], target: Path) -> None:
 def unpack(source: Path, shared: Path) -> None:
     """Makes `data` and `models` of what `pack` wrote."""
     shared.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO((source / "files.tar.xz").read_bytes())) as archive:
-        archive.extractall(shared, filter="data")
+    for name, text in json.loads(lzma.decompress((source / "files.json.xz").read_bytes())).items():
+        path = shared / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text.encode())
     for name in MODELS:
         weights = _unpack_weights(source / f"{name}.xz")
         _save(weights, shared / "models" / name)

@@ -57,6 +57,7 @@ def print_table(group: str, runs: list[Run], peers: dict[str, Any] | None = None
 
 def print_followed(group: str, followed: list[Followed]) -> None:
     """By verdict: whether the test score rose, and the loss fell, after the first advice was followed."""
+    followed = [later for later in followed if later.place == 0]
     if not followed:
         return
     print(f"\n## the first advice followed, {TITLES[group]}: {len(followed)} runs\n")
