@@ -11,7 +11,7 @@ from triton.compiler import ASTSource
 
 from tunesmith.fast import adamw_kernel, attention_kernels, triton_kernels
 
-HALF, FLOAT, INT, LONG, INTS, NUMBER = "*bf16", "*fp32", "i32", "*i64", "*i32", "fp32"
+HALF, FLOAT, DOUBLE, INT, LONG, INTS, NUMBER = "*bf16", "*fp32", "*fp64", "i32", "*i64", "*i32", "fp32"
 BLOCK = {"BLOCK": 1024, "DROP": True, "COPY": True}
 TILE = {"ROWS": 32, "COLUMNS": 128}
 HEAD = {"D": 64, "TILE": 64, "DROP": True}
@@ -41,9 +41,10 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
         )
         for merge in (False, True)
     ),
+    (adamw_kernel._advance, [LONG, DOUBLE, FLOAT, FLOAT], {}),
     (
         adamw_kernel._update,
-        [LONG, LONG, LONG, *[FLOAT] * 3, *[NUMBER] * 7],
+        [LONG, LONG, LONG, *[FLOAT] * 4],
         {"CHUNK": 8192, "BLOCK": 1024, "HALF": triton.language.bfloat16},
     ),
 ]

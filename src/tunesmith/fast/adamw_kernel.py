@@ -1,4 +1,4 @@
-"""AdamW over all parameters in one GPU kernel a group, with the copies that products are computed with (triton).
+"""AdamW over all parameters of all groups in one GPU kernel, with the copies that products are computed with (triton).
 
 The update of `torch.optim.AdamW` on its own state. Against torch's fused kernel it saves three passes over memory: the
 divided gradient is not written back, weights are not read again to be copied in half precision.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,26 +25,46 @@ _BLOCK = 1024
 
 
 @triton.jit
+def _advance(tensors, settings, skip, scalars):
+    """Counts the step of one tensor, and what follows from it for all its values, in float64."""
+    number = tl.program_id(0)
+    entry = tensors + 7 * number
+    place = tl.load(entry + 5).to(tl.pointer_type(tl.float32))
+    step = tl.load(place) + (1.0 - tl.load(skip).to(tl.float32))
+    tl.store(place, step)
+    lr = tl.load(tl.load(entry + 6).to(tl.pointer_type(tl.float32))).to(tl.float64)
+    mine = settings + 3 * number
+    correction1 = 1.0 - tl.exp(step.to(tl.float64) * tl.load(mine))
+    correction2 = 1.0 - tl.exp(step.to(tl.float64) * tl.load(mine + 1))
+    tl.store(scalars + 3 * number, (lr / correction1).to(tl.float32))
+    tl.store(scalars + 3 * number + 1, tl.sqrt(correction2.to(tl.float32)))
+    tl.store(scalars + 3 * number + 2, (lr * tl.load(mine + 2)).to(tl.float32))
+
+
+@triton.jit
 def _update(
-    chunks, tensors, gradients, rate, divisor, skip, beta2, rest1, rest2, log_beta1, log_beta2, eps, decay,
+    chunks, tensors, gradients, scalars, factors, divisor, skip,
     CHUNK: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
     if tl.load(skip) != 0.0:
         return
     number = tl.load(chunks + 2 * tl.program_id(0))
     offset = tl.load(chunks + 2 * tl.program_id(0) + 1)
-    entry = tensors + 6 * number
+    entry = tensors + 7 * number
     size = tl.load(entry)
     weight = tl.multiple_of(tl.load(entry + 1), 16).to(tl.pointer_type(tl.float32))
     mean = tl.multiple_of(tl.load(entry + 2), 16).to(tl.pointer_type(tl.float32))
     square = tl.multiple_of(tl.load(entry + 3), 16).to(tl.pointer_type(tl.float32))
     copy = tl.load(entry + 4)
-    step = tl.load(tl.load(entry + 5).to(tl.pointer_type(tl.float32))).to(tl.float64)
     gradient = tl.multiple_of(tl.load(gradients + number), 16).to(tl.pointer_type(tl.float32))
-    lr = tl.load(rate)
-    correction1 = (1.0 - tl.exp(step * log_beta1)).to(tl.float32)
-    correction2 = tl.sqrt((1.0 - tl.exp(step * log_beta2)).to(tl.float32))
-    undo = 1.0 / tl.load(divisor)
+    rate = tl.load(scalars + 3 * number)
+    correction2 = tl.load(scalars + 3 * number + 1)
+    shrink = tl.load(scalars + 3 * number + 2)
+    beta2 = tl.load(factors + 4 * number)
+    rest1 = tl.load(factors + 4 * number + 1)
+    rest2 = tl.load(factors + 4 * number + 2)
+    eps = tl.load(factors + 4 * number + 3)
+    undo = (1.0 / tl.load(divisor)).to(tl.float32)
     for start in range(0, CHUNK, BLOCK):
         at = offset + start + tl.arange(0, BLOCK)
         inside = at < size
@@ -51,15 +72,26 @@ def _update(
         p = tl.load(weight + at, mask=inside, other=0.0)
         m = tl.load(mean + at, mask=inside, other=0.0)
         v = tl.load(square + at, mask=inside, other=0.0)
-        p -= lr * decay * p
+        p -= shrink * p
         m += rest1 * (g - m)
         v = beta2 * v + rest2 * g * g
-        p -= lr / correction1 * m / (tl.sqrt(v) / correction2 + eps)
+        p -= rate * m / (tl.sqrt(v) / correction2 + eps)
         tl.store(weight + at, p, mask=inside)
         tl.store(mean + at, m, mask=inside)
         tl.store(square + at, v, mask=inside)
         if copy != 0:
             tl.store(tl.multiple_of(copy, 16).to(tl.pointer_type(HALF)) + at, p, mask=inside)
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """What the kernels read, on the device: of each piece and each tensor where it lies, and the numbers of its group."""
+
+    chunks: torch.Tensor
+    tensors: torch.Tensor
+    settings: torch.Tensor
+    factors: torch.Tensor
+    scalars: torch.Tensor
 
 
 class OneKernelAdamW:
@@ -72,17 +104,27 @@ class OneKernelAdamW:
         self._optimizer = optimizer
         self._copies = copies
         self._rates: dict[int, torch.Tensor] = {}
-        self._tables: dict[int, tuple[tuple[int, ...], torch.Tensor, torch.Tensor]] = {}
+        self._tables: dict[Hashable, _Tables] = {}
         self._pinned: torch.Tensor | None = None
         self._used = 0
 
     def step(self, divisor: torch.Tensor, skip: torch.Tensor) -> None:
         """One step on gradients / divisor, unless `skip` is 1.0. No sync."""
         vars(self._optimizer)["_opt_called"] = True  # what torch's schedulers look for
-        for number, group in enumerate(self._optimizer.param_groups):
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                self._update(number, group, parameters, divisor, skip)
+        given = [
+            (number, group, p)
+            for number, group in enumerate(self._optimizer.param_groups)
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        if not given:
+            return
+        tables, gradients = self._table(given), self._addresses([p for _, _, p in given])
+        _advance[(len(given),)](tables.tensors, tables.settings, skip, tables.scalars, num_warps=1)
+        _update[(tables.chunks.shape[0],)](
+            tables.chunks, tables.tensors, gradients, tables.scalars, tables.factors, divisor, skip,
+            CHUNK=_CHUNK, BLOCK=_BLOCK, HALF=self._half(), num_warps=4,
+        )  # fmt: skip
 
     @property
     def is_watched(self) -> bool:
@@ -96,36 +138,13 @@ class OneKernelAdamW:
 
     def _rate(self, number: int, group: dict[str, Any], like: torch.Tensor) -> torch.Tensor:
         rate = group["lr"]
-        if isinstance(rate, torch.Tensor):
+        if isinstance(rate, torch.Tensor) and rate.dtype == torch.float32 and rate.device == like.device:
             return rate
         if number not in self._rates:
             self._rates[number] = torch.zeros((), device=like.device)
         if not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
             self._rates[number].fill_(rate)
         return self._rates[number]
-
-    def _update(
-        self,
-        number: int,
-        group: dict[str, Any],
-        parameters: list[torch.Tensor],
-        divisor: torch.Tensor,
-        skip: torch.Tensor,
-    ) -> None:
-        states = [self._state_of(p) for p in parameters]
-        steps = [s["step"] for s in states]
-        torch._foreach_add_(steps, 1.0)
-        torch._foreach_sub_(
-            steps, [skip.to(torch.float32)] * len(steps)
-        )  # one tensor instead of a list would be read back
-        chunks, tensors = self._table(number, parameters, states)
-        gradients = self._addresses(parameters)
-        (beta1, beta2), eps = group["betas"], group["eps"]
-        _update[(chunks.shape[0],)](
-            chunks, tensors, gradients, self._rate(number, group, divisor), divisor, skip,
-            beta2, 1 - beta1, 1 - beta2, math.log(beta1), math.log(beta2), eps, group["weight_decay"],
-            CHUNK=_CHUNK, BLOCK=_BLOCK, HALF=self._half(), num_warps=4,
-        )  # fmt: skip
 
     def _half(self) -> Any:
         some = next(iter(self._copies.values()), None)
@@ -138,24 +157,30 @@ class OneKernelAdamW:
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         return state
 
-    def _table(
-        self, number: int, parameters: list[torch.Tensor], states: list[dict[str, torch.Tensor]]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where everything lies on the device; made anew when something has moved."""
-        lines = []
-        for p, state in zip(parameters, states, strict=True):
-            copy = self._copies.get(p)
-            places = (p, state["exp_avg"], state["exp_avg_sq"])
-            address = 0 if copy is None else copy.data_ptr()
-            lines.append((p.numel(), *(t.data_ptr() for t in places), address, state["step"].data_ptr()))
-        key = tuple(value for line in lines for value in line)
-        known = self._tables.get(number)
-        if known is None or known[0] != key:
-            device = parameters[0].device
+    def _table(self, given: list[tuple[int, dict[str, Any], torch.Tensor]]) -> _Tables:
+        """Where everything lies, and how it is updated; made when something has moved."""
+        rates: dict[int, int] = {}
+        lines, settings, factors = [], [], []
+        for number, group, p in given:
+            if number not in rates:
+                rates[number] = self._rate(number, group, p).data_ptr()
+            state, copy = self._state_of(p), self._copies.get(p)
+            places = [t.data_ptr() for t in (p, state["exp_avg"], state["exp_avg_sq"])]
+            half = 0 if copy is None else copy.data_ptr()
+            lines.append((p.numel(), *places, half, state["step"].data_ptr(), rates[number]))
+            (beta1, beta2) = group["betas"]
+            settings.append((math.log(beta1), math.log(beta2), group["weight_decay"]))
+            factors.append((beta2, 1 - beta1, 1 - beta2, group["eps"]))
+        key = (*lines, *settings, *factors)
+        if key not in self._tables:  # none is ever dropped: captured steps read them where they lie
+            device = given[0][2].device
             chunks = [(i, at) for i, line in enumerate(lines) for at in range(0, line[0], _CHUNK)]
-            known = (key, _on_device(chunks, device), _on_device(lines, device))
-            self._tables[number] = known
-        return known[1], known[2]
+            self._tables[key] = _Tables(
+                torch.tensor(chunks, device=device), torch.tensor(lines, device=device),
+                torch.tensor(settings, dtype=torch.float64, device=device), torch.tensor(factors, device=device),
+                torch.zeros(len(lines), 3, device=device),
+            )  # fmt: skip
+        return self._tables[key]
 
     def _addresses(self, parameters: list[torch.Tensor]) -> torch.Tensor:
         """Where the gradients lie: another place in each captured step, so copied in the stream."""
@@ -195,7 +220,3 @@ def _take_pinned(size: int, owner: OneKernelAdamW) -> torch.Tensor:
             return memory
     _PINNED.append((torch.empty(size, dtype=torch.int64).pin_memory(), weakref.ref(owner)))
     return _PINNED[-1][0]
-
-
-def _on_device(numbers: list[Any], device: torch.device) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int64, device=device)
