@@ -9,11 +9,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tunesmith.fast import adamw_kernel, attention_kernels, triton_kernels
+from tunesmith.fast import adamw_kernel, attention_kernels, row_kernels, triton_kernels
 
 HALF, FLOAT, DOUBLE, INT, LONG, INTS, NUMBER = "*bf16", "*fp32", "*fp64", "i32", "*i64", "*i32", "fp32"
 BLOCK = {"BLOCK": 1024, "DROP": True, "COPY": True}
 TILE = {"ROWS": 32, "COLUMNS": 128}
+SCORES = {"TILE": 16, "WIDTH": 128}
 HEAD = {"D": 64, "TILE": 64, "DROP": True}
 KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     (
@@ -41,6 +42,18 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
         )
         for merge in (False, True)
     ),
+    (row_kernels._lay, [HALF, HALF, INTS, INT, INT, INT], {"TILE": 64, "SIZE": 64, "BACK": False}),
+    (
+        row_kernels._weigh_forward,
+        [*[HALF] * 3, FLOAT, INTS, LONG, HALF, HALF, *[INT] * 4, NUMBER, NUMBER],
+        {**SCORES, "KEY": True, "QUERY": True, "BIAS": True, "DROP": True},
+    ),
+    (
+        row_kernels._weigh_backward,
+        [HALF, HALF, INTS, LONG, HALF, HALF, *[INT] * 4, NUMBER, NUMBER],
+        {**SCORES, "KEY": True, "DROP": True},
+    ),
+    (row_kernels._skew, [HALF, HALF, INTS, INT, INT, INT], SCORES),
     (adamw_kernel._advance, [LONG, DOUBLE, FLOAT, FLOAT], {}),
     (
         adamw_kernel._update,

@@ -6,13 +6,30 @@ Prints `name found limit` for each check; test_kernels.py compares.
 from __future__ import annotations
 
 import itertools
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from tunesmith.fast import attention_kernels, fused_ops, triton_kernels
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from equivalence.strategy_cases import (
+    PAD,
+    RAGGED,
+    gradients,
+    largest_difference,
+    make_labels,
+    make_model,
+    make_rows,
+    pad_rows,
+)
+from tunesmith.fast import attention_kernels, fused_layers, fused_ops, triton_kernels
 from tunesmith.fast.adamw_kernel import OneKernelAdamW
+from tunesmith.fast.fused_distances import attend_by_distance
+from tunesmith.fast.packing import Layout, pack
+from tunesmith.fast.padding_free import enable_padding_free
 
 SEEDS = torch.randint(2**62, (4,), generator=torch.Generator().manual_seed(5))
 
@@ -203,6 +220,71 @@ def _softmax(
     return (torch.softmax(a @ b.transpose(1, 2) * scale, -1) @ c).transpose(0, 1)
 
 
+def check_distances(kind: str) -> None:
+    """Attention by distances against plain torch, row by row; with dropout against small changes of all that it is given."""
+    torch.manual_seed(0)
+    lengths, longest, heads, size, scale = (5, 16, 1, 11), 16, 2, 8, 0.3
+    at = [0, *itertools.accumulate(lengths)]
+    layout = Layout(lengths, longest, *(torch.tensor(x) for x in (at, at[:-1], [0, 1, 2])))
+    layout = layout.with_parts(layout.bounds.int(), layout.starts, layout.order)
+    given = {"packed": torch.randn(at[-1], 3, heads, size)}
+    if kind == "deberta":
+        given |= {n: torch.randn(heads, 2 * longest - 1, size) for n in ("as_keys", "as_queries")}
+    else:
+        given["bias"] = torch.randn(heads, longest, longest)
+
+    def ours(drop: float, **changed: torch.Tensor) -> torch.Tensor:
+        return attend_by_distance(
+            layout=layout, scale=scale, drop=drop, seeds=SEEDS, call=1, **{**given, **changed}
+        )  # fmt: skip
+
+    def plain(packed: torch.Tensor, as_keys: Any = None, as_queries: Any = None, bias: Any = None) -> torch.Tensor:
+        out = []
+        for start, end in itertools.pairwise(at):
+            q, k, v = packed[start:end].permute(1, 2, 0, 3)
+            place = torch.arange(end - start)
+            scores = q @ k.transpose(1, 2)
+            if as_keys is not None:
+                scores = scores + (q[:, :, None] * as_keys[:, longest - 1 - place[:, None] + place]).sum(-1)
+                scores = scores + (k[:, None] * as_queries[:, longest - 1 - place + place[:, None]]).sum(-1)
+            scores = scores * scale + (0.0 if bias is None else bias[:, : end - start, : end - start])
+            out.append((torch.softmax(scores, -1) @ v).transpose(0, 1))
+        return torch.cat(out)
+
+    leaves = {n: t.clone().requires_grad_() for n, t in given.items()}
+    expected, found = plain(**leaves), ours(0.0, **leaves)
+    say(f"{kind} forward", apart(found, expected), 1e-5)
+    weight = torch.randn_like(expected)
+    wanted, had = (torch.autograd.grad(x, list(leaves.values()), weight) for x in (expected, found))
+    for name, a, b in zip(leaves, had, wanted, strict=True):
+        say(f"{kind} gradient of {name}", apart(a, b), 2e-5)
+    slopes = torch.autograd.grad(ours(0.3, **leaves), list(leaves.values()), weight)
+    for name, gradient in zip(leaves, slopes, strict=True):
+        direction = torch.randn_like(gradient)
+        ends = [
+            (ours(0.3, **{name: given[name] + step * direction}).double() * weight.double()).sum()
+            for step in (1e-2, -1e-2)
+        ]
+        slope = float(ends[0] - ends[1]) / 2e-2
+        say(f"{kind} dropout slope of {name}", abs(slope - float((gradient * direction).sum())), 2e-2)
+
+
+def check_distances_in_layers(kind: str) -> None:
+    """Fused layers with the kernels against the padded model as transformers wrote it."""
+    model = make_model(kind)
+    rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
+    loss, _, plain = gradients(model, pad_rows(rows, kind=kind), labels)
+    strategy = enable_padding_free(model)
+    fused_layers.FusedLayers(model, torch.float32, first_token_only=True)
+    used: list[bool] = []
+    fused_layers.attends_fused = lambda *_: used.append(True) or True  # type: ignore[func-returns-value]
+    batch = pack(rows, first_position=strategy.first_position, keys=strategy.keys, total=64, longest=32)
+    ours_loss, _, ours = gradients(model, batch, labels)
+    say(f"{kind} in layers, not used", float(not used), 0.5)
+    say(f"{kind} in layers, loss", abs(loss - ours_loss), 1e-6)
+    say(f"{kind} in layers, gradients", largest_difference(plain, ours), 1e-5)
+
+
 def check_adamw() -> None:
     """20 steps against torch.optim.AdamW, one of them skipped; copies follow the weights."""
     torch.manual_seed(0)
@@ -238,4 +320,8 @@ if __name__ == "__main__":
     check_gelu()
     for first_only, many in itertools.product((False, True), (0, 10**6)):
         check_attention(first_only, many)
+    for kind in ("mpnet", "deberta"):
+        check_distances(kind)
+    for kind in ("mpnet", "deberta-v2"):
+        check_distances_in_layers(kind)
     check_adamw()

@@ -11,10 +11,11 @@ from tunesmith.encoder.families import anatomy_of
 from tunesmith.encoder.recognition import hook_tables, is_watched
 from tunesmith.errors import ConfigError
 from tunesmith.fast.fused_attention import attend_fused
+from tunesmith.fast.fused_distances import attend_by_distance, attends_fused
 from tunesmith.fast.fused_ops import add_norm, gelu_linear, linear
 from tunesmith.fast.layer_parts import LayerParts, parts_of, why_not_fused
 from tunesmith.fast.packing import Layout
-from tunesmith.fast.relative_attention import DebertaRows, RowAttention, context_of, row_attention
+from tunesmith.fast.relative_attention import DebertaRows, MpnetRows, RowAttention, context_of, row_attention
 
 Distances = tuple[RowAttention, "torch.Tensor | None"]
 """Attention by distances, and what all layers share of it in a step."""
@@ -112,6 +113,8 @@ class FusedLayers:
         x = residual.to(self.dtype)
         last = len(self._layers) - 1
         distances = None if self._rows is None else (self._rows, self._rows.shared(residual, layout))
+        if isinstance(self._rows, MpnetRows) and distances is not None and distances[1] is not None:
+            distances = self._rows, distances[1].contiguous()
         for number, layer in enumerate(self._layers):
             first_only = self.first_token_only and number == last
             residual, x = _run_layer(
@@ -164,6 +167,8 @@ def _attend(
     q, packed = _project(layer, asking if first_only else None, x, placed)
     if distances is None:
         out = attend_fused(q, packed, layout, scale=parts.attention.scaling, drop=drop, seeds=seeds, call=call)
+    elif q is None and attends_fused(packed, layout):
+        out = _attend_in_kernels(distances, parts, packed, layout, drop=drop, seeds=seeds, call=call)
     else:
         counts = asking.shape[0], x.shape[0]
         out = _attend_by_distance(distances, parts, q, packed, counts, drop=drop, first_only=first_only)
@@ -187,6 +192,26 @@ def _project(
     q = linear(firsts, layer.qkv[:width], layer.qkv_bias[:width], q_w, q_b).view(-1, *shape)
     both = linear(x, layer.qkv[width:], layer.qkv_bias[width:], k_w, v_w, k_b, v_b)
     return q, both.view(-1, 2, *shape)
+
+
+def _attend_in_kernels(
+    distances: Distances, parts: LayerParts, packed: torch.Tensor, layout: Layout, *, drop: float, seeds: torch.Tensor,
+    call: int,
+) -> torch.Tensor:  # fmt: skip
+    """The same as `_attend_by_distance` for all tokens, in kernels of our own."""
+    rows, shared = distances
+    options: dict[str, Any] = {"drop": drop, "seeds": seeds, "call": call}
+    if not isinstance(rows, DebertaRows):
+        return attend_by_distance(packed, layout, bias=shared, scale=packed.shape[-1] ** -0.5, **options)
+    options["scale"] = rows.scale(parts.attention, packed.shape[-1])
+    if shared is None:
+        return attend_by_distance(packed, layout, **options)
+    far = 2 * layout.longest - 1
+    tokens, placed = packed.split_with_sizes([packed.shape[0] - far, far])
+    asked, (by_query, by_key, _) = parts.attention.pos_att_type, placed.transpose(0, 2).unbind(1)
+    as_keys = by_key.contiguous() if "c2p" in asked else None
+    as_queries = by_query.flip(1) if "p2c" in asked else None
+    return attend_by_distance(tokens, layout, as_keys=as_keys, as_queries=as_queries, **options)
 
 
 def _attend_by_distance(

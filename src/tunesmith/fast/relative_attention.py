@@ -139,6 +139,11 @@ class DebertaRows:
         by_query = query(placed) if "p2c" in asked and query is not None else None
         return self.attend_with(attention, q, k, v, by_key, by_query, drop=drop, first_only=first_only)
 
+    def scale(self, attention: Any, size: int) -> float:
+        """What scores are multiplied by; transformers has the root in float32, whatever the weights."""
+        kinds = 1 + ("c2p" in attention.pos_att_type) + ("p2c" in attention.pos_att_type)
+        return 1.0 / float(np.sqrt(np.float32(size * kinds)))
+
     def attend_with(
         self, attention: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
         by_key: torch.Tensor | None, by_query: torch.Tensor | None, *, drop: float, first_only: bool,
@@ -146,11 +151,7 @@ class DebertaRows:
         """As `attend`, from the projections of distances as keys and as queries, (2 longest - 1, width)."""
         layout, (heads, size) = self._context.layout, q.shape[1:]
         assert layout is not None
-        kinds = 1 + ("c2p" in attention.pos_att_type) + ("p2c" in attention.pos_att_type)
-        scale = 1.0 / float(
-            np.sqrt(np.float32(size * kinds))
-        )  # transformers has the root in float32, whatever the weights
-        longest = layout.longest
+        scale, longest = self.scale(attention, size), layout.longest
         tables = [None if t is None else t.reshape(-1, heads, size).transpose(0, 1) for t in (by_key, by_query)]
 
         def core(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, inside: torch.Tensor | None) -> torch.Tensor:
