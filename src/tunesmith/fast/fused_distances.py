@@ -22,27 +22,27 @@ class _DistanceAttention(torch.autograd.Function):
         ctx: Any, packed: torch.Tensor, as_keys: torch.Tensor | None, as_queries: torch.Tensor | None,
         bias: torch.Tensor | None, layout: Layout, scale: float, drop: float, seeds: torch.Tensor, call: int,
     ) -> torch.Tensor:  # fmt: skip
-        from tunesmith.fast.row_kernels import gather, spread, weigh
+        from tunesmith.fast.row_kernels import gather_stretches, spread_stretches, weigh_scores
 
-        q, k, v = spread(packed, layout.bounds, layout.longest).unbind(0)
+        q, k, v = spread_stretches(packed, layout.bounds, layout.longest).unbind(0)
         near = _by_distance(packed, 0, as_keys), _by_distance(packed, 1, as_queries)
         options = {"scale": scale, "drop": drop, "seeds": seeds, "call": call}
         scores = q @ k.transpose(-1, -2)
-        plain, weights = weigh(scores, *near, bias, layout.bounds, **options)  # type: ignore[arg-type]
+        plain, weights = weigh_scores(scores, *near, bias, layout.bounds, **options)  # type: ignore[arg-type]
         ctx.save_for_backward(packed, as_keys, as_queries, plain, weights, seeds, layout.bounds)
         ctx.options = {k: v for k, v in options.items() if k != "seeds"}
-        return gather((weights @ v).unsqueeze(0), layout.bounds, packed.shape[0]).squeeze(1)
+        return gather_stretches((weights @ v).unsqueeze(0), layout.bounds, packed.shape[0]).squeeze(1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: torch.Tensor) -> Any:
-        from tunesmith.fast.row_kernels import gather, spread, weigh_backward
+        from tunesmith.fast.row_kernels import gather_stretches, spread_stretches, weigh_scores_backward
 
         packed, as_keys, as_queries, plain, weights, seeds, bounds = ctx.saved_tensors
         tokens, longest = packed.shape[0], plain.shape[-1]
-        q, k, v = spread(packed, bounds, longest).unbind(0)
-        d_rows = spread(d_out.contiguous().unsqueeze(1), bounds, longest)[0]
-        d_scores, d_by_key, d_by_query = weigh_backward(
+        q, k, v = spread_stretches(packed, bounds, longest).unbind(0)
+        d_rows = spread_stretches(d_out.contiguous().unsqueeze(1), bounds, longest)[0]
+        d_scores, d_by_key, d_by_query = weigh_scores_backward(
             d_rows @ v.transpose(-1, -2), plain, bounds, tokens,
             key=as_keys is not None, query=as_queries is not None, seeds=seeds, **ctx.options,
         )  # fmt: skip
@@ -50,7 +50,7 @@ class _DistanceAttention(torch.autograd.Function):
         torch.matmul(d_scores, k, out=d_three[0])
         torch.matmul(d_scores.transpose(-1, -2), q, out=d_three[1])
         torch.matmul(weights.transpose(-1, -2), d_rows, out=d_three[2])
-        d_packed = gather(d_three, bounds, tokens)
+        d_packed = gather_stretches(d_three, bounds, tokens)
         d_keys = _to_table(d_packed, packed, 0, as_keys, d_by_key)
         d_queries = _to_table(d_packed, packed, 1, as_queries, d_by_query)
         d_bias = d_scores.sum(1, dtype=torch.float32) / ctx.options["scale"] if ctx.needs_input_grad[3] else None

@@ -129,7 +129,7 @@ def _lay_over(packed: torch.Tensor, spread: torch.Tensor, bounds: torch.Tensor, 
     )
 
 
-def spread(packed: torch.Tensor, bounds: torch.Tensor, longest: int) -> torch.Tensor:
+def spread_stretches(packed: torch.Tensor, bounds: torch.Tensor, longest: int) -> torch.Tensor:
     """(kinds, heads, stretches, longest, size) from (tokens, kinds, heads, size), with zeros behind each stretch."""
     _, kinds, heads, size = packed.shape
     out = packed.new_empty(kinds, heads, bounds.shape[0] - 1, longest, size)
@@ -137,7 +137,7 @@ def spread(packed: torch.Tensor, bounds: torch.Tensor, longest: int) -> torch.Te
     return out
 
 
-def gather(side_by_side: torch.Tensor, bounds: torch.Tensor, tokens: int) -> torch.Tensor:
+def gather_stretches(side_by_side: torch.Tensor, bounds: torch.Tensor, tokens: int) -> torch.Tensor:
     """(tokens, kinds, heads, size) from (kinds, heads, stretches, longest, size)."""
     kinds, heads, _, _, size = side_by_side.shape
     out = side_by_side.new_empty(tokens, kinds, heads, size)
@@ -151,7 +151,7 @@ def _tiles(longest: int) -> tuple[int, dict[str, int]]:
     return int(triton.cdiv(longest, tile)), {"TILE": tile, "WIDTH": width}
 
 
-def weigh(
+def weigh_scores(
     scores: torch.Tensor, by_key: torch.Tensor | None, by_query: torch.Tensor | None, bias: torch.Tensor | None,
     bounds: torch.Tensor, *, scale: float, drop: float, seeds: torch.Tensor, call: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
@@ -169,7 +169,7 @@ def weigh(
     return plain, weights
 
 
-def weigh_backward(
+def weigh_scores_backward(
     d_weights: torch.Tensor, plain: torch.Tensor, bounds: torch.Tensor, tokens: int, *,
     key: bool, query: bool, scale: float, drop: float, seeds: torch.Tensor, call: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
