@@ -29,6 +29,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie": ("ernie", {"vocab_size": 30522}),
 }
 """The last one is known to no speed-up: its steps are padded."""
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+"""transformers 5.17 scripts a function of DeBERTa when it is imported."""
 
 
 def config_of(kind: str, dropout: float) -> Any:
