@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 from tunesmith.encoder.seal import check_seal
 from tunesmith.encoder.tensor_header import check_tensor_file
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, did_you_mean, short_text
+from tunesmith.run.bars import library_bars_off
 from tunesmith.run.environment import answer_within
 from tunesmith.run.remembered import known_hash
 
@@ -138,7 +137,7 @@ def _from_hub(
     allow_download: bool,
     need_weights: bool,
 ) -> Path:
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import constants, snapshot_download, utils
 
     offline = bool(constants.HF_HUB_OFFLINE) or not allow_download
     reason = "downloads are not allowed" if not allow_download else "offline mode is on"
@@ -152,7 +151,7 @@ def _from_hub(
                 raise _no_weights(name, [f for f in files if "/" not in f])
     options: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
     try:
-        with _bars_only_on_a_terminal():
+        with library_bars_off(utils, except_on_a_terminal=True):
             folder = snapshot_download(
                 name, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED), local_files_only=offline, **options
             )
@@ -208,17 +207,3 @@ def _cached_models() -> list[str]:
     except OSError:
         return []
     return [f.removeprefix("models--").replace("--", "/") for f in sorted(folders) if f.startswith("models--")]
-
-
-@contextmanager
-def _bars_only_on_a_terminal() -> Iterator[None]:
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    if sys.stderr.isatty() or are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()

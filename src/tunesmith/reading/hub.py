@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.errors import ConfigError, DataError, ResourceError, TunesmithError, did_you_mean, short_text
+from tunesmith.run.bars import library_bars_off
 from tunesmith.run.environment import answer_within
 
 if TYPE_CHECKING:
@@ -85,12 +83,12 @@ def _name_on_hub(name: str, revision: str | None, token: str | None) -> str:
 
 
 def _download(name: str, config_name: str | None, **options: Any) -> DatasetDict:
-    from datasets import load_dataset
+    import datasets
 
     options["cache_dir"] = None if options["cache_dir"] is None else str(options["cache_dir"])
     try:
-        with _bars_only_on_a_terminal():
-            found: DatasetDict = load_dataset(name, config_name, **options)
+        with library_bars_off(datasets, except_on_a_terminal=True):
+            found: DatasetDict = datasets.load_dataset(name, config_name, **options)
     except Exception as error:
         raise _explain(error, name, config_name) from error
     return found
@@ -152,17 +150,3 @@ def _from_disk(
     builder.download_and_prepare()
     found: DatasetDict = builder.as_dataset()
     return found
-
-
-@contextmanager
-def _bars_only_on_a_terminal() -> Iterator[None]:
-    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    if sys.stderr.isatty() or are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.mapped_pages import release_pages
+from tunesmith.run.bars import library_bars_off
 from tunesmith.tokens.cutting import LongTexts
 from tunesmith.tokens.map_workers import naming_map_workers, note_rows
 from tunesmith.tokens.token_cache import TokenCache, content_hash, default_token_cache
@@ -152,6 +153,7 @@ def _check(dataset: Dataset, tokenizer: Any, text: tuple[str, ...], max_length: 
 
 
 def _write(dataset: Dataset, job: _Job, num_proc: int | None, on_progress: OnProgress | None, folder: Path) -> None:
+    import datasets
     from datasets import Features, List, Value
 
     features: dict[str, Any] = {"input_ids": List(Value("int32"))}
@@ -163,7 +165,8 @@ def _write(dataset: Dataset, job: _Job, num_proc: int | None, on_progress: OnPro
     if labels:
         features["labels"] = dataset.features["labels"]
     processes = None if num_proc is None or num_proc < 2 else min(num_proc, len(dataset))
-    with _quiet_bars(), _unchanged_environment("TOKENIZERS_PARALLELISM"), naming_map_workers(folder):
+    # `on_progress` tells how far it is; a second bar of `datasets` would draw over it.
+    with library_bars_off(datasets), _unchanged_environment("TOKENIZERS_PARALLELISM"), naming_map_workers(folder):
         dataset.select_columns([*job.text, *labels]).with_format("arrow").map(
             partial(
                 _tokenize_table,
@@ -247,21 +250,6 @@ def _unpack_ids(packed: str) -> npt.NDArray[np.int64]:
     """The sorted ids of a bit map, one bit an id, as `_facts` writes it."""
     bits = np.frombuffer(base64.b64decode(packed), dtype=np.uint8)
     return np.flatnonzero(np.unpackbits(bits))
-
-
-@contextmanager
-def _quiet_bars() -> Iterator[None]:
-    """`on_progress` tells how far it is; a second bar of `datasets` would draw over it."""
-    from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    if are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        enable_progress_bars()
 
 
 @contextmanager
