@@ -96,7 +96,7 @@ class FusedLayers:
         with torch.autocast(hidden_states.device.type, enabled=False):
             out = self._run(hidden_states.squeeze(0), packed).unsqueeze(0)
         states = (out,) if isinstance(self._rows, DebertaRows) else None  # whose model reads the last of them
-        return Output(last_hidden_state=out, hidden_states=states)  # type: ignore[arg-type]
+        return Output(last_hidden_state=out, hidden_states=states)
 
     def _is_watched(self) -> bool:
         """Hooks of the user's of any kind; of our own, those that look for a value that is not finite."""

@@ -45,7 +45,7 @@ class RowsOfDicts(torch.utils.data.Dataset[dict[str, Any]]):
         return {**row, "attention_mask": [1] * len(row["input_ids"]), "labels": self.rows.labels[index].tolist()}
 
 
-class _Clock(TrainerCallback):
+class _Clock(TrainerCallback):  # type: ignore[misc]  # of a library without types
     """Seconds from the end of the first step, which warms up, to the end of the last."""
 
     def __init__(self, device: torch.device) -> None:

@@ -24,7 +24,7 @@ from tunesmith.run.writing import make_folder
 _NOT_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "jit_compilation_time")
 
 
-class JournalCallback(TrainerCallback):
+class JournalCallback(TrainerCallback):  # type: ignore[misc]  # of a library without types
     """Appends to journal.jsonl in `output_dir`. A run resumed by the Trainer continues the same journal."""
 
     def __init__(self) -> None:
