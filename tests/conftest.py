@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from pictures import DRAWN, blank_pictures
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -46,10 +48,20 @@ TRAINS = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests of `TRAINS`."""
-    here = Path(__file__).resolve().parent
     for item in items:
-        if item.path.relative_to(here).as_posix().startswith(TRAINS):
+        if place_of(item).startswith(TRAINS):
             item.add_marker("trains")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the fixtures of a test, those of its module among them."""
+    blank_pictures(not place_of(item).startswith(DRAWN))
+
+
+def place_of(item: pytest.Item) -> str:
+    """The file of a test, below this folder."""
+    return item.path.relative_to(Path(__file__).resolve().parent).as_posix()
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,8 @@
 `warm_python()` gives a command that takes the words of python (`-m module`, `-c code`, a script) and runs them in a fork of
 that process: a real process with its own arguments, environment, folder, standard streams and exit code. Signals sent to
 the command reach it, and it ends with the command. The process id that it sees is not the one of the command: what asserts
-process ids, process groups, start-up or imports starts `sys.executable` itself.
+process ids, process groups, start-up or imports starts `sys.executable` itself. With BLANK_PICTURES=1 in its environment
+a command saves blank pictures (`pictures.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import selectors
 import shutil
@@ -31,7 +33,8 @@ from typing import Any
 
 AT_IMPORT = ("HF_", "TRANSFORMERS_", "OMP_NUM_THREADS", "PYTHONHASHSEED", "PYTHONUTF8", "PYTHONIOENCODING", "LD_")
 """Variables that libraries read while they are imported: a command for which one of them is another starts cold."""
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+SETTINGS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "BLANK_PICTURES": "1"}
+ENVIRONMENT = {**os.environ, **SETTINGS}
 
 COMMAND = r"""#!{python} -IS
 import array, json, os, signal, socket, sys
@@ -102,16 +105,32 @@ def warm_python() -> str:
 IMPORTED = (
     *("accelerate.commands.launch", "datasets", "matplotlib.pyplot", "sklearn.metrics", "torch.distributed.run"),
     *("transformers.trainer", "transformers.models.auto.modeling_auto", "transformers.models.bert.modeling_bert"),
-    *("tunesmith.cli.console", "tunesmith.cli.train", "tunesmith.report.build", "tunesmith.session.from_config"),
-    "tunesmith.trainer.facade",
+    *("sklearn.tree", "tunesmith.cli.console", "tunesmith.cli.main", "tunesmith.cli.train", "tunesmith.trainer.facade"),
+    *("tunesmith.audit.readable", "tunesmith.config.yaml_events", "tunesmith.engine.evaluate", "PIL.PngImagePlugin"),
 )
 """What commands import. None of it starts a thread."""
+ROOMS = ("curves", "encoder", "fast", "metrics", "predict", "recipes", "report", "session", "tokens")
+"""Rooms of which a training command imports most modules, each when it gets there."""
+
+
+def import_all() -> None:
+    """Imports, and makes what the first run of a process makes: else each fork would do it again."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    for room in ROOMS:
+        package = importlib.import_module(f"tunesmith.{room}")
+        for module in pkgutil.iter_modules(package.__path__, f"tunesmith.{room}."):
+            if not module.name.endswith(("_kernel", "_kernels")):  # those need triton
+                importlib.import_module(module.name)
+    render = importlib.import_module("tunesmith.report.render")
+    filters = {"score": render.score_text, "percent": render._percent, "title_of": render.score_title}
+    render.page_template("page.html.j2", **filters)
+    importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("bert")
 
 
 def serve(address: str) -> list[str]:
     """Forks for each request until stdin ends. Comes back in a child, with the words it is to run."""
-    for name in IMPORTED:
-        importlib.import_module(name)
+    import_all()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
     listener.listen(64)
@@ -195,6 +214,8 @@ def become(request: Any, streams: dict[int, int]) -> list[str]:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    if environment.get("BLANK_PICTURES"):
+        importlib.import_module("pictures").blank_pictures()
     unbuffered = bool(environment.get("PYTHONUNBUFFERED"))
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         shown = None

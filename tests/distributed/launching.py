@@ -36,7 +36,7 @@ def environment(**more: str) -> dict[str, str]:
     here = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     return here | {
         "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore", **more,
+        "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore", "BLANK_PICTURES": "1", **more,
     }  # fmt: skip
 
 

@@ -36,15 +36,11 @@ def import_all(kinds: list[str]) -> None:
 
     engine_trial.warm_up()
     if "cli" in kinds:
-        import datasets  # noqa: F401
-        import matplotlib.pyplot  # noqa: F401
-        import sklearn.metrics  # noqa: F401
+        import warm
+        from pictures import blank_pictures
 
-        import tunesmith.cli.console
-        import tunesmith.cli.train
-        import tunesmith.curves.plot
-        import tunesmith.report.build
-        import tunesmith.report.render  # noqa: F401
+        warm.import_all()
+        blank_pictures(bool(os.environ.get("BLANK_PICTURES")))
     if "peer" in kinds:
         from faults import peer_trial  # noqa: F401
 

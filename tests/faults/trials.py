@@ -64,6 +64,7 @@ class Server:
         self.root = root
         self.root.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+        env["BLANK_PICTURES"] = "" if FULL else "1"
         env.pop("TUNESMITH_FAULT", None)
         self.errors = (root / "server.log").open("wb")
         self.process = subprocess.Popen(
