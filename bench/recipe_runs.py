@@ -34,8 +34,11 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "num_train_epochs 3": {"num_train_epochs": 3.0, "head_start": "off"},
     "num_train_epochs 3, head_start on": {"num_train_epochs": 3.0, "head_start": "on"},
     "per_device_train_batch_size 16": {"per_device_train_batch_size": 16},
+    "class_weights balanced": {"class_weights": "balanced"},
 }
 """`auto` with one choice changed."""
+RARE = ("r8", "r8head", "sickneg", "rare5")
+"""Tasks with a label that has few rows."""
 MOST_SECONDS = 4.0
 """`hf_seconds` gets at most so many times the steps of `auto`."""
 Unit = dict[str, Any]
@@ -89,7 +92,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.encoder.load import load_model
     from tunesmith.engine.evaluate import predict_rows
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss
+    from tunesmith.engine.losses import TaskLoss, resolve_class_weights
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.seed import seed_everything
     from tunesmith.engine.state import TrainState
@@ -127,7 +130,10 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
         layers=strategies.fused,
         only_writer=True,
     )
-    objective = TaskLoss(labels.task, len(labels))
+    weights = None
+    if config.class_weights is not None:
+        weights = resolve_class_weights(config.class_weights, train.labels, labels.names)
+    objective = TaskLoss(labels.task, len(labels), weights)
     state = TrainState(model, optimizer, objective, runtime, graphs=strategies.graphs, strategies=strategies)
     sampling, ahead = strategies.best_order(runtime.device), 2 if on_gpu else 0
     size, seed = chosen.per_device_train_batch_size, config.seed
@@ -153,7 +159,31 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
         "probe_seconds": None if probe is None else round(probe.seconds, 3),
         "all_seconds": round(time.perf_counter() - began_all, 3),
         "on": list(strategies.on),
+        "rare": measure_rare(found.logits, found.labels, labels) if unit["task"] in RARE else None,
     }
+
+
+def measure_rare(logits: Any, gold: Any, labels: Any) -> Found | None:
+    """F1 of one half of the test rows, decided by the largest probability and by thresholds fitted to the other half.
+
+    F1 is that of the rare label of two, else the mean over labels; `moved` follows the gate of `--move_thresholds`.
+    """
+    from tunesmith.labels import Task
+    from tunesmith.metrics.moved_thresholds import fit_thresholds
+    from tunesmith.metrics.rows import softmax
+    from tunesmith.metrics.suite import make_suite
+
+    half = np.random.default_rng(0).permutation(len(gold)) < len(gold) // 2
+    table = softmax(logits.astype(np.float64))
+    moved = fit_thresholds(table[half], gold[half], labels.task)
+    name = "f1" if labels.task is Task.BINARY else "f1_macro"
+
+    def f1(thresholds: Any) -> float | None:
+        suite = make_suite(labels.task, names=(name,), scores="probabilities", thresholds=thresholds)
+        return suite.compute(table[~half], gold[~half])[name]
+
+    thresholds = None if moved is None else moved.thresholds
+    return {"metric": name, "plain": f1(None), "moved": f1(thresholds), "kept": thresholds is not None}
 
 
 def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bool:

@@ -143,6 +143,7 @@ def print_table(runs: list[dict[str, Any]]) -> None:
     for model in [*models, "all"] if len(models) > 1 else models:
         for name, against in pairs:
             _print_gain(model, name, against, [r for r in scored if model in ("all", r["model"])])
+    _print_rare(scored)
     _print_seconds(scored)
     failed = [run for run in runs if "error" in run]
     print(
@@ -163,6 +164,23 @@ def _print_gain(model: str, name: str, against: str, runs: list[dict[str, Any]])
         f"| {model} | {name} | {against} | {mean:+.2f} | {low:+.2f} to {high:+.2f} | {task} {tasks[task]:+.2f} | "
         f"{cell[1]} {cell[2] or 'all'} {by_cell[cell]:+.1f} | {share:.0%} of {len(by_cell)} |"
     )
+
+
+def _print_rare(runs: list[dict[str, Any]]) -> None:
+    """F1 with and without moved thresholds, with and without class weights: means over seeds."""
+    runs = [run for run in runs if run.get("rare") and run["recipe"] in ("auto", "class_weights balanced")]
+    if not any(run["recipe"] != "auto" for run in runs):
+        return
+    print("\n| model | task | rows | seeds | metric | recipe | largest probability | moved thresholds | moved in |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for cell in sorted({(r["model"], r["task"], r["size"], r["recipe"]) for r in runs}, key=str):
+        here = [r["rare"] for r in runs if (r["model"], r["task"], r["size"], r["recipe"]) == cell]
+        means = [_mean([r[kind] for r in here]) for kind in ("plain", "moved")]
+        moved = f"{sum(r['kept'] for r in here)} of {len(here)}"
+        size = cell[2] or "all"
+        print(
+            f"| {cell[0]} | {cell[1]} | {size} | {len(here)} | {here[0]['metric']} | {cell[3]} | {' | '.join(means)} | {moved} |"
+        )
 
 
 def _print_seconds(runs: list[dict[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,6 +15,8 @@ DRAWS = 200
 FEWEST_OF_A_LABEL = 10
 """Rows with the label, and rows without: with fewer a threshold is fitted to chance."""
 EXPONENTS = tuple(k / 10 for k in range(16))
+ERRORS = 2.0
+"""A gain must be so many times its standard error: chance alone moves a threshold in one run of forty, with 1 in one of six."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,15 @@ class MovedThresholds:
     after: float
     error: float
     rows: int
+    decisions: Array | None = field(default=None, compare=False)
+    """The labels of the rows that have one, each decided by thresholds of the others; None where they are not moved."""
 
-    def line(self) -> str:
+    def line(self, what: str = "validation") -> str:
         """As it is printed."""
         gain = (
             f"{self.metric} {self.before:.3f} -> {self.after:.3f} ({self.after - self.before:+.3f} ± {self.error:.3f})"
         )
-        where = f"on {self.rows:,} validation rows, each decided by thresholds of the others"
+        where = f"on {self.rows:,} {what} rows, each decided by thresholds of the others"
         if self.thresholds is None:
             return f"Thresholds stay at one half: moved ones have {gain} {where}."
         shown = ", ".join(f"{t:.2f}" for t in self.thresholds)
@@ -68,8 +72,9 @@ def fit_thresholds(probabilities: Array, gold: Array, task: Task, *, seed: int =
     before, after = score(plain, every), score(moved, every)
     draws = [rng.integers(len(gold), size=len(gold)) for _ in range(DRAWS)]
     error = float(np.std([score(moved, some) - score(plain, some) for some in draws]))
-    kept = _fit(probabilities, gold, task) if after - before > error else None
-    return MovedThresholds(kept, metric, before, after, error, len(gold))
+    moves = after - before > ERRORS * error
+    kept = _fit(probabilities, gold, task) if moves else None
+    return MovedThresholds(kept, metric, before, after, error, len(gold), moved.astype(np.int64) if moves else None)
 
 
 def _fewest(gold: Array, labels: int) -> int:

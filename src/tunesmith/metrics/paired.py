@@ -52,14 +52,15 @@ def compare_predictions(
     task: Task,
     metric: str = "accuracy",
     scores: Scale = "logits",
+    decisions: tuple[Any, Any] = (None, None),
     seed: int = 0,
     resamples: int = 2000,
 ) -> PairedResult:
-    """B against A on the same labelled rows."""
+    """B against A on the same labelled rows; `decisions` of A and of B as in `make_rows`."""
     chosen = metric_of(metric, task)
     name = chosen.name
-    rows_a = make_rows(predictions_a, references, task=task, scores=scores)
-    rows_b = make_rows(predictions_b, references, task=task, scores=scores)
+    given = zip((predictions_a, predictions_b), decisions, strict=True)
+    rows_a, rows_b = (make_rows(p, references, task=task, scores=scores, decisions=d) for p, d in given)
     value_a, value_b = chosen.measure(rows_a), chosen.measure(rows_b)
     if value_a is None or value_b is None:
         return PairedResult(name, value_a, value_b, None, None, None, None, len(rows_a), "none", "not enough evidence")

@@ -54,8 +54,17 @@ def make_rows(
     task: Task,
     scores: Scale = "logits",
     thresholds: Sequence[float] | None = None,
+    decisions: Any = None,
 ) -> Rows:
-    """Rows with a label, in input order. Lengths, shapes and label ranges that do not fit are a DataError."""
+    """Rows with a label, in input order. Lengths, shapes and label ranges that do not fit are a DataError.
+
+    `decisions` are the labels that were given to the rows, all labelled, where not the largest score decided.
+    """
+    rows = _rows_of(predictions, references, task, scores, thresholds)
+    return rows if decisions is None or task is Task.REGRESSION else replace(rows, decisions=np.asarray(decisions))
+
+
+def _rows_of(predictions: Any, references: Any, task: Task, scores: Scale, thresholds: Sequence[float] | None) -> Rows:
     predicted, expected = to_numpy(predictions), to_numpy(references)
     if len(predicted.shape) == 0 or len(expected.shape) == 0 or len(predicted) != len(expected):
         raise DataError(

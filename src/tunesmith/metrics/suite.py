@@ -65,10 +65,17 @@ class Suite:
         return {name: metric.measure(rows) for name, metric in self.metrics.items()}
 
     def compute_with_intervals(
-        self, predictions: Any = None, references: Any = None, *, confidence: float = 0.95, seed: int = 0
+        self,
+        predictions: Any = None,
+        references: Any = None,
+        *,
+        decisions: Any = None,
+        confidence: float = 0.95,
+        seed: int = 0,
     ) -> dict[str, Score]:
-        """Metric -> value with n and interval, over the same rows as `compute`."""
+        """Metric -> value with n and interval, over the same rows as `compute`; `decisions` as in `make_rows`."""
         rows = self._take(predictions, references)
+        rows = rows if decisions is None else replace(rows, decisions=to_numpy(decisions))
         found = {name: metric.score(rows, confidence=confidence, seed=seed) for name, metric in self.metrics.items()}
         return {k: replace(v, of=self.positive_name) if k in OF_ONE_CLASS else v for k, v in found.items()}
 

@@ -26,6 +26,8 @@ class Side:
     labels: NDArray[Any]
     given: NDArray[Any]
     """(rows, classes) probabilities, or ids or values by row."""
+    decided: NDArray[Any]
+    """The labels that the run gave, by its thresholds where it moved them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,20 +38,15 @@ class Pair:
     given_a: NDArray[Any]
     given_b: NDArray[Any]
     labels: NDArray[Any]
+    decided: tuple[NDArray[Any], NDArray[Any]]
 
     @property
     def disagreements(self) -> int:
         """Rows that the two decide differently; 0 for regression, where nothing is decided."""
         if self.task is Task.REGRESSION:
             return 0
-        a, b = (_decisions(given, self.task) for given in (self.given_a, self.given_b))
+        a, b = self.decided
         return int((a != b).reshape(len(a), -1).any(axis=1).sum())
-
-
-def _decisions(given: NDArray[Any], task: Task) -> NDArray[Any]:
-    if task is Task.MULTILABEL:
-        return given > 0.5
-    return np.asarray(given.argmax(axis=1) if given.ndim == 2 else given)
 
 
 def labelled_splits(columns: Mapping[str, Sequence[Any]]) -> list[str]:
@@ -72,7 +69,7 @@ def read_side(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any], 
     given = found.predicted if found.probabilities is None else found.probabilities
     texts = list(zip(*found.texts.values(), strict=True)) if found.texts else [()] * len(found)
     keys = [(int(row), tuple(text)) for row, text in zip(found.row, texts, strict=True)]
-    return Side(found.task, found.names, keys, found.labels, given)
+    return Side(found.task, found.names, keys, found.labels, given, found.predicted)
 
 
 def pair_sides(a: Side, b: Side, *, split: str) -> Pair:
@@ -90,8 +87,9 @@ def pair_sides(a: Side, b: Side, *, split: str) -> Pair:
             fix="Score both on one file with `tunesmith evaluate`, or train both on the same split.",
         )
     order = np.array([where[key] for key in a.keys], dtype=np.int64)
-    labels, given = b.labels[order], b.given[order]
+    labels, given, decided = b.labels[order], b.given[order], b.decided[order]
     if a.names != b.names:  # the same names under other ids
+        decided = _renamed(labels, decided, a, b)[1]
         labels, given = _renamed(labels, given, a, b)
     different = int((labels != a.labels).reshape(len(order), -1).any(axis=1).sum())
     if different:
@@ -99,8 +97,9 @@ def pair_sides(a: Side, b: Side, *, split: str) -> Pair:
             f"{different} of {len(order)} {split} rows have another label in the other run",
             fix="Train both on the same labels.",
         )
-    given_a, given_b = _one_kind(a, given)
-    return Pair(a.task, given_a, given_b, a.labels)
+    # Both as probabilities, or both as decisions when one run kept no probabilities.
+    kind = (a.given, given) if a.given.ndim == given.ndim or a.task is Task.REGRESSION else (a.decided, decided)
+    return Pair(a.task, *kind, a.labels, (a.decided, decided))
 
 
 def _renamed(labels: NDArray[Any], given: NDArray[Any], a: Side, b: Side) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -111,13 +110,6 @@ def _renamed(labels: NDArray[Any], given: NDArray[Any], a: Side, b: Side) -> tup
     if given.ndim == 2:
         return ids[labels], given[:, [b.names.index(name) for name in a.names]]
     return ids[labels], ids[given]
-
-
-def _one_kind(a: Side, given: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Both as probabilities, or both as decisions when one run kept no probabilities."""
-    if a.given.ndim == given.ndim or a.task in (Task.MULTILABEL, Task.REGRESSION):
-        return a.given, given
-    return tuple(g.argmax(axis=1) if g.ndim == 2 else g for g in (a.given, given))  # type: ignore[return-value]
 
 
 def _say(side: Side) -> str:

@@ -127,7 +127,7 @@ def _from_predictions(predictions: PredictedRows) -> list[Headline]:
         low, high = wilson_limits(share, rows)
         name = "subset_accuracy" if predictions.task is Task.MULTILABEL else "accuracy"
         return [Headline(predictions.split, name, share, float(low), float(high), rows)]
-    scores = suite.compute_with_intervals(given, predictions.labels)
+    scores = suite.compute_with_intervals(given, predictions.labels, decisions=predictions.predicted)
     made = [_headline(predictions.split, name, score.to_json()) for name, score in scores.items()]
     return [score for score in made if score is not None]
 

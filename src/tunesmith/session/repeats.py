@@ -2,7 +2,8 @@
 
 A folder of folds holds `fold-1`, `fold-2`, ...; of seeds `seed-42`, ...; of both `fold-1-seed-42`, ... A run that is finished
 is kept, one that was stopped is resumed: the same command resumes after a crash. `repeats.json` has the pooled score of the
-rows that each model did not see, and the spread over seeds.
+rows that each model did not see, and the spread over seeds. With `--move_thresholds` the folds decide together: the thresholds
+of a row come from other rows, none of which its model was trained on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from tunesmith.config.schema import RunConfig
-from tunesmith.labels import Task
+from tunesmith.labels import Task, choose_labels
+from tunesmith.metrics.moved_thresholds import fit_thresholds
 from tunesmith.metrics.suite import make_suite
 from tunesmith.metrics.uncertainty import Score
 from tunesmith.reading.prediction_file import read_prediction_columns
@@ -25,7 +27,7 @@ from tunesmith.run.layout import RunDir
 from tunesmith.run.records import read_summary
 from tunesmith.run.writing import write_file
 from tunesmith.session.from_config import finetune, is_complete
-from tunesmith.session.watch import Watch
+from tunesmith.session.watch import Say, Watch
 
 SUMMARY = "repeats.json"
 
@@ -65,7 +67,8 @@ def run_repeats(config: RunConfig, watch: Watch) -> Repeated:
         else:
             finetune(one, watch=watch)
         runs.append((one.seed, path))
-    pooled = {seed: _pool([path for s, path in runs if s == seed]) for seed in dict.fromkeys(s for s, _ in runs)}
+    say = watch.say if config.folds is not None and config.move_thresholds else None
+    pooled = {s: _pool([path for seed, path in runs if s == seed], say) for s in dict.fromkeys(s for s, _ in runs)}
     found = Repeated(folder, tuple(path for _, path in runs), pooled)
     write_file(folder / SUMMARY, json.dumps(_to_json(found), indent=1).encode())
     return found
@@ -94,8 +97,8 @@ def each_run(config: RunConfig) -> Iterator[RunConfig]:
             )
 
 
-def _pool(folders: list[Path]) -> dict[str, Score]:
-    """The scores of the validation rows of these runs, taken together."""
+def _pool(folders: list[Path], say: Say | None) -> dict[str, Score]:
+    """The scores of the validation rows of these runs, taken together. With `say`, thresholds are fitted to them, and told."""
     parts = [rows for rows in map(_held_out, folders) if rows is not None]
     if not parts:
         return {}
@@ -104,7 +107,12 @@ def _pool(folders: list[Path]) -> dict[str, Score]:
     if task is Task.REGRESSION:
         return make_suite(task).compute_with_intervals(np.concatenate([rows.predicted for rows in parts]), gold)
     tables = [rows.probabilities for rows in parts if rows.probabilities is not None]
-    return make_suite(task, scores="probabilities").compute_with_intervals(np.concatenate(tables), gold)
+    table, decided = np.concatenate(tables), np.concatenate([rows.predicted for rows in parts])
+    moved = None if say is None else fit_thresholds(table, gold, task)
+    if moved is not None and say is not None:
+        say(moved.line("out-of-fold"))
+        decided = choose_labels(table, task).astype(np.int64) if moved.decisions is None else moved.decisions
+    return make_suite(task, scores="probabilities").compute_with_intervals(table, gold, decisions=decided)
 
 
 def _held_out(folder: Path) -> PredictedRows | None:

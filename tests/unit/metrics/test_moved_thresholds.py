@@ -24,7 +24,7 @@ def test_a_threshold_moves_where_a_label_is_rare_and_gains_on_other_rows() -> No
     assert found is not None
     assert found.thresholds is not None
     assert found.thresholds[1] < 0.4
-    assert found.after > found.before + found.error
+    assert found.after > found.before + 2 * found.error
     probabilities, gold = rare(4000, 1)
     plain, moved = (
         make_suite(Task.BINARY, names=("f1",), scores="probabilities", thresholds=t).compute(probabilities, gold)["f1"]
@@ -45,7 +45,7 @@ def test_noise_moves_nothing() -> None:
         found = fit_thresholds(np.c_[1 - positive, positive], gold, Task.BINARY)
         assert found is not None
         kept += found.thresholds is not None
-    assert kept <= 6
+    assert kept <= 1
 
 
 def test_labels_that_are_too_few_and_numbers_have_none() -> None:

@@ -280,3 +280,12 @@ def test_every_number_of_the_table_is_a_headline_of_its_run(make) -> None:
             assert cell in run.scores
             assert cell is not None
             assert (cell.split, cell.name) == (split, name)
+
+
+def test_labels_decided_by_moved_thresholds_are_tested_not_the_largest_probability(make) -> None:
+    a, b = make("a"), make("b")
+    edit(b, lambda table: table.update(prediction=[table["label"][0]] * len(table["label"])))  # probabilities stay
+    test = compare_runs([a, b], metric="accuracy").tests[0]
+    assert test.result is not None
+    assert test.result.value_b != test.result.value_a
+    assert test.different

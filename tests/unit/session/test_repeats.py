@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tiny_model import sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
+from tunesmith.metrics.moved_thresholds import MovedThresholds
 from tunesmith.reading.prediction_file import read_prediction_columns
 from tunesmith.session.from_config import Watch, finetune
 from tunesmith.session.repeats import each_run, run_repeats
@@ -36,6 +39,21 @@ def test_every_row_is_held_out_once_and_counted_once(config: Any, tmp_path: Path
     stored = json.loads((tmp_path / "runs" / "repeats.json").read_text())
     assert stored["held_out"]["42"]["accuracy"]["n"] == 45
     assert stored["runs"] == ["fold-1", "fold-2", "fold-3"]
+
+
+def test_thresholds_of_folds_are_fitted_to_all_held_out_rows(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def fit(table: Any, gold: Any, task: Any) -> MovedThresholds:
+        seen.append(len(gold))
+        return MovedThresholds((0.9, 0.1), "f1", 0.1, 0.9, 0.05, len(gold), np.ones(len(gold), dtype=np.int64))
+
+    monkeypatch.setattr("tunesmith.session.repeats.fit_thresholds", fit)
+    said: list[str] = []
+    found = run_repeats(replace(config, move_thresholds=True), Watch(say=said.append))
+    assert seen == [45]
+    assert found.pooled[42]["recall"].value == 1.0
+    assert any("on 45 out-of-fold rows, each decided by thresholds of the others" in line for line in said)
 
 
 def test_a_finished_fold_is_kept_and_the_rest_is_trained(config: Any) -> None:
