@@ -165,8 +165,8 @@ def _test_all(
             pair = pair_sides(first, other, split=wanted)
             name = metric or main_metric(first.task, config)
             scale: Scale = "probabilities" if pair.given_a.ndim == 2 else "logits"
-            given, about = (pair.given_a, pair.given_b, pair.labels), {"task": pair.task, "metric": name}
-            found = compare_predictions(*given, **about, scores=scale, decisions=pair.decided)
+            given, decided = (pair.given_a, pair.given_b, pair.labels), pair.decided
+            found = compare_predictions(*given, task=pair.task, metric=name, scores=scale, decisions=decided)
             results.append(Tested(found, with_seeds(found, pair.disagreements), pair.disagreements))
         except DataError as error:
             results.append(error)
