@@ -32,7 +32,9 @@ RAGGED = (5, 1, 2, 9, 5, 17, 2, 11)
 Rows = dict[str, list[np.ndarray]]
 
 
-def make_model(kind: str, *, dropout: float = 0.0, layers: int = 2, seed: int = 0, labels: int = 3) -> nn.Module:
+def make_model(
+    kind: str, *, dropout: float = 0.0, layers: int = 2, seed: int = 0, labels: int = 3, **own: Any
+) -> nn.Module:
     """A random sequence classification model in train mode, float32."""
     torch.manual_seed(seed)
     pad = PAD.get(kind, 0)
@@ -49,6 +51,7 @@ def make_model(kind: str, *, dropout: float = 0.0, layers: int = 2, seed: int = 
             attention_probs_dropout_prob=dropout, classifier_dropout=dropout, classifier_dropout_prob=dropout,
             num_labels=labels, pad_token_id=pad, type_vocab_size=2,
             **({} if kind in RELATIVE else {"embedding_size": 16}), **OWN.get(kind, {}), **dict.fromkeys(drops, dropout),
+            **own,
         )  # fmt: skip
     with (
         warnings.catch_warnings()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from equivalence.strategy_cases import (
 )
 from tunesmith.errors import ConfigError
 from tunesmith.fast.cls_only import enable_first_token_only
-from tunesmith.fast.fused_layers import FusedLayers
+from tunesmith.fast.fused_modern import fuse_layers
 from tunesmith.fast.layer_parts import why_not_fused
 from tunesmith.fast.packing import pack
 from tunesmith.fast.padding_free import PaddingFree, enable_padding_free
@@ -35,13 +36,17 @@ def packed(rows: dict[str, list[np.ndarray]], strategy: PaddingFree, **options: 
 
 def fuse(model: nn.Module, *, first_only: bool, dtype: torch.dtype = torch.float32) -> PaddingFree:
     strategy = enable_padding_free(model)
-    FusedLayers(model, dtype, first_token_only=first_only)
+    fuse_layers(model, dtype, first_token_only=first_only)
     return strategy
 
 
+MODERN = ("modernbert", "modernbert-mean")
+
+
 @pytest.mark.parametrize("total", [None, 64])
-@pytest.mark.parametrize("first_only", [False, True])
-@pytest.mark.parametrize("kind", CUT_FAMILIES)
+@pytest.mark.parametrize(
+    ("kind", "first_only"), [*itertools.product(CUT_FAMILIES, (False, True)), *((kind, False) for kind in MODERN)]
+)
 def test_fused_loss_logits_and_gradients_equal_the_padded_ones(kind: str, first_only: bool, total: int | None) -> None:
     model = make_model(kind)
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
@@ -54,11 +59,11 @@ def test_fused_loss_logits_and_gradients_equal_the_padded_ones(kind: str, first_
     assert largest_difference(plain, ours) < 1e-5
 
 
-@pytest.mark.parametrize("kind", CUT_FAMILIES)
+@pytest.mark.parametrize("kind", [*CUT_FAMILIES, *MODERN])
 def test_weights_after_100_fused_steps_equal_plain_training(kind: str) -> None:
     plain = make_model(kind)
     ours = copy.deepcopy(plain)
-    strategy = fuse(ours, first_only=True)
+    strategy = fuse(ours, first_only=kind in CUT_FAMILIES)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=5e-5, weight_decay=0.1) for m in (plain, ours)]
     for step in range(100):
         rows = make_rows(np.random.default_rng(step).integers(1, 20, 6), seed=step, pad=PAD.get(kind, 0))
@@ -73,13 +78,14 @@ def test_weights_after_100_fused_steps_equal_plain_training(kind: str) -> None:
         assert torch.allclose(a, b, atol=1e-4), name
 
 
-def test_half_precision_is_as_near_to_float32_as_autocast_is() -> None:
-    model = make_model("bert")
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_half_precision_is_as_near_to_float32_as_autocast_is(kind: str) -> None:
+    model = make_model(kind)
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
-    _, _, exact = gradients(model, pad_rows(rows, kind="bert"), labels)
+    _, _, exact = gradients(model, pad_rows(rows, kind=kind), labels)
     with torch.autocast("cpu", torch.bfloat16):
-        _, _, theirs = gradients(model, pad_rows(rows, kind="bert"), labels)
-    strategy = fuse(model, first_only=True, dtype=torch.bfloat16)
+        _, _, theirs = gradients(model, pad_rows(rows, kind=kind), labels)
+    strategy = fuse(model, first_only=kind == "bert", dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
         _, _, ours = gradients(model, packed(rows, strategy), labels)
 
@@ -107,17 +113,18 @@ def test_padded_batches_and_the_model_afterwards_are_as_before() -> None:
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     before = gradients(model, pad_rows(rows, kind="bert"), labels)[1]
     strategy = enable_padding_free(model)
-    fused = FusedLayers(model, torch.bfloat16, first_token_only=True)
+    fused = fuse_layers(model, torch.bfloat16, first_token_only=True)
     assert torch.equal(gradients(model, pad_rows(rows, kind="bert"), labels)[1], before)
     fused.disable()
     enable_first_token_only(model)
     assert torch.allclose(gradients(model, packed(rows, strategy), labels)[1], before, atol=2e-6)
 
 
-def test_dropout_changes_with_the_seed_and_repeats_with_it() -> None:
-    model = make_model("bert", dropout=0.3)
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+def test_dropout_changes_with_the_seed_and_repeats_with_it(kind: str) -> None:
+    model = make_model(kind, dropout=0.3)
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
-    batch = packed(rows, fuse(model, first_only=True))
+    batch = packed(rows, fuse(model, first_only=kind == "bert"))
     losses = []
     for seed in (1, 2, 1):
         torch.manual_seed(seed)
@@ -125,12 +132,20 @@ def test_dropout_changes_with_the_seed_and_repeats_with_it() -> None:
     assert losses[0] == losses[2] != losses[1]
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("albert", "share one set"), ("modernbert", "not of BERT's kind")])
-def test_families_that_cannot_be_fused_say_why(kind: str, reason: str) -> None:
-    model = make_model(kind)
+@pytest.mark.parametrize(
+    ("kind", "option", "reason"),
+    [
+        ("albert", {}, "share one set"),
+        ("modernbert", {"mlp_bias": True}, "its projections have biases"),
+        ("modernbert", {"attention_bias": True}, "its projections have biases"),
+        ("modernbert", {"hidden_activation": "relu"}, "its activation is relu, not gelu"),
+    ],
+)
+def test_families_that_cannot_be_fused_say_why(kind: str, option: dict[str, Any], reason: str) -> None:
+    model = make_model(kind, **option)
     assert reason in (why_not_fused(model) or "")
     with pytest.raises(ConfigError, match="fused layers are not possible"):
-        FusedLayers(model, torch.bfloat16, first_token_only=False)
+        fuse_layers(model, torch.bfloat16, first_token_only=False)
 
 
 def test_another_activation_and_wrapped_layers_are_left_alone() -> None:
@@ -153,17 +168,24 @@ LISTENERS: dict[str, Any] = {
     "full backward": lambda m: m.register_full_backward_hook(lambda _, gi, go: scaled(*gi)),
     "full backward pre": lambda m: m.register_full_backward_pre_hook(lambda _, go: scaled(*go)),
 }
+FIRST = "bert.encoder.layer.0."
+LISTENED = [
+    *itertools.product(["bert"], LISTENERS, (f"{FIRST}output.dense", f"{FIRST}attention.self.query", f"{FIRST}intermediate")),
+    *itertools.product(["modernbert"], ["forward"], ("model.layers.1.mlp_norm", "model.final_norm", "model.embeddings.norm")),
+    ("modernbert", "full backward", "model.layers.0.attn.Wqkv"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("place", ["output.dense", "attention.self.query", "intermediate"])
-@pytest.mark.parametrize("kind", LISTENERS)
-def test_hooks_of_any_kind_on_a_part_of_a_layer_are_called_though_it_was_fused_before(kind: str, place: str) -> None:
-    plain, ours = make_model("bert"), make_model("bert")
+@pytest.mark.parametrize(("family", "kind", "place"), LISTENED)
+def test_hooks_of_any_kind_on_a_part_of_a_layer_are_called_though_it_was_fused_before(
+    family: str, kind: str, place: str
+) -> None:
+    plain, ours = make_model(family), make_model(family)
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
-    batch = packed(rows, fuse(ours, first_only=True))
+    batch = packed(rows, fuse(ours, first_only=family == "bert"))
     before = gradients(ours, batch, labels)
-    handles = [LISTENERS[kind](m.bert.encoder.layer[0].get_submodule(place)) for m in (plain, ours)]
-    expected, found = gradients(plain, pad_rows(rows, kind="bert"), labels), gradients(ours, batch, labels)
+    handles = [LISTENERS[kind](m.get_submodule(place)) for m in (plain, ours)]
+    expected, found = gradients(plain, pad_rows(rows, kind=family), labels), gradients(ours, batch, labels)
     assert largest_difference(expected[2], found[2]) < 2e-5
     assert largest_difference(before[2], found[2]) > 1e-3
     handles[1].remove()
@@ -200,7 +222,7 @@ def test_weights_written_through_data_are_the_ones_that_are_used(write: str, fre
     plain, ours = make_model("bert"), make_model("bert")
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     strategy = enable_padding_free(ours)
-    fused = FusedLayers(ours, torch.float32, first_token_only=True)
+    fused = fuse_layers(ours, torch.float32, first_token_only=True)
     batch = packed(rows, strategy)
     fused.kept_fresh = fresh
     gradients(ours, batch, labels)
@@ -236,3 +258,54 @@ def test_layers_that_share_modules_or_weights_are_not_fused(share: str) -> None:
     else:
         layers[1].output.dense.weight = layers[0].output.dense.weight
     assert why_not_fused(model) == "its layers share parameters"
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_modernbert_runs_without_calling_its_layers_and_is_itself_again_afterwards(
+    bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model("modernbert", norm_bias=bias)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms of ones and zeros would hide errors
+            nn.init.normal_(parameter, 1.0, 0.3)
+    rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
+    plain = gradients(model, pad_rows(rows, kind="modernbert"), labels)
+    strategy = enable_padding_free(model)
+    before = gradients(model, packed(rows, strategy), labels)
+    fused = fuse_layers(model, torch.float32, first_token_only=False)
+    layers = model.get_submodule("model.layers")
+    assert isinstance(layers, nn.ModuleList)
+    kind, calls = type(layers[0]), list[nn.Module]()
+    own = kind.forward
+
+    def counted(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        calls.append(self)
+        return own(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "forward", counted)
+    ours = gradients(model, packed(rows, strategy), labels)
+    assert calls == []
+    assert abs(plain[0] - ours[0]) < 1e-6
+    assert largest_difference(plain[2], ours[2]) < 1e-5
+    assert torch.equal(gradients(model, pad_rows(rows, kind="modernbert"), labels)[1], plain[1])
+    fused.disable()
+    assert largest_difference(before[2], gradients(model, packed(rows, strategy), labels)[2]) == 0.0
+    assert len(calls) == 2 * len(layers)
+
+
+def test_modernbert_reads_weights_and_dropout_when_they_are_used() -> None:
+    plain, ours = make_model("modernbert"), make_model("modernbert", dropout=0.4)
+    rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
+    batch = packed(rows, fuse(ours, first_only=False))
+    gradients(ours, batch, labels)
+    for model in (plain, ours):
+        layers: Any = model.get_submodule("model.layers")
+        for module in (layers[0].attn.Wqkv, layers[1].mlp.Wo, layers[1].mlp_norm):
+            module.weight.data.mul_(1.5)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        for layer in layers:
+            layer.attn.attention_dropout = 0.0
+    expected, found = gradients(plain, pad_rows(rows, kind="modernbert"), labels), gradients(ours, batch, labels)
+    assert largest_difference(expected[2], found[2]) < 2e-5

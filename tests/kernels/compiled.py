@@ -9,12 +9,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tunesmith.fast import adamw_kernel, attention_kernels, row_kernels, triton_kernels
+from tunesmith.fast import adamw_kernel, attention_kernels, modern_kernels, row_kernels, triton_kernels
 
 HALF, FLOAT, DOUBLE, INT, LONG, INTS, NUMBER = "*bf16", "*fp32", "*fp64", "i32", "*i64", "*i32", "fp32"
 BLOCK = {"BLOCK": 1024, "DROP": True, "COPY": True}
 TILE = {"ROWS": 32, "COLUMNS": 128}
 SCORES = {"TILE": 16, "WIDTH": 128}
+SUM = {"BLOCK": 1024, "DROP": True, "TOTAL": True, "BETA": True}
+GATED = {"ROWS": 16, "COLUMNS": 128, "DROP": True}
 HEAD = {"D": 64, "TILE": 64, "DROP": True}
 KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     (
@@ -29,18 +31,21 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     ),
     (triton_kernels._bias_gelu_forward, [HALF, FLOAT, HALF, INT, INT], TILE),
     (triton_kernels._bias_gelu_backward, [HALF, HALF, FLOAT, HALF, HALF, FLOAT, INT, INT], TILE),
-    (
-        attention_kernels._forward,
-        [*[HALF] * 4, FLOAT, LONG, INTS, INTS, INT, NUMBER, NUMBER, INT, INT, INT],
-        HEAD,
+    *(
+        (
+            attention_kernels._forward,
+            [*[HALF] * 4, FLOAT, LONG, INTS, INTS, INT, NUMBER, NUMBER, *[INT] * 4],
+            {**HEAD, "NEAR": near},
+        )
+        for near in (False, True)
     ),
     *(
         (
             attention_kernels._backward,
-            [*[HALF] * 5, FLOAT, *[HALF] * 3, LONG, INTS, INTS, INT, NUMBER, NUMBER, *[INT] * 4],
-            {**HEAD, "MERGE": merge},
+            [*[HALF] * 5, FLOAT, *[HALF] * 3, LONG, INTS, INTS, INT, NUMBER, NUMBER, *[INT] * 5],
+            {**HEAD, "MERGE": merge, "NEAR": near},
         )
-        for merge in (False, True)
+        for merge, near in ((False, False), (True, False), (True, True))
     ),
     (row_kernels._lay, [HALF, HALF, INTS, INT, INT, INT], {"TILE": 64, "SIZE": 64, "BACK": False}),
     (
@@ -55,6 +60,19 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     ),
     (row_kernels._skew, [HALF, HALF, INTS, INT, INT, INT], SCORES),
     (adamw_kernel._advance, [LONG, DOUBLE, FLOAT, FLOAT], {}),
+    (
+        modern_kernels._sum_norm_forward,
+        [HALF, *[FLOAT] * 3, LONG, FLOAT, HALF, HALF, FLOAT, INT, INT, NUMBER, NUMBER],
+        {**SUM, "KEEP": True},
+    ),
+    (
+        modern_kernels._sum_norm_backward,
+        [FLOAT, HALF, HALF, FLOAT, LONG, FLOAT, HALF, FLOAT, FLOAT, INT, INT, INT, NUMBER],
+        SUM,
+    ),
+    (modern_kernels._geglu_forward, [HALF, LONG, HALF, INT, INT, INT, NUMBER], GATED),
+    (modern_kernels._geglu_backward, [HALF, HALF, LONG, HALF, HALF, INT, INT, INT, NUMBER], GATED),
+    (modern_kernels._rotate, [HALF, FLOAT, FLOAT, INT, INT], {"HEADS": 32, "HALF": 32, "BACK": True}),
     (
         adamw_kernel._update,
         [LONG, LONG, LONG, *[FLOAT] * 4],

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import interpreted_modern
 import torch
+from interpreted_checks import SEEDS, apart, say
 from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -30,18 +32,6 @@ from tunesmith.fast.adamw_kernel import OneKernelAdamW
 from tunesmith.fast.fused_distances import attend_by_distance
 from tunesmith.fast.packing import Layout, pack
 from tunesmith.fast.padding_free import enable_padding_free
-
-SEEDS = torch.randint(2**62, (4,), generator=torch.Generator().manual_seed(5))
-
-
-def say(name: str, found: float, limit: float) -> None:
-    """One line for the test that reads it."""
-    print(f"{name.replace(' ', '_')} {found:.6g} {limit:.6g}", flush=True)
-
-
-def apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Largest difference."""
-    return float((one.detach().float() - other.detach().float()).abs().max())
 
 
 def check_add_norm() -> None:
@@ -160,7 +150,7 @@ def check_gelu() -> None:
         say(f"gelu gradient {name}", apart(a, b), 2e-5)
 
 
-def check_attention(first_only: bool, many: int) -> None:
+def check_attention(first_only: bool, many: int, window: int | None = None) -> None:
     """Against softmax row by row; with dropout against small changes of q, k and v. Rows of one tile and of several."""
     torch.manual_seed(0)
     attention_kernels._MANY = many
@@ -170,12 +160,12 @@ def check_attention(first_only: bool, many: int) -> None:
     q = torch.randn(len(lengths), heads, size) if first_only else packed[:, 0]
     q_at = list(range(len(at))) if first_only else at
     bounds = [torch.tensor(x, dtype=torch.int32) for x in (q_at, at)]
-    name = f"attention first_only={first_only} merged={many == 0}"
+    name = f"attention first_only={first_only} merged={many == 0} window={window}"
 
     def forward(q: torch.Tensor, packed: torch.Tensor, drop: float) -> Any:
         return attention_kernels.attention_forward(
             q, packed[:, 1], packed[:, 2], *bounds, q_longest=1 if first_only else 130, scale=scale, drop=drop, seeds=SEEDS,
-            call=1,
+            call=1, window=window,
         )  # fmt: skip
 
     def gradients(given: torch.Tensor, drop: float) -> tuple[torch.Tensor, ...]:
@@ -184,13 +174,13 @@ def check_attention(first_only: bool, many: int) -> None:
         d_q = torch.full_like(q, float("nan")) if first_only else into[:, 0]
         attention_kernels.attention_backward(
             given, q, packed[:, 1], packed[:, 2], out, lse, (d_q, into[:, 1], into[:, 2]), *bounds,
-            longest=130, scale=scale, drop=drop, seeds=SEEDS, call=1,
+            longest=130, scale=scale, drop=drop, seeds=SEEDS, call=1, window=window,
         )  # fmt: skip
         return d_q, into[:, 1], into[:, 2]
 
     leaves = [x.clone().requires_grad_() for x in (q, packed[:, 1], packed[:, 2])]
     expected = torch.cat(
-        [_softmax(*leaves, slice(*a), slice(*b), scale) for a, b in zip(_pairs(q_at), _pairs(at), strict=True)]
+        [_softmax(*leaves, slice(*a), slice(*b), scale, window) for a, b in zip(_pairs(q_at), _pairs(at), strict=True)]
     )
     say(f"{name} forward", apart(forward(q, packed, 0.0)[0], expected), 1e-5)
     given = torch.randn_like(expected)
@@ -214,10 +204,14 @@ def _pairs(at: list[int]) -> list[tuple[int, int]]:
 
 
 def _softmax(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mine: slice, theirs: slice, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mine: slice, theirs: slice, scale: float, window: int | None
 ) -> torch.Tensor:
     a, b, c = q[mine].transpose(0, 1), k[theirs].transpose(0, 1), v[theirs].transpose(0, 1)
-    return (torch.softmax(a @ b.transpose(1, 2) * scale, -1) @ c).transpose(0, 1)
+    scores = a @ b.transpose(1, 2) * scale
+    if window is not None:
+        places = torch.arange(b.shape[1])
+        scores = scores.masked_fill((places[: a.shape[1], None] - places).abs() > window, float("-inf"))
+    return (torch.softmax(scores, -1) @ c).transpose(0, 1)
 
 
 def check_distances(kind: str) -> None:
@@ -324,4 +318,7 @@ if __name__ == "__main__":
         check_distances(kind)
     for kind in ("mpnet", "deberta-v2"):
         check_distances_in_layers(kind)
+    check_attention(False, 0, window=64)
+    check_attention(False, 10**6, window=3)
     check_adamw()
+    interpreted_modern.check_all()

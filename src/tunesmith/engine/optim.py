@@ -13,8 +13,8 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from tunesmith.config.choices import OPTIMIZERS
 from tunesmith.encoder.params import param_groups
-from tunesmith.fast.fused_layers import FusedLayers
 from tunesmith.fast.fused_ops import has_triton
+from tunesmith.fast.fused_stack import FusedStack
 from tunesmith.ranks.sharding import gathered, local
 
 Rate = float | torch.Tensor
@@ -32,13 +32,15 @@ def make_optimizer(
     betas: tuple[float, float] = (0.9, 0.999),
     epsilon: float = 1e-8,
     optim: str = "adamw_torch_fused",
-    layers: FusedLayers | None = None,
+    layers: FusedStack | None = None,
     only_writer: bool = False,
+    captured: bool = False,
 ) -> Optimizer:
     """An optimizer over the trainable parameters; each group knows its parameter names and its share of the rate.
 
     With fused `layers` the copies they compute with are written by the same kernel as the weights. `only_writer` says that
-    nothing else writes weights between steps; else they are copied before each forward pass.
+    nothing else writes weights between steps; else they are copied before each forward pass. `captured`: steps are captured,
+    and the kernel pays without fused layers too.
     """
     place, options = OPTIMIZERS[optim]
     module, _, name = place.partition(":")
@@ -63,12 +65,13 @@ def make_optimizer(
     settings = {"betas": betas, "eps": epsilon, "capturable": on_gpu, **options}
     takes = inspect.signature(kind).parameters
     made: Optimizer = kind(groups, lr=learning_rate, **{k: v for k, v in settings.items() if k in takes})
+    kernel = attach_kernel(made, layers) if captured or layers is not None else None
     if layers is not None:
-        layers.kept_fresh = attach_kernel(made, layers) is not None and only_writer
+        layers.kept_fresh = kernel is not None and only_writer
     return made
 
 
-def attach_kernel(optimizer: Optimizer, layers: FusedLayers | None) -> Any:
+def attach_kernel(optimizer: Optimizer, layers: FusedStack | None) -> Any:
     """From now on one kernel of ours does the update of a fused AdamW on a GPU, and writes the copies of fused layers with it.
 
     None where it cannot: without triton, for other optimizers and for parameters that it does not take.

@@ -83,9 +83,12 @@ def attend_packed(
 
     With `window` a token sees those at most so far from it.
     """
-    if window is not None and window >= layout.longest - 1:
-        window = None
-    return _method_for(q)(q, k, v, layout, scale, dropout, first_only, window)
+    return _method_for(q)(q, k, v, layout, scale, dropout, first_only, binding(window, layout))
+
+
+def binding(window: int | None, layout: Layout) -> int | None:
+    """The window where it hides a token from another; None where the rows are too short for that."""
+    return None if window is None or window >= layout.longest - 1 else window
 
 
 def _attend_padded(

@@ -37,10 +37,32 @@ def _kept_pairs(seed, first, row, column, head, heads, drop):
     return is_kept(seed, place, drop)
 
 
+@triton.jit
+def _sees(row, column, k_length, reach, NEAR: tl.constexpr):
+    """bool (queries, keys): whether a query sees a key: one of its row, with NEAR at most `reach` places away."""
+    seen = (column < k_length)[None, :]
+    if NEAR:
+        apart = row[:, None] - column[None, :]
+        seen = seen & (apart <= reach) & (apart >= -reach)
+    return seen
+
+
+@triton.jit
+def _first_tile(block, reach, TILE: tl.constexpr, NEAR: tl.constexpr):
+    """Where the first tile begins that something in this one sees, or is seen from."""
+    return tl.maximum(block * TILE - reach, 0) // TILE * TILE if NEAR else 0
+
+
+@triton.jit
+def _end(block, length, reach, TILE: tl.constexpr, NEAR: tl.constexpr):
+    """Where the tiles end that something in this one sees, or is seen from."""
+    return tl.minimum((block + 1) * TILE + reach, length) if NEAR else length
+
+
 @triton.jit(do_not_specialize=["call"])
 def _forward(
-    q, k, v, out, lse, seeds, q_bounds, k_bounds, call, scale, drop, q_stride, k_stride, heads,
-    D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr,
+    q, k, v, out, lse, seeds, q_bounds, k_bounds, call, scale, drop, q_stride, k_stride, heads, reach,
+    D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     stretch, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     q_first = tl.load(q_bounds + stretch)
@@ -54,11 +76,13 @@ def _forward(
     top = tl.full((TILE,), -1e30, tl.float32)
     total = tl.zeros((TILE,), tl.float32)
     result = tl.zeros((TILE, D), tl.float32)
-    for start in range(0, k_length, TILE):
+    for start in range(_first_tile(block, reach, TILE, NEAR), _end(block, k_length, reach, TILE, NEAR), TILE):
         column = start + tl.arange(0, TILE)
         keys = _load_rows(k, k_first, column, k_length, k_stride, head, D)
         values = _load_rows(v, k_first, column, k_length, k_stride, head, D)
-        scores = tl.where((column < k_length)[None, :], tl.dot(queries, tl.trans(keys)) * scale, -1e30)
+        # A query that sees nothing of its first tiles takes what it sees later for infinitely more.
+        seen = _sees(row, column, k_length, reach, NEAR)
+        scores = tl.where(seen, tl.dot(queries, tl.trans(keys)) * scale, -1e30)
         higher = tl.maximum(top, tl.max(scores, 1))
         share = tl.exp(scores - higher[:, None])
         fade = tl.exp(top - higher)
@@ -75,11 +99,11 @@ def _forward(
 @triton.jit
 def _shares(
     queries, keys, values, d_out, norm, delta, q_first, row, column, k_length, seed, head, heads, scale, drop,
-    DROP: tl.constexpr,
+    reach, DROP: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     """(attention weights after dropout, gradient of the scores), both (queries, keys)."""
     scores = tl.dot(queries, tl.trans(keys)) * scale
-    share = tl.where((column < k_length)[None, :], tl.exp(scores - norm[:, None]), 0.0)
+    share = tl.where(_sees(row, column, k_length, reach, NEAR), tl.exp(scores - norm[:, None]), 0.0)
     d_share = tl.dot(d_out, tl.trans(values))
     used = share
     if DROP:
@@ -92,7 +116,7 @@ def _shares(
 @triton.jit
 def _key_gradients(
     d_out, q, k, v, out, lse, d_q, d_k, d_v, seed, q_first, q_length, k_first, k_length, block, scale, drop, q_stride,
-    k_stride, heads, head, whole, D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr,
+    k_stride, heads, head, whole, reach, D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     """Those of one tile of keys and values; of the queries too, where the row is one tile and `whole` says so."""
     column = block * TILE + tl.arange(0, TILE)
@@ -100,7 +124,7 @@ def _key_gradients(
     values = _load_rows(v, k_first, column, k_length, k_stride, head, D)
     d_keys = tl.zeros((TILE, D), tl.float32)
     d_values = tl.zeros((TILE, D), tl.float32)
-    for start in range(0, q_length, TILE):
+    for start in range(_first_tile(block, reach, TILE, NEAR), _end(block, q_length, reach, TILE, NEAR), TILE):
         row = start + tl.arange(0, TILE)
         queries = _load_rows(q, q_first, row, q_length, q_stride, head, D)
         given = _load_rows(d_out, q_first, row, q_length, heads * D, head, D)
@@ -108,7 +132,8 @@ def _key_gradients(
         delta = tl.sum(given.to(tl.float32) * result.to(tl.float32), 1)
         norm = tl.load(lse + (q_first + row) * heads + head, mask=row < q_length, other=0.0)
         used, d_scores = _shares(
-            queries, keys, values, given, norm, delta, q_first, row, column, k_length, seed, head, heads, scale, drop, DROP
+            queries, keys, values, given, norm, delta, q_first, row, column, k_length, seed, head, heads, scale, drop, reach,
+            DROP, NEAR,
         )  # fmt: skip
         d_values += tl.dot(tl.trans(used.to(given.dtype)), given)
         d_keys += tl.dot(tl.trans(d_scores.to(queries.dtype)), queries)
@@ -121,7 +146,7 @@ def _key_gradients(
 @triton.jit
 def _query_gradients(
     d_out, q, k, v, out, lse, d_q, seed, q_first, q_length, k_first, k_length, block, scale, drop, q_stride, k_stride,
-    heads, head, D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr,
+    heads, head, reach, D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     """Those of one tile of queries."""
     row = block * TILE + tl.arange(0, TILE)
@@ -131,12 +156,13 @@ def _query_gradients(
     delta = tl.sum(given.to(tl.float32) * result.to(tl.float32), 1)
     norm = tl.load(lse + (q_first + row) * heads + head, mask=row < q_length, other=0.0)
     d_queries = tl.zeros((TILE, D), tl.float32)
-    for start in range(0, k_length, TILE):
+    for start in range(_first_tile(block, reach, TILE, NEAR), _end(block, k_length, reach, TILE, NEAR), TILE):
         column = start + tl.arange(0, TILE)
         keys = _load_rows(k, k_first, column, k_length, k_stride, head, D)
         values = _load_rows(v, k_first, column, k_length, k_stride, head, D)
         _, d_scores = _shares(
-            queries, keys, values, given, norm, delta, q_first, row, column, k_length, seed, head, heads, scale, drop, DROP
+            queries, keys, values, given, norm, delta, q_first, row, column, k_length, seed, head, heads, scale, drop, reach,
+            DROP, NEAR,
         )  # fmt: skip
         d_queries += tl.dot(d_scores.to(keys.dtype), keys)
     _store_rows(d_q, d_queries, q_first, row, q_length, q_stride, head, D)
@@ -145,7 +171,7 @@ def _query_gradients(
 @triton.jit(do_not_specialize=["call", "blocks"])
 def _backward(
     d_out, q, k, v, out, lse, d_q, d_k, d_v, seeds, q_bounds, k_bounds, call, scale, drop, q_stride, k_stride, heads, blocks,
-    D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr, MERGE: tl.constexpr,
+    reach, D: tl.constexpr, TILE: tl.constexpr, DROP: tl.constexpr, MERGE: tl.constexpr, NEAR: tl.constexpr,
 ):  # fmt: skip
     # With programs to spare, keys and queries of a row go to two; with many rows one does both with the same scores.
     stretch, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -159,27 +185,30 @@ def _backward(
         if part * TILE < k_length:
             _key_gradients(
                 d_out, q, k, v, out, lse, d_q, d_k, d_v, seed, q_first, q_length, k_first, k_length, part, scale, drop,
-                q_stride, k_stride, heads, head, whole, D, TILE, DROP,
+                q_stride, k_stride, heads, head, whole, reach, D, TILE, DROP, NEAR,
             )  # fmt: skip
     elif ((part - blocks) * TILE < q_length) & (not whole):
         _query_gradients(
             d_out, q, k, v, out, lse, d_q, seed, q_first, q_length, k_first, k_length, part - blocks, scale, drop,
-            q_stride, k_stride, heads, head, D, TILE, DROP,
+            q_stride, k_stride, heads, head, reach, D, TILE, DROP, NEAR,
         )  # fmt: skip
 
 
 def attention_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_bounds: torch.Tensor, k_bounds: torch.Tensor, *,
-    q_longest: int, scale: float, drop: float, seeds: torch.Tensor, call: int,
+    q_longest: int, scale: float, drop: float, seeds: torch.Tensor, call: int, window: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """(output, log of the softmax's sum) for (tokens, heads, size) with any stride between tokens; k's is v's."""
+    """(output, log of the softmax's sum) for (tokens, heads, size) with any stride between tokens; k's is v's.
+
+    With `window` a token sees those at most so far from it.
+    """
     tokens, heads, size = q.shape
     out = torch.empty(tokens, heads, size, dtype=q.dtype, device=q.device)
     lse = torch.empty(tokens, heads, device=q.device)
     grid = (q_bounds.shape[0] - 1, heads, int(triton.cdiv(q_longest, _TILE)))
     _forward[grid](
         q, k, v, out, lse, seeds, q_bounds, k_bounds, call, scale, drop, q.stride(0), k.stride(0), heads,
-        D=size, TILE=_TILE, DROP=drop > 0, num_warps=4,
+        window or 0, D=size, TILE=_TILE, DROP=drop > 0, NEAR=window is not None, num_warps=4,
     )  # fmt: skip
     return out, lse
 
@@ -187,12 +216,13 @@ def attention_forward(
 def attention_backward(
     d_out: torch.Tensor, q: Any, k: Any, v: Any, out: torch.Tensor, lse: torch.Tensor, into: tuple[Any, ...],
     q_bounds: torch.Tensor, k_bounds: torch.Tensor, *,
-    longest: int, scale: float, drop: float, seeds: torch.Tensor, call: int,
+    longest: int, scale: float, drop: float, seeds: torch.Tensor, call: int, window: int | None = None,
 ) -> None:  # fmt: skip
     """Writes the gradients of q, k and v into `into`, whose strides are theirs."""
     heads, size = q.shape[1:]
     blocks = int(triton.cdiv(longest, _TILE))
     _backward[(k_bounds.shape[0] - 1, heads, 2 * blocks)](
         d_out, q, k, v, out, lse, *into, seeds, q_bounds, k_bounds, call, scale, drop, q.stride(0), k.stride(0), heads,
-        blocks, D=size, TILE=_TILE, DROP=drop > 0, MERGE=(k_bounds.shape[0] - 1) * heads > _MANY, num_warps=4,
+        blocks, window or 0, D=size, TILE=_TILE, DROP=drop > 0, MERGE=(k_bounds.shape[0] - 1) * heads > _MANY,
+        NEAR=window is not None, num_warps=4,
     )  # fmt: skip

@@ -133,8 +133,7 @@ def nothing_left_behind(state: TrainState) -> Iterator[None]:
                 parameter._backward_hooks = None
         model.train()
         for module in model.modules():
-            if isinstance(module, nn.modules.dropout._DropoutNd):
-                module.p = 0.0
+            _stop_dropping(module)
         yield
     finally:
         torch.set_float32_matmul_precision(precision)
@@ -150,6 +149,14 @@ def nothing_left_behind(state: TrainState) -> Iterator[None]:
                     tensor.copy_(value)
         by_rank = {f"{k}.{0}": v for k, v in generators["tensors"].items()}
         restore_generators(by_rank, generators["plain"], 0, device)
+
+
+def _stop_dropping(module: nn.Module) -> None:
+    """Dropout modules, and the shares that attention functions are handed (ModernBERT's `attention_dropout`)."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        module.p = 0.0
+    for name in [n for n, value in vars(module).items() if "drop" in n and isinstance(value, float)]:
+        setattr(module, name, 0.0)
 
 
 def _contents(module: nn.Module) -> list[tuple[Any, Any]]:

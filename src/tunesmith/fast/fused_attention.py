@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from tunesmith.fast.attention import attend_packed
+from tunesmith.fast.attention import attend_packed, binding
 from tunesmith.fast.fused_ops import has_triton
 from tunesmith.fast.packing import Layout
 
@@ -21,7 +21,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, firsts: torch.Tensor | None, packed: torch.Tensor, layout: Layout, scale: float, drop: float,
-        seeds: torch.Tensor, call: int,
+        seeds: torch.Tensor, call: int, window: int | None,
     ) -> torch.Tensor:  # fmt: skip
         from tunesmith.fast.attention_kernels import attention_forward
 
@@ -29,7 +29,7 @@ class _Attention(torch.autograd.Function):
             layout.bounds.shape[0], dtype=torch.int32, device=packed.device
         )  # fmt: skip
         q, k, v = packed.unbind(1) if firsts is None else (firsts, *packed.unbind(1))
-        options = {"scale": scale, "drop": drop, "seeds": seeds, "call": call}
+        options = {"scale": scale, "drop": drop, "seeds": seeds, "call": call, "window": window}
         longest = layout.longest if firsts is None else 1
         out, lse = attention_forward(q, k, v, bounds, layout.bounds, q_longest=longest, **options)  # type: ignore[arg-type]
         ctx.save_for_backward(firsts, packed, bounds, layout.bounds, out, lse, seeds)
@@ -63,20 +63,22 @@ class _Attention(torch.autograd.Function):
             seeds=seeds,
             **ctx.options,
         )
-        return d_firsts, d_packed, None, None, None, None, None
+        return d_firsts, d_packed, None, None, None, None, None, None
 
 
 def attend_fused(
     firsts: torch.Tensor | None, packed: torch.Tensor, layout: Layout, *,
-    scale: float, drop: float, seeds: torch.Tensor, call: int,
+    scale: float, drop: float, seeds: torch.Tensor, call: int, window: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """(tokens, heads, size) from `packed`, (tokens, 3, heads, size): query, key, value of every token.
 
     With `firsts`, (stretches, heads, size), the queries are those of first tokens, and `packed` holds keys and values.
+    With `window` a token sees those at most so far from it.
     """
+    window = binding(window, layout)
     size = packed.shape[-1]
     if packed.device.type == "cuda" and has_triton() and layout.longest <= LONGEST and size in (16, 32, 64, 128):
-        out: torch.Tensor = _Attention.apply(firsts, packed, layout, scale, drop, seeds, call)  # type: ignore[no-untyped-call]
+        out: torch.Tensor = _Attention.apply(firsts, packed, layout, scale, drop, seeds, call, window)  # type: ignore[no-untyped-call]
         return out
     q, k, v = packed.unbind(1) if firsts is None else (firsts, *packed.unbind(1))
-    return attend_packed(q, k, v, layout, scale, drop, firsts is not None)
+    return attend_packed(q, k, v, layout, scale, drop, firsts is not None, window)

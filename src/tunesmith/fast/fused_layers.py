@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from tunesmith.encoder.families import anatomy_of
-from tunesmith.encoder.recognition import hook_tables, is_watched
-from tunesmith.errors import ConfigError
 from tunesmith.fast.fused_attention import attend_fused
 from tunesmith.fast.fused_distances import attend_by_distance, attends_fused
 from tunesmith.fast.fused_ops import add_norm, gelu_linear, linear
-from tunesmith.fast.layer_parts import LayerParts, parts_of, why_not_fused
+from tunesmith.fast.fused_stack import FusedStack, probability
+from tunesmith.fast.layer_parts import LayerParts, parts_of
 from tunesmith.fast.packing import Layout
 from tunesmith.fast.relative_attention import DebertaRows, MpnetRows, RowAttention, context_of, row_attention
 
@@ -40,50 +40,19 @@ class LayerCopies:
         ]  # fmt: skip
 
 
-class FusedLayers:
-    """The strategy as applied to one model. `disable` leaves the model as it was."""
+class FusedLayers(FusedStack):
+    """Layers of BERT's kind. The stack is handed what the embeddings made."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, *, first_token_only: bool) -> None:
-        reason = why_not_fused(model)
-        if reason:
-            raise ConfigError(f"fused layers are not possible: {reason}", fix="Train it unfused.")
-        self.dtype, self.first_token_only = dtype, first_token_only
-        anatomy = anatomy_of(model)
-        self._stack, self._context = anatomy.stack, context_of(model)
-        self._rows = row_attention(self._stack, self._context) if anatomy.family.relative else None
-        self._inner = [module for module in self._stack.modules() if module is not self._stack]
-        self._listeners = hook_tables(self._inner)
-        self._layers = [LayerCopies(parts, dtype) for parts in parts_of(model)]
-        self._targets = [t for layer in self._layers for t in layer.targets]
-        self._copied = [p for layer in self._layers for p in layer.copied]
-        self._seen: list[tuple[int, int]] = []
-        self.kept_fresh = False
-        """Set where nothing but an optimizer's kernel, which writes the copies too, writes weights between steps."""
-        self.enable()
+    _layers: list[LayerCopies]
 
-    @property
-    def copies(self) -> dict[torch.Tensor, torch.Tensor]:
-        """Each parameter that has one, with its copy."""
-        return {p: t for layer in self._layers for p, t in zip(layer.copied, layer.targets, strict=True)}
+    def _uncalled(self) -> Iterable[nn.Module]:
+        return (module for module in self._stack.modules() if module is not self._stack)
 
-    def enable(self) -> None:
-        """Let the stack run fused."""
-        self._stack.forward = self._forward
-
-    def disable(self) -> None:
-        """Give the stack its own forward back."""
-        vars(self._stack).pop("forward", None)
-
-    def refresh_if_changed(self) -> None:
-        """Copy the weights if anything but the optimizer's kernel wrote to them, or put others in their place."""
-        seen = [(p._version, p.data_ptr()) for p in self._copied]
-        if seen != self._seen:
-            self._refresh()
-            self._seen = seen
-
-    def _refresh(self) -> None:
-        with torch.no_grad():
-            torch._foreach_copy_(self._targets, self._copied)
+    def _copies(self, model: nn.Module) -> list[LayerCopies]:
+        self._context = context_of(model)
+        self._rows = row_attention(self._stack, self._context) if anatomy_of(model).family.relative else None
+        self._layers = [LayerCopies(parts, self.dtype) for parts in parts_of(model)]
+        return self._layers
 
     def _forward(self, hidden_states: torch.Tensor, *args: Any, layout: Layout | None = None, **kwargs: Any) -> Any:
         """Packed batches fused; others, and all while a hook listens to a layer, as transformers runs them."""
@@ -98,18 +67,9 @@ class FusedLayers:
         states = (out,) if isinstance(self._rows, DebertaRows) else None  # whose model reads the last of them
         return Output(last_hidden_state=out, hidden_states=states)
 
-    def _is_watched(self) -> bool:
-        """Hooks of the user's of any kind; of our own, those that look for a value that is not finite."""
-        return any(module._forward_hooks for module in self._inner) or is_watched(self._listeners)
-
     def _run(self, residual: torch.Tensor, layout: Layout) -> torch.Tensor:
-        if self.kept_fresh:
-            self.refresh_if_changed()
-        else:  # copied anew each time: a write through `.data` leaves no sign
-            self._refresh()
-        device, training = residual.device, self._stack.training
-        # Drawn from torch's generator, which is seeded for the step: what is dropped is a function of the step.
-        seeds = torch.randint(2**62, (3 * len(self._layers),), device=device) if training else self._targets[0]
+        training = self._stack.training
+        seeds = self._prepare(3 * len(self._layers), residual.device)
         x = residual.to(self.dtype)
         last = len(self._layers) - 1
         distances = None if self._rows is None else (self._rows, self._rows.shared(residual, layout))
@@ -122,11 +82,6 @@ class FusedLayers:
                 distances=distances,
             )  # fmt: skip
         return residual
-
-
-def probability(dropout: nn.Dropout | None, training: bool) -> float:
-    """The share of values that a layer's dropout drops now."""
-    return dropout.p if training and dropout is not None else 0.0
 
 
 def _run_layer(

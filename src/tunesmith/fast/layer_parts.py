@@ -95,11 +95,12 @@ def why_not_fused(model: nn.Module) -> str | None:
     config: Any = model.config
     if config.model_type == "albert":
         return "the layers of albert share one set of modules"
-    if config.model_type not in _KINDS:
+    if config.model_type not in (*_KINDS, "modernbert"):
         return f"the layers of {config.model_type} are not of BERT's kind"
     if getattr(config, "relative_attention", False) and not getattr(config, "share_att_key", False):
         return "it has projections of distances of their own"
-    activation = getattr(config, "hidden_act", getattr(config, "activation", None))
+    names = ("hidden_act", "hidden_activation", "activation")
+    activation = next((getattr(config, name) for name in names if hasattr(config, name)), None)
     if activation != "gelu":
         return f"its activation is {activation}, not gelu"
     stack = anatomy_of(model).stack
@@ -108,6 +109,9 @@ def why_not_fused(model: nn.Module) -> str | None:
         return "its layers share parameters"
     if any(p.dtype != torch.float32 for _, p in parameters):
         return "its weights are not float32"
+    if config.model_type == "modernbert":
+        biased = any(m.bias is not None for m in stack.modules() if isinstance(m, nn.Linear))
+        return "its projections have biases" if biased else None
     if any(m.bias is None for m in stack.modules() if isinstance(m, (nn.Linear, nn.LayerNorm))):
         return "a layer has no bias"
     return None

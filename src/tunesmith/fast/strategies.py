@@ -18,7 +18,8 @@ from tunesmith.encoder.recognition import hook_tables, is_watched
 from tunesmith.errors import ConfigError
 from tunesmith.fast import cls_only, padding_free, vocabulary
 from tunesmith.fast.cpu_speed import enable_cpu_speed
-from tunesmith.fast.fused_layers import FusedLayers
+from tunesmith.fast.fused_modern import fuse_layers
+from tunesmith.fast.fused_stack import FusedStack
 from tunesmith.fast.graphs import StepGraphs
 from tunesmith.fast.layer_parts import why_not_fused
 from tunesmith.fast.length_buckets import bucketed, is_too_wide, why_not_captured
@@ -50,7 +51,7 @@ class Strategies:
     parts: dict[str, Any]
     """By the name of its option, what can be enabled and disabled."""
     graphs: StepGraphs | None = None
-    fused: FusedLayers | None = None
+    fused: FusedStack | None = None
     dropped: set[str] = field(default_factory=set)
     """Options of what was taken off since."""
 
@@ -177,7 +178,7 @@ def choose_strategies(
     packed, fused, graphs, cut = "padding_free" in applied, None, None, None
     if _wanted("fused_layers", fused_layers, _no_fusing(model, device, precision, packed), notes):
         first = "cls_only_last_layer" in applied
-        applied["fused_layers"] = fused = FusedLayers(model, HALF[precision], first_token_only=first)
+        applied["fused_layers"] = fused = fuse_layers(model, HALF[precision], first_token_only=first)
         on.append("fused layers")
     unknown = None if packed or device.type != "cuda" else why_not_captured(model)
     if _wanted("cuda_graphs", cuda_graphs, _no_graphs(device, world, unknown), notes):
@@ -203,7 +204,7 @@ def _why_padded(padding: Padding) -> str | None:
 
 
 def _shaped(
-    collate: Any, fused: FusedLayers | None, rows: TokenRows | None, longest: int | None, applied: dict[str, Any]
+    collate: Any, fused: FusedStack | None, rows: TokenRows | None, longest: int | None, applied: dict[str, Any]
 ) -> Collate:
     """Batches of few shapes: packed ones filled up, padded ones in buckets where it is known where rows end."""
     if isinstance(collate, Packing):  # fused attention ends with each row

@@ -142,13 +142,18 @@ def add_norm_forward(
     return out, copy, unit, rstd
 
 
+def backward_programs(rows: int) -> int:
+    """How many programs share the rows of a backward pass that keeps sums over them."""
+    return min(_PROGRAMS if rows < 2048 else _MORE_PROGRAMS, rows)
+
+
 def add_norm_backward(
     d_out: torch.Tensor, d_copy: torch.Tensor | None, unit: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor,
     *, drop: float, seeds: torch.Tensor, call: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """(gradient of h, of the residual, float32 (parts, 3, width): of gamma, beta, bias, to be summed over the parts)."""
     rows, width = unit.shape
-    programs = min(_PROGRAMS if rows < 2048 else _MORE_PROGRAMS, rows)
+    programs = backward_programs(rows)
     sums = torch.empty(programs, 3, width, device=unit.device)
     d_h, d_residual = torch.empty_like(unit), torch.empty_like(d_out)
     _add_norm_backward[(programs,)](

@@ -207,6 +207,7 @@ def _make_state(
         optim=config.optim,
         layers=strategies.fused,
         only_writer=True,  # a command has no code of the user's between its steps
+        captured=strategies.graphs is not None,
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
     split = config.auto_find_batch_size

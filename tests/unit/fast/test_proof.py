@@ -22,6 +22,7 @@ from tunesmith.engine.schedule import Schedule
 from tunesmith.engine.state import TrainState
 from tunesmith.events import Note, SafePoint, StepDone
 from tunesmith.fast import proof
+from tunesmith.fast.compared import nothing_left_behind
 from tunesmith.fast.fingerprint import Fingerprint
 from tunesmith.fast.strategies import Strategies, choose_strategies
 from tunesmith.keep.checkpoint import Identity, load_checkpoint, save_checkpoint
@@ -103,6 +104,15 @@ def test_a_proof_leaves_gradients_hooks_flags_and_attributes_as_they_were() -> N
     assert model.inner.bert.embeddings.dropout.p == 0.1
     assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
     assert list(chosen.parts) == ["restrict_vocabulary", "cpu_parts"] or list(chosen.parts) == ["cpu_parts"]
+
+
+def test_a_proof_stops_dropout_that_is_a_number_of_a_module_and_puts_it_back() -> None:
+    state, _, _, _ = begin(tiny_bert(dropout=0.1))
+    attention = state.model.bert.encoder.layer[0].attention.self
+    attention.attention_dropout = 0.3
+    with nothing_left_behind(state):
+        assert attention.attention_dropout == 0.0
+    assert attention.attention_dropout == 0.3
 
 
 def plain_losses(model: Any) -> list[float | None]:

@@ -1,0 +1,177 @@
+"""The kernels of ModernBERT's layers by triton's interpreter, as interpreted.py does for the others; run with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+from interpreted_checks import SEEDS, apart, say
+from torch.nn import functional
+
+from tunesmith.fast import fused_attention, fused_modern, modern_kernels, modern_ops
+from tunesmith.fast.packing import pack
+from tunesmith.fast.padding_free import enable_padding_free
+
+
+def check_sum_norm(with_beta: bool, last: bool) -> None:
+    """As autograd runs it, against LayerNorm(residual + h); in half precision the sum is exact and its norm rounded."""
+    torch.manual_seed(0)
+    rows, width = 37, 48
+    residual = torch.randn(rows, width, requires_grad=True)
+    gamma, beta = (torch.randn(width, requires_grad=True) for _ in range(2))
+    beta = beta if with_beta else None
+    for dtype in (torch.float32, torch.bfloat16):
+        name = f"sum_norm {dtype} beta={with_beta} last={last}"
+        h = torch.randn(rows, width).to(dtype).requires_grad_()
+        stored = torch.float32 if last else dtype
+        out = modern_ops._SumNorm.apply(h, residual, gamma, beta, 1e-5, 0.0, SEEDS, 1, stored, not last, True)
+        total = residual + h.float()
+        normed = functional.layer_norm(total, (width,), gamma, beta, 1e-5)
+        half = dtype == torch.bfloat16
+        found, expected = ((out,), (normed,)) if last else (out, (total, normed))
+        say(f"{name} forward", max(map(apart, found, expected)), 0.04 if half and not last else 1e-5)
+        given = [torch.randn_like(x) for x in found]
+        leaves = [x for x in (h, residual, gamma, beta) if x is not None]
+        ours = torch.autograd.grad(found, leaves, given)
+        theirs = torch.autograd.grad(expected, leaves, [g.float() for g in given])
+        for which, a, b in zip(("h", "residual", "gamma", "beta"), ours, theirs, strict=False):
+            say(f"{name} gradient of {which}", apart(a, b) / float(b.abs().max()), 0.01 if half else 1e-5)
+
+
+def slope_of(loss: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, gradient: torch.Tensor) -> float:
+    """How far a gradient is from what small changes of x show, as a share."""
+    direction = torch.randn_like(x)
+    slope = float((loss(x + 1e-2 * direction) - loss(x - 1e-2 * direction)) / 2e-2)
+    return abs(slope - float((gradient * direction).sum())) / abs(slope)
+
+
+def check_sum_norm_dropout() -> None:
+    """Its gradient against small changes of h; the residual is never dropped; a share of h is."""
+    torch.manual_seed(0)
+    h, residual, one, other = (torch.randn(64, 96) for _ in range(4))
+    gamma, options = torch.randn(96), {"drop": 0.3, "seeds": SEEDS, "call": 2}
+
+    def forward(x: torch.Tensor) -> Any:
+        return modern_kernels.sum_norm_forward(x, residual, gamma, None, eps=1e-5, dtype=torch.float32, **options)  # type: ignore[arg-type]
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        total, out, _, _ = forward(x)
+        return (total.double() * one + out.double() * other).sum()
+
+    total, _, unit, rstd = forward(h)
+    d_h, d_residual, _ = modern_kernels.sum_norm_backward(
+        one, other, unit, gamma, rstd, stored=torch.float32, with_beta=False, **options
+    )  # type: ignore[arg-type]
+    say("sum_norm dropout slope", slope_of(loss, h, d_h), 1e-3)
+    kept = (total - residual).abs() > 1e-6
+    say("sum_norm dropout of h", apart(total, residual + torch.where(kept, h / 0.7, 0.0)), 1e-5)
+    say("sum_norm share kept", abs(float(kept.float().mean()) - 0.7), 0.03)
+    say("sum_norm dropout gradients", apart(d_h, torch.where(kept, d_residual / 0.7, 0.0)), 1e-5)
+
+
+def check_geglu() -> None:
+    """As autograd runs it, against torch's exact GELU times the gate and a product; dropout against small changes."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(37, 600, requires_grad=True), torch.randn(20, 300, requires_grad=True)
+    value, gate = x.chunk(2, dim=-1)
+    expected = (functional.gelu(value) * gate) @ weight.t()
+    out = modern_ops._GegluLinear.apply(x, weight.detach(), weight, 0.0, SEEDS, 1)
+    given = torch.randn_like(expected)
+    say("geglu forward", apart(out, expected), 1e-4)
+    ours, theirs = (torch.autograd.grad(y, (x, weight), given) for y in (out, expected))
+    for which, a, b in zip(("x", "weight"), ours, theirs, strict=True):
+        say(f"geglu gradient of {which}", apart(a, b), 2e-4)
+
+    def loss(at: torch.Tensor) -> torch.Tensor:
+        made = modern_kernels.geglu_forward(at, drop=0.3, seeds=SEEDS, call=2)
+        return (made.double() * d_active.double()).sum()
+
+    d_active = torch.randn(37, 300)
+    again, d_x = modern_kernels.geglu_backward(d_active, x.detach(), drop=0.3, seeds=SEEDS, call=2)
+    first = modern_kernels.geglu_forward(x.detach(), drop=0.3, seeds=SEEDS, call=2)
+    say("geglu again", apart(again, first), 1e-6)
+    say("geglu dropout slope", slope_of(loss, x.detach(), d_x), 2e-3)
+    say("geglu share kept", abs(float((first != 0).float().mean()) - 0.7), 0.02)
+
+
+def check_rotation() -> None:
+    """Against transformers' own function, values and gradients; values of attention stay as they are."""
+    from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
+
+    torch.manual_seed(0)
+    tokens, heads, size = 11, 3, 16
+    angles = torch.randn(tokens, size // 2).repeat(1, 2)
+    cos, sin = angles.cos(), angles.sin()
+    for dtype in (torch.float32, torch.bfloat16):
+        packed = torch.randn(tokens, 3 * heads * size).to(dtype).requires_grad_()
+        ours = modern_ops._Rotate.apply(packed.clone(), cos, sin, heads).view(tokens, 3, heads, size)
+        q, k, v = packed.view(tokens, 3, heads, size).unbind(1)
+        expected = torch.stack([*apply_rotary_pos_emb(q, k, cos, sin), v], 1)
+        limit = 1e-6 if dtype == torch.float32 else 0.02
+        say(f"rotation {dtype} forward", apart(ours, expected), limit)
+        given = torch.randn_like(expected)
+        wanted = torch.autograd.grad(expected, packed, given, retain_graph=True)[0]
+        say(f"rotation {dtype} gradient", apart(torch.autograd.grad(ours, packed, given.clone())[0], wanted), limit)
+        plain = modern_ops.rotated(packed, cos, sin, heads)
+        say(f"rotation {dtype} without triton", apart(plain, expected), limit)
+
+
+def by_kernels() -> dict[str, Callable[..., Any]]:
+    """What a GPU runs, in place of what fused_modern calls where there is none."""
+
+    def sum_norm(h: Any, residual: Any, norm: Any, *, drop: float, seeds: Any, call: int, last: bool) -> Any:
+        given = (h, residual, norm.weight, norm.bias, norm.eps, drop, seeds, call, residual.dtype if last else h.dtype)
+        out = modern_ops._SumNorm.apply(*given, not last, True)
+        return (out, out) if last else out
+
+    def geglu_linear(x: Any, weight: Any, parameter: Any, *, drop: float, seeds: Any, call: int) -> Any:
+        return modern_ops._GegluLinear.apply(x, weight, parameter, drop, seeds, call)
+
+    def rotated(packed: Any, cos: Any, sin: Any, heads: int) -> Any:
+        return modern_ops._Rotate.apply(packed, cos, sin, heads).view(-1, 3, heads, cos.shape[1])
+
+    def attend_fused(
+        firsts: Any, packed: Any, layout: Any, *, scale: float, drop: float, seeds: Any, call: int, window: Any
+    ) -> Any:
+        return fused_attention._Attention.apply(firsts, packed, layout, scale, drop, seeds, call, window)
+
+    return {"sum_norm": sum_norm, "geglu_linear": geglu_linear, "rotated": rotated, "attend_fused": attend_fused}
+
+
+def check_layers() -> None:
+    """A packed model of two layers by its kernels, against the model as transformers wrote it, padded."""
+    torch.manual_seed(0)
+    config = transformers.ModernBertConfig(
+        vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, local_attention=6,
+        global_attn_every_n_layers=2, pad_token_id=0, num_labels=3, classifier_pooling="mean",
+    )  # fmt: skip
+    model = transformers.AutoModelForSequenceClassification.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(5.0 if parameter.dim() > 1 else 1.0)
+    rows = [torch.randint(1, 60, (n,)).numpy() for n in (5, 1, 9)]
+    ids = torch.stack([functional.pad(torch.from_numpy(row), (0, 9 - len(row))) for row in rows])
+    labels, named = torch.tensor([0, 2, 1]), dict(model.named_parameters())
+    plain = model(input_ids=ids, attention_mask=(ids > 0).long(), labels=labels).loss
+    wanted = torch.autograd.grad(plain, named.values())
+    batch = pack({"input_ids": rows}, keys=("input_ids",))
+    enable_padding_free(model)
+    fused_modern.fuse_layers(model, torch.float32, first_token_only=False)
+    for name, function in by_kernels().items():
+        setattr(fused_modern, name, function)
+    ours = model(**batch, labels=labels).loss
+    found = torch.autograd.grad(ours, named.values())
+    say("layers loss", apart(ours, plain), 1e-6)
+    say("layers gradients", max(map(apart, found, wanted)), 1e-5)
+
+
+def check_all() -> None:
+    """Every check of this file."""
+    for with_beta, last in ((False, False), (True, False), (False, True)):
+        check_sum_norm(with_beta, last)
+    check_sum_norm_dropout()
+    check_geglu()
+    check_rotation()
+    check_layers()
