@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from tunesmith.errors import CheckpointError, DataError
 from tunesmith.labels import LabelMap
 from tunesmith.predict.facts import ModelFacts
 from tunesmith.predict.predictor import Predictor
+from warm import ENVIRONMENT, warm_python
 
 ROWS = [{"id": i, "text": text} for i, (text, _) in enumerate(sentences(240, 3))]
 
@@ -203,8 +203,8 @@ def test_processes_that_are_killed_and_started_again_leave_the_output_of_one_unb
     )
     code += "def slow(*a):\n    time.sleep(0.05); return old(*a)\n"
     code += f"work.predict_unit = slow; raise SystemExit(main({words!r}))"
-    command = [sys.executable, "-c", code]
-    workers = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(2)]
+    command = [warm_python(), "-c", code]
+    workers = [subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL) for _ in range(2)]
     until = time.monotonic() + 120
     while len(contents(output) if output.exists() else {}) < 3 and time.monotonic() < until:
         time.sleep(0.02)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.predict.tables import read_predictions
+from warm import ENVIRONMENT, warm_python
 
 
 @pytest.fixture(scope="module")
@@ -29,16 +29,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def tunesmith(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(home / "hf"),
-        "OMP_NUM_THREADS": "1",
-        "NO_COLOR": "1",
-    }
-    command = [sys.executable, "-m", "tunesmith", *words]
+def run(home: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    environment = ENVIRONMENT | {"NO_COLOR": "1"} | more
     return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def tunesmith(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return run(home, warm_python(), "-m", "tunesmith", *words)
 
 
 def test_a_table_with_string_labels_trains_and_predicts_with_two_commands(home: Path) -> None:
@@ -90,10 +87,22 @@ WRONG = {
 }
 
 
+LIGHT = ("missing column", "one label", "no header", "unreadable run folder")
+"""Wrong calls that are answered before torch loads."""
+LOADED = """
+import sys
+from tunesmith.cli.main import main
+code = main(sys.argv[1:])
+print(*(name for name in ("torch", "transformers", "accelerate") if name in sys.modules), end="")
+sys.exit(code)
+"""
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_call_gets_one_clear_line_and_the_right_code(case: str, home: Path) -> None:
     words, code, text = WRONG[case]
-    done = tunesmith(home, *words)
+    start = ("-c", LOADED) if case in LIGHT else ("-m", "tunesmith")
+    done = run(home, sys.executable, *start, *words, HF_HOME=str(home / "hf"))
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith("tunesmith: error: ")
     assert done.stderr.count("\n") == 1, done.stderr
@@ -107,16 +116,3 @@ def test_the_delimiter_that_the_error_names_works(home: Path) -> None:
     )
     assert done.returncode in (0, 3), done.stderr
     assert "delimiter" not in done.stderr
-
-
-@pytest.mark.parametrize("case", ["missing column", "one label", "no header", "unreadable run folder"])
-def test_a_wrong_call_is_answered_before_torch_loads(case: str, home: Path) -> None:
-    code = f"""
-import sys
-from tunesmith.cli.main import main
-main({list(WRONG[case][0])!r})
-sys.exit(" ".join(name for name in ("torch", "transformers", "accelerate") if name in sys.modules) or 0)
-"""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
