@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from tunesmith.cli.parser import user_path
-
-FORMATS = ("onnx", "onnx-int8", "openvino", "openvino-int8", "torch")
+from tunesmith.predict.graph_facts import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -50,10 +50,8 @@ def read_entries(path: str | Path) -> FileEntries:
     path = Path(path)
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        fix = "Use .yaml, .json or .toml"
-        if path.suffix.lower() in (".csv", ".tsv", ".jsonl", ".parquet", ".arrow", ".gz"):
-            fix = f"Data goes in with --train_file {path}, or `tunesmith init {path}` writes a config for it"
-        raise ConfigError("is not a config file", where=str(path), fix=fix)
+        fix = f"Data goes in with --train_file {path}, or `tunesmith init {path}` writes a config for it"
+        raise ConfigError("is not a config file (.yaml, .json, .toml)", where=str(path), fix=fix)
     return reader(_read_text(path), str(path))
 
 

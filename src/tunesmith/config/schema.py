@@ -58,7 +58,8 @@ class RunConfig(Options):
         """`run_name`, or a name made from the data and the model."""
         if self.run_name is not None:
             return self.run_name
-        source = self.task_name or self.dataset_config_name or self.dataset_name or self.train_file or "run"
+        given = self.task_name or self.dataset_config_name or self.dataset_name
+        source = given or _without_ending(self.train_file or "run")
         model = self.model_name_or_path or "all-MiniLM-L6-v2"
         return f"{_stem(source)}-{_stem(model)}"
 
@@ -125,12 +126,16 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
+def _without_ending(file: str) -> str:
+    """The path of a data file without its ending, whichever formats can be read."""
+    bare = file.removesuffix(".gz")
+    ending = Path(bare).suffix
+    return bare.removesuffix(ending) if ending[1:].isalpha() else bare
+
+
 def _stem(source: str) -> str:
-    """The last part of a path or Hub id, without the suffixes of data files."""
-    text = Path(source.rstrip("/\\")).name or "run"
-    for suffix in (".gz", ".csv", ".tsv", ".jsonl", ".json", ".parquet", ".arrow"):
-        text = text.removesuffix(suffix)
-    return text or "run"
+    """The last part of a path or Hub id."""
+    return Path(source.rstrip("/\\")).name or "run"
 
 
 def dump_config(config: RunConfig, *, only: Iterable[str] | None = None, header: str = "") -> str:

@@ -20,7 +20,7 @@ from tunesmith.export.folder_card import export_card
 from tunesmith.export.quantised import Candidate, Feed, onnx_candidates, openvino_candidates, strip_shapes
 from tunesmith.export.runtime_packages import runtime_requirements
 from tunesmith.predict.facts import ModelFacts, model_folder_of
-from tunesmith.predict.graph_facts import GRAPHS, GraphFacts
+from tunesmith.predict.graph_facts import GraphFacts
 from tunesmith.predict.graph_network import GraphNetwork, load_onnx, load_openvino
 from tunesmith.predict.model_folder import describe_model
 from tunesmith.predict.network import Network
@@ -31,7 +31,6 @@ from tunesmith.run.writing import make_folder, write_new
 from tunesmith.tokens.encoded_rows import make_token_rows
 from tunesmith.tokens.token_rows import pad_rows
 
-FORMATS = (*GRAPHS, "torch")
 CALIBRATION_BATCH = 16
 SENSITIVITY_ROWS = 64
 Say = Callable[[str], None]

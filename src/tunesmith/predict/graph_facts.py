@@ -19,6 +19,8 @@ GRAPHS = {
     "openvino-int8": "openvino/openvino_model.xml",
 }
 """Format -> the graph, where optimum, sentence-transformers and text-embeddings-inference look for it."""
+FORMATS = (*GRAPHS, "torch")
+"""What a model can be exported to."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ def test_a_config_cannot_be_changed() -> None:
     ("options", "folder"),
     [
         ({"train_file": "data/pairs.csv.gz"}, "runs/pairs-all-MiniLM-L6-v2"),
+        ({"train_file": "data/pairs.v2.xlsx"}, "runs/pairs.v2-all-MiniLM-L6-v2"),
+        ({"train_file": "data/pairs.v2"}, "runs/pairs.v2-all-MiniLM-L6-v2"),
         ({"task_name": "mrpc", "model_name_or_path": "google/electra-small"}, "runs/mrpc-electra-small"),
         ({"dataset_name": "org/reviews", "model_name_or_path": "models/bert/"}, "runs/reviews-bert"),
         ({"train_file": "a.csv", "run_name": "mine"}, "runs/mine"),
