@@ -6,13 +6,12 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-SRC = Path(__file__).parents[2] / "src" / "tunesmith"
-FILES = sorted(SRC.rglob("*.py"))
+import source_tree
+from source_tree import FILES, SRC, imports_of, name_of, parse, room_of
 
 LEVELS = {
     "errors": 0,
@@ -101,48 +100,6 @@ FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "b
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PUBLIC_METHODS = 300, 50, 10
 FACADES = {"trainer/facade.py": "Trainer"}
 """The façade has the methods transformers has."""
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(SRC).as_posix()
-
-
-def room_of(path: Path) -> str:
-    return path.relative_to(SRC).parts[0].removesuffix(".py")
-
-
-@cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-
-
-def walk(node: ast.AST, *, into_functions: bool, into_types: bool) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
-        if is_type_checking(child) and not into_types:
-            continue
-        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and not into_functions:
-            continue
-        yield child
-        yield from walk(child, into_functions=into_functions, into_types=into_types)
-
-
-@cache
-def imports_of(path: Path, *, into_functions: bool = True, into_types: bool = False) -> set[str]:
-    """Dotted names a file imports; `from a import b` gives both `a` and `a.b`."""
-    found: set[str] = set()
-    package = ["tunesmith", *path.relative_to(SRC).parts[:-1]]
-    for node in walk(parse(path), into_functions=into_functions, into_types=into_types):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            start = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*start, *([node.module] if node.module else [])])
-            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-    return found
 
 
 def library_imports(path: Path, **options: bool) -> set[str]:
@@ -259,7 +216,7 @@ def test_every_module_has_a_docstring() -> None:
 
 
 def test_the_walks_find_offenders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "SRC", tmp_path)
+    monkeypatch.setattr(source_tree, "SRC", tmp_path)
     path = tmp_path / "config" / "utils.py"
     path.parent.mkdir()
     body = "\n".join(["    x = 1"] * MAX_FUNCTION_LINES)

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-SRC = Path(__file__).parents[2] / "src" / "tunesmith"
-FILES = sorted(SRC.rglob("*.py"))
+from source_tree import FILES, SRC, name_of, parse
 
 LOADING = "load"
 """The one module name that packages may share: each loads its own thing."""
@@ -20,15 +19,6 @@ SHARED_FUNCTIONS = {
     "supports": "fast: every speed-up answers whether a model fits it",
 }
 """Function names that are a contract which several modules fulfil."""
-
-
-@cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(SRC).as_posix()
 
 
 def module_of(path: Path) -> str:

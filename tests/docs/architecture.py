@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from contracts.test_layers import FILES, LEVELS, SAME_ROOM, SRC, imports_of, room_of
+from contracts.test_layers import LEVELS, SAME_ROOM
+from source_tree import FILES, SRC, imports_of, parse, room_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "architecture.md"
 START, END = "<!-- rooms: PYTHONPATH=tests python tests/docs/architecture.py -->\n", "<!-- end of rooms -->\n"
@@ -29,7 +30,7 @@ def rooms_table() -> str:
 def what_it_does(room: str) -> str:
     """The first sentence of the docstring of a package or module."""
     file = SRC / room / "__init__.py" if (SRC / room).is_dir() else SRC / f"{room}.py"
-    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    text = ast.get_docstring(parse(file)) or ""
     return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
 
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-SRC = ROOT / "src" / "tunesmith"
-PAGE = ROOT / "docs" / "concepts" / "words.md"
+from source_tree import FILES, SRC, name_of, parse
+
+PAGE = SRC.parents[1] / "docs" / "concepts" / "words.md"
 START, END = "<!-- classes: PYTHONPATH=tests python tests/docs/words.py -->\n", "<!-- end of classes -->\n"
 
 
 def public_classes() -> Iterator[tuple[str, str, str]]:
     """(name, file, first sentence of the docstring) of every public class."""
-    for path in sorted(SRC.rglob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for path in FILES:
+        for node in parse(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 text = " ".join((ast.get_docstring(node) or "").split())
-                yield node.name, path.relative_to(SRC).as_posix(), re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
+                yield node.name, name_of(path), re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
 
 
 def words_page() -> str:
