@@ -35,6 +35,7 @@ def predict_many(facts: Any, args: argparse.Namespace) -> int:
         raise ConfigError("the text columns of this model are not known", fix="Give --text_column_names.")
     options = reading_options(args)
     empty = options.pop("allow_empty_text")
+    options.pop("sheet_name", None)
     job = BulkJob(find_inputs(args.input), open_place(args.output), tuple(text), args.top_k, options, empty, args.bf16)
     share = int(os.environ.get("OMP_NUM_THREADS") or 0) or max(1, len(os.sched_getaffinity(0)) // args.workers)
     again, threads = join_job(job, args.run, where=args.output, threads=share)

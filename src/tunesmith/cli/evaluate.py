@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one text column or two, with a comma or a space; default: as in training",
     )
     parser.add_argument("--label_column_name", metavar="NAME", help="column with the labels; default: as in training")
+    parser.add_argument(
+        "--merge_label_variants", action="store_true", help="a label in other case or spaces is the model's own"
+    )
     parser.add_argument("--metric_name", metavar="NAMES", help="metrics, with commas; default: those of the task")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     add_reading_arguments(parser)
@@ -49,13 +52,14 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.errors import DataError
     from tunesmith.metrics.suite import make_suite
     from tunesmith.reading.columns import Columns
-    from tunesmith.reading.load import read_labelled
+    from tunesmith.reading.new_rows import read_labelled
 
     console = Console()
     facts = read_model_facts(args)
     text, label = _columns(args, facts)
     columns = Columns(text, label, facts.labels.task)
-    dataset = read_labelled(Path(args.test_file), columns=columns, labels=facts.labels, **reading_options(args))
+    options = reading_options(args) | {"merge_label_variants": args.merge_label_variants}
+    dataset = read_labelled(Path(args.test_file), columns=columns, labels=facts.labels, **options)
     names = args.metric_name.split(",") if args.metric_name else facts.metrics
     glue = None if names else facts.glue_task
     labels = facts.labels

@@ -40,7 +40,8 @@ USUAL = (
 """The options most people change. They come first; the others follow as comments."""
 READING = (
     *("text_column_names", "label_column_name", "label_separator", "label_names", "do_regression"),
-    *("encoding", "delimiter", "quoting"),
+    *("merge_label_variants", "split_column_name"),
+    *("encoding", "delimiter", "quoting", "sheet_name"),
 )
 """The options of train that say how a file is read."""
 
@@ -85,19 +86,22 @@ def look_at(files: dict[str, str], asked: dict[str, Any]) -> tuple[dict[str, Any
     """Columns and task of the files as options, and the sentences that say why."""
     from tunesmith.reading.columns import infer_columns
     from tunesmith.reading.read import read_source
+    from tunesmith.reading.split_column import follow_split_column
 
-    how = {name: asked[name] for name in ("encoding", "delimiter", "quoting")}
+    how = {name: asked[name] for name in ("encoding", "delimiter", "quoting", "sheet_name")}
     sources = {
         name.removesuffix("_file"): read_source(path, name=name.removesuffix("_file"), **how)
         for name, path in files.items()
     }
-    wanted = ("text_column_names", "label_column_name", "label_separator", "do_regression")
+    wanted = ("text_column_names", "label_column_name", "label_separator", "do_regression", "merge_label_variants")
+    notes: list[str] = []
+    sources = follow_split_column(sources, asked["split_column_name"], notes)
     columns = infer_columns(sources, **{name: asked[name] for name in wanted})
     found: dict[str, Any] = {"text_column_names": list(columns.text), "do_regression": columns.task is Task.REGRESSION}
     if columns.label is not None:
         found["label_column_name"] = columns.label
     rows = ", ".join(f"{len(source.dataset):,} {name} rows" for name, source in sources.items())
-    return found, (f"{rows}; the task is {columns.task.value}.", *columns.why)
+    return found, (f"{rows}; the task is {columns.task.value}.", *columns.why, *notes)
 
 
 def describe_run(config: RunConfig, why: tuple[str, ...]) -> str:

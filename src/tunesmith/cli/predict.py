@@ -55,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="one text column or two, with a comma or a space; default: as in training",
     )
+    parser.add_argument(
+        "--label_column_name",
+        metavar="NAME",
+        help="accepted as in train, and not used: every column is written back; evaluate RUN scores labelled rows",
+    )
     parser.add_argument("--top_k", type=positive, metavar="K", help="only the K most probable labels, the best first")
     parser.add_argument(
         "--workers", type=positive, default=1, metavar="N", help="processes that share the work on many files [1]"
@@ -82,6 +87,11 @@ def run(args: argparse.Namespace) -> int:
         require_not_of_a_run(Path(args.output))
         if args.input is not None and os.path.realpath(args.output) == os.path.realpath(args.input):
             raise ConfigError("is the input file", where=args.output, fix="Give another --output.")
+    if args.label_column_name is not None:
+        note = (
+            f"predict does not read the labels; to score them: tunesmith evaluate {args.run} --test_file {args.input}"
+        )
+        print(f"tunesmith: note: {note}", file=sys.stderr)
     facts = read_model_facts(args)
     if args.text is not None:
         return _predict_text(facts, args)
@@ -123,7 +133,7 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.cli.console import Console
     from tunesmith.predict.column_names import choose_column_names, describe_renaming, list_answers
     from tunesmith.predict.tables import check_cells, write_delimited, write_table
-    from tunesmith.reading.load import read_unlabelled
+    from tunesmith.reading.new_rows import read_unlabelled
 
     console = Console()
     given, options = _source(args)
@@ -160,6 +170,7 @@ def _predict_plain(facts: Any, args: argparse.Namespace) -> int:
 
     options = reading_options(args)
     empty = options.pop("allow_empty_text")
+    options.pop("sheet_name", None)
     asked = chosen_names(args) or facts.text_columns
     output = None if args.output is None else Path(args.output)
     columns = read_whole(args.input, options)

@@ -13,6 +13,7 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quoting", choices=("minimal", "none"), help="quotes in the file; default: csv minimal, tsv none"
     )
+    parser.add_argument("--sheet_name", metavar="NAME", help="sheet of a spreadsheet; default: the one with a table")
     parser.add_argument("--allow_empty_text", action="store_true", help="rows with an empty text are fine")
     parser.add_argument(
         "--batch_size", type=positive, metavar="ROWS", help="rows at once at the most; default: what suits the device"
@@ -36,6 +37,7 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
         "delimiter": args.delimiter,
         "quoting": args.quoting,
         "allow_empty_text": args.allow_empty_text,
+        **({"sheet_name": args.sheet_name} if args.sheet_name is not None else {}),
     }
 
 

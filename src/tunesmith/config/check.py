@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tunesmith.config.choices import schedule_problems
 from tunesmith.config.durations import read_duration
-from tunesmith.config.options import Range
+from tunesmith.config.ranges import Range
 from tunesmith.config.schema import PATH_OPTIONS, RunConfig, list_options
 from tunesmith.errors import did_you_mean
 

@@ -8,29 +8,18 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from tunesmith.config.choices import OPTIMIZERS, SCHEDULE_OPTIONS
-
-
-@dataclass(frozen=True)
-class Range:
-    """The numbers that an option accepts; None: no limit but `check.LARGEST_NUMBER`. `share`: from 0, below 1."""
-
-    at_least: float | None = None
-    above: float | None = None
-    at_most: float | None = None
-    share: bool = False
-    whole_from_one: bool = False
-    """Below 1 a share, from 1 on a number of steps: 1.5 is neither."""
-
-
-FromOne = Annotated[int, Range(at_least=1)]
-FromZero = Annotated[int, Range(at_least=0)]
-NotNegative = Annotated[float, Range(at_least=0)]
-Positive = Annotated[float, Range(above=0)]
-Share = Annotated[float, Range(share=True)]
-Steps = Annotated[int | float, Range(above=0, whole_from_one=True)]
-Seed = Annotated[int, Range(at_least=0, at_most=2**32 - 1)]  # NumPy takes no larger seed
-GlueTaskName = Literal["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"]
-AutoOnOff = Literal["auto", "on", "off"]
+from tunesmith.config.ranges import (
+    AutoOnOff,
+    FromOne,
+    FromZero,
+    GlueTaskName,
+    NotNegative,
+    Positive,
+    Range,
+    Seed,
+    Share,
+    Steps,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +69,10 @@ class Options:
     """What sets labels in one cell apart: a character, comma, semicolon, pipe, slash, or none. Default: found in the data."""
     positive_label: str | None = None
     """Class whose F1, precision and recall are reported (two classes). Default: 1 of 0/1 labels, else the rarer class."""
+    merge_label_variants: bool = False
+    """Labels that differ only in case, spaces, Unicode form or invisible characters are one: the most frequent spelling."""
+    split_column_name: str | None = None
+    """Column that says train, validation or test. Default: one named split, set, subset or partition that does; none: none."""
     skip_bad_rows: bool = False
     """Leave out rows without text or label, or with other fields than the header; bad_rows.jsonl of the run lists them."""
     label_names: tuple[str, ...] | None = None
@@ -92,6 +85,8 @@ class Options:
     """Column separator of csv and tsv files. Default: by the suffix, checked against the header."""
     quoting: Literal["minimal", "none"] | None = None
     """Quotes in csv and tsv: minimal as in RFC 4180, none = a quote is a plain character. Default: csv minimal, tsv none."""
+    sheet_name: str | None = None
+    """Sheet of a spreadsheet. Default: the one that holds a table."""
     allow_single_label: bool = False
     """Train even when every row has the same label."""
     allow_empty_text: bool = False

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tunesmith.config import options
-from tunesmith.config.options import Options, Range
+from tunesmith.config.options import Options
+from tunesmith.config.ranges import Range
 from tunesmith.config.recipe import Recipe
 
 DELIMITER_WORDS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}

@@ -13,7 +13,7 @@ from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.predict.facts import ModelFacts
 from tunesmith.reading.columns import Columns
-from tunesmith.reading.load import read_labelled
+from tunesmith.reading.new_rows import read_labelled
 from tunesmith.run.layout import RunDir
 from tunesmith.session.inputs import read_run_data
 

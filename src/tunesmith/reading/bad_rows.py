@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,8 @@ from tunesmith.errors import DataError
 from tunesmith.labels import Task
 from tunesmith.reading.columns import Columns, has_label, label_parts
 from tunesmith.reading.label_cells import is_missing_word
-from tunesmith.reading.label_survey import NUMBER, class_names, is_list_type, plain_numbers
+from tunesmith.reading.label_survey import NUMBER, class_names, is_list_type, plain_numbers, style_of_numbers
+from tunesmith.reading.ready_commands import train_with
 from tunesmith.reading.source import BAD_COLUMN, Source
 from tunesmith.reading.text_files import SHOWN
 
@@ -100,6 +100,7 @@ def _add_label_reasons(
     kind = source.dataset.features.arrow_schema.field(label).type
     if is_list_type(kind):
         return
+    style = style_of_numbers(source, label) if columns.task is Task.REGRESSION else None
     for start, table in source.scan([label]):
         cells = table.column(label).combine_chunks()
         if not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
@@ -109,7 +110,7 @@ def _add_label_reasons(
         blank = pc.or_(pc.is_null(cells), pc.fill_null(pc.equal(cells, ""), False))
         _mark(found, start, blank, f"{label}: the label is missing")
         if columns.task is Task.REGRESSION:
-            number = pc.match_substring_regex(plain_numbers(cells), NUMBER)
+            number = pc.match_substring_regex(plain_numbers(cells, style), NUMBER)
             wrong = pc.and_(pc.invert(pc.fill_null(number, True)), pc.invert(blank))
             _mark(found, start, wrong, f"{label}: not a number")
             continue
@@ -134,7 +135,7 @@ def _refuse(source: Source, found: Reasons) -> None:
     what = (
         f"{len(found):,} of {source.dataset.num_rows:,} {source.name} rows cannot be used:\n" + "\n".join(lines) + "\n"
     )
-    skip = f"tunesmith train --train_file {shlex.quote(source.origin)} --skip_bad_rows"
+    skip = train_with(source.origin, "--skip_bad_rows")
     fix = f"Correct them, or leave them out (they are written to bad_rows.jsonl of the run): {skip}"
     if words:
         fix += f". If {' and '.join(map(repr, words))} is a class of its own, list all classes in --label_names"

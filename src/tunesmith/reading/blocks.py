@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.containers import CHUNK_BYTES, CountedBytes
+from tunesmith.reading.encoding_guess import guess_encoding
+from tunesmith.reading.ready_commands import train_with
 
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16: its mark starts with the UTF-16 one
@@ -50,12 +52,12 @@ def text_blocks(stream: CountedBytes, *, encoding: str | None, on_progress: OnPr
         except UnicodeDecodeError as error:
             start = offset + len(chunk) - len(error.object) + error.start
             text = error.object[: error.start].decode(codec, "replace")
-            fault = _describe(error, start, codec)
+            fault = _describe(error, start, codec, stream.origin)
         text = held + text
         held = ""
         nul = text.find("\0")
         if nul >= 0:
-            text, fault = text[:nul], _describe_nul(text)
+            text, fault = text[:nul], describe_nul(text, stream.origin)
         if text.endswith("\r") and not final and fault is None:
             text, held = text[:-1], "\r"
         if text:
@@ -98,7 +100,7 @@ def choose_codec(head: bytes, encoding: str | None, origin: str) -> tuple[str, i
     return _WITHOUT_MARK.get(asked, asked), 0
 
 
-def _describe(error: UnicodeDecodeError, start: int, codec: str) -> UnreadableText:
+def _describe(error: UnicodeDecodeError, start: int, codec: str, origin: str) -> UnreadableText:
     bad = error.object[error.start : error.start + 1]
     if error.start + 4 > len(error.object) and error.reason in ("unexpected end of data", "truncated data"):
         problem = f"the file ends inside a character (byte offset {start}, 0x{bad.hex()}): it is cut short"
@@ -106,14 +108,15 @@ def _describe(error: UnicodeDecodeError, start: int, codec: str) -> UnreadableTe
     problem = f"byte 0x{bad.hex()} at byte offset {start} is not {codec} ({error.reason})"
     if codec != "utf-8":
         return UnreadableText(problem, "Give the right --encoding.")
-    guess = bad.decode("cp1252", "replace")
-    hint = f"If it is Windows or Latin-1 text (there it reads {guess!r}), give --encoding cp1252; else"
-    return UnreadableText(problem, f"{hint} save the file as UTF-8.")
+    guess, text = guess_encoding(bytes(error.object))
+    command = train_with(origin, f"--encoding {guess}")
+    return UnreadableText(problem, f"If {text!r} is what it says: {command}   (if not: save it as UTF-8)")
 
 
-def _describe_nul(text: str) -> UnreadableText:
+def describe_nul(text: str, origin: str) -> UnreadableText:
+    """What to say about text with a NUL character."""
     if text.count("\0") * 3 > len(text):
-        fix = "It looks like UTF-16 without a byte order mark: give --encoding utf-16-le (or utf-16-be)."
-    else:
-        fix = "Remove it; the file may be damaged."
-    return UnreadableText("a NUL character", fix)
+        codec = "utf-16-be" if text.startswith("\0") else "utf-16-le"
+        command = train_with(origin, f"--encoding {codec}")
+        return UnreadableText("a NUL character", f"It looks like UTF-16 without a byte order mark: {command}")
+    return UnreadableText("a NUL character", "Remove it; the file may be damaged.")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from tunesmith.errors import DataError
 from tunesmith.reading.column_profile import SAMPLE_ROWS, ColumnProfile, profile_columns
+from tunesmith.reading.json_shapes import describe_leaves
+from tunesmith.reading.ready_commands import train_after, train_with
 from tunesmith.reading.source import Source
 
 PAIRS = (
@@ -34,10 +37,12 @@ WEAK_LABELS: tuple[str, ...] = (
 )
 """Names that a second column of labels may have as well."""
 ASIDE = frozenset(
-    ["lang", "language", "locale", "source", "split", "fold", "date", "author", "user", "username", "country", "region"]
+    [
+        *("lang", "language", "locale", "source", "split", "set", "subset", "partition", "fold", "date", "author"),
+        *("user", "username", "country", "region", "annotator", "prediction", "predicted", "truncated"),
+    ]
 )
 """Columns that describe a row and are rarely what is to be predicted."""
-SPLITS = ("split", "set", "subset", "partition", "fold")
 _PAIR_ENDS = ("1", "2", "a", "b", "left", "right", "first", "second", "one", "two")
 
 
@@ -54,7 +59,8 @@ def first_rows(source: Source) -> dict[str, list[Any]]:
 
 def find_column(source: Source, known: Sequence[str]) -> str | None:
     """The column with the first known name, exactly or apart from case."""
-    by_lower = {name.lower().strip(): name for name in reversed(source.column_names)}
+    by_lower = {name.lower().strip().rpartition(".")[2]: name for name in reversed(source.column_names)}
+    by_lower |= {name.lower().strip(): name for name in reversed(source.column_names)}
     for name in known:
         if name in source.column_names:
             return name
@@ -132,50 +138,67 @@ def _label_candidates(
         return [sure], f"Label: column {sure!r}, recognised by its name."
     left = {n: p for n, p in profiles.items() if n not in text and (n not in taken or p.kind == "label")}
     found = [n for n, p in left.items() if p.kind in ("label", "list", "number") and p.different != 1]
-    switches = [n for n, p in left.items() if p.kind == "switch"]
+    switches = [n for n, p in left.items() if p.kind == "switch" and p.different != 1]
+    hot = [n for n in switches if set(left[n].examples) <= {"0", "1", "0.0", "1.0"}]
     weak = [n for n in (find_column(source, [name]) for name in WEAK_LABELS) if n in found or n in switches]
     rivals = [
         n for n in (*found, *switches) if n not in weak and n.lower() not in ASIDE and profiles[n].kind != "number"
     ]
     if len(dict.fromkeys(weak)) == 1 and not rivals:
         return [weak[0]], f"Label: column {weak[0]!r}, recognised by its name."
-    useful = [n for n in found if n.lower() not in ASIDE] or found
+    answers = [n for n in left if n.lower() == "prediction" or n.lower().startswith(("prob_", "probability_"))]
+    useful = [n for n in found if n.lower() not in ASIDE and n not in answers] or found
     if len(switches) > 1 and not useful:
         return [",".join(switches)], f"Label: the 0/1 columns {', '.join(switches)}, several labels a row."
-    every = [*useful, *switches]
+    every = [*useful, *switches] if len(hot) < 3 else [",".join(hot), *useful, *(n for n in switches if n not in hot)]
+    if every and set(every) <= set(answers):
+        problem = f"no label, only answers of a model: {', '.join(every)}"
+        flag = f"--label_column_name {shlex.quote(every[0])}"
+        fix = f"If they are what is to be learnt: {train_with(source.origin, flag)}"
+        raise DataError(problem, where=source.origin, fix=fix)
     if len(every) == 1:
-        return [every[0]], f"Label: column {every[0]!r}, the only one whose values repeat."
+        number = profiles[every[0]].kind == "number"
+        why = "the only one of numbers" if number else "the only one whose values repeat"
+        return [every[0]], f"Label: column {every[0]!r}, {why}."
     if not every:
         return _last_resort(source, profiles, text)
-    rest = [n for n in every if n not in weak]
-    return [*weak, *sorted(rest, key=lambda n: (not _like_a_label(n), profiles[n].different))], ""
+    joined = [n for n in every if n not in profiles]
+    rest = [n for n in every if n not in (*weak, *joined)]
+    return [*weak, *joined, *sorted(rest, key=lambda n: (not _like_a_label(n), profiles[n].different))], ""
+
+
+def is_sure_label(name: str) -> bool:
+    """Whether the name says that the column holds classes."""
+    return name.lower().strip().rpartition(".")[2] in LABELS
 
 
 def _like_a_label(name: str) -> bool:
     return any(word in name.lower() for word in (*LABELS, *WEAK_LABELS) if len(word) > 1)
 
 
-def note_split_column(source: Source) -> str | None:
-    """A sentence about a column that says which split a row belongs to: nothing follows it."""
-    for name in source.column_names:
-        values = {str(value).strip().lower() for value in first_rows(source)[name]} if name.lower() in SPLITS else set()
-        if len(values) > 1 and "train" in "|".join(values):
-            return (
-                f"Column {name!r} ({', '.join(sorted(values)[:4])}) is not followed: all rows are training data. "
-                "Write the other rows to a file of their own for --validation_file or --test_file."
-            )
-    return None
-
-
 def _last_resort(
     source: Source, profiles: dict[str, ColumnProfile], text: tuple[str, ...]
 ) -> tuple[list[str | None], str]:
-    rest = [n for n, p in profiles.items() if n not in text and p.kind not in ("id", "empty", "date")]
+    _refuse_records(source, profiles)
+    rest = [n for n, p in profiles.items() if n not in text and p.kind not in ("id", "empty", "date", "other")]
     if len(rest) == 1 and profiles[rest[0]].different <= max(2, profiles[rest[0]].values // 2):
         return [rest[0]], f"Label: column {rest[0]!r}, the only one left and its values repeat."
     found = ", ".join(source.column_names)
     where = f"{source.origin}:1" if source.lines else source.origin
     raise DataError(f"no column 'label'; found: {found}", where=where, fix="Name it with --label_column_name.")
+
+
+def _refuse_records(source: Source, profiles: dict[str, ColumnProfile]) -> None:
+    """Where no column is a label and one holds records: how to take a label out of them."""
+    for name, profile in profiles.items():
+        first = profile.examples[0] if profile.kind == "other" and profile.examples else ""
+        found = describe_leaves(first) if first.startswith(("[", "{")) and re.fullmatch(r"\w+", name) else None
+        if found is not None:
+            path, value = found
+            change = f"jq -c '. + {{label: .{name}{path}}}'"
+            command = train_after(change, source.origin, suffix=".jsonl")
+            problem = f"no column is a label; {name!r} holds records with {value!r} at {path}"
+            raise DataError(problem, where=source.origin, fix=f"If that is the label: {command}")
 
 
 def _question(
@@ -187,9 +210,10 @@ def _question(
         shown = "; ".join(profiles[n].describe() for names in texts if len(names) == 1 for n in names)
         asked.append(f"which column holds the text (two for a pair)? Candidates: {shown}")
     if len(labels) > 1:
-        asked.append(f"which column is the label? Candidates: {'; '.join(profiles[n].describe() for n in labels)}")
+        shown = "; ".join(profiles[n].describe() if n in profiles else f"{n!r} (several labels a row)" for n in labels)
+        asked.append(f"which column is the label? Candidates: {shown}")
     flags = f"--text_column_names {shlex.quote(','.join(texts[0]))} --label_column_name {shlex.quote(labels[0])}"
-    command = f"tunesmith train --train_file {shlex.quote(source.origin)} {flags}"
+    command = train_with(source.origin, flags)
     return DataError("; ".join(asked), where=source.origin, fix=f"Answer for example with: {command}")
 
 

@@ -15,7 +15,13 @@ Kind = Literal["text", "label", "switch", "number", "id", "date", "empty", "list
 SAMPLE_ROWS = 2_000
 _IDS = frozenset(["id", "idx", "index", "guid", "uid", "uuid", "pairid", "rowid", "key", "docid", "nr", "no", "编号"])
 _DATE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}(:\d{2})?.*)?$")
-_NUMBER = re.compile(r"^[+-]?(\d+([.,]\d+)?|[.,]\d+)([eE][+-]?\d+)?(\s?%)?$")
+_WORD_DATE = re.compile(
+    r"^(?=.*\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\b)(?=.*\d)[\w ,.:/+-]{5,40}$", re.IGNORECASE
+)
+_RECORDS = re.compile(r'^\[?\s*\{\s*"')
+_NUMBER = re.compile(
+    r"^[€$£¥₹]?\s?[+-]?(\d{1,3}(\.\d{3})+(,\d+)?|\d{1,3}(,\d{3})+(\.\d+)?|\d+([.,]\d+)?|[.,]\d+)([eE][+-]?\d+)?(\s?[%€$£¥₹])?$"
+)
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,10 @@ def _kind(name: str, texts: Sequence[str], counts: Counter[str], words: float, *
         return "id"
     if {text.lower() for text in counts} <= ON | OFF:
         return "switch"
-    if _share(texts, _DATE) >= 0.95:
+    if _share(texts, _DATE) >= 0.95 or _share(texts, _WORD_DATE) >= 0.95:
         return "date"
+    if _share(texts, _RECORDS) >= 0.95:
+        return "other"
     if _share(texts, _NUMBER) >= 0.95:
         whole = all(text.lstrip("+-").isdigit() for text in texts)
         if whole and varied > 0.9 and len(texts) > 5:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.labels import UNLABELLED, Task
-from tunesmith.reading.column_choice import choose_by_content, first_rows, note_split_column, profile_source
+from tunesmith.reading.column_choice import choose_by_content, first_rows, is_sure_label, profile_source
 from tunesmith.reading.glue_tasks import GlueTask, find_glue_task
-from tunesmith.reading.label_cells import DOUBTFUL_SEPARATORS, find_separator, has_other_numbers, looks_like_thousands
-from tunesmith.reading.label_survey import Survey, class_names, is_list_type, survey_labels
+from tunesmith.reading.label_alikes import alike
+from tunesmith.reading.label_cells import (
+    DOUBTFUL_SEPARATORS,
+    find_separator,
+    has_other_numbers,
+    looks_like_thousands,
+    number_style,
+)
+from tunesmith.reading.label_survey import Survey, class_names, holds_places, is_list_type, survey_labels
+from tunesmith.reading.ready_commands import train_with, train_with_header
 from tunesmith.reading.source import Source
+
+_HEADERS = {"text": "text", "id": "id", "date": "date", "empty": "empty", "list": "list", "other": "other"}
+"""What a column without a name is called, by its kind; others may be labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,7 @@ def infer_columns(
     do_regression: bool | None = None,
     task_name: str | None = None,
     label_separator: str | None = None,
+    merge_label_variants: bool = False,
 ) -> Columns:
     """The columns of the train split, checked to be in every other; what the user names is never second-guessed."""
     train = sources.get("train") or next(iter(sources.values()))
@@ -59,7 +70,7 @@ def infer_columns(
             require_text(source, name)
         if not split.startswith("test") or has_label(source, label):
             _require_label(source, label)
-    task, why_task = _choose_task(train, label, do_regression, glue, label_separator)
+    task, why_task = _choose_task(train, label, do_regression, glue, label_separator, merge=merge_label_variants)
     return Columns(text, label, task, (*_notes(sources), why_text, why_label, why_task))
 
 
@@ -83,9 +94,7 @@ def _require_label(source: Source, label: str) -> None:
 
 
 def _notes(sources: Mapping[str, Source]) -> list[str]:
-    notes = [source.note for source in sources.values() if source.note is not None]
-    split = note_split_column(sources["train"]) if "train" in sources else None
-    return notes if split is None else [*notes, split]
+    return list(dict.fromkeys(source.note for source in sources.values() if source.note is not None))
 
 
 def split_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -101,7 +110,13 @@ def split_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _choose_task(
-    source: Source, label: str, do_regression: bool | None, glue: GlueTask | None, separator: str | None
+    source: Source,
+    label: str,
+    do_regression: bool | None,
+    glue: GlueTask | None,
+    separator: str | None,
+    *,
+    merge: bool,
 ) -> tuple[Task, str]:
     if do_regression:
         return Task.REGRESSION, "Task: regression, as asked."
@@ -110,7 +125,8 @@ def _choose_task(
     if label_parts(source, label):
         return Task.MULTILABEL, "Task: multilabel, because each of these columns is a label of its own."
     if is_list_type(source.dataset.features.arrow_schema.field(label).type):
-        return Task.MULTILABEL, f"Task: multilabel, because {label!r} holds lists."
+        places = ", a 0 or 1 for each label (--label_names names them)" if holds_places(source, label) else ""
+        return Task.MULTILABEL, f"Task: multilabel, because {label!r} holds lists{places}."
     survey = survey_labels(source, label)
     if separator is not None and separator != "none":
         return Task.MULTILABEL, f"Task: multilabel, labels of a cell set apart by {separator!r}, as asked."
@@ -121,6 +137,9 @@ def _choose_task(
     if found is not None:
         what = "lists" if found == "json" else f"labels set apart by {found!r} (--label_separator none: one label)"
         return Task.MULTILABEL, f"Task: multilabel, because cells of {label!r} hold {what}."
+    style = number_style(survey.counts) if do_regression is None else None
+    if style is not None:
+        return Task.REGRESSION, f"Task: regression, because {label!r} holds numbers such as {style}."
     if do_regression is None and has_other_numbers(survey.counts):
         if looks_like_thousands(survey.counts):
             _ask(source, f"are numbers of {label!r} such as 1,234 decimals?", "--do_regression true")
@@ -133,23 +152,26 @@ def _choose_task(
     if survey.too_many:
         fix = "Give another --label_column_name, or --do_regression for scores."
         raise DataError(f"column {label!r} has over 10,000 different values", where=source.origin, fix=fix)
-    return _class_task(source, label, survey, do_regression)
+    return _class_task(source, label, survey, do_regression, merge=merge)
 
 
-def _class_task(source: Source, label: str, survey: Survey, do_regression: bool | None) -> tuple[Task, str]:
+def _class_task(
+    source: Source, label: str, survey: Survey, do_regression: bool | None, *, merge: bool
+) -> tuple[Task, str]:
     names = class_names(source, label)
     values = survey.counts.keys() - {str(UNLABELLED)}
+    values = {alike(value) for value in values} if merge else values
     count = len(names) if names else len(values)
-    if do_regression is None and names is None and count > max(30, survey.rows // 2) and survey.numbers == survey.rows:
+    many = count > (max(30, survey.rows // 2) if is_sure_label(label) else 12)
+    if do_regression is None and names is None and many and survey.numbers == survey.rows:
         _ask(
             source,
             f"{label!r} holds {count:,} different whole numbers: is it a number to predict?",
             "--do_regression true",
         )
     task = Task.BINARY if count == 2 else Task.MULTICLASS
-    steps = (
-        do_regression is None and 3 <= count <= 11 and all(v.isdigit() and int(v) <= 10 for v in values) and not names
-    )
+    steps = do_regression is None and count >= 3 and all(v.isdigit() for v in values) and not names
+    steps = steps and (count > 11 or all(int(v) <= 10 for v in values))
     rating = (
         " If they are ratings, --do_regression true predicts a number, which knows that 4 is near 5." if steps else ""
     )
@@ -157,7 +179,7 @@ def _class_task(source: Source, label: str, survey: Survey, do_regression: bool 
 
 
 def _ask(source: Source, question: str, flag: str) -> NoReturn:
-    command = f"tunesmith train --train_file {shlex.quote(source.origin)} {flag}"
+    command = train_with(source.origin, flag)
     other = "--label_separator none" if "separator" in flag else "--do_regression false"
     raise DataError(question, where=source.origin, fix=f"If yes: {command}   (if not: {other})")
 
@@ -183,17 +205,17 @@ def _refuse_absent_header(source: Source, *, sure: bool) -> None:
     if not source.lines or not source.column_names or sure:
         return
     sample = first_rows(source)
-    texts = [n for n, p in profile_source(source).items() if p.kind == "text"]
+    kinds = {n: p.kind for n, p in profile_source(source).items()}
+    texts = [n for n, kind in kinds.items() if kind == "text"]
     for name in source.column_names:
         if name in sample[name] or (name in texts and len(name.split()) > 4):
             line = ", ".join(source.column_names)[:80]
-            names = ["text" if n in texts else "label" for n in source.column_names]
-            if len(set(names)) != len(names):
-                names = [f"{kind}_{k}" for k, kind in enumerate(names, start=1)]
+            names = [_HEADERS.get(kinds[n], "label") for n in source.column_names]
+            names = [n if names.count(n) == 1 else f"{n}_{k}" for k, n in enumerate(names, start=1)]
             why = "is a value of its own column" if name in sample[name] else "reads like a text"
             problem = f"there seems to be no header: {name[:40]!r} {why}; the first line is {line!r}"
-            named = f"sed '1i {','.join(names)}' {shlex.quote(source.origin)} > named.csv"
-            fix = f"Add a first line with names, such as text,label: {named} && tunesmith train --train_file named.csv"
+            named = train_with_header(names, source.delimiter, source.origin, replace=False)
+            fix = f"Add a first line with names, such as text,label: {named}"
             raise DataError(problem, where=f"{source.origin}:1", fix=fix)
 
 

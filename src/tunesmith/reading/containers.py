@@ -160,7 +160,7 @@ def parquet_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> 
         for batch in file.iter_batches(batch_size=16_384):
             batch.validate(full=True)
             read += batch.num_rows
-            yield _without_dictionaries(batch.replace_schema_metadata(file.schema_arrow.metadata))
+            yield _plain_columns(batch.replace_schema_metadata(file.schema_arrow.metadata))
         if read != file.metadata.num_rows:
             raise DataError(f"{read:,} rows read, {file.metadata.num_rows:,} promised by the file", where=origin)
 
@@ -180,13 +180,16 @@ def arrow_batches(path: Path, *, origin: str) -> Iterator[Any]:
             batches = iter(pa.ipc.open_stream(file))
         for batch in batches:
             batch.validate(full=True)
-            yield _without_dictionaries(batch)
+            yield _plain_columns(batch)
 
 
-def _without_dictionaries(batch: Any) -> Any:
-    """Category columns as what they stand for: `datasets` has no dictionary type."""
+def _plain_columns(batch: Any) -> Any:
+    """Category columns as what they stand for (`datasets` has no dictionary type), and `outer.inner` for fields of structs."""
     import pyarrow as pa
 
+    while any(pa.types.is_struct(f.type) for f in batch.schema):
+        flat = pa.Table.from_batches([batch]).flatten().replace_schema_metadata(None)  # it describes the columns before
+        batch = flat.combine_chunks().to_batches()[0] if flat.num_rows else pa.RecordBatch.from_pylist([], flat.schema)
     types = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in batch.schema]
     fields = [f.with_type(t) for f, t in zip(batch.schema, types, strict=True)]
     arrays = [a if a.type == t else a.cast(t) for a, t in zip(batch.columns, types, strict=True)]

@@ -16,6 +16,7 @@ from operator import methodcaller
 
 from tunesmith.errors import DataError
 from tunesmith.reading.blocks import UnreadableText
+from tunesmith.reading.ready_commands import rewrite_csv, train_after
 
 MAX_RECORD_CHARS = 16 << 20
 """A longer record is taken for a quote never closed or a file that is not lines: memory stays bounded."""
@@ -231,7 +232,13 @@ class _Parser:
         there = "" if line == opening else f" on line {line}"
         after = text[closed.end() : closed.end() + 20].splitlines()[0]
         problem = f"the quoted field opened here is closed{there} and then continues with {after!r}"
-        raise DataError(problem, where=where, fix=_QUOTE_FIX)
+        raise DataError(problem, where=where, fix=self._fix_quotes(closed.group()))
+
+    def _fix_quotes(self, field: str) -> str:
+        if not field.endswith('\\"'):
+            return _QUOTE_FIX
+        change = rewrite_csv("escapechar=chr(92), doublequote=False")
+        return f'Quotes inside are written \\" and not "". Write them again: {train_after(change, self.origin)}'
 
     def _too_long(self) -> DataError:
         limit = f"{MAX_RECORD_CHARS >> 20} million characters"

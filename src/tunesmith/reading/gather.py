@@ -11,6 +11,7 @@ from tunesmith.reading.glue_tasks import find_glue_task
 from tunesmith.reading.in_memory import holds_splits
 from tunesmith.reading.read import is_saved_dataset, load_folder
 from tunesmith.reading.source import Source
+from tunesmith.reading.split_column import follow_split_column
 
 Reader = Callable[[Any, str], Source]
 HubLoader = Callable[[str, str | None], Any]
@@ -32,6 +33,7 @@ def gather_sources(
     dataset_name: str | None,
     dataset_config_name: str | None,
     split_names: Mapping[str, str],
+    split_column_name: str | None,
     read: Reader,
     load_hub: HubLoader,
 ) -> tuple[dict[str, Source], list[str]]:
@@ -64,7 +66,8 @@ def gather_sources(
             f"there is no train split, only {', '.join(splits)}", fix="Give --train_file, or name the split train."
         )
     first = [s for s in ("train", "validation", "test") if s in splits]
-    return {s: read(splits[s], s) for s in [*first, *(s for s in splits if s not in first)]}, notes
+    sources = {s: read(splits[s], s) for s in [*first, *(s for s in splits if s not in first)]}
+    return follow_split_column(sources, split_column_name, notes), notes
 
 
 def _load_dataset(name: str, config: str | None, load_hub: HubLoader) -> Any:

@@ -62,7 +62,7 @@ def json_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds, arra
 def line_records(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """(line number, object) of JSON lines."""
     blank: int | None = None
-    for number, line in _lines(blocks, origin):
+    for number, line in text_lines(blocks, origin):
         if not line.strip(" \t"):
             blank = blank or number
             continue
@@ -71,7 +71,7 @@ def line_records(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, dict
         yield number, parse_object(line, f"{origin}:{number}")
 
 
-def _lines(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, str]]:
+def text_lines(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, str]]:
     """(number, line without its end); the text after the last line end only when there is some."""
     number, rest = 1, ""
     try:

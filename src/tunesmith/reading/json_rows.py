@@ -2,7 +2,8 @@
 
 Rules. A key that a record has not is null there, unless the record has a key of almost that name.
 A column holds text, whole numbers, numbers, true/false or lists of one of these, and null; whole numbers beside
-fractions become numbers. Objects inside a record are kept as their JSON text.
+fractions become numbers. An object inside a record gives a column for each of its keys, `data.text`; lists of objects are kept
+as their JSON text.
 """
 
 from __future__ import annotations
@@ -17,6 +18,19 @@ from tunesmith.reading.source import BAD_COLUMN, LINE_COLUMN
 MOST_KEYS = 1_000
 """Records with more different keys are no table."""
 _WORDS = {"null": "null", "bool": "true/false", "int": "a whole number", "float": "a number", "text": "text"}
+
+
+def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The record with `outer.inner` for each key of an object inside; lists that hold objects as JSON text."""
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, dict) and value and all(isinstance(inner, str) for inner in value):
+            flat |= flatten_record(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
+            flat[f"{prefix}{key}"] = json.dumps(value, ensure_ascii=False)
+        else:
+            flat[f"{prefix}{key}" if prefix else key] = value
+    return flat
 
 
 class Widened(Exception):
@@ -41,6 +55,7 @@ class ColumnKinds:
         """A record batch of the records; raises Widened when earlier batches need another type."""
         import pyarrow as pa
 
+        records = [flatten_record(r) if any(type(v) in (dict, list) for v in r.values()) else r for r in records]
         for record, number in zip(records, numbers, strict=True):
             if record.keys() != self.kinds.keys():
                 self._add_keys(record, number)
@@ -71,7 +86,7 @@ class ColumnKinds:
             if any("\ud800" <= char <= "\udfff" for char in key):
                 problem = f"the key {key!r} holds half of a surrogate pair, which is no character"
                 raise DataError(problem, where=where, fix="Rename it.")
-            hint = did_you_mean(key, missing)
+            hint = did_you_mean(key, [name for name in missing if "." not in name]) if "." not in key else None
             if hint is not None or len(self.kinds) >= MOST_KEYS:
                 problem = f"keys differ from those before: with {key!r}, without {', '.join(map(repr, missing))}"
                 raise DataError(problem, where=where, fix=hint or "Give every record the same keys.")

@@ -13,12 +13,19 @@ from tunesmith.reading.source import Source
 
 SEPARATORS = ("|", ";")
 """What sets labels apart without a doubt, once the parts are seen to repeat."""
-DOUBTFUL_SEPARATORS = {",": "comma", "/": "slash"}
+DOUBTFUL_SEPARATORS = {",": "comma", "/": "slash", " ": "space"}
 """What is asked about: it may be part of a name."""
 SEPARATOR_WORDS = {"comma": ",", "slash": "/", "pipe": "|", "semicolon": ";", "space": " ", "tab": "\t"}
 MISSING_WORDS = frozenset(["n/a", "na", "nan", "#n/a", "n.a.", "null", "(null)", "-", "--", "?", "<na>", "nil"])
 _OTHER_NUMBER = re.compile(r"^[+-]?\d+(,\d+|([.,]\d+)?\s?%)$")
 _NUMBER = re.compile(r"^[+-]?\d+([.,]\d+)?(\s?%)?$")
+CURRENCY = r"^\s*(?:[€$£¥₹]|[A-Z]{3}\b)\s?|\s?(?:[€$£¥₹]|\b[A-Z]{3})\s*$"
+"""A sign or code of money before or after a number."""
+_GROUPED = {
+    "1.234,5": re.compile(r"^[+-]?\d{1,3}(\.\d{3})*(,\d+)?$"),
+    "1,234.5": re.compile(r"^[+-]?\d{1,3}(,\d{3})*(\.\d+)?$"),
+}
+_BOTH = re.compile(r"\d\.\d{3},\d|\d,\d{3}\.\d|\d([.,])\d{3}\1\d{3}")
 ON = frozenset(["1", "1.0", "true", "yes", "y", "ja", "oui", "si", "sí", "sim", "是"])
 OFF = frozenset(["0", "0.0", "false", "no", "n", "nein", "non", "não", "否"])
 
@@ -41,7 +48,7 @@ def _sets_apart(separator: str, cells: Sequence[str], counts: Mapping[str, int])
         for part in split_cell(cell, separator):
             uses[part] = uses.get(part, 0) + 1
     again = sum(1 for part in uses if uses[part] > 1)
-    short = all(len(part.split()) <= 4 for part in uses)
+    short = all(len(part.split()) <= 4 for part in uses) and (separator != " " or all(p[0] == "#" for p in uses))
     return short and again >= len(uses) / 2 and len(uses) < len(cells) + len(several)
 
 
@@ -103,6 +110,15 @@ def has_other_numbers(values: Iterable[str]) -> bool:
     """Whether the values are numbers and some are written as 3,5 or 40 %."""
     found = [value for value in values if value]
     return bool(found) and all(_NUMBER.match(v) for v in found) and any(_OTHER_NUMBER.match(v) for v in found)
+
+
+def number_style(values: Iterable[str]) -> str | None:
+    """ "1.234,5" or "1,234.5" where all values are numbers of that form and some show which one; None for anything else."""
+    found = [re.sub(CURRENCY, "", value).strip() for value in values if value]
+    money = any(re.search(CURRENCY, value) for value in values if value)
+    styles = [name for name, form in _GROUPED.items() if found and all(form.match(value) for value in found)]
+    shown = any(_BOTH.search(value) for value in found) or (money and len(styles) == 1)
+    return styles[0] if len(styles) == 1 and shown else None
 
 
 def looks_like_thousands(values: Iterable[str]) -> bool:

@@ -12,7 +12,15 @@ from tunesmith.errors import DataError
 from tunesmith.labels import UNLABELLED, LabelMap, Task, match_names
 from tunesmith.reading.columns import Columns
 from tunesmith.reading.label_names import Naming, check_enough, check_split, choose_names, put_positive_last
-from tunesmith.reading.label_survey import NUMBER, as_names, class_names, plain_numbers, survey_labels
+from tunesmith.reading.label_survey import (
+    NUMBER,
+    as_names,
+    class_names,
+    holds_places,
+    plain_numbers,
+    style_of_numbers,
+    survey_labels,
+)
 from tunesmith.reading.source import Source
 
 if TYPE_CHECKING:
@@ -48,7 +56,7 @@ def encode_labels(
     first = "train" if "train" in labelled else next(iter(labelled))
     train = labelled[first]
     multilabel = columns.task is Task.MULTILABEL
-    if multilabel and surveys[first].is_float:
+    if multilabel and (surveys[first].is_float or holds_places(train, columns.label)):
         return _encode_hot(sources, columns.label, label_names)
     naming = choose_names(train, columns.label, surveys[first], label_names, default_names, head_names)
     if not multilabel:
@@ -118,7 +126,7 @@ def _encode_hot(
             lists = table.column(column).combine_chunks()
             lengths = pc.fill_null(pc.list_value_length(lists), -1).to_numpy(zero_copy_only=False)
             width = int(lengths[0]) if width is None else width
-            rows = pc.list_flatten(lists).to_numpy(zero_copy_only=False)
+            rows = _places(pc.list_flatten(lists))
             if not (lengths == width).all():
                 row = start + int(np.argmax(lengths != width))
                 problem = f"{lengths[row - start]} values, expected {width}"
@@ -139,6 +147,14 @@ def _encode_hot(
     return LabelMap(names, Task.MULTILABEL), datasets
 
 
+def _places(cells: Any) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_string(cells.type) or pa.types.is_boolean(cells.type):
+        return np.asarray([str(cell).lower() in ("1", "true") for cell in cells.to_pylist()], dtype=np.float32)
+    return cells.to_numpy(zero_copy_only=False)
+
+
 def _encode_scores(sources: Mapping[str, Source], column: str) -> tuple[LabelMap, dict[str, Dataset]]:
     datasets = {}
     for split, source in sources.items():
@@ -152,21 +168,22 @@ def _scores(source: Source, column: str, *, unlabelled_allowed: bool) -> Any:
 
     if column not in source.column_names:
         return pa.array(np.full(source.dataset.num_rows, np.nan, dtype=np.float32))
-    parts = [_numbers(table.column(column), source, column, start) for start, table in source.scan([column])]
+    style = style_of_numbers(source, column)
+    parts = [_numbers(table.column(column), source, column, start, style) for start, table in source.scan([column])]
     scores = np.concatenate(parts)
     if unlabelled_allowed and (scores == UNLABELLED).all():
         scores = np.full_like(scores, np.nan)
     return pa.array(scores.astype(np.float32))
 
 
-def _numbers(cells: Any, source: Source, column: str, start: int) -> Any:
+def _numbers(cells: Any, source: Source, column: str, start: int, style: str | None) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
     cells = cells.combine_chunks()
     kind = cells.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        cells = plain_numbers(cells)
+        cells = plain_numbers(cells, style)
         good = pc.match_substring_regex(cells, NUMBER)
     elif pa.types.is_integer(kind) or pa.types.is_floating(kind):
         good = pc.is_finite(cells)

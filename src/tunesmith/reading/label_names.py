@@ -15,6 +15,7 @@ from difflib import SequenceMatcher
 from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.labels import UNLABELLED, match_names
 from tunesmith.reading.label_alikes import alike
+from tunesmith.reading.label_spelling import refuse_variants
 from tunesmith.reading.label_survey import Survey, class_names
 from tunesmith.reading.source import Source
 
@@ -93,7 +94,7 @@ def _choose(
         if default_names and set(ordered) <= set(ids):
             return Naming(tuple(default_names), ids)
         return Naming(ordered, ordered)
-    _refuse_variants(train, column, survey)
+    refuse_variants(train, column, survey.counts, survey.first_row)
     _refuse_typos(train, column, survey)
     ordered = tuple(sorted(found))
     return Naming(ordered, ordered)
@@ -159,22 +160,12 @@ def _unknown(value: str, naming: Naming, where: str, *, is_train: bool) -> DataE
         seen = _fold(same) == _fold(value)
         how = "case or spaces" if seen else "its Unicode form, invisible characters or the way a number is written"
         problem = f"{value!a} differs from {same!a} only in {how}"
-        return DataError(problem, where=where, fix="Write both the same.")
+        return DataError(problem, where=where, fix="Write both the same, or give --merge_label_variants.")
     of = "" if is_train else " (the labels in train)"
     problem = f"{value!r} is not one of {', '.join(shown)}{of}"
     return DataError(
         problem, where=where, fix=did_you_mean(value, naming.values) or "Correct it, or add such rows to train."
     )
-
-
-def _refuse_variants(train: Source, column: str, survey: Survey) -> None:
-    by_fold: dict[str, str] = {}
-    for name in sorted(survey.counts, key=lambda n: -survey.counts[n]):
-        first = by_fold.setdefault(_fold(name), name)
-        if first != name:
-            where = train.where(survey.first_row[name], column)
-            fix = "Write both the same, or list both in --label_names."
-            raise DataError(f"{name!r} differs from {first!r} only in case or spaces", where=where, fix=fix)
 
 
 def _refuse_typos(train: Source, column: str, survey: Survey) -> None:

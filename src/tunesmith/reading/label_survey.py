@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunesmith.errors import DataError
+from tunesmith.reading.label_cells import CURRENCY, number_style
 from tunesmith.reading.source import Source
 
 MAX_LABELS = 10_000
@@ -55,11 +56,20 @@ def survey_labels(source: Source, column: str) -> Survey:
     return survey
 
 
-def plain_numbers(cells: Any) -> Any:
-    """Text cells with 3,5 written as 3.5 and 40 % as 40."""
+def plain_numbers(cells: Any, style: str | None = None) -> Any:
+    """Text cells with 3,5 written as 3.5, 40 % as 40 and, where numbers have the `style` "1.234,5" or "1,234.5", 1234.5."""
     import pyarrow.compute as pc
 
+    if style is not None:
+        cells = pc.replace_substring_regex(cells, CURRENCY, "")
+        cells = pc.replace_substring(cells, style[1], "")
     return pc.replace_substring_regex(cells, r"^([+-]?\d+)(?:[.,](\d+))?\s?%$|^([+-]?\d+),(\d+)$", r"\1\3.\2\4")
+
+
+def style_of_numbers(source: Source, column: str) -> str | None:
+    """How the numbers of a text column are written, where groups of digits are set apart: "1.234,5" or "1,234.5"."""
+    kind = source.dataset.features.arrow_schema.field(column).type
+    return number_style(survey_labels(source, column).counts) if "string" in str(kind) else None
 
 
 def class_names(source: Source, column: str) -> list[str] | None:
@@ -78,6 +88,28 @@ def is_list_type(arrow_type: Any) -> bool:
 
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(kind(arrow_type) for kind in kinds)
+
+
+def holds_places(source: Source, column: str) -> bool:
+    """Whether a column of lists has a 0 or 1 for every label: lists of one length, some with one of the two twice."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    widths: set[int | None] = set()
+    values: set[str] = set()
+    twice = False
+    for _, table in source.scan([column]):
+        lists = table.column(column).combine_chunks()
+        widths |= set(pc.unique(pc.list_value_length(lists)).to_pylist())
+        found = pc.unique(pc.list_flatten(lists))
+        kind = found.type
+        if len(widths) > 1 or len(found) > 3 or class_names(source, column) or pa.types.is_floating(kind):
+            return False
+        values |= {str(value).lower() for value in found.to_pylist()}
+        if widths == {2} and not twice:
+            twice = bool(pc.any(pc.equal(pc.list_element(lists, 0), pc.list_element(lists, 1))).as_py())
+    wide = bool(widths - {None, 0, 1, 2})
+    return values in ({"0", "1"}, {"false", "true"}) and (wide or twice)
 
 
 def as_names(

@@ -14,13 +14,14 @@ from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
 from tunesmith.reading.bad_rows import BadRow, sort_out
-from tunesmith.reading.columns import Columns, infer_columns, require_text
+from tunesmith.reading.columns import Columns, infer_columns
 from tunesmith.reading.content_hash import fingerprint_parts
 from tunesmith.reading.gather import gather_sources
 from tunesmith.reading.glue_tasks import find_glue_task
 from tunesmith.reading.label_corrections import correct_labels
 from tunesmith.reading.label_ids import encode_labels
 from tunesmith.reading.label_rows import notes_on_classes, unfold_labels
+from tunesmith.reading.label_spelling import merge_variants
 from tunesmith.reading.mapped_pages import release_pages
 from tunesmith.reading.part import Part
 from tunesmith.reading.read import read_source
@@ -78,46 +79,76 @@ def load_data(
     labels_file: str | Path | None = None,
     label_separator: str | None = None,
     positive_label: str | None = None,
+    merge_label_variants: bool = False,
     skip_bad_rows: bool = False,
+    split_column_name: str | None = None,
     split_names: Mapping[str, str] | None = None,
     hub_options: Mapping[str, Any] | None = None,
     head_names: Sequence[str] = (),
     **reading: Any,
 ) -> DataBundle:
     """Reads, checks, encodes and splits. Without a validation split, a share of train is taken, or `fold` (k, of n)."""
-    files, tables = (train_file, validation_file, test_file), (train_data, validation_data, test_data)
-    given = {k: f if t is None else t for k, f, t in zip(("train", "validation", "test"), files, tables, strict=True)}
+    given = _prefer((train_data, validation_data, test_data), (train_file, validation_file, test_file))
     read, hub = partial(_read, reading, skip_bad_rows), partial(_load_hub, options=hub_options or {})
     names = {"task_name": task_name, "dataset_name": dataset_name, "dataset_config_name": dataset_config_name}
-    sources, notes = gather_sources(given, **names, split_names=split_names or {}, read=read, load_hub=hub)
-    asked = {"text_column_names": text_column_names, "label_column_name": label_column_name, "task_name": task_name}
-    columns = infer_columns(sources, **asked, do_regression=do_regression, label_separator=label_separator)  # type: ignore[arg-type]
+    named = {"split_names": split_names or {}, "split_column_name": split_column_name}
+    sources, notes = gather_sources(given, **names, **named, read=read, load_hub=hub)  # type: ignore[arg-type]
+    asked: dict[str, Any] = {"text_column_names": text_column_names, "label_column_name": label_column_name}
+    asked |= {"task_name": task_name, "do_regression": do_regression, "label_separator": label_separator}
+    columns = infer_columns(sources, **asked, merge_label_variants=merge_label_variants)
     naming = {"head_names": head_names, "allow_single_label": allow_single_label, "positive_label": positive_label}
-    naming["label_names"] = _names(label_names)
-    rules = (task_name, label_separator, naming)
-    labels, parts, bad = _label_rows(sources, columns, notes, rules, empty=allow_empty_text, skip=skip_bad_rows)
-    parts |= _corrected(parts, labels_file, columns, labels, notes)
-    parts = _hold_out(parts, columns, labels, notes, fraction=validation_split_fraction, seed=seed, fold=fold)
+    rules = _Rules(task_name, label_separator, merge_label_variants, labels_file, allow_empty_text, skip_bad_rows)
+    labels, parts, bad = _label_rows(sources, columns, notes, rules, {**naming, "label_names": _names(label_names)})
     limits = {"train": max_train_samples, "validation": max_eval_samples, "test": max_predict_samples}
-    parts = {split: _cut(split, part, limits, notes, labels.task, seed) for split, part in parts.items()}
+    parts = _split_rows(parts, columns, labels, notes, limits, fraction=validation_split_fraction, seed=seed, fold=fold)
     return _bundle(parts, columns, labels, notes, bad, names_given=label_names is not None)
 
 
+def _prefer(tables: Sequence[Any], files: Sequence[str | Path | None]) -> dict[str, Any]:
+    """What is given for each split: the object in memory, else the file."""
+    given = zip(("train", "validation", "test"), tables, files, strict=True)
+    return {split: file if table is None else table for split, table, file in given}
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """How rows become labelled rows."""
+
+    task_name: str | None
+    separator: str | None
+    merge: bool
+    labels_file: str | Path | None
+    empty: bool
+    skip: bool
+
+
 def _label_rows(
-    sources: Mapping[str, Source],
-    columns: Columns,
-    notes: list[str],
-    rules: tuple[str | None, str | None, Mapping[str, Any]],
-    *,
-    empty: bool,
-    skip: bool,
+    sources: Mapping[str, Source], columns: Columns, notes: list[str], rules: _Rules, naming: Mapping[str, Any]
 ) -> tuple[LabelMap, dict[str, Part], list[BadRow]]:
-    """The good rows with their labels encoded, and the bad ones. `rules`: GLUE task, label separator, naming of labels."""
-    task_name, separator, naming = rules
-    listed = naming["label_names"]
-    good, bad = sort_out(sources, columns, notes, label_names=listed, allow_empty_text=empty, skip=skip)
-    good = unfold_labels(good, columns, separator)
-    return *_encode(good, columns, task_name, naming, allow_empty_text=empty), bad
+    """The good rows with their labels encoded and corrected, and the bad ones."""
+    listed, empty = naming["label_names"], rules.empty
+    good, bad = sort_out(sources, columns, notes, label_names=listed, allow_empty_text=empty, skip=rules.skip)
+    good = unfold_labels(good, columns, rules.separator)
+    if rules.merge and columns.label is not None and columns.task is not Task.REGRESSION:
+        good = merge_variants(good, columns.label, notes, names=listed or ())
+    labels, parts = _encode(good, columns, rules.task_name, naming, allow_empty_text=empty)
+    return labels, parts | _corrected(parts, rules.labels_file, columns, labels, notes), bad
+
+
+def _split_rows(
+    parts: dict[str, Part],
+    columns: Columns,
+    labels: LabelMap,
+    notes: list[str],
+    limits: Mapping[str, int | None],
+    *,
+    fraction: float,
+    seed: int,
+    fold: tuple[int, int] | None,
+) -> dict[str, Part]:
+    """The splits, each with as many rows as asked for."""
+    parts = _hold_out(parts, columns, labels, notes, fraction=fraction, seed=seed, fold=fold)
+    return {split: _cut(split, part, limits, notes, labels.task, seed) for split, part in parts.items()}
 
 
 def _corrected(
@@ -129,39 +160,6 @@ def _corrected(
     train, changed = correct_labels(parts["train"], Path(file), columns.text, labels)
     notes.append(f"{changed:,} labels of train rows were changed by {file}.")
     return {"train": train}
-
-
-def read_unlabelled(
-    source: Any,
-    *,
-    text: Sequence[str],
-    name: str = "input",
-    allow_empty_text: bool = False,
-    **reading: Any,
-) -> Source:
-    """Rows to predict, with all their columns (`Source.column_names`); `text` must be there and filled in."""
-    rows = read_source(source, name=name, **reading)
-    for column in text:
-        require_text(rows, column)
-    check_texts(rows, text, allow_empty_text=allow_empty_text)
-    return rows
-
-
-def read_labelled(
-    source: Any,
-    *,
-    columns: Columns,
-    labels: LabelMap,
-    name: str = "test",
-    allow_empty_text: bool = False,
-    **reading: Any,
-) -> Dataset:
-    """Rows to evaluate a trained model on: "labels" by the names of the model's own map; -1 stays unlabelled."""
-    rows = read_unlabelled(source, text=columns.text, name=name, allow_empty_text=allow_empty_text, **reading)
-    names = None if labels.task is Task.REGRESSION else labels.names
-    rows = unfold_labels({name: rows}, columns, None)[name]
-    _, splits = encode_labels({name: rows}, columns, label_names=names, allow_single_label=True)
-    return splits[name]
 
 
 def _read(reading: Mapping[str, Any], skip_bad_rows: bool, source: Any, split: str) -> Source:

@@ -8,11 +8,12 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunesmith.errors import DataError
 from tunesmith.reading.blocks import OnProgress, check_encoding, choose_codec, text_blocks
@@ -24,10 +25,13 @@ from tunesmith.reading.containers import (
     parquet_batches,
     readable,
 )
+from tunesmith.reading.file_kinds import KINDS, kind_of_file
 from tunesmith.reading.in_memory import read_memory
 from tunesmith.reading.json_files import json_batches
 from tunesmith.reading.json_rows import ColumnKinds, Widened
-from tunesmith.reading.sheets import sheet_batches
+from tunesmith.reading.json_shapes import refuse_one_object
+from tunesmith.reading.line_files import fasttext_batches, recognise_lines
+from tunesmith.reading.sheets import note_sheet, sheet_batches
 from tunesmith.reading.source import Source, checked
 from tunesmith.reading.table_cache import cache_table, default_table_cache, find_table
 from tunesmith.reading.text_files import (
@@ -41,31 +45,11 @@ from tunesmith.reading.text_files import (
 from tunesmith.run.remembered import hash_file
 from tunesmith.run.writing import create
 
-if TYPE_CHECKING:
-    pass
-
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Part of every cache key: raise it when a reader gives other rows for the same bytes."""
 
 _HEAD_BYTES = 1 << 16
 """Enough for the first lines of a file, by which its delimiter is known."""
-
-KINDS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".xlsx": "sheet",
-    ".xlsm": "sheet",
-    ".xls": "sheet",
-    ".ods": "sheet",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +66,17 @@ class _File:
     limits: DecompressionLimits
     on_progress: OnProgress | None
     skip_bad: bool
+    sheet: str | None
 
     @property
     def has_lines(self) -> bool:
-        return self.kind in ("csv", "tsv", "jsonl", "json", "sheet")
+        return self.kind in ("csv", "tsv", "jsonl", "json", "sheet", "fasttext")
 
     def key(self) -> str:
         """Names the table: the bytes and everything that changes how they are read."""
         parts = [FORMAT_VERSION, self.digest, self.kind, self.gzipped, self.encoding, repr(self.dialect)]
         parts += ["skip_bad"] if self.skip_bad and self.dialect is not None else []
+        parts += [self.sheet] if self.sheet is not None else []
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
 
 
@@ -105,6 +91,7 @@ def read_source(
     limits: DecompressionLimits | None = None,
     on_progress: OnProgress | None = None,
     skip_bad_rows: bool = False,
+    sheet_name: str | None = None,
 ) -> Source:
     """The rows of a file, a `save_to_disk` folder or a table in memory; at least one row.
 
@@ -117,7 +104,7 @@ def read_source(
     with readable(path, origin):
         if path.is_dir():
             return checked(_from_folder(path, name, origin))
-        kind, gzipped = _kind_of(path, origin, delimiter)
+        kind, gzipped = kind_of_file(path, origin, delimiter)
         if not stat.S_ISREG(path.stat().st_mode):
             raise DataError("is a pipe or a device, not a file", where=origin, fix="Write the rows to a file first.")
         if path.stat().st_size == 0:
@@ -126,31 +113,18 @@ def read_source(
         dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
         text_encoding = check_encoding(encoding)
         limits = limits or DecompressionLimits()
-        how = (kind, gzipped, text_encoding, dialect, limits, on_progress, skip_bad_rows)
+        how = (kind, gzipped, text_encoding, dialect, limits, on_progress, skip_bad_rows, sheet_name)
         file = _File(path, hash_file(path), origin, *how)
+        if kind == "lines":
+            kind, dialect = recognise_lines(_first_text(file), origin)
+            file = replace(file, kind=kind, dialect=dialect)
+        if kind == "json":
+            refuse_one_object(_first_text(file), origin)
         if dialect is not None and not dialect.sure:
             head = _first_text(file)
             file = replace(file, dialect=sniff_dialect(head, dialect))
             refuse_title(head, file.dialect or dialect, origin)
         return _from_file(file, name, Path(cache_dir) if cache_dir is not None else default_table_cache())
-
-
-def _kind_of(path: Path, origin: str, delimiter: str | None) -> tuple[str, bool]:
-    suffixes = [s.lower() for s in path.suffixes]
-    gzipped = bool(suffixes) and suffixes[-1] in (".gz", ".gzip")
-    suffix = (suffixes[:-1] if gzipped else suffixes)[-1:] or [""]
-    kind = KINDS.get(suffix[0])
-    if kind is None and delimiter is not None and suffix[0] in (".txt", ".dat", ""):
-        kind = "csv"
-    if kind is None:
-        known = "csv, tsv, jsonl, json, xlsx, parquet, arrow, each also as .gz"
-        hints = {
-            ".txt": "Name it .csv or .tsv, or give --delimiter.",
-            ".zip": "Unpack it first, or use gzip.",
-        }
-        problem = f"cannot tell the format from the ending {suffix[0]!r}: known are {known}"
-        raise DataError(problem, where=origin, fix=hints.get(suffix[0]))
-    return kind, gzipped
 
 
 def _first_text(file: _File) -> str:
@@ -168,6 +142,10 @@ def _first_text(file: _File) -> str:
 
 def _reading_note(file: _File) -> str | None:
     """A sentence when columns are set apart by something else than the suffix says."""
+    if file.kind == "sheet" and not file.gzipped:
+        return note_sheet(file.path, file.origin, file.sheet)
+    if file.kind == "fasttext":
+        return f"Reading: {file.origin} holds fastText lines, `__label__NAME text`."
     usual = choose_dialect(file.kind, delimiter=None, quoting=None) if file.dialect is not None else None
     if file.dialect is None or usual is None or file.dialect.delimiter == usual.delimiter:
         return None
@@ -213,7 +191,9 @@ def _open_table(file: _File, name: str, table: Path, rows: int) -> Source:
         dataset = Dataset.from_file(str(table))
         if dataset.num_rows != rows:
             raise DataError(f"{dataset.num_rows} rows in the cached table, expected {rows}", where=str(table))
-    return Source(name, dataset, file.origin, lines=file.has_lines, table_file=table, note=_reading_note(file))
+    mark = file.dialect.delimiter if file.dialect is not None else ","
+    how = {"lines": file.has_lines, "table_file": table, "note": _reading_note(file), "delimiter": mark}
+    return Source(name, dataset, file.origin, **how)  # type: ignore[arg-type]
 
 
 def _batches(file: _File, kinds: ColumnKinds, cache_dir: Path) -> Iterator[Any]:
@@ -225,6 +205,8 @@ def _batches(file: _File, kinds: ColumnKinds, cache_dir: Path) -> Iterator[Any]:
         blocks = text_blocks(stream, encoding=file.encoding, on_progress=file.on_progress)
         if file.dialect is not None:
             yield from delimited_batches(blocks, origin=file.origin, dialect=file.dialect, skip_bad=file.skip_bad)
+        elif file.kind == "fasttext":
+            yield from fasttext_batches(blocks, origin=file.origin, kinds=kinds)
         else:
             yield from json_batches(blocks, origin=file.origin, kinds=kinds, array_allowed=file.kind == "json")
         if stream.sha256 != file.digest:
@@ -236,7 +218,8 @@ def _batches(file: _File, kinds: ColumnKinds, cache_dir: Path) -> Iterator[Any]:
 
 
 def _binary_batches(file: _File, cache_dir: Path) -> Iterator[Any]:
-    read = {"parquet": parquet_batches, "sheet": sheet_batches}.get(file.kind, _arrow)
+    sheet: Callable[..., Iterator[Any]] = partial(sheet_batches, sheet=file.sheet)
+    read = {"parquet": parquet_batches, "sheet": sheet}.get(file.kind, _arrow)
     if not file.gzipped:
         yield from read(file.path, origin=file.origin, limits=file.limits)
         return

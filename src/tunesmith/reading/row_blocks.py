@@ -14,6 +14,7 @@ from tunesmith.reading.blocks import text_blocks
 from tunesmith.reading.containers import CountedBytes, DecompressionLimits, readable
 from tunesmith.reading.delimited import parse_delimited
 from tunesmith.reading.json_files import line_records
+from tunesmith.reading.json_rows import flatten_record
 from tunesmith.reading.text_files import Dialect, check_header, choose_dialect
 
 JSON_ROWS = 4_096
@@ -90,7 +91,7 @@ def _column_blocks(blocks: Iterator[str], origin: str, dialect: Dialect | None) 
 def _json_blocks(blocks: Iterator[str], origin: str) -> Iterator[dict[str, list[Any]]]:
     rows: list[dict[str, Any]] = []
     for _, row in line_records(blocks, origin):
-        rows.append(row)
+        rows.append(flatten_record(row))
         if len(rows) == JSON_ROWS:
             yield _columns(rows)
             rows = []

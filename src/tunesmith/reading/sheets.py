@@ -1,15 +1,17 @@
-"""Spreadsheets (.xlsx, .xls, .ods): the first sheet with rows, every cell as the text a person would type."""
+"""Spreadsheets (.xlsx, .xls, .ods): the one sheet with a table, every cell as the text a person would type."""
 
 from __future__ import annotations
 
+import shlex
 import zipfile
 from collections.abc import Iterator
 from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
-from tunesmith.errors import DataError
+from tunesmith.errors import DataError, did_you_mean
 from tunesmith.reading.containers import DecompressionLimits
+from tunesmith.reading.ready_commands import train_with
 from tunesmith.reading.source import LINE_COLUMN
 from tunesmith.reading.text_files import Dialect, check_header
 
@@ -18,11 +20,11 @@ MOST_BYTES = 2 << 30
 """A sheet that unpacks to more than this is not read into memory."""
 
 
-def sheet_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> Iterator[Any]:
+def sheet_batches(path: Path, *, origin: str, limits: DecompressionLimits, sheet: str | None = None) -> Iterator[Any]:
     """Record batches of strings plus the row numbers of the sheet; the first row holds the column names."""
     import pyarrow as pa
 
-    rows = _read_rows(path, origin)
+    rows = _read_rows(path, origin, sheet)
     if not rows:
         raise DataError("no sheet has rows", where=origin, fix="It needs a header and at least one row.")
     first, header = rows[0]
@@ -45,8 +47,40 @@ def sheet_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> It
         yield pa.record_batch([*columns, pa.array([n for n, _ in part], pa.int64())], names=[*names, LINE_COLUMN])
 
 
-def _read_rows(path: Path, origin: str) -> list[tuple[int, list[str]]]:
-    """(row number, cells) of the first sheet that has any, without empty rows."""
+def _read_rows(path: Path, origin: str, asked: str | None) -> list[tuple[int, list[str]]]:
+    """(row number, cells) of the one sheet with a table, or of the one asked for, without empty rows."""
+    sheets = _open_sheets(path, origin)
+    name = _choose(sheets, origin, asked)
+    rows = sheets[name].to_python(skip_empty_area=True) if name is not None else []
+    top = sheets[name].start[0] + 1 if name is not None and sheets[name].start is not None else 1
+    numbered = [(top + k, [_text(cell) for cell in row]) for k, row in enumerate(rows)]
+    return [(number, cells) for number, cells in numbered if any(cells)]
+
+
+def note_sheet(path: Path, origin: str, asked: str | None) -> str | None:
+    """A sentence when the workbook has more than the sheet that is read."""
+    sheets = _open_sheets(path, origin)
+    name = _choose(sheets, origin, asked)
+    others = ", ".join(map(repr, [other for other in sheets if other != name][:6]))
+    return f"Reading: sheet {name!r} of {origin}; not read: {others}." if others else None
+
+
+def _choose(sheets: dict[str, Any], origin: str, asked: str | None) -> str | None:
+    """The sheet to read; which one of several tables is asked."""
+    if asked is not None and asked not in sheets:
+        fix = did_you_mean(asked, tuple(sheets)) or f"Sheets with rows: {', '.join(map(repr, sheets))}."
+        raise DataError(f"there is no sheet {asked!r} with rows", where=origin, fix=fix)
+    tables = [name for name, sheet in sheets.items() if sheet.width > 1 and sheet.height > 1]
+    if asked is None and len(tables) > 1:
+        tables.sort(key=lambda name: -sheets[name].height)
+        shown = ", ".join(f"{name!r} ({sheets[name].height - 1:,} rows)" for name in tables[:8])
+        command = train_with(origin, f"--sheet_name {shlex.quote(tables[0])}")
+        raise DataError(f"which sheet? {shown}", where=origin, fix=f"Answer for example with: {command}")
+    return asked if asked is not None else next(iter([*tables, *sheets]), None)
+
+
+def _open_sheets(path: Path, origin: str) -> dict[str, Any]:
+    """The sheets that have cells, in order."""
     try:
         import python_calamine as calamine
     except ImportError:
@@ -58,19 +92,11 @@ def _read_rows(path: Path, origin: str) -> list[tuple[int, list[str]]]:
     _refuse_bomb(path, origin)
     try:
         book = calamine.load_workbook(str(path))
-        for name in book.sheet_names:
-            sheet = book.get_sheet_by_name(name)
-            top = sheet.start[0] + 1 if sheet.start is not None else 1
-            rows = [
-                (top + k, [_text(cell) for cell in row]) for k, row in enumerate(sheet.to_python(skip_empty_area=True))
-            ]
-            rows = [(number, cells) for number, cells in rows if any(cells)]
-            if rows:
-                return rows
+        found = {name: book.get_sheet_by_name(name) for name in book.sheet_names}
     except (calamine.CalamineError, OSError, ValueError) as error:
         problem = f"cannot be read as a spreadsheet ({str(error)[:120]})"
         raise DataError(problem, where=origin, fix="Open and save it again, or save the sheet as CSV.") from None
-    return []
+    return {name: sheet for name, sheet in found.items() if sheet.height}
 
 
 def _refuse_bomb(path: Path, origin: str) -> None:

@@ -35,6 +35,8 @@ class Source:
     table_file: Path | None = None
     note: str | None = None
     """How the file was read, where that is not a matter of course."""
+    delimiter: str = ","
+    """What sets the columns of the file apart, if it has lines."""
 
     @property
     def column_names(self) -> list[str]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import csv
 import re
-import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.delimited import Records, parse_delimited
+from tunesmith.reading.ready_commands import rewrite_csv, train_after, train_with, train_with_header
 from tunesmith.reading.source import BAD_COLUMN, LINE_COLUMN
 
 _DELIMITERS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}
 DELIMITER_NAMES = {";": "semicolon", "\t": "tab", "|": "pipe", ",": "comma"}
+_RARE_DELIMITERS = ("^", "~", "#", "¦", "§", "\x01", "\x1f")
 _SNIFFED_LINES = 20
 SHOWN = 10
 """So many bad rows are shown of all that are counted."""
@@ -69,18 +71,20 @@ def delimited_batches(blocks: Iterable[str], *, origin: str, dialect: Dialect, s
 
     how: dict[str, Any] = {"delimiter": dialect.delimiter, "quoting": dialect.quoting, "on_header": name_columns}
     errors: list[DataError] = []
+    texts: list[str] = []
     count = 0
     try:
         for rows in parse_delimited(blocks, origin=origin, keep_bad=True, **how):
             count += len(rows.lines)
             errors += () if skip_bad else [error for error, _ in rows.bad.values()]
+            texts += [text for _, text in rows.bad.values()][: 0 if skip_bad else 1000 - len(texts)]
             if not errors:
                 yield _as_batch(rows, names, skip_bad=skip_bad)
     except DataError:
         if not errors:
             raise
     if errors:
-        raise _refuse_rows(errors, count, origin)
+        raise _refuse_rows(errors, count, origin, _mend_all(texts, dialect, origin))
 
 
 def _as_batch(rows: Records, names: list[str], *, skip_bad: bool) -> Any:
@@ -94,14 +98,29 @@ def _as_batch(rows: Records, names: list[str], *, skip_bad: bool) -> Any:
     return pa.record_batch(columns)
 
 
-def _refuse_rows(errors: list[DataError], rows: int, origin: str) -> DataError:
+def _mend_all(texts: list[str], dialect: Dialect, origin: str) -> str | None:
+    """The command that mends all of these lines, where they are wrong in one way that is known."""
+    mark = dialect.delimiter
+    if len(texts) > 1 and mark in DELIMITER_NAMES and all(text.endswith(mark) for text in texts):
+        written = "\\t" if mark == "\t" else mark
+        cut = train_after(f"sed 's/{written}\\r\\?$//'", origin)
+        return f"Lines end with {mark!r}, and the header does not. Cut it off: {cut}"
+    if sum(text[:1] == "'" or text[-1:] == "'" for text in texts) * 2 > len(texts) > 1:
+        again = train_after(rewrite_csv(f"delimiter=chr({ord(mark)}), quotechar=chr(39)"), origin)
+        return f"Fields are enclosed in ' and not in \". Write them again: {again}"
+    return None
+
+
+def _refuse_rows(errors: list[DataError], rows: int, origin: str, mend: str | None) -> DataError:
     """One error for all rows that are not like the header."""
     if len(errors) == 1:
         return errors[0]
     shown = [f"  {error.where}: {error.problem}" for error in errors[:SHOWN]]
     more = [f"  and {len(errors) - SHOWN:,} more"] if len(errors) > SHOWN else []
     what = f"{len(errors):,} of {rows:,} rows are not like the header:\n" + "\n".join([*shown, *more])
-    skip = f"tunesmith train --train_file {shlex.quote(origin)} --skip_bad_rows"
+    if mend is not None:
+        return DataError(what, where=origin, fix=f"\n{mend}")
+    skip = train_with(origin, "--skip_bad_rows")
     fix = f"{errors[0].fix}\nOr leave them out (they are written to bad_rows.jsonl of the run): {skip}"
     return DataError(what, where=origin, fix=f"\n{fix}")
 
@@ -120,8 +139,21 @@ def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[st
         if name in names[:k]:
             first = names.index(name) + 1
             problem = f"column {name!r} appears twice in the header (fields {first} and {k + 1})"
-            raise DataError(problem, where=f"{origin}:1:{k + 1}", fix="Rename one of them.")
+            raise DataError(problem, where=f"{origin}:1:{k + 1}", fix=_rename(names, origin, dialect))
     return names
+
+
+def _rename(names: list[str], origin: str, dialect: Dialect) -> str:
+    """How to give each column a name of its own: a command where the header can be written without quotes."""
+    seen: Counter[str] = Counter()
+    free = []
+    for name in names:
+        seen[name] += 1
+        free.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    plain = all(re.fullmatch(r"[\w .()-]+", name) for name in free) and len(set(free)) == len(free)
+    if not plain or not re.search(r"\.(csv|tsv|tab|txt)(\.gz)?$", origin):
+        return "Rename one of them."
+    return f"Rename one of them, for example: {train_with_header(free, dialect.delimiter, origin, replace=True)}"
 
 
 def sniff_dialect(head: str, dialect: Dialect) -> Dialect:
@@ -129,11 +161,17 @@ def sniff_dialect(head: str, dialect: Dialect) -> Dialect:
     named = re.match(r"sep=([^\s\w]|\t)\r?\n", head)
     if named is not None:
         return Dialect(named[1], True, sure=True)
-    if dialect.sure or _width(head, dialect.delimiter, quoting=dialect.quoting) > 1:
+    if dialect.sure or cuts_alike(head, dialect):
         return dialect
-    widths = {mark: _width(head, mark, quoting=True) for mark in DELIMITER_NAMES if mark != dialect.delimiter}
+    marks = [mark for mark in (*DELIMITER_NAMES, *_RARE_DELIMITERS) if mark != dialect.delimiter]
+    widths = {mark: _width(head, mark, quoting=True) for mark in marks}
     best = max(widths, key=lambda mark: widths[mark])
     return Dialect(best, True, sure=True) if widths[best] > 1 else dialect
+
+
+def cuts_alike(head: str, dialect: Dialect) -> bool:
+    """Whether the delimiter cuts all of the first lines into equally many fields, more than one."""
+    return _width(head, dialect.delimiter, quoting=dialect.quoting) > 1
 
 
 def refuse_title(head: str, dialect: Dialect, origin: str) -> None:
@@ -143,7 +181,7 @@ def refuse_title(head: str, dialect: Dialect, origin: str) -> None:
         title = lines[0] and lines[start] and not any(dialect.delimiter in line for line in lines[:start])
         if title and _width("\n".join(lines[start:]), dialect.delimiter, quoting=dialect.quoting) > 1:
             problem = f"the first line is {lines[0][:60]!r}, and the column names seem to stand in line {start + 1}"
-            cut = f"tail -n +{start + 1} {shlex.quote(origin)} > named.csv && tunesmith train --train_file named.csv"
+            cut = train_after(f"tail -n +{start + 1}", origin)
             raise DataError(problem, where=f"{origin}:1", fix=f"Remove what is above them: {cut}")
 
 

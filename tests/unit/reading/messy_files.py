@@ -62,8 +62,12 @@ def table(
     return write
 
 
-def sheet(columns: dict[str, Callable[[int], Any]], rows: int = 40) -> Callable[[Path], None]:
-    """A writer of an xlsx file: the four parts a reader needs, strings inline, numbers as numbers."""
+def sheet(
+    columns: dict[str, Callable[[int], Any]], rows: int = 40, more: tuple[str, ...] = ()
+) -> Callable[[Path], None]:
+    """A writer of an xlsx file: the four parts a reader needs, strings inline, numbers as numbers; `more` sheets like it."""
+    names = enumerate(("Data", *more), start=1)
+    listed = "".join(f'<sheet name="{name}" sheetId="{k}" r:id="r1"/>' for k, name in names)
 
     def xml(row: int, values: list[Any]) -> str:
         cells = [
@@ -85,7 +89,7 @@ def sheet(columns: dict[str, Callable[[int], Any]], rows: int = 40) -> Callable[
             f'ContentType="application/vnd.openxmlformats-package.relationships+xml"/><Override PartName="/xl/workbook.xml" '
             f'ContentType="{kind}.sheet.main+xml"/><Override PartName="/xl/worksheets/sheet1.xml" ContentType="{kind}.worksheet+xml"/></Types>',
             "_rels/.rels": f'<Relationships xmlns="{package}/relationships"><Relationship Id="r1" Type="{office}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
-            "xl/workbook.xml": f'<workbook {main} xmlns:r="{office}"><sheets><sheet name="Data" sheetId="1" r:id="r1"/></sheets></workbook>',
+            "xl/workbook.xml": f'<workbook {main} xmlns:r="{office}"><sheets>{listed}</sheets></workbook>',
             "xl/_rels/workbook.xml.rels": f'<Relationships xmlns="{package}/relationships"><Relationship Id="r1" Type="{office}/worksheet" Target="worksheets/sheet1.xml"/></Relationships>',
             "xl/worksheets/sheet1.xml": f"<worksheet {main}><sheetData>{''.join(body)}</sheetData></worksheet>",
         }

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +12,16 @@ import pytest
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.load import DataBundle, load_data
+from tunesmith.reading.ready_commands import as_typed
 from unit.reading.messy_files import FILES, QUEUES, Messy, lines, pick, sentence, table
+from unit.reading.more_files import MORE_FILES
 
 
 def load_file(path: Path, **options: Any) -> DataBundle:
     return load_data(train_file=path, cache_dir=path.parent / "cache", **options)
 
 
-@pytest.mark.parametrize("messy", FILES, ids=lambda messy: messy.name)
+@pytest.mark.parametrize("messy", [*FILES, *MORE_FILES], ids=lambda messy: messy.name)
 def test_a_messy_file_is_read_right_or_asked_about(messy: Messy, tmp_path: Path) -> None:
     path = tmp_path / messy.name
     messy.write(path)
@@ -31,8 +36,93 @@ def test_a_messy_file_is_read_right_or_asked_about(messy: Messy, tmp_path: Path)
     assert (found.columns.text, found.columns.label, found.labels.task.value) == (messy.text, messy.label, messy.task)
 
 
-def test_there_are_twenty_messy_files() -> None:
+def test_there_are_twenty_messy_files_and_more_than_twenty_others() -> None:
     assert len({messy.name for messy in FILES}) == 20
+    assert len({messy.name for messy in MORE_FILES}) > 20
+
+
+CHANGED = [m for m in MORE_FILES if m.ready and m.ready.startswith(("sed", "escape", "quote", "orient"))]
+
+
+@pytest.mark.parametrize("messy", CHANGED, ids=lambda messy: messy.name)
+def test_the_command_in_the_error_makes_a_file_that_is_read(messy: Messy, tmp_path: Path) -> None:
+    path = tmp_path / messy.name
+    messy.write(path)
+    with pytest.raises(DataError) as caught:
+        load_file(path)
+    message = str(caught.value)
+    command = message[re.search(r"(sed -e|sed '|python -c)", message).start() :].partition(" && ")[0]  # type: ignore[union-attr]
+    subprocess.run(command.replace("python -c", f"{sys.executable} -c"), shell=True, cwd=tmp_path, check=True)
+    found = load_file(next(tmp_path.glob("named.*")))
+    assert (found.columns.text, found.columns.label, found.labels.task.value) == (("text",), "label", "binary")
+    assert sum(map(len, found.splits.values())) == 60
+    typed = as_typed(message, ["train", f"--train_file={path}", "--seed", "1"])
+    assert re.search(r"&& tunesmith train --train_file=named\.\w+ --seed 1", typed)
+
+
+def test_the_flag_in_the_error_answers_the_question(tmp_path: Path) -> None:
+    files = {messy.name: messy for messy in MORE_FILES}
+    answers: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+        "spanish.csv": ({"encoding": "cp1252"}, ("buena", "mala")),
+        "russian.csv": ({"encoding": "cp1251"}, ("плохо", "хорошо")),
+        "variants.csv": ({"merge_label_variants": True}, ("No", "Yes")),
+        "books.xlsx": ({"sheet_name": "Q2"}, ("a", "b")),
+    }
+    for name, (options, labels) in answers.items():
+        files[name].write(tmp_path / name)
+        found = load_file(tmp_path / name, **options)
+        assert tuple(sorted(label.strip().capitalize() for label in found.labels.names)) == tuple(
+            sorted(label.capitalize() for label in labels)
+        )
+        assert found.labels.task.value == "binary"
+
+
+def test_numbers_in_groups_are_read_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    for cells, want in (
+        (("1.234,50", "1.000", "7"), [1234.5, 1000, 7]),
+        (("$1,234.50", "$12.00", "$3"), [1234.5, 12, 3]),
+    ):
+        table({"text": sentence, "price": lambda i, cells=cells: cells[i % 3]})(path)
+        assert load_file(path, validation_split_fraction=0).splits["train"]["labels"][:3] == want
+
+
+def test_a_place_for_each_label_is_no_list_of_ids(tmp_path: Path) -> None:
+    messy = next(m for m in MORE_FILES if m.name == "places.parquet")
+    messy.write(tmp_path / messy.name)
+    found = load_file(tmp_path / messy.name, label_names="x,y,z", validation_split_fraction=0)
+    assert found.labels.names == ("x", "y", "z")
+    assert found.splits["train"]["labels"][:3] == [[0, 0, 1], [1, 0, 1], [0, 1, 1]]
+
+
+def test_a_split_column_is_followed_with_a_line_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    where = {5: "dev", 6: "Test "}
+    table({"text": sentence, "label": pick("a", "b"), "Split": lambda i: where.get(i % 10, "train")})(path)
+    found = load_file(path)
+    assert {split: len(rows) for split, rows in found.splits.items()} == {"train": 48, "validation": 6, "test": 6}
+    assert found.splits["test"]["text"][0] == sentence(6)
+    assert any(
+        note.startswith("Column 'Split' says the split of each row: 48 train, 6 validation") for note in found.notes
+    )
+    assert {split: len(rows) for split, rows in load_file(path, split_column_name="none").splits.items()} == {
+        "train": 54,
+        "validation": 6,
+    }
+    table({"text": sentence, "label": pick("a", "b"), "split": pick("train", "holdout")})(path)
+    notes = load_file(path).notes
+    assert "Column 'split' (holdout, train) is not followed: all rows of the file are training data." in notes
+    with pytest.raises(DataError, match="column 'split' has 'holdout'"):
+        load_file(path, split_column_name="split")
+
+
+def test_ready_commands_keep_what_was_typed() -> None:
+    ready = "Say: tunesmith train --train_file 'my file.csv' --encoding cp1252   (if not: save it)"
+    typed = as_typed(ready, ["predict", "runs/a", "--input", "my file.csv"])
+    assert typed == "Say: tunesmith predict runs/a --input 'my file.csv' --encoding cp1252   (if not: save it)"
+    skip = "Or: tunesmith train --train_file x.csv --skip_bad_rows"
+    assert as_typed(skip, ["predict", "runs/a", "--input", "x.csv"]) == skip
+    assert as_typed(skip, ["train", "x.yaml"]) == "Or: tunesmith train x.yaml --skip_bad_rows"
 
 
 def test_all_bad_rows_are_listed_at_once_and_can_be_left_out(tmp_path: Path) -> None:
@@ -171,11 +261,10 @@ def test_columns_of_other_kinds(columns: Any, text: str, label: str, task: str, 
         assert found.splits["train"]["labels"][:3] == [0.0, 1.0, 2.0]
 
 
-def test_a_slash_between_labels_is_asked_about_and_a_split_column_is_reported(tmp_path: Path) -> None:
+def test_a_slash_between_labels_is_asked_about(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
-    table({"text": sentence, "tags": pick("a/b", "b", "a", "c/a"), "split": pick("train", "test")})(path)
+    table({"text": sentence, "tags": pick("a/b", "b", "a", "c/a")})(path)
     with pytest.raises(DataError, match="--label_separator slash"):
         load_file(path)
     found = load_file(path, label_separator="slash")
     assert found.labels.names == ("a", "b", "c")
-    assert any("Column 'split' (test, train) is not followed" in note for note in found.notes)

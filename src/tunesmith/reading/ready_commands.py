@@ -1,0 +1,62 @@
+"""Commands that answer a question about a file, each one line to copy; the command line puts the typed words in."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+_TRAIN = "tunesmith train --train_file "
+_READY = re.compile(re.escape(_TRAIN) + r"('[^']*'|\S+)( --\w+)?")
+_LABELLING = ("predict", "evaluate")
+_HOW_TO_READ = (" --encoding", " --delimiter", " --quoting", " --sheet_name")
+"""What the verbs that label other rows take of the flags of train."""
+
+
+def train_with(origin: str, flags: str = "") -> str:
+    """The command on the same file with more flags."""
+    return f"{_TRAIN}{shlex.quote(origin)} {flags}".rstrip()
+
+
+def train_after(change: str, origin: str, *, suffix: str = ".csv") -> str:
+    """The command on a copy of the file that the program `change` writes."""
+    given, file = shlex.quote(origin), f"named{suffix}"
+    made = f"zcat {given} | {change}" if origin.endswith((".gz", ".gzip")) else f"{change} {given}"
+    return f"{made} > {file} && {_TRAIN}{file}"
+
+
+def train_with_header(names: Sequence[str], delimiter: str, origin: str, *, replace: bool) -> str:
+    """The command on a copy with these column names in its first line, or in front of it."""
+    line = ("\\t" if delimiter == "\t" else delimiter).join(names)
+    change = f"sed '1s/.*/{line}/'" if replace else f"sed '1i {line}'"
+    return train_after(change, origin, suffix=".tsv" if delimiter == "\t" else ".csv")
+
+
+def rewrite_csv(reader: str) -> str:
+    """A program for `train_after` that writes the rows as RFC 4180, read with these arguments of `csv.reader`."""
+    code = f"import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(open(sys.argv[1], newline=str()), {reader}))"
+    return f"python -c {shlex.quote(code)}"
+
+
+def as_typed(message: str, words: Sequence[str]) -> str:
+    """The message with ready commands as the user typed theirs: `words` in place of the plain call of train."""
+
+    def retype(found: re.Match[str]) -> str:
+        flag = found[2] or ""
+        if words[0] in _LABELLING and flag and flag not in _HOW_TO_READ:
+            return found[0]
+        if not found[1].startswith("named."):
+            return f"tunesmith {shlex.join(words)}{flag}"
+        values = {word: word.rpartition("=")[2] for word in words}
+        old = next((word for word, value in values.items() if _is_changed(shlex.quote(value), message)), None)
+        if old is None:  # the file is named in a config
+            return f"tunesmith {shlex.join(words)} --train_file {found[1]}{flag}"
+        new = old.removesuffix(values[old]) + found[1]
+        return f"tunesmith {shlex.join([new if word == old else word for word in words])}{flag}"
+
+    return _READY.sub(retype, message) if words else message
+
+
+def _is_changed(file: str, message: str) -> bool:
+    """Whether a command of `train_after` in the message reads this file."""
+    return f" {file} > named." in message or f"zcat {file} | " in message
