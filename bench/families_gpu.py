@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,10 @@ def make_kind(kind: str) -> Any:
     return {"theirs": transformers.Trainer, "ours": Trainer, "plain": Plain}[kind]
 
 
-def turn(kind: str, half: bool, model: Any, rows: Any, batch: int, steps: int) -> dict[str, Any]:
-    """Trains some steps, of which the first are not timed."""
+def turn(
+    kind: str, half: bool, model: Any, rows: Any, batch: int, steps: int, variant: str = "default"
+) -> dict[str, Any]:
+    """Trains some steps, of which the first are not timed. A variant is an optimizer's name, or "hooked": a hook of a user's."""
     from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
     skip = 48 if kind == "ours" else 4
@@ -89,8 +92,10 @@ def turn(kind: str, half: bool, model: Any, rows: Any, batch: int, steps: int) -
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder, max_steps=skip + steps, per_device_train_batch_size=batch, bf16=half, save_strategy="no",
-            report_to="none", disable_tqdm=True, logging_steps=10**6,
+            report_to="none", disable_tqdm=True, logging_steps=10**6, **_optimizer(variant),
         )  # fmt: skip
+        if variant == "hooked":
+            model.base_model.register_forward_hook(lambda module, given, found: None)
         trainer = make_kind(kind)(model, arguments, train_dataset=rows, data_collator=collator(), callbacks=[clock])
         trainer.remove_callback(PrinterCallback)
         make = getattr(trainer, "_make_engine", None)
@@ -112,21 +117,25 @@ def turn(kind: str, half: bool, model: Any, rows: Any, batch: int, steps: int) -
     return {"ms": 1e3 * clock.seconds / steps, **said}
 
 
-def contest(shape: str, batch: int, rounds: int, steps: int, rows: Any) -> dict[str, Any]:
+def _optimizer(variant: str) -> dict[str, str]:
+    return {} if variant in ("default", "hooked") else {"optim": variant}
+
+
+def contest(shape: str, batch: int, rounds: int, steps: int, rows: Any, variant: str) -> dict[str, Any]:
     """All contestants at one batch size."""
-    kinds = CONTESTANTS | (PLAIN if batch == 8 else {})
+    kinds = CONTESTANTS | (PLAIN if batch == 8 and variant == "default" else {})
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in kinds}
     for number in range(rounds):
         for name, (kind, half) in kinds.items():
             if name in PLAIN and number:
                 continue
             # A fresh model for each: under transformers.Trainer accelerate puts another forward on it, which stays.
-            turns[name].append(turn(kind, half, make_model(shape), rows, batch, steps))
+            turns[name].append(turn(kind, half, make_model(shape), rows, batch, steps, variant))
     found = {name: statistics.median(t["ms"] for t in some) for name, some in turns.items()}
     peer = min(found["trainer_bf16"], found["trainer_fp32"])
     said = {k: v for k, v in turns["ours"][-1].items() if k != "ms"}
     print(
-        f"{shape:<20} {batch:>4}  "
+        f"{shape:<20} {variant:<10} {batch:>4}  "
         + "  ".join(f"{name} {ms:7.2f}" for name, ms in found.items())
         + f"  | {peer / found['ours']:5.2f}x of the faster",
         flush=True,
@@ -140,6 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=list(SHAPES))
     parser.add_argument("--batch", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--variants", nargs="+", default=["default"], help="default, hooked, or names for --optim")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=1e9, help="no further shape is begun after so many")
@@ -161,10 +171,11 @@ def main() -> None:
         if time.perf_counter() - began > args.seconds:
             print(f"{shape}: left out, {args.seconds:.0f} s are over", flush=True)
             continue
-        for batch in args.batch:
+        for batch, variant in product(args.batch, args.variants):
             try:
-                found = contest(shape, batch, args.rounds, args.steps, rows)
-                results.setdefault(shape, {})[str(batch)] = found
+                found = contest(shape, batch, args.rounds, args.steps, rows, variant)
+                name = shape if variant == "default" else f"{shape}, {variant}"
+                results.setdefault(name, {})[str(batch)] = found
             except Exception as error:  # the others are measured all the same
                 print(f"{shape} {batch}: {type(error).__name__}: {error}", flush=True)
             if args.output:
