@@ -41,7 +41,7 @@ TRAINS = (
         "unit/bulk/test_bulk.py",
         "unit/tokens/test_long_texts.py",
     ),
-    *("unit/export/", "unit/serve/test_slow_clients.py"),
+    *("unit/export/", "unit/serve/test_slow_clients.py", "unit/serve/test_workers.py", "unit/cli/test_audit.py"),
 )
 """Unit tests that train whole runs, or take seconds for other reasons: `make quick` leaves them to `make test`."""
 

@@ -33,5 +33,8 @@ def blank_pictures(blank: bool = True) -> None:
     Figure.savefig = _save_blank if blank else _savefig
 
 
-def _save_blank(figure: Any, out: Any, *, format: str, **options: Any) -> None:
-    out.write(BLANK[format])
+def _save_blank(figure: Any, out: Any, **options: Any) -> None:
+    if hasattr(out, "write"):
+        out.write(BLANK[options["format"]])
+    else:  # a picture that a script saves itself
+        _savefig(figure, out, **options)

@@ -97,8 +97,7 @@ def two(place: Path) -> tuple[Path, Ended]:
     """The run on two ranks by torchrun, and what it printed."""
     run = place / "two"
     command = [word for word in words(place, run) if word != "--use_cpu"]
-    launcher = torchrun("-m", "tunesmith", *command, python=sys.executable)
-    ended = finish(start(launcher, CUDA_VISIBLE_DEVICES=""))
+    ended = finish(start(torchrun("-m", "tunesmith", *command), CUDA_VISIBLE_DEVICES=""))
     assert ended.code == 0, ended.err[-3000:]
     return run, ended
 

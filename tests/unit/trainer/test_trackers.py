@@ -106,6 +106,7 @@ def run_with(name: str, folder: Path) -> Any:
     clean |= {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        "BLANK_PICTURES": "1",
         "WANDB_MODE": "offline",
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
         "TRACKIO_DIR": str(folder / "trackio"),
