@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import interpreted_modern
 import torch
 from interpreted_checks import SEEDS, apart, say
 from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import interpreted_modern
 
 from equivalence.strategy_cases import (
     PAD,

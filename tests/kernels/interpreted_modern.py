@@ -6,10 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import transformers
 from interpreted_checks import SEEDS, apart, say
 from torch.nn import functional
 
+from equivalence.strategy_cases import (
+    RAGGED,
+    gradients,
+    largest_difference,
+    make_labels,
+    make_model,
+    make_rows,
+    pad_rows,
+)
 from tunesmith.fast import fused_attention, fused_modern, modern_kernels, modern_ops
 from tunesmith.fast.packing import pack
 from tunesmith.fast.padding_free import enable_padding_free
@@ -142,29 +150,17 @@ def by_kernels() -> dict[str, Callable[..., Any]]:
 
 def check_layers() -> None:
     """A packed model of two layers by its kernels, against the model as transformers wrote it, padded."""
-    torch.manual_seed(0)
-    config = transformers.ModernBertConfig(
-        vocab_size=60, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, local_attention=6,
-        global_attn_every_n_layers=2, pad_token_id=0, num_labels=3, classifier_pooling="mean",
-    )  # fmt: skip
-    model = transformers.AutoModelForSequenceClassification.from_config(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(5.0 if parameter.dim() > 1 else 1.0)
-    rows = [torch.randint(1, 60, (n,)).numpy() for n in (5, 1, 9)]
-    ids = torch.stack([functional.pad(torch.from_numpy(row), (0, 9 - len(row))) for row in rows])
-    labels, named = torch.tensor([0, 2, 1]), dict(model.named_parameters())
-    plain = model(input_ids=ids, attention_mask=(ids > 0).long(), labels=labels).loss
-    wanted = torch.autograd.grad(plain, named.values())
-    batch = pack({"input_ids": rows}, keys=("input_ids",))
-    enable_padding_free(model)
+    model = make_model("modernbert-mean")
+    rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
+    loss, _, plain = gradients(model, pad_rows(rows, kind="modernbert-mean"), labels)
+    strategy = enable_padding_free(model)
     fused_modern.fuse_layers(model, torch.float32, first_token_only=False)
     for name, function in by_kernels().items():
         setattr(fused_modern, name, function)
-    ours = model(**batch, labels=labels).loss
-    found = torch.autograd.grad(ours, named.values())
-    say("layers loss", apart(ours, plain), 1e-6)
-    say("layers gradients", max(map(apart, found, wanted)), 1e-5)
+    batch = pack(rows, first_position=strategy.first_position, keys=strategy.keys, total=64, longest=32)
+    ours_loss, _, ours = gradients(model, batch, labels)
+    say("layers of modernbert, loss", apart(ours_loss, loss), 1e-6)
+    say("layers of modernbert, gradients", largest_difference(plain, ours), 1e-5)
 
 
 def check_all() -> None:

@@ -72,19 +72,20 @@ class FusedModern(FusedStack):
         for number, (copies, norm) in enumerate(zip(self._layers, following, strict=True)):
             last = number == len(self._layers) - 1
             residual, x = _run_layer(
-                copies, norm, residual, x, layout, angles[copies.layer.attention_type], last=last, seeds=seeds, call=3 * number
+                copies, norm, residual, x, layout, angles[copies.layer.attention_type], training=self._stack.training,
+                last=last, seeds=seeds, call=3 * number,
             )  # fmt: skip
         return residual
 
 
 def _run_layer(
     copies: ModernCopies, norm: nn.LayerNorm, residual: torch.Tensor, x: torch.Tensor, layout: Layout, angles: Angles, *,
-    last: bool, seeds: torch.Tensor, call: int,
+    training: bool, last: bool, seeds: torch.Tensor, call: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """One layer, and the norm that follows it: the residual stream, and its norm as products take it; at the end, the norm."""
     attn, mlp = copies.layer.attn, copies.layer.mlp
     (qkv, attention_output, widen, narrow), weights = copies.targets, copies.copied
-    training, heads = copies.layer.training, attn.config.num_attention_heads
+    heads = attn.config.num_attention_heads
     packed = rotated(linear(x, qkv, None, weights[0]), *angles, heads)
     window = None if attn.sliding_window is None else attn.sliding_window - 1
     drop = attn.attention_dropout if training else 0.0
