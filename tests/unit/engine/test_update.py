@@ -10,6 +10,7 @@ import torch
 from torch.optim import adam
 
 from conftest import tiny_bert, token_lists
+from tunesmith.engine import optim
 from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.state import TrainState
@@ -90,3 +91,13 @@ def test_out_of_memory_while_the_moments_are_made_changes_nothing_and_is_tried_a
         expected = plain.optimizer.state[parameter]["exp_avg"]
         got = state.optimizer.state[state.model.get_parameter(name)]["exp_avg"]
         assert torch.allclose(expected, got, rtol=1e-3, atol=1e-7), name
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_captured_steps_without_fused_layers_ask_for_the_kernel_too(
+    captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Any]()
+    monkeypatch.setattr(optim, "attach_kernel", lambda _, layers: asked.append(layers))
+    make_optimizer(tiny_bert(), learning_rate=1e-2, captured=captured)
+    assert asked == ([None] if captured else [])
