@@ -46,12 +46,14 @@ def config_of_run(folder: RunDir) -> RunConfig:
     """The config of a run, with its relative paths as they were meant where the run was started."""
     from tunesmith.config.load import load_config
     from tunesmith.errors import ConfigError
-    from tunesmith.run.layout import open_run
+    from tunesmith.run.layout import BEST_OPTIONS, open_run
 
-    if not folder.config_file.is_file():
+    started = folder.path / BEST_OPTIONS
+    file = started if started.is_file() else folder.config_file  # the options as given, before best chose among them
+    if not file.is_file():
         open_run(folder.path)
         raise ConfigError("is not there", where=str(folder.config_file), fix="Give the command of the run once more.")
-    config = replace(load_config(folder.config_file, need_data=False), output_dir=str(folder.path))
+    config = replace(load_config(file, need_data=False), output_dir=str(folder.path))
     if not (config.train_file or config.dataset_name or config.task_name):
         raise ConfigError(
             "names no data file: its rows were given in Python",

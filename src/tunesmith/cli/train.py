@@ -37,6 +37,8 @@ def train(config: RunConfig) -> int:
     first = read_launch().rank == 0
     if config.seeds > 1 or (config.folds is not None and config.fold is None):
         return _train_repeats(config)
+    if config.recipe == "best":
+        return _train_best(config)
     if not first:
         logging.getLogger("tunesmith").setLevel(logging.ERROR)
     result = train_on_console(config)
@@ -95,6 +97,25 @@ def _train_repeats(config: RunConfig) -> int:
     folder = shlex.quote(str(found.path))
     print(f"\nfolder: {found.path}   (repeats.json, {len(found.runs)} runs)\nnext:")
     print(f"  tunesmith compare {folder}/*/\n  tunesmith board {folder}")
+    return 0
+
+
+def _train_best(config: RunConfig) -> int:
+    """Many runs within a time budget, one model: prints what was tried and gained, then as for any run."""
+    from tunesmith.tuning.best_model import run_best
+
+    if read_launch().world > 1:
+        raise ConfigError("--recipe best trains one run after the other, on one rank", fix="Leave the launcher out.")
+    found = with_console(config, lambda watch: run_best(config, watch))
+    print(f"\ntried, in {found.table['seconds']:.0f} s of {config.time_budget}:")
+    for one in found.table["tried"]:
+        for name, run in one["runs"].items():
+            score = f"{run['metric']} {abs(run['score']):.4f}" if run["score"] is not None else run["why"] or "trained"
+            print(f"  {name}  {score}  ({one['what']}; {run['seconds']:.0f} s)")
+    print(f"deployed: {found.table['deployed']}   (best.json says why)")
+    print_scores(found.result)
+    print_diagnosis(found.result)
+    print_next(found.result)
     return 0
 
 

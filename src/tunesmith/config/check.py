@@ -44,6 +44,7 @@ def find_problems(
         *_check_ranges(config),
         *_check_sources(config, need_data=need_data),
         *_check_folds(config),
+        *_check_best(config),
         *_check_columns(config),
         *_check_metrics(config),
         *_check_evaluation(config),
@@ -120,6 +121,21 @@ def _check_folds(config: RunConfig) -> Iterator[Problem]:
         )
     if config.folds is not None and config.validation_file is not None:
         yield Problem("folds", "makes its own validation rows, and a validation_file is given", "Give one of them")
+
+
+def _check_best(config: RunConfig) -> Iterator[Problem]:
+    several = "," in (config.model_name_or_path or "")
+    if config.recipe != "best":
+        if several:
+            yield Problem("model_name_or_path", "names several models", "Give one, or add --recipe best")
+        return
+    if config.time_budget is None:
+        yield Problem("recipe", "best needs a time_budget", "Add --time_budget 20m, for example")
+    given = [name for name, usual in (("folds", None), ("fold", None), ("seeds", 1)) if getattr(config, name) != usual]
+    for name in given:
+        yield Problem(name, "cannot be used together with recipe best, which makes its own folds", "Leave it out")
+    if config.resume_from_checkpoint:
+        yield Problem("resume_from_checkpoint", "has no meaning for recipe best", "The same command resumes by itself")
 
 
 def _check_columns(config: RunConfig) -> Iterator[Problem]:

@@ -128,7 +128,7 @@ class Options:
 
     # Model
     model_name_or_path: str | None = None
-    """Folder or Hub id of a pretrained encoder. Default: the embedded all-MiniLM-L6-v2."""
+    """Folder or Hub id of an encoder; with recipe best several, with commas. Default: the embedded all-MiniLM-L6-v2."""
     config_name: str | None = None
     """Folder or Hub id of another model config. Default: that of the model."""
     tokenizer_name: str | None = None
@@ -149,10 +149,10 @@ class Options:
     """Recompute activations in the backward pass: less memory, about a third slower."""
 
     # Training
-    recipe: Literal["auto", "hf"] = "auto"
-    """Who decides what is not given: auto, from model and data, each with a reason; hf, the defaults of transformers."""
+    recipe: Literal["auto", "hf", "best"] = "auto"
+    """What is not given: auto, from model and data; hf, transformers' defaults; best, the best model of a time_budget."""
     time_budget: str | None = None
-    """Time that `tunesmith search` may take, such as 20m or 2h. Default: no limit."""
+    """Time that `--recipe best` or `tunesmith search` may take, such as 20m or 2h. Default of a search: no limit."""
     num_train_epochs: Annotated[float, Range(above=0, at_most=1_000_000)] | None = None
     """Passes over the training rows; may be a fraction. Default: by the recipe (hf: 3)."""
     max_steps: int = -1

@@ -62,7 +62,7 @@ class RunConfig(Options):
         given = self.task_name or self.dataset_config_name or self.dataset_name
         source = given or _without_ending(self.train_file or "run")
         model = self.model_name_or_path or "all-MiniLM-L6-v2"
-        return f"{_stem(source)}-{_stem(model)}"
+        return f"{_stem(source)}-{_stem(model.split(',')[0])}"
 
     @property
     def decided(self) -> Recipe:

@@ -10,6 +10,9 @@ from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.files import BadFile, read_json
 
 SEARCH_RESULT = "search.json"
+BEST_RESULT = "best.json"
+BEST_OPTIONS = Path("tries") / "run.yaml"
+"""The options that a run of `--recipe best` was started with: run.yaml has those of its last model."""
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 

@@ -24,6 +24,7 @@ from tunesmith.run.layout import RunDir
 from tunesmith.run.ledger import write_own
 from tunesmith.run.reader import read_journal
 from tunesmith.session.card import write_card
+from tunesmith.session.ending import RunEnding
 from tunesmith.session.finish import (
     draw_and_explain,
     export_run,
@@ -32,6 +33,7 @@ from tunesmith.session.finish import (
     predict_splits,
     row_events,
     score_splits,
+    with_ending,
     write_data_summary,
     write_results,
 )
@@ -74,7 +76,7 @@ def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
         )
 
 
-def train_run(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
+def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding | None = None) -> RunResult:
     """Trains what was prepared, in this folder; resumes an unfinished run that is there."""
     state = prepared.state
     has_validation = "validation" in prepared.tokenized
@@ -101,10 +103,12 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch) -> RunResult:
     session = Session(plan, prepared.batches, keeper)
     with keeper.stop, ending_well(keeper, RankRoster.gather(prepared.runtime)):
         _begin(run, prepared, keeper, started)
-        for _ in session.events(keeper.wants_read_back, evaluate):
-            pass
+        ending = ending or RunEnding()
+        for event in session.events(keeper.wants_read_back, evaluate):
+            if ending.enough(event):
+                break
         keeper.stop.raise_at_once()
-        return _finish(run, prepared, keeper, watch)
+        return _finish(run, prepared, keeper, watch, ending)
 
 
 def _make_listeners(run: RunDir, prepared: Prepared, plan: Plan, watch: Watch) -> list[Callable[[Event], None]]:
@@ -184,12 +188,12 @@ def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunKeeper) -> Evalu
     return evaluate
 
 
-def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch) -> RunResult:
+def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch, ending: RunEnding) -> RunResult:
     state = prepared.state
     early = state.step < keeper.plan.num_steps
-    predictions = predict_splits(prepared, keeper.best_weights(), watch.progress)
-    prepared = move_thresholds(prepared, predictions, watch.say)
-    scores = score_splits(prepared, predictions)
+    predictions = predict_splits(prepared, keeper.best_weights(), watch.progress, ending.change)
+    prepared = with_ending(run, move_thresholds(prepared, predictions, watch.say), ending)
+    scores = score_splits(prepared, predictions) | ending.scores
     best_step = state.progress.step if keeper.keep_best else None
     diagnosis: Sequence[str] = ()
     weights = gathered_state(state.model, keep=prepared.runtime.is_main)

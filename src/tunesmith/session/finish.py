@@ -28,6 +28,7 @@ from tunesmith.predict.predictor import predicted_names, probabilities_of
 from tunesmith.predict.tables import fill_table
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ledger import write_own, writing_own
+from tunesmith.session.ending import RunEnding
 from tunesmith.session.prepare import Prepared
 from tunesmith.session.watch import Say
 
@@ -37,15 +38,19 @@ MOST_PREDICTIONS = 200_000
 
 
 def predict_splits(
-    prepared: Prepared, best: Path | None, progress: Callable[[str, int, int], None]
+    prepared: Prepared,
+    best: Path | None,
+    progress: Callable[[str, int, int], None],
+    change: Callable[[Any], None] = lambda model: None,
 ) -> dict[str, Predictions]:
-    """Predictions of every split but train, by the weights that the run ends with (the best ones, if kept)."""
+    """Predictions of every split but train, by the weights that the run ends with (the best ones, if kept), changed."""
     state, config = prepared.state, prepared.config
     wrong = prepared.strategies.dropped
     prepared.strategies.disable()
     state.cut = None
     if best is not None:
         load_weights(state.model, best)
+    change(state.model)
     strategies = choose_strategies(
         state.model,
         None,
@@ -108,10 +113,28 @@ def move_thresholds(prepared: Prepared, predictions: dict[str, Predictions], say
         say(f"Thresholds stay at one half: a label has fewer than {FEWEST_OF_A_LABEL} validation rows.")
         return prepared
     say(found.line())
-    labels, suite = replace(labels, thresholds=found.thresholds), copy(prepared.suite)
-    suite.thresholds = found.thresholds
+    return with_thresholds(prepared, found.thresholds)
+
+
+def with_thresholds(prepared: Prepared, thresholds: tuple[float, ...] | None) -> Prepared:
+    """The same run, whose labels are decided by these."""
+    labels, suite = replace(prepared.bundle.labels, thresholds=thresholds), copy(prepared.suite)
+    suite.thresholds = thresholds
     facts, bundle = replace(prepared.facts, labels=labels), replace(prepared.bundle, labels=labels)
     return replace(prepared, facts=facts, bundle=bundle, suite=suite)
+
+
+def with_ending(run: RunDir, prepared: Prepared, ending: RunEnding) -> Prepared:
+    """The same run with the thresholds and lines of an ending; data_summary.json has them too."""
+    if ending.thresholds is not None:
+        prepared = with_thresholds(prepared, ending.thresholds)
+    if ending.lines:
+        bundle = replace(prepared.bundle, notes=(*prepared.bundle.notes, *ending.lines))
+        settled = replace(prepared.settled, reasons=(*prepared.settled.reasons, *ending.lines))
+        prepared = replace(prepared, bundle=bundle, settled=settled)
+        if prepared.runtime.is_main:
+            write_data_summary(run, prepared)
+    return prepared
 
 
 def write_results(run: RunDir, prepared: Prepared, predictions: dict[str, Predictions], scores: Scores) -> None:

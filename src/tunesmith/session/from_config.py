@@ -22,6 +22,7 @@ from tunesmith.run.ledger import require_own_folder, start_ledger
 from tunesmith.run.lock import RunLock
 from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import verify
+from tunesmith.session.ending import RunEnding
 from tunesmith.session.inputs import read_run_data
 from tunesmith.session.next_folder import choose_folder
 from tunesmith.session.refused import refuse_what_is_not_built
@@ -45,16 +46,17 @@ def finetune(
     test_data: Any = None,
     watch: Watch | None = None,
     use_test: bool = True,
+    ending: RunEnding | None = None,
     **options: Any,
 ) -> RunResult:
     """Trains, evaluates and exports one run; resumes it if its folder holds an unfinished one.
 
     Data comes from the config's files or names, or as a Dataset, DatasetDict, DataFrame or list of dicts. Without `use_test`
-    the test rows are neither predicted nor scored: one run of many is chosen without them.
+    the test rows are neither predicted nor scored: one run of many is chosen without them. `ending`: see its class.
     """
     data = {"train": train_data, "validation": validation_data, "test": test_data}
     config = _resolve(config, options, has_data=train_data is not None)
-    refuse_what_is_not_built(config)
+    refuse_what_is_not_built(config, one_of_many=ending is not None)
     if config.seeds > 1 or (config.folds is not None and config.fold is None):
         raise ConfigError(
             "folds and seeds ask for several runs, and finetune trains one",
@@ -62,11 +64,10 @@ def finetune(
         )
     watch = watch or Watch()
     config, moved = choose_folder(config, in_memory=train_data is not None)
-    if moved is not None and read_launch().rank == 0:
-        watch.say(moved)
-    run = RunDir(config.run_folder)
-    launch = read_launch()
+    run, launch = RunDir(config.run_folder), read_launch()
     alone, first = launch.world == 1, launch.rank == 0
+    if moved is not None and first:
+        watch.say(moved)
     if first:
         require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
         _require_checkpoint(config, run)
@@ -85,7 +86,7 @@ def finetune(
         heard = watch if runtime.is_main else Watch()
         with rank_watch(runtime):
             prepared = prepare(config, runtime, lambda: found or read(heard.progress), heard)
-            return train_run(run, prepared, heard)
+            return train_run(run, prepared, heard, ending)
 
 
 def _require_checkpoint(config: RunConfig, run: RunDir) -> None:

@@ -23,7 +23,7 @@ INERT_NAMES = """
     logging_strategy logging_steps logging_first_step disable_tqdm report_to project preprocessing_num_workers
     overwrite_cache cache_dir allow_changed_data allow_download dataloader_num_workers dataloader_pin_memory
     train_file validation_file test_file test_split_name max_predict_samples model_name_or_path tokenizer_name
-    config_name model_revision use_cpu auto_find_batch_size ddp_timeout
+    config_name model_revision use_cpu auto_find_batch_size ddp_timeout time_budget
     fsdp fsdp_config strict_data labels_file
 """
 INERT = frozenset(INERT_NAMES.split())

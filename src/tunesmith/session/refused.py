@@ -15,12 +15,14 @@ _FIXES = {
     "save_only_model": "Leave it out: a checkpoint holds all that a resume needs; model/ holds the weights alone.",
     "weights_only": "Give --model_name_or_path RUN/best instead, to start from those weights.",
     "eval_on_start": "Leave it out, or run `tunesmith evaluate` on the model first.",
-    "time_budget": "It is an option of `tunesmith search`; here --max_steps or --num_train_epochs sets the length.",
 }
 
 
-def refuse_what_is_not_built(config: RunConfig) -> None:
-    """A ConfigError with every option asked for that has no effect in `tunesmith train`."""
+def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) -> None:
+    """A ConfigError with every option asked for that has no effect in `tunesmith train`.
+
+    `one_of_many`: the run is one of those that `--recipe best` consists of.
+    """
     problems = [f"--{name} is not built in. {fix}" for name, fix in _FIXES.items() if getattr(config, name)]
     problems += [
         f"--report_to {name} needs the package {name}. pip install 'tunesmith[trackers]', or leave it out: "
@@ -28,6 +30,14 @@ def refuse_what_is_not_built(config: RunConfig) -> None:
         for name in config.report_to
         if name not in ("none", "all") and not is_installed(name)
     ]
+    if config.recipe == "best" and not one_of_many:
+        problems.append(
+            "--recipe best trains several models. Use `tunesmith train`, or run_best of tunesmith.tuning.best_model."
+        )
+    elif config.time_budget is not None and not one_of_many:
+        problems.append(
+            "--time_budget is for --recipe best and `tunesmith search`. Add --recipe best, or leave it out."
+        )
     if isinstance(config.resume_from_checkpoint, str):
         problems.append(
             "--resume_from_checkpoint FOLDER is not built in. Leave FOLDER out: the newest sound checkpoint is taken."

@@ -99,7 +99,7 @@ def each_run(config: RunConfig) -> Iterator[RunConfig]:
 
 def _pool(folders: list[Path], say: Say | None) -> dict[str, Score]:
     """The scores of the validation rows of these runs, taken together. With `say`, thresholds are fitted to them, and told."""
-    parts = [rows for rows in map(_held_out, folders) if rows is not None]
+    parts = [rows for rows in map(held_out_rows, folders) if rows is not None]
     if not parts:
         return {}
     task = parts[0].task
@@ -115,7 +115,8 @@ def _pool(folders: list[Path], say: Say | None) -> dict[str, Score]:
     return make_suite(task, scores="probabilities").compute_with_intervals(table, gold, decisions=decided)
 
 
-def _held_out(folder: Path) -> PredictedRows | None:
+def held_out_rows(folder: Path) -> PredictedRows | None:
+    """The validation rows of a run with their predictions."""
     run = RunDir(folder)
     columns, summary = read_prediction_columns(run.predictions_file), read_summary(run.data_summary_file)
     rows = make_predictions(columns, summary, prefer=("validation",))

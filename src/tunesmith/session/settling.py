@@ -110,7 +110,7 @@ def _from_scratch(
     runtime: Runtime,
     watch: Watch,
 ) -> Settled:
-    wanted = config.recipe == "auto" or config.head_start == "on"
+    wanted = config.recipe != "hf" or config.head_start == "on"
     probe = None
     if wanted and runtime.sharding is None:
         prober = Prober(

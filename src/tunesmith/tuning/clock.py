@@ -6,6 +6,7 @@ length of the union of these spans, so that a pause does not count and eight pro
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -33,11 +34,13 @@ class Clock:
         self._file = folder / f"{self._last:.6f}-{socket.gethostname()}-{os.getpid()}"
         write_new(self._file, b"")
         self._end = None if budget is None else self._last + budget - self.spent()
+        self.reserve = 0.0
+        """Seconds before the end that are kept for something else: the budget counts as spent when only they are left."""
 
     def beat(self, *_: object) -> None:
         """This process is alive; TimeUp when the budget is spent. Costs nothing when called often."""
         now = time.time()
-        if self._end is not None and now >= self._end:
+        if self.left(now) <= 0:
             raise TimeUp
         if now - self._last > BEAT_SECONDS:
             self._last = now
@@ -45,6 +48,10 @@ class Clock:
                 os.utime(self._file)
             except OSError as error:
                 raise disk_error(error, self._file) from error
+
+    def left(self, now: float | None = None) -> float:
+        """Seconds until the time is up, less the reserve; infinite without a budget."""
+        return math.inf if self._end is None else self._end - self.reserve - (time.time() if now is None else now)
 
     def spent(self) -> float:
         """Seconds in which at least one process was at work, up to now."""

@@ -82,6 +82,8 @@ def search_options(config: RunConfig, plan: SearchPlan, watch: Watch) -> SearchR
 
 
 def _check(config: RunConfig) -> None:
+    if config.recipe == "best":
+        raise ConfigError("a search of --recipe best is not built in", fix="Leave --recipe out: auto is trial 0.")
     if config.seeds > 1 or (config.folds is not None and config.fold is None):
         raise ConfigError(
             "a search with folds or seeds is not built in", fix="Leave them out; give the best values to train."
@@ -170,7 +172,7 @@ def _make_listener(store: TrialStore, claimed: Claimed, run: RunDir) -> Callable
             last = steps > 0 and event.step >= steps
             if value is None or last:
                 return
-            if store.report(claimed, share, _larger_is_better(metric, value)):
+            if store.report(claimed, share, larger_is_better(metric, value)):
                 raise TrialPruned(f"{metric} {value:.4f} after {share}% of its steps is behind the others")
 
     return listen
@@ -182,7 +184,8 @@ def main_metric_of(run: RunDir, metrics: dict[str, Any]) -> str:
     return chosen or next(name for name in metrics if name != "loss")
 
 
-def _larger_is_better(metric: str, value: float) -> float:
+def larger_is_better(metric: str, value: float) -> float:
+    """The value, negative where a small one is good."""
     return value if metric != "loss" and greater_is_better(metric) else -value
 
 
@@ -197,7 +200,7 @@ def trial_score(run: RunDir) -> tuple[str, float]:
     value = scores[metric]["value"]
     if value is None:
         raise NumericsError(f"{metric} is not defined on the validation rows")
-    return metric, _larger_is_better(metric, float(value))
+    return metric, larger_is_better(metric, float(value))
 
 
 def best_of_records(records: Sequence[TrialRecord]) -> TrialRecord | None:

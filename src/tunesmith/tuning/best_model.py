@@ -1,0 +1,282 @@
+"""`--recipe best --time_budget 20m`: one model, the best that the time allows. docs/decisions/0602 has the division of the time.
+
+Candidates are tried on the first fold and halved; the two best are trained on the other folds; an ensemble, a soup of weights, a
+temperature and thresholds are fitted to the held-out rows; then one model is trained on all rows, in the run folder itself.
+The test rows are read by that last run alone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tunesmith.config.durations import read_duration
+from tunesmith.config.load import load_config
+from tunesmith.config.schema import RunConfig, dump_config, to_dict
+from tunesmith.errors import CheckpointError, ConfigError
+from tunesmith.events import Event, SafePoint
+from tunesmith.run.layout import BEST_OPTIONS, BEST_RESULT, RunDir
+from tunesmith.run.ledger import require_own_folder, start_ledger
+from tunesmith.run.lock import RunLock
+from tunesmith.run.sealed import retire
+from tunesmith.run.writing import make_folder, write_file
+from tunesmith.session.ending import RunEnding
+from tunesmith.session.from_config import INPUTS, RunResult, finetune
+from tunesmith.session.inputs import read_run_data
+from tunesmith.session.next_folder import NOT_COMPARED, choose_folder
+from tunesmith.session.watch import Watch
+from tunesmith.tuning.chosen import Chosen, choose_model
+from tunesmith.tuning.clock import Clock, TimeUp
+from tunesmith.tuning.tries import MARGIN, Outcome, Tries, Variant, variations
+
+MOST_MEMBERS = 4
+PAGES_SECONDS = 4.0
+"""For curves, report and card."""
+
+
+@dataclass(frozen=True)
+class BestRun:
+    """The run of the deployed model, and what best.json says about the way to it."""
+
+    result: RunResult
+    table: dict[str, Any]
+
+
+def run_best(config: RunConfig, watch: Watch, data: Mapping[str, Any] | None = None) -> BestRun:
+    """Trains, or resumes, until one model is done; `data` has rows in memory by split. The same call resumes after a crash."""
+    began = time.monotonic()
+    tables = {"train": None, "validation": None, "test": None, **(data or {})}
+    if config.recipe != "best" or config.time_budget is None:
+        raise ConfigError("--recipe best needs a --time_budget", fix="Add --time_budget 20m, for example.")
+    budget = read_duration(config.time_budget)
+    names: list[str | None] = [name.strip() for name in (config.model_name_or_path or "").split(",") if name.strip()]
+    names = names or [None]
+    config, moved = _own_folder(config, in_memory=tables["train"] is not None)
+    if moved is not None:
+        watch.say(moved)
+    run = RunDir(config.run_folder)
+    one = replace(config, model_name_or_path=names[0])
+    inputs = {name: getattr(one, name) for name in INPUTS}
+    require_own_folder(run, inputs, cache=config.cache_dir)
+    bundle = read_run_data(replace(one, validation_split_fraction=0.0), tables, watch.progress).bundle
+    folds = not any(split.startswith("validation") for split in bundle.splits)
+    make_folder(run.path)
+    start_ledger(run.path, run.remade_files)
+    folder = run.path / BEST_OPTIONS.parent
+    with RunLock(folder / ".lock"):
+        _require_same_options(config, run.path / BEST_OPTIONS)
+        clock = Clock(folder / "clock", budget - (time.monotonic() - began))
+        work = Tries(one, tables, folder, clock, watch, len(bundle.splits["train"]), folds)
+        best = _Best(work, config, names, watch, len(bundle.splits.get("test", ())))
+        with suppress(TimeUp):
+            best.explore()
+        return best.deploy(run, tables)
+
+
+def _own_folder(config: RunConfig, *, in_memory: bool) -> tuple[RunConfig, str | None]:
+    """An unfinished run of these options is resumed; else the folder is chosen as for any run."""
+    file = config.run_folder / BEST_OPTIONS
+    if file.is_file() and not RunDir(config.run_folder).model.is_dir():
+        return replace(config, output_dir=str(config.run_folder)), None
+    return choose_folder(config, in_memory=in_memory)
+
+
+def _require_same_options(config: RunConfig, file: Path) -> None:
+    """The options of the first start stand in the folder; the budget may be raised."""
+    if not file.is_file():
+        write_file(file, dump_config(config).encode())
+        return
+    known, asked = to_dict(load_config(file, need_data=False)), to_dict(config)
+    free = {*NOT_COMPARED, "time_budget"}
+    changed = [name for name, value in asked.items() if known[name] != value and name not in free]
+    if changed:
+        raise CheckpointError(
+            f"holds an unfinished run that differs in {', '.join(changed)}",
+            where=str(file.parent.parent),
+            fix="Give the same options, or another --output_dir.",
+        )
+
+
+class _Best:
+    """The stages, each within what is left of the time; `members` are the candidates that are trained on all folds."""
+
+    def __init__(
+        self, work: Tries, config: RunConfig, bases: Sequence[str | None], watch: Watch, test_rows: int
+    ) -> None:
+        self.work, self.config, self.watch, self.test_rows = work, config, watch, test_rows
+        self.auto = Variant("auto", "as auto decides" if len(bases) == 1 else str(bases[0]))
+        self.bases = [
+            Variant(f"base-{n}", str(base), {"model_name_or_path": base}) for n, base in enumerate(bases[1:], 2)
+        ]
+        self.tried: list[Variant] = []
+        self.members: list[Variant] = []
+
+    def explore(self) -> None:
+        """Tries candidates on the first fold, then trains the best on the others; TimeUp ends it at any point."""
+        first = self._try(self.auto)
+        if first is None:
+            return
+        self.members = [self.auto]
+        self.work.clock.reserve = self._last_seconds(self.auto)
+        for base in self.bases:
+            self._try(base)
+        lead = max(self._done(), key=lambda one: self._score(one))
+        self.members = [lead]
+        self.work.clock.reserve = self._last_seconds(lead)
+        self.members = [replace(lead, settled=self.work.decided(lead))]
+        for other in variations(self.members[0], self.work.decided(lead), self.work.config):
+            if self._fits(other):
+                self._try(other)
+        rest = [one for one in self._done() if one.name != lead.name]
+        self.members += sorted(rest, key=self._score, reverse=True)[:1]
+        self._train_folds(self.members)
+        for number in range(2, MOST_MEMBERS):
+            self._add_order(number)
+
+    def _try(self, candidate: Variant) -> Outcome | None:
+        self.tried.append(candidate)
+        found = self.work.train(candidate, self.work.folds[0], halve=True)
+        return found if found.state == "done" else None
+
+    def _done(self) -> list[Variant]:
+        return [one for one in self.tried if self.work.done_folds(one)]
+
+    def _first(self, candidate: Variant) -> Outcome:
+        found = self.work.outcome(candidate, self.work.folds[0])
+        same = self.members[0] if self.members else self.auto
+        found = found or self.work.outcome(same, self.work.folds[0])
+        assert found is not None
+        return found
+
+    def _score(self, candidate: Variant) -> float:
+        score = self._first(candidate).score
+        return float("-inf") if score is None else score
+
+    def _seconds(self, candidate: Variant, *, all_rows: bool = False) -> float:
+        return self.work.forecast(candidate, self._first(candidate), all_rows=all_rows)
+
+    def _last_seconds(self, candidate: Variant) -> float:
+        """What the model of all rows needs, with its scores and pages."""
+        return MARGIN * self._seconds(candidate, all_rows=True) + self._finish_seconds(candidate)
+
+    def _finish_seconds(self, candidate: Variant) -> float:
+        found = self._first(candidate)
+        pages = PAGES_SECONDS if self.watch.pages else 0.0
+        return pages + self.test_rows * found.row_seconds / 2 + max(found.seconds - found.step_seconds, 0.0) / 2
+
+    def _fits(self, other: Variant) -> bool:
+        """Whether a further candidate leaves time for what the two best need: the first for its last model, others for folds."""
+        lead = self.members[0]
+        cost, last = self._seconds(other), self._seconds(other, all_rows=True)
+        folds = (len(self.work.folds) - 1) * (cost + self._seconds(lead))
+        first = len(self._done()) == 1
+        known = self.work.outcome(other, self.work.folds[0]) is not None
+        return known or self.work.clock.left() >= cost + last + (0.0 if first else folds)
+
+    def _train_folds(self, members: Sequence[Variant]) -> None:
+        """All members on the next fold, as long as there is time for all: they are compared by the same rows."""
+        last = sum(self._seconds(one, all_rows=True) for one in members[1:])
+        for fold in self.work.folds[1:]:
+            here = [one for one in members if self.work.outcome(one, fold) is None]
+            if self.work.clock.left() < sum(map(self._seconds, here)) + last:
+                break
+            for one in here:
+                self.work.train(one, fold)
+
+    def _add_order(self, number: int) -> None:
+        """The better member once more with another order of the rows, where there is time for all its folds."""
+        best = max(self.members[:2], key=self._score)
+        seed = self.config.seed if self.config.data_seed is None else self.config.data_seed
+        options = {**best.options, "data_seed": (seed + 1000 * number) % 2**32}
+        more = replace(best, name=f"{best.name}-order-{number}", said=f"{best.said}, another order", options=options)
+        last = sum(self._seconds(one, all_rows=True) for one in (*self.members[1:], more))
+        begun = self.work.outcome(more, self.work.folds[0]) is not None
+        if begun or self.work.clock.left() >= len(self.work.folds) * self._seconds(more) + last:
+            self.tried.append(more)
+            for fold in self.work.folds:
+                self.work.train(more, fold)
+            self.members.append(more)
+
+    def deploy(self, run: RunDir, data: Mapping[str, Any]) -> BestRun:
+        """Trains the last model in the run folder, with what the held-out rows say, and writes best.json."""
+        clock = self.work.clock
+        clock.reserve = 0.0
+        if clock.left() <= 0 and not run.checkpoints():
+            raise ConfigError(
+                f"--time_budget {self.config.time_budget} is over before a model is trained",
+                fix="The same command with a larger one resumes.",
+            )
+        self.work.note("deploying", True)
+        chosen = None
+        if self.members:
+            clock.reserve = self._last_seconds(self.members[0])
+            chosen = choose_model(self.work, self.members, self._seconds)
+            lead = chosen.single
+            config = self.work.config_for(lead, run.path, None, all_rows=True)
+            clock.reserve = self._finish_seconds(lead)
+        else:
+            config, clock.reserve = self.work.config, PAGES_SECONDS
+        lines = chosen.lines() if chosen else (f"best: {self.config.time_budget} are enough for auto alone",)
+        for line in lines:
+            self.watch.say(f"Best: {line.removeprefix('best: ')}.")
+        ending = (
+            RunEnding(self._make_enough(), _nothing, lines=lines)
+            if chosen is None
+            else chosen.ending(self._make_enough())
+        )
+        kept = ("time_budget", "recipe", "run_name", "save_strategy", "save_steps", "report_to", "train_sample_size")
+        config = replace(config, output_dir=str(run.path), **{name: getattr(self.config, name) for name in kept})
+        rows = {f"{split}_data": table for split, table in data.items()}
+        result = finetune(config, watch=self.watch, ending=ending, **rows)
+        table = self._table(chosen, result)
+        write_file(run.path / BEST_RESULT, json.dumps(table, indent=1).encode())
+        for model in (*self.work.folder.glob("*/model"), *self.work.folder.glob("soup-*")):
+            retire(model)  # one model is kept on disk; scores, journals and predictions of all
+        return BestRun(result, table)
+
+    def _make_enough(self) -> Callable[[Event], bool]:
+        clock = self.work.clock
+
+        def enough(event: Event) -> bool:
+            return isinstance(event, SafePoint) and clock.left() <= 0
+
+        return enough
+
+    def _table(self, chosen: Chosen | None, result: RunResult) -> dict[str, Any]:
+        runs = self.work.record["runs"]
+        tried = [
+            {
+                "name": one.name,
+                "what": one.said,
+                "runs": {
+                    path.name: runs[path.name]
+                    for path in (
+                        *(self.work.path(one, fold) for fold in self.work.folds),
+                        self.work.path(one, None, all_rows=True),
+                    )
+                    if path.name in runs
+                },
+            }
+            for one in self.tried
+        ]
+        return {
+            "time_budget": self.config.time_budget,
+            "seconds": round(self.work.clock.spent(), 1),
+            "tried": tried,
+            **(
+                chosen.to_json()
+                if chosen is not None
+                else {"deployed": "auto", "why": "the time is enough for auto alone"}
+            ),
+            "steps": result.steps,
+            "test": {name: score.to_json() for name, score in result.scores.get("test", {}).items()},
+        }
+
+
+def _nothing(model: Any) -> None:
+    """Leaves a model as it is."""

@@ -1,0 +1,280 @@
+"""The runs that `--recipe best` is made of: candidates trained on folds or on all rows, each once, within the time that is left.
+
+Every run is an ordinary one in a folder of its own below `tries/`. `tries/record.json` says how each ended: the same command
+finds the finished ones and resumes the one that was under way.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tunesmith.config.load import load_config
+from tunesmith.config.schema import RunConfig
+from tunesmith.errors import ConfigError, NumericsError
+from tunesmith.events import Evaluated, Event, StepDone
+from tunesmith.files import read_json
+from tunesmith.labels import Task
+from tunesmith.recipes.deciding import RunFacts, epochs_for
+from tunesmith.run.layout import RunDir
+from tunesmith.run.reader import read_journal
+from tunesmith.run.sealed import retire
+from tunesmith.run.writing import write_file
+from tunesmith.session.from_config import finetune, is_complete
+from tunesmith.session.settling import NAMES
+from tunesmith.session.watch import Watch
+from tunesmith.tuning.clock import Clock, TimeUp
+from tunesmith.tuning.searching import TrialPruned, larger_is_better, main_metric_of, trial_score
+
+FOLDS = 3
+"""More folds cost more for the same rows: the time is better spent on more ways to train."""
+RUNGS = (25, 50)
+"""Percent of its steps at which a candidate is compared with the others."""
+WARM_STEPS, TIMED_STEPS = 3, 10
+MARGIN = 1.15
+"""How much longer than forecast a run may take."""
+SAVE_STEPS = 500
+"""A shorter run starts anew after a crash: its checkpoints would cost more."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to train. `options` are set over the given config, `epochs` multiplies the passes that `auto` makes.
+
+    `settled` is what `auto` decided on the first fold, for the other folds: their models are then of one kind. With all rows
+    it decides anew.
+    """
+
+    name: str
+    said: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    epochs: float = 1.0
+    settled: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: done, stopped or failed. `score` is larger for better; seconds in all and of the steps alone."""
+
+    state: str
+    metric: str | None = None
+    score: float | None = None
+    why: str | None = None
+    seconds: float = 0.0
+    step_seconds: float = 0.0
+    steps: int = 0
+    rows: int = 0
+    epochs: float = 0.0
+
+    @property
+    def row_seconds(self) -> float:
+        """Of one row in one pass."""
+        return self.step_seconds / max(self.rows * self.epochs, 1)
+
+
+class Tries:
+    """Trains candidates. `rows` are all training rows; without `folds` the given validation rows are held out."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        data: Mapping[str, Any],
+        folder: Path,
+        clock: Clock,
+        watch: Watch,
+        rows: int,
+        folds: bool,
+    ) -> None:
+        self.config, self.folder, self.clock, self.rows = config, folder, clock, rows
+        self.folds: tuple[int | None, ...] = tuple(range(1, FOLDS + 1)) if folds else (None,)
+        self._data, self._watch = {f"{split}_data": table for split, table in data.items()}, watch
+        self._file = folder / "record.json"
+        self.record: dict[str, Any] = read_json(self._file) if self._file.is_file() else {"runs": {}, "rungs": {}}
+
+    def note(self, key: str, value: Any) -> Any:
+        """Keeps a decision: after a crash it is not made anew."""
+        self.record[key] = value
+        write_file(self._file, json.dumps(self.record, indent=1).encode())
+        return value
+
+    def path(self, candidate: Variant, fold: int | None, *, all_rows: bool = False) -> Path:
+        """The run folder of a candidate."""
+        part = "all" if all_rows else "held-out" if fold is None else f"fold-{fold}"
+        return self.folder / f"{candidate.name}-{part}"
+
+    def outcome(self, candidate: Variant, fold: int | None) -> Outcome | None:
+        """How that run ended; None: it was not trained, or not to its end."""
+        found = self.record["runs"].get(self.path(candidate, fold).name)
+        return None if found is None else Outcome(**found)
+
+    def done_folds(self, candidate: Variant) -> list[int | None]:
+        """The folds whose rows this candidate has predicted."""
+        return [k for k in self.folds if (found := self.outcome(candidate, k)) is not None and found.state == "done"]
+
+    def train(self, candidate: Variant, fold: int | None, *, halve: bool = False, all_rows: bool = False) -> Outcome:
+        """Trains what is not trained yet; TimeUp when the time is over meanwhile."""
+        path = self.path(candidate, fold, all_rows=all_rows)
+        known = self.record["runs"].get(path.name)
+        if known is not None:
+            return Outcome(**known)
+        if self.record.get("deploying") and not all_rows:
+            raise TimeUp  # the last model is under way: what it is made of is settled
+        began = time.monotonic()
+        found = self._finetune(candidate, RunDir(path), fold, halve, all_rows)
+        found = replace(found, seconds=time.monotonic() - began)
+        self.note("runs", {**self.record["runs"], path.name: asdict(found)})
+        self._clear(RunDir(path), found)
+        shown = found.why if found.metric is None else f"{found.metric} {abs(found.score or 0.0):.4f}"
+        self._watch.say(f"{path.name}: {shown or 'trained'} ({candidate.said}; {found.seconds:.0f} s).")
+        return found
+
+    def _finetune(self, candidate: Variant, run: RunDir, fold: int | None, halve: bool, all_rows: bool) -> Outcome:
+        watch = self._make_watch(candidate, run, halve)
+        try:
+            if not is_complete(run.path):
+                config = self.config_for(candidate, run.path, fold, halve=halve, all_rows=all_rows)
+                finetune(config, watch=watch, use_test=False, **self._data)
+            metric, score = (None, None) if all_rows else trial_score(run)
+        except TrialPruned as error:
+            return Outcome("stopped", why=error.problem)
+        except (NumericsError, ConfigError) as error:
+            if candidate.name == "auto":
+                raise  # the config as given is wrong: no candidate would do
+            return Outcome("failed", why=error.line())
+        taken = [event for event in read_journal(run.journal_file) if isinstance(event, StepDone)]
+        decided = load_config(run.config_file, need_data=False)
+        size = decided.decided.per_device_train_batch_size * decided.gradient_accumulation_steps
+        epochs = taken[-1].epoch if taken else 0.0
+        rows = round(sum(step.examples for step in taken) / epochs) if epochs else size
+        seconds = sum(step.seconds for step in taken)
+        return Outcome("done", metric, score, None, 0.0, seconds, len(taken), rows, epochs)
+
+    def config_for(
+        self, candidate: Variant, path: Path, fold: int | None, *, halve: bool = False, all_rows: bool = False
+    ) -> RunConfig:
+        """The config of one run. Its weights are those after the last step: the held-out rows choose nothing within it."""
+        rows = self.rows if all_rows or fold is None else self.rows * (FOLDS - 1) // FOLDS
+        options: dict[str, Any] = {
+            "recipe": "auto",
+            "time_budget": None,
+            "output_dir": str(path),
+            "run_name": f"{self.config.name}-{path.name}",
+            "folds": None if fold is None or all_rows else FOLDS,
+            "fold": None if all_rows else fold,
+            "load_best_model_at_end": False,
+            "early_stopping_patience": None,
+            "train_sample_size": 0,
+            "save_strategy": "steps" if self._steps(candidate, rows) > SAVE_STEPS else "no",
+            "save_steps": SAVE_STEPS,
+            "report_to": ("none",),
+            **({} if all_rows else candidate.settled),
+            **candidate.options,
+        }
+        options |= {"eval_strategy": "steps", "eval_steps": RUNGS[0] / 100} if halve else {"eval_strategy": "no"}
+        if all_rows and self.folds != (None,):
+            options["validation_split_fraction"] = 0.0
+        if candidate.epochs != 1.0:
+            options["num_train_epochs"] = candidate.epochs * self.epochs(candidate, rows)
+        return replace(self.config, **options)
+
+    def _steps(self, candidate: Variant, rows: int) -> float:
+        per_pass = rows / (self._batch(candidate) * self.config.gradient_accumulation_steps)
+        return max(per_pass * self.epochs(candidate, rows) * candidate.epochs, self.config.max_steps)
+
+    def epochs(self, candidate: Variant, rows: int) -> float:
+        """The passes of `auto` over so many rows."""
+        if self.config.num_train_epochs is not None:
+            return self.config.num_train_epochs
+        facts = RunFacts("", 384, 6, rows, 2, Task.BINARY)
+        return epochs_for(facts, self._batch(candidate), self.config.gradient_accumulation_steps)[0]
+
+    def _batch(self, candidate: Variant) -> int:
+        options = {**candidate.settled, **candidate.options}
+        return int(options.get("per_device_train_batch_size") or self.config.decided.per_device_train_batch_size)
+
+    def forecast(self, candidate: Variant, like: Outcome, *, all_rows: bool = False) -> float:
+        """Seconds that a run will take, from one of the same base model."""
+        rows = self.rows if all_rows or self.folds == (None,) else self.rows * (FOLDS - 1) // FOLDS
+        steps = like.row_seconds * rows * self.epochs(candidate, rows) * candidate.epochs
+        if self.config.max_steps > 0:
+            steps = like.step_seconds
+        return max(like.seconds - like.step_seconds, 0.0) + steps
+
+    def decided(self, candidate: Variant) -> dict[str, Any]:
+        """What the recipe chose for the first run of a candidate, but for the number of passes."""
+        config = load_config(RunDir(self.path(candidate, self.folds[0])).config_file, need_data=False)
+        return {name: getattr(config, name) for name in NAMES if name != "num_train_epochs"}
+
+    def _make_watch(self, candidate: Variant, run: RunDir, halve: bool) -> Watch:
+        steps, taken = 0, list[float]()
+
+        def plan(num_steps: int, per_epoch: float) -> None:
+            nonlocal steps
+            steps = num_steps
+
+        def listen(event: Event) -> None:
+            if isinstance(event, StepDone):
+                taken.append(event.seconds)
+                if len(taken) == max(WARM_STEPS + TIMED_STEPS, steps // 20):
+                    self._require_time(sum(taken[WARM_STEPS:]) / len(taken[WARM_STEPS:]), steps - event.step, steps)
+            elif isinstance(event, Evaluated) and event.split == "validation" and halve and event.step < steps:
+                self._require_rank(candidate, run, event, round(100 * event.step / steps))
+
+        return Watch(progress=self.clock.beat, plan=plan, listeners=[self.clock.beat, listen], pages=False)
+
+    def _require_time(self, step_seconds: float, to_do: int, steps: int) -> None:
+        """A run that would end too late is given up at a twentieth of its steps. The first one must leave time for the last."""
+        first = not any(found["state"] == "done" for found in self.record["runs"].values())
+        later = MARGIN * steps * FOLDS / (FOLDS - 1) if first else 0.0
+        needed = step_seconds * (to_do + later)
+        if needed > self.clock.left():
+            what = "and then the model of all rows take" if first else "take"
+            raise TrialPruned(f"its steps {what} {needed:.0f} s more, and {max(self.clock.left(), 0):.0f} s are left")
+
+    def _require_rank(self, candidate: Variant, run: RunDir, event: Evaluated, share: int) -> None:
+        """Successive halving: of those that came to a rung the better half stays, with some slack for chance."""
+        rung = next((k for k in RUNGS if abs(share - k) < RUNGS[0] / 2), None)
+        metric = main_metric_of(run, event.metrics)
+        value = event.metrics.get(metric)
+        if rung is None or value is None:
+            return
+        rungs = self.record["rungs"]
+        others = {name: score for name, score in rungs.get(str(rung), {}).items() if name != candidate.name}
+        mine = larger_is_better(metric, value)
+        self.note("rungs", {**rungs, str(rung): {**others, candidate.name: mine}})
+        slack = 0.5 / math.sqrt(max(event.n, 1)) if metric != "loss" and 0 <= value <= 1 else 0.0
+        better = sum(score > mine + slack for score in others.values())
+        if better > len(others) / 2:
+            raise TrialPruned(f"{metric} {value:.4f} after {share}% of its steps is behind {better} of {len(others)}")
+
+    def _clear(self, run: RunDir, found: Outcome) -> None:
+        for path in (*run.checkpoints(), run.best, *([] if found.state == "done" else [run.model])):
+            if path.is_dir():
+                retire(path)
+
+
+def variations(lead: Variant, decided: Mapping[str, Any], config: RunConfig) -> Iterator[Variant]:
+    """Other values of what was left open, the most promising first. A flag wins: what is given is not varied."""
+    seed = config.seed if config.data_seed is None else config.data_seed
+    rates = [float(f"{decided['learning_rate'] * factor:.2g}") for factor in (2.0, 0.5)]
+    tried: list[tuple[str, Any, float]] = [
+        ("num_train_epochs", None, 2.0),
+        ("data_seed", (seed + 1000) % 2**32, 1.0),
+        ("pooling", "first" if decided["pooling"] == "mean" else "mean", 1.0),
+        *(("learning_rate", rate, 1.0) for rate in rates),
+        ("per_device_train_batch_size", 2 * decided["per_device_train_batch_size"], 1.0),
+    ]
+    if config.max_steps > 0:
+        tried = tried[1:]
+    for number, (name, value, epochs) in enumerate(tried, 1):
+        if name == "data_seed" or getattr(config, name) is None:
+            said = (
+                "twice the epochs" if value is None else "another order" if name == "data_seed" else f"{name} {value}"
+            )
+            changed = {} if value is None else {name: value}
+            yield Variant(f"{lead.name}-{number}", said, {**lead.options, **changed}, epochs, decided)

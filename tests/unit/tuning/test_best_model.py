@@ -1,0 +1,240 @@
+"""`--recipe best`: one model of a time budget; resumable, judged by held-out rows, the test rows read once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tiny_model import save_tiny_bert, sentences, write_csv
+from tunesmith.cli.main import main
+from tunesmith.config.load import load_config
+from tunesmith.errors import ConfigError
+from tunesmith.events import StepDone
+from tunesmith.metrics.temperature import Temperature
+from tunesmith.predict.predictor import Predictor
+from tunesmith.reading.prediction_file import read_prediction_columns
+from tunesmith.session.from_config import finetune
+from tunesmith.tuning import best_model, tries
+from tunesmith.tuning.clock import Clock
+from warm import ENVIRONMENT, warm_python
+
+SRC = str(Path(__file__).parents[3] / "src")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two base models, rows that a tiny model can learn, and test rows."""
+    folder = tmp_path_factory.mktemp("best")
+    save_tiny_bert(folder / "a")
+    save_tiny_bert(folder / "b", hidden_size=16)
+    rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(72)]
+    write_csv(folder / "rows.csv", rows[:48])
+    write_csv(folder / "test.csv", rows[48:])
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_members() -> Iterator[None]:
+    """No further orders: two candidates show what four would."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(best_model, "MOST_MEMBERS", 2)
+        yield
+
+
+def words(home: Path, output: Path, *more: str, model: str = "a", budget: str = "1h") -> list[str]:
+    """The command with few steps; what is given leaves the order of the rows to be varied."""
+    models = ",".join(str(home / name) for name in model.split(","))
+    given = {"train_file": home / "rows.csv", "test_file": home / "test.csv", "model_name_or_path": models}
+    given |= {"cache_dir": home / "cache", "output_dir": output, "max_steps": 8, "learning_rate": 3e-3}
+    given |= {"pooling": "pooler", "per_device_train_batch_size": 8, "time_budget": budget, "recipe": "best"}
+    flags = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+    return ["train", *flags, "--use_cpu", "--disable_tqdm", *more]
+
+
+def table(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "best.json").read_text())
+    return found
+
+
+def what(folder: Path) -> Any:
+    """What does not depend on the clock."""
+    found = table(folder)
+    runs = {name: (run["state"], run["score"]) for one in found["tried"] for name, run in one["runs"].items()}
+    return runs, found["deployed"], found["held_out"], found["temperature"], found["test"]
+
+
+@pytest.fixture(scope="module")
+def whole(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    output = tmp_path_factory.mktemp("whole") / "run"
+    assert main(words(home, output)) == 0
+    return output
+
+
+def test_the_run_folder_is_one_like_any_other(whole: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = table(whole)
+    assert {"auto-fold-1", "auto-fold-2", "auto-fold-3"} <= set(found["tried"][0]["runs"])
+    assert len([one for one in found["tried"] if len(one["runs"]) >= 3]) >= 2
+    assert found["seconds"] > 0
+    assert found["test"]["accuracy"]["n"] == 24
+    metrics = json.loads((whole / "metrics.json").read_text())
+    assert metrics["out_of_fold"]["accuracy"]["n"] == 48
+    assert "best: " in (whole / "README.md").read_text()
+    assert not list((whole / "tries").glob("*/model"))
+    for words in (["report", str(whole)], ["predict", str(whole), "--text", "a good film"]):
+        assert main(words) == 0
+    assert main(["evaluate", str(whole), "--test_file", str(home / "test.csv"), "--use_cpu"]) == 0
+    assert main(["compare", str(whole), str(whole / "tries" / "auto-fold-1")]) in (0, 2)
+    assert "best: " in (whole / "report.html").read_text()
+    capsys.readouterr()
+
+
+def test_a_killed_run_ends_as_the_unbroken_one(whole: Path, home: Path, tmp_path: Path) -> None:
+    command = words(home, tmp_path / "run")
+    ended = subprocess.run(
+        [warm_python(), "-m", "tunesmith", *command],
+        env=ENVIRONMENT | {"PYTHONPATH": SRC, "TUNESMITH_FAULT": "step.end:kill:12"},
+        capture_output=True,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr[-500:]
+    assert list((tmp_path / "run" / "tries").glob("*-fold-1"))
+    assert main([*command, "--seed", "7"]) == 5
+    assert main(command) == 0
+    assert what(tmp_path / "run") == what(whole)
+
+
+def test_the_test_rows_are_predicted_by_the_last_run_alone(whole: Path) -> None:
+    for part in (whole / "tries").glob("*-fold-*"):
+        assert "test" not in json.loads((part / "metrics.json").read_text())
+        assert "test" not in json.loads((part / "data_summary.json").read_text())["rows"]
+    assert json.loads((whole / "data_summary.json").read_text())["rows"] == {"train": 48, "test": 24}
+
+
+def test_the_temperature_is_in_the_weights_of_the_model(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """transformers alone gives the probabilities that the run wrote down: those of `auto` on all rows, divided by it."""
+    from transformers import pipeline
+
+    monkeypatch.setattr("tunesmith.tuning.chosen.greedy_weights", lambda *_: {"auto": 1.0})
+    heat = Temperature(2.0, 1.0, 0.9, 0.2, 0.1, 48)
+    monkeypatch.setattr("tunesmith.tuning.chosen.fit_temperature", lambda *_: heat)
+    monkeypatch.setattr(best_model, "variations", lambda *_: iter(()))
+    assert main(words(home, tmp_path / "best")) == 0
+    assert table(tmp_path / "best")["deployed"].startswith("auto")
+    auto = [word if word != "best" else "auto" for word in words(home, tmp_path / "auto")]
+    del auto[auto.index("--time_budget") : auto.index("--time_budget") + 2]
+    assert main([*auto, "--validation_split_fraction", "0", "--output_dir", str(tmp_path / "auto")]) == 0
+    texts = [text for text, _ in sentences(72)[48:]]
+    logits = [Predictor.load(tmp_path / name, use_cpu=True).logits(texts) for name in ("auto", "best")]
+    np.testing.assert_allclose(logits[0] / 2.0, logits[1], atol=1e-5)
+    wrote = read_prediction_columns(tmp_path / "best" / "predictions.parquet")["prob_good"]
+    found = pipeline("text-classification", str(tmp_path / "best" / "model"), device="cpu")(texts, top_k=None)
+    good = [next(one["score"] for one in row if one["label"] == "good") for row in found]
+    np.testing.assert_allclose(good, wrote, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["regression", "multilabel"])
+def test_given_validation_rows_take_the_place_of_folds(home: Path, tmp_path: Path, kind: str) -> None:
+    rows = [
+        {"text": text, "label": f"{k % 5}.5" if kind == "regression" else "a;b" if good else "b;c" if k % 2 else "c"}
+        for k, (text, good) in enumerate(sentences(120))
+    ]
+    files = [write_csv(tmp_path / f"{n}.csv", part) for n, part in enumerate((rows[:40], rows[40:]))]
+    more = [
+        "--train_file",
+        str(files[0]),
+        "--validation_file",
+        str(files[1]),
+        "--max_steps",
+        "2",
+        *(["--label_separator", ";"] if kind == "multilabel" else []),
+    ]
+    command = [word for word in words(home, tmp_path / "run") if word != "--use_cpu"]
+    at = command.index("--test_file")
+    assert main([*command[:at], *command[at + 2 :], *more, "--use_cpu"]) == 0
+    found = table(tmp_path / "run")
+    assert list(found["tried"][0]["runs"]) == ["auto-held-out"]
+    scores = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert next(iter(scores["out_of_fold"].values()))["n"] == next(iter(scores["validation"].values()))["n"] == 80
+    assert (found["thresholds"] is not None) == (kind == "multilabel")
+    assert (found["temperature"] is None) or kind == "multilabel"
+
+
+def test_several_base_models_are_tried_and_the_best_is_deployed(home: Path, tmp_path: Path) -> None:
+    assert main(words(home, tmp_path / "run", model="a,b")) == 0
+    runs = {name: run for one in table(tmp_path / "run")["tried"] for name, run in one["runs"].items()}
+    assert {"auto-fold-1", "base-2-fold-1"} <= set(runs)
+    scores = {name: runs[f"{name}-fold-1"]["score"] or -1.0 for name in ("auto", "base-2")}
+    lead = max(scores, key=lambda name: scores[name])
+    assert f"{lead}-fold-2" in runs
+    with pytest.raises(ConfigError, match="names several models"):
+        load_config(None, {"train_file": "x.csv", "model_name_or_path": "a,b"})
+
+
+def test_a_budget_for_auto_alone_gives_the_auto_result(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """At the first timed step the rest does not fit: nothing else is begun, and the run is that of `--recipe auto`."""
+    monkeypatch.setattr(tries, "TIMED_STEPS", 1)
+    monkeypatch.setattr(Clock, "left", lambda self, now=None: 1e-9)
+    assert main(words(home, tmp_path / "best")) == 0
+    assert [run["state"] for run in table(tmp_path / "best")["tried"][0]["runs"].values()] == ["stopped"]
+    assert table(tmp_path / "best")["deployed"] == "auto"
+    auto = [word if word != "best" else "auto" for word in words(home, tmp_path / "auto")]
+    del auto[auto.index("--time_budget") : auto.index("--time_budget") + 2]
+    assert main(auto) == 0
+    metrics = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("best", "auto")]
+    assert metrics[0] == metrics[1]
+
+
+def test_no_more_steps_are_taken_than_the_budget_has(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Steps are the clock here: each takes a second. The last run is whole: time was kept for it."""
+    taken = [0]
+    beat, budget = Clock.beat, 60
+
+    def count(self: Clock, *events: Any) -> None:
+        taken[0] += bool(events) and isinstance(events[0], StepDone)
+        beat(self, *events)
+
+    def finish(self: Any, *given: Any, **more: Any) -> tries.Outcome:
+        found = train(self, *given, **more)
+        return replace(found, seconds=float(found.steps), step_seconds=float(found.steps))
+
+    train = tries.Tries._finetune
+    monkeypatch.setattr(tries.Tries, "_finetune", finish)
+    monkeypatch.setattr(tries, "time", SimpleNamespace(monotonic=lambda: float(taken[0])))
+    monkeypatch.setattr(Clock, "beat", count)
+    monkeypatch.setattr(Clock, "left", lambda self, now=None: budget - taken[0] - self.reserve)
+    monkeypatch.setattr(best_model, "PAGES_SECONDS", 0.0)
+    assert main(words(home, tmp_path / "run")) == 0
+    steps = {name: run["steps"] for one in table(tmp_path / "run")["tried"] for name, run in one["runs"].items()}
+    last = table(tmp_path / "run")["steps"]
+    assert sum(steps.values()) + last <= budget
+    assert last == 8
+    assert "auto-fold-1" in steps
+    assert len(steps) < 8
+
+
+def test_a_budget_that_is_over_at_once_says_so_and_resumes(home: Path, tmp_path: Path, capsys: Any) -> None:
+    assert main(words(home, tmp_path / "run", budget="0.001s")) == 2
+    assert "over before a model is trained" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_what_contradicts_a_budget_is_refused() -> None:
+    given = {"train_file": "x.csv", "recipe": "best", "time_budget": "20m"}
+    for name, value in (("folds", 3), ("seeds", 2)):
+        with pytest.raises(ConfigError, match="makes its own folds"):
+            load_config(None, {**given, name: value})
+    with pytest.raises(ConfigError, match="needs a time_budget"):
+        load_config(None, {"train_file": "x.csv", "recipe": "best"})
+    with pytest.raises(ConfigError, match="is for --recipe best"):
+        finetune(load_config(None, {"train_file": "x.csv", "time_budget": "20m"}))
+    assert main(["search", "--train_file", "x.csv", "--recipe", "best", "--time_budget", "1m"]) == 2
