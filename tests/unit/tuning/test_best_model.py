@@ -137,7 +137,7 @@ def test_the_temperature_is_in_the_weights_of_the_model(home: Path, tmp_path: Pa
     logits = [Predictor.load(tmp_path / name, use_cpu=True).logits(texts) for name in ("auto", "best")]
     np.testing.assert_allclose(logits[0] / 2.0, logits[1], atol=1e-5)
     wrote = read_prediction_columns(tmp_path / "best" / "predictions.parquet")["prob_good"]
-    found = pipeline("text-classification", str(tmp_path / "best" / "model"), device="cpu")(texts, top_k=None)
+    found: Any = pipeline("text-classification", str(tmp_path / "best" / "model"), device="cpu")(texts, top_k=None)
     good = [next(one["score"] for one in row if one["label"] == "good") for row in found]
     np.testing.assert_allclose(good, wrote, atol=1e-5)
 
