@@ -63,9 +63,9 @@ class HeldOut:
         value = suite.compute(self.probabilities, self.gold)[metric]
         return -np.inf if value is None else value if suite.greater_is_better(metric) else -value
 
-    def scores(self, suite: Suite) -> dict[str, Score]:
-        """Every metric of a suite of probabilities, with its interval."""
-        return suite.compute_with_intervals(self.probabilities, self.gold)
+    def scores(self, suite: Suite, decisions: Array | None = None) -> dict[str, Score]:
+        """Every metric of a suite of probabilities, with its interval; by these decisions where thresholds made others."""
+        return suite.compute_with_intervals(self.probabilities, self.gold, decisions=decisions)
 
 
 def read_held_out(folders: Sequence[Path]) -> HeldOut:

@@ -27,11 +27,8 @@ from tunesmith.session.ending import RunEnding
 from tunesmith.tuning.blending import (
     HeldOut,
     compare_held_out,
-    cook_fold,
     greedy_weights,
-    join_folds,
     mix_answers,
-    read_held_out,
     shown_worse,
 )
 from tunesmith.tuning.clock import TimeUp
@@ -81,9 +78,7 @@ class Chosen:
         if self.temperature is not None:
             found.append(f"best: {self.temperature.line()}")
         if self.thresholds is not None:
-            found.append(
-                f"best: {self.thresholds.line().removesuffix('.').replace('validation rows', 'held-out rows')}"
-            )
+            found.append(f"best: {self.thresholds.line('held-out').removesuffix('.')}")
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +93,7 @@ class Chosen:
             "ensemble": self.ensemble,
             "held_out": {k: {n: s.to_json() for n, s in v.items()} for k, v in self.held_out.items()},
             **{name: None if found is None else found.to_json() for name, found in tests.items()},
-            "thresholds": None if moved is None else {"kept": moved.thresholds, "line": moved.line()},
+            "thresholds": None if moved is None else {"kept": moved.thresholds, "line": moved.line("held-out")},
         }
 
     def ending(self, enough: Callable[[Event], bool]) -> RunEnding:
@@ -149,7 +144,7 @@ def scale_head(model: torch.nn.Module, temperature: float) -> None:
 def choose_model(work: Tries, members: Sequence[Variant], seconds: Callable[..., float]) -> Chosen:
     """Judges members, ensemble and soup by rows that each did not see; trains what the soup needs on all rows."""
     members, folds = _comparable(work, members)
-    held = {one.name: read_held_out([work.path(one, fold) for fold in folds]) for one in members}
+    held = {one.name: work.held_out(one, folds) for one in members}
     found = work.outcome(members[0], folds[0])
     metric = (found.metric if found else None) or "loss"
     single = max(members, key=lambda one: (held[one.name].score(metric), -held[one.name].loss()))
@@ -167,7 +162,7 @@ def choose_model(work: Tries, members: Sequence[Variant], seconds: Callable[...,
     table = {name: rows.scores(suite) for name, rows in held.items()}
     table["ensemble"] = mix_answers([held[n] for n in weights], list(weights.values())).scores(suite)
     deployed, tested, models = held[single.name], None, dict[str, Path]()
-    cooked = _cook(work, alike, list(soup.values()), folds) if soup else None
+    cooked = work.cook(alike, list(soup.values()), folds) if soup else None
     if cooked is not None:
         table["soup"] = cooked.scores(suite)
         tested = compare_held_out(deployed, cooked, metric)
@@ -181,8 +176,8 @@ def choose_model(work: Tries, members: Sequence[Variant], seconds: Callable[...,
     heat = fit_temperature(deployed.logits, deployed.gold, deployed.task)
     calm = deployed if heat is None else replace(deployed, logits=deployed.logits / heat.value)
     moved = _move(work, calm, metric)
-    suite.thresholds = None if moved is None else moved.thresholds
-    return Chosen(metric, single, table, weights, calm.scores(suite), soup, models, tested, gain, heat, moved)
+    final = calm.scores(suite, None if moved is None else moved.decisions)
+    return Chosen(metric, single, table, weights, final, soup, models, tested, gain, heat, moved)
 
 
 def _comparable(work: Tries, members: Sequence[Variant]) -> tuple[list[Variant], list[int | None]]:
@@ -195,18 +190,6 @@ def _comparable(work: Tries, members: Sequence[Variant]) -> tuple[list[Variant],
 def _kind(candidate: Variant) -> tuple[Any, Any]:
     """Models of one kind start from the same weights and can be averaged."""
     return candidate.options.get("model_name_or_path"), candidate.options.get("pooling")
-
-
-def _cook(
-    work: Tries, members: Sequence[Variant], weights: Sequence[float], folds: Sequence[int | None]
-) -> HeldOut | None:
-    parts = []
-    for fold in folds:
-        runs = [work.path(one, fold) for one in members]
-        target = work.folder / f"soup-{'held-out' if fold is None else fold}"
-        parts.append(cook_fold(target, runs, weights, use_cpu=work.config.use_cpu))
-    known = [one for one in parts if one is not None]
-    return join_folds(known) if len(known) == len(parts) else None
 
 
 def _train_all_rows(work: Tries, others: Sequence[Variant], seconds: Callable[..., float]) -> dict[str, Path]:
@@ -225,7 +208,7 @@ def _gain(work: Tries, held: Mapping[str, HeldOut], deployed: HeldOut, metric: s
     """What is deployed beside `auto`: on all held-out rows that both have predicted."""
     auto = held.get("auto")
     if auto is None:
-        auto = read_held_out([work.path(Variant("auto", ""), work.folds[0])])
+        auto = work.held_out(Variant("auto", ""), work.folds[:1])
     n = len(auto.gold)
     return compare_held_out(auto, replace(deployed, logits=deployed.logits[:n], gold=deployed.gold[:n]), metric)
 

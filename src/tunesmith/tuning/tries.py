@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from tunesmith.run.writing import write_file
 from tunesmith.session.from_config import finetune, is_complete
 from tunesmith.session.settling import NAMES
 from tunesmith.session.watch import Watch
+from tunesmith.tuning.blending import HeldOut, cook_fold, join_folds, read_held_out
 from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.searching import TrialPruned, larger_is_better, main_metric_of, trial_score
 
@@ -205,6 +206,20 @@ class Tries:
             steps = like.step_seconds
         return max(like.seconds - like.step_seconds, 0.0) + steps
 
+    def held_out(self, variant: Variant, folds: Sequence[int | None]) -> HeldOut:
+        """The rows of these folds, predicted by the models that did not see them."""
+        return read_held_out([self.path(variant, fold) for fold in folds])
+
+    def cook(self, members: Sequence[Variant], weights: Sequence[float], folds: Sequence[int | None]) -> HeldOut | None:
+        """The same by the soup of the members' models of each fold; None where their weights do not fit each other."""
+        parts = []
+        for fold in folds:
+            runs = [self.path(one, fold) for one in members]
+            target = self.folder / f"soup-{'held-out' if fold is None else fold}"
+            parts.append(cook_fold(target, runs, weights, use_cpu=self.config.use_cpu))
+        known = [one for one in parts if one is not None]
+        return join_folds(known) if len(known) == len(parts) else None
+
     def decided(self, candidate: Variant) -> dict[str, Any]:
         """What the recipe chose for the first run of a candidate, but for the number of passes."""
         config = load_config(RunDir(self.path(candidate, self.folds[0])).config_file, need_data=False)
@@ -239,7 +254,7 @@ class Tries:
     def _require_rank(self, candidate: Variant, run: RunDir, event: Evaluated, share: int) -> None:
         """Successive halving: of those that came to a rung the better half stays, with some slack for chance."""
         rung = next((k for k in RUNGS if abs(share - k) < RUNGS[0] / 2), None)
-        metric = main_metric_of(run, event.metrics)
+        metric = self.main_metric(run, event.metrics)
         value = event.metrics.get(metric)
         if rung is None or value is None:
             return
@@ -251,6 +266,10 @@ class Tries:
         better = sum(score > mine + slack for score in others.values())
         if better > len(others) / 2:
             raise TrialPruned(f"{metric} {value:.4f} after {share}% of its steps is behind {better} of {len(others)}")
+
+    def main_metric(self, run: RunDir, metrics: dict[str, Any]) -> str:
+        """The metric that a run is judged by."""
+        return main_metric_of(run, metrics)
 
     def _clear(self, run: RunDir, found: Outcome) -> None:
         for path in (*run.checkpoints(), run.best, *([] if found.state == "done" else [run.model])):
