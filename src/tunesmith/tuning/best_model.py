@@ -72,7 +72,7 @@ def run_best(config: RunConfig, watch: Watch, data: Mapping[str, Any] | None = N
         _require_same_options(config, run.path / BEST_OPTIONS)
         clock = Clock(folder / "clock", budget - (time.monotonic() - began))
         work = Tries(one, tables, folder, clock, watch, len(bundle.splits["train"]), folds)
-        best = _Best(work, config, names, watch, len(bundle.splits.get("test", ())))
+        best = Stages(work, config, names, watch, len(bundle.splits.get("test", ())))
         with suppress(TimeUp):
             best.explore()
         return best.deploy(run, tables)
@@ -102,7 +102,7 @@ def _require_same_options(config: RunConfig, file: Path) -> None:
         )
 
 
-class _Best:
+class Stages:
     """The stages, each within what is left of the time; `members` are the candidates that are trained on all folds."""
 
     def __init__(
@@ -122,12 +122,12 @@ class _Best:
         if first is None:
             return
         self.members = [self.auto]
-        self.work.clock.reserve = self._last_seconds(self.auto)
+        self.work.clock.reserve = self.last_seconds(self.auto)
         for base in self.bases:
             self._try(base)
         lead = max(self._done(), key=lambda one: self._score(one))
         self.members = [lead]
-        self.work.clock.reserve = self._last_seconds(lead)
+        self.work.clock.reserve = self.last_seconds(lead)
         self.members = [replace(lead, settled=self.work.decided(lead))]
         for other in variations(self.members[0], self.work.decided(lead), self.work.config):
             if self._fits(other):
@@ -157,14 +157,16 @@ class _Best:
         score = self._first(candidate).score
         return float("-inf") if score is None else score
 
-    def _seconds(self, candidate: Variant, *, all_rows: bool = False) -> float:
+    def seconds(self, candidate: Variant, *, all_rows: bool = False) -> float:
+        """What one run of a candidate will take."""
         return self.work.forecast(candidate, self._first(candidate), all_rows=all_rows)
 
-    def _last_seconds(self, candidate: Variant) -> float:
+    def last_seconds(self, candidate: Variant) -> float:
         """What the model of all rows needs, with its scores and pages."""
-        return MARGIN * self._seconds(candidate, all_rows=True) + self._finish_seconds(candidate)
+        return MARGIN * self.seconds(candidate, all_rows=True) + self.finish_seconds(candidate)
 
-    def _finish_seconds(self, candidate: Variant) -> float:
+    def finish_seconds(self, candidate: Variant) -> float:
+        """From the last step of the last model to its files and pages."""
         found = self._first(candidate)
         pages = PAGES_SECONDS if self.watch.pages else 0.0
         return pages + self.test_rows * found.row_seconds / 2 + max(found.seconds - found.step_seconds, 0.0) / 2
@@ -172,18 +174,18 @@ class _Best:
     def _fits(self, other: Variant) -> bool:
         """Whether a further candidate leaves time for what the two best need: the first for its last model, others for folds."""
         lead = self.members[0]
-        cost, last = self._seconds(other), self._seconds(other, all_rows=True)
-        folds = (len(self.work.folds) - 1) * (cost + self._seconds(lead))
+        cost, last = self.seconds(other), self.seconds(other, all_rows=True)
+        folds = (len(self.work.folds) - 1) * (cost + self.seconds(lead))
         first = len(self._done()) == 1
         known = self.work.outcome(other, self.work.folds[0]) is not None
         return known or self.work.clock.left() >= cost + last + (0.0 if first else folds)
 
     def _train_folds(self, members: Sequence[Variant]) -> None:
         """All members on the next fold, as long as there is time for all: they are compared by the same rows."""
-        last = sum(self._seconds(one, all_rows=True) for one in members[1:])
+        last = sum(self.seconds(one, all_rows=True) for one in members[1:])
         for fold in self.work.folds[1:]:
             here = [one for one in members if self.work.outcome(one, fold) is None]
-            if self.work.clock.left() < sum(map(self._seconds, here)) + last:
+            if self.work.clock.left() < sum(map(self.seconds, here)) + last:
                 break
             for one in here:
                 self.work.train(one, fold)
@@ -194,9 +196,9 @@ class _Best:
         seed = self.config.seed if self.config.data_seed is None else self.config.data_seed
         options = {**best.options, "data_seed": (seed + 1000 * number) % 2**32}
         more = replace(best, name=f"{best.name}-order-{number}", said=f"{best.said}, another order", options=options)
-        last = sum(self._seconds(one, all_rows=True) for one in (*self.members[1:], more))
+        last = sum(self.seconds(one, all_rows=True) for one in (*self.members[1:], more))
         begun = self.work.outcome(more, self.work.folds[0]) is not None
-        if begun or self.work.clock.left() >= len(self.work.folds) * self._seconds(more) + last:
+        if begun or self.work.clock.left() >= len(self.work.folds) * self.seconds(more) + last:
             self.tried.append(more)
             for fold in self.work.folds:
                 self.work.train(more, fold)
@@ -214,11 +216,11 @@ class _Best:
         self.work.note("deploying", True)
         chosen = None
         if self.members:
-            clock.reserve = self._last_seconds(self.members[0])
-            chosen = choose_model(self.work, self.members, self._seconds)
+            clock.reserve = self.last_seconds(self.members[0])
+            chosen = choose_model(self.work, self.members, self.seconds)
             lead = chosen.single
             config = self.work.config_for(lead, run.path, None, all_rows=True)
-            clock.reserve = self._finish_seconds(lead)
+            clock.reserve = self.finish_seconds(lead)
         else:
             config, clock.reserve = self.work.config, PAGES_SECONDS
         lines = chosen.lines() if chosen else (f"best: {self.config.time_budget} are enough for auto alone",)

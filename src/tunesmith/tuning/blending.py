@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -183,8 +182,9 @@ def _fill(folder: Path, like: Path, weights: Mapping[str, Any]) -> dict[str, Fut
     from tunesmith.keep.snapshot import WEIGHTS
     from tunesmith.keep.tensor_file import write_tensors
     from tunesmith.run.sealed import MANIFEST
+    from tunesmith.run.writing import write_new
 
     for file in like.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and file.name != MANIFEST:
-            shutil.copyfile(file, folder / file.name)
+            write_new(folder / file.name, file.read_bytes())
     return {WEIGHTS: write_tensors(folder / WEIGHTS, dict(weights), metadata={"format": "pt"})}

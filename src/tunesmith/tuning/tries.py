@@ -180,14 +180,14 @@ class Tries:
         if all_rows and self.folds != (None,):
             options["validation_split_fraction"] = 0.0
         if candidate.epochs != 1.0:
-            options["num_train_epochs"] = candidate.epochs * self.epochs(candidate, rows)
+            options["num_train_epochs"] = candidate.epochs * self._epochs(candidate, rows)
         return replace(self.config, **options)
 
     def _steps(self, candidate: Variant, rows: int) -> float:
         per_pass = rows / (self._batch(candidate) * self.config.gradient_accumulation_steps)
-        return max(per_pass * self.epochs(candidate, rows) * candidate.epochs, self.config.max_steps)
+        return max(per_pass * self._epochs(candidate, rows) * candidate.epochs, self.config.max_steps)
 
-    def epochs(self, candidate: Variant, rows: int) -> float:
+    def _epochs(self, candidate: Variant, rows: int) -> float:
         """The passes of `auto` over so many rows."""
         if self.config.num_train_epochs is not None:
             return self.config.num_train_epochs
@@ -201,7 +201,7 @@ class Tries:
     def forecast(self, candidate: Variant, like: Outcome, *, all_rows: bool = False) -> float:
         """Seconds that a run will take, from one of the same base model."""
         rows = self.rows if all_rows or self.folds == (None,) else self.rows * (FOLDS - 1) // FOLDS
-        steps = like.row_seconds * rows * self.epochs(candidate, rows) * candidate.epochs
+        steps = like.row_seconds * rows * self._epochs(candidate, rows) * candidate.epochs
         if self.config.max_steps > 0:
             steps = like.step_seconds
         return max(like.seconds - like.step_seconds, 0.0) + steps
@@ -254,7 +254,7 @@ class Tries:
     def _require_rank(self, candidate: Variant, run: RunDir, event: Evaluated, share: int) -> None:
         """Successive halving: of those that came to a rung the better half stays, with some slack for chance."""
         rung = next((k for k in RUNGS if abs(share - k) < RUNGS[0] / 2), None)
-        metric = self.main_metric(run, event.metrics)
+        metric = self._main_metric(run, event.metrics)
         value = event.metrics.get(metric)
         if rung is None or value is None:
             return
@@ -267,7 +267,7 @@ class Tries:
         if better > len(others) / 2:
             raise TrialPruned(f"{metric} {value:.4f} after {share}% of its steps is behind {better} of {len(others)}")
 
-    def main_metric(self, run: RunDir, metrics: dict[str, Any]) -> str:
+    def _main_metric(self, run: RunDir, metrics: dict[str, Any]) -> str:
         """The metric that a run is judged by."""
         return main_metric_of(run, metrics)
 
