@@ -30,12 +30,14 @@ def run(args: argparse.Namespace) -> int:
         for number, finding in enumerate(findings):
             title = finding.code.replace("_", " ")
             sure = "" if finding.confidence is None else f" (confidence {finding.confidence:.0%})"
+            sure = finding.doubt or sure
             print(f"{path}: {title}{sure}" if number == 0 else f"also: {title}{sure}")
             print(f"  {finding.evidence}")
             for action in finding.advice:
                 print(f"  -> {action}")
         _print_likely(findings[0].numbers.get("likelihoods", {}))
-        _print_next(path, findings[0])
+        if (command := next_command(path, findings[0])) is not None:
+            print(f"  next: {command}")
         best = findings[0].numbers
         if "best_step" in best:
             print(f"  best step {best['best_step']}: {best['best_metric']} {best['best_value']:.4g}")
@@ -49,13 +51,16 @@ def _print_likely(likely: dict[str, float]) -> None:
         print(f"  likely: {', '.join(shown)}")
 
 
-def _print_next(path: Path, finding: Finding) -> None:
-    """The first advice that is made of options alone, as a command."""
+def next_command(path: Path, finding: Finding) -> str | None:
+    """The first advice as a command; where it is for people, the first one that is made of options."""
     from tunesmith.diagnose.verdict import advised_options
 
+    first = finding.advice[0].split(": ")[0] if finding.advice else ""
+    if first.startswith("tunesmith ") and "FILE" not in first:
+        return f"{first} {shlex.quote(str(path))}" if first == "tunesmith resume" else first
     options = next((found for advice in finding.advice if (found := advised_options(advice))), {})
     config = RunDir(path).config_file
-    if options and None not in options.values() and config.is_file():
-        flags = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        words = ["tunesmith", "train", str(config), "--output_dir", f"{path}-next", *flags]
-        print(f"  next: {shlex.join(words)}")
+    if not options or not config.is_file():
+        return None
+    flags = [word for name, value in options.items() for word in (f"--{name}", value or "")]
+    return shlex.join(["tunesmith", "train", str(config), "--output_dir", f"{path}-next", *flags])

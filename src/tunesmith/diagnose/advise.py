@@ -101,6 +101,8 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
         left = f"let it continue: step {run.last_step}" + (f" of {run.num_steps}" if run.num_steps else "")
         code, severity, advice = "still_learning", "info", [left]
     numbers: dict[str, Any] = {"likelihoods": {c: round(p, 2) for c, p in likely.items() if p >= 0.03}}
+    if close and code == next(iter(likely)):
+        numbers["close"] = {c: round(p, 2) for c, p in close}
     if code == "overfitting":
         numbers["lowest_loss_step"] = int(reading.step[reading.best])
     found = [make_finding(reading, code, evidence, advice, confidence=sure, severity=severity, **numbers)]

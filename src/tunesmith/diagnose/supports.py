@@ -8,6 +8,7 @@ from tunesmith.diagnose.features import Features
 from tunesmith.diagnose.thresholds import (
     ABOVE_CONSTANT,
     DRIFT,
+    FAR_ABOVE,
     FEW_ROWS,
     HIGH_RATE,
     IGNORED_SHARE,
@@ -139,8 +140,9 @@ def _underfitting(f: Features) -> float:
     low = under(_log(f.rate), _log(LOW_RATE), 0.05) * over(f.last, 0.5, 0.05)
     frozen = (0.9 if f.frozen else 0.0) * over(f.last, 0.45, 0.05)
     small = 0.35 * over(f.train, 0.7, 0.05) * over(f.last, 0.75, 0.05) * under(f.lowest, 0.97, 0.01)
+    far = 0.9 * over(f.train, FAR_ABOVE, 0.1, unknown=0.0)
     begun = 0.3 * over(f.train, NOTHING_LEARNT, 0.02) * (1 - _above(f))
-    return alike * max(little, low, frozen, small, begun) * (1 - _high(f))
+    return alike * max(little, low, frozen, small, begun, far) * (1 - _high(f))
 
 
 def _stopped(f: Features) -> float:
@@ -157,7 +159,8 @@ def _no_signal(f: Features) -> float:
     never = over(f.lowest, NOTHING_LEARNT + 0.04, 0.01)
     usual = _enough_work(f) * (1 - _high(f)) * over(_log(f.rate), _log(LOW_RATE), 0.05)
     few = 0.5 if _few_rows(f) > 0.5 and f.train < 0.5 else 1.0
-    return 0.95 * never * usual * (1 - _above(f)) * few * (1 - _mismatch(f))
+    far = over(f.train, FAR_ABOVE, 0.1, unknown=0.0)
+    return 0.95 * never * usual * (1 - _above(f)) * few * (1 - _mismatch(f)) * (1 - far)
 
 
 def _label_noise(f: Features) -> float:

@@ -43,6 +43,8 @@ DRIFT, LARGE_RISE = 0.2, 0.4
 second on it is overfitting even while the score holds. Good runs of three epochs rose by up to 0.1."""
 NOTHING_LEARNT = 0.93
 """A loss at or above this share of the constant's."""
+FAR_ABOVE = 1.5
+"""A training loss at or above this share of the constant's: not even the mean or the class shares were learnt."""
 SAME_ANSWERS = 0.01
 """Spread of the answers between rows of one label: below it every row gets the same answer. Collapsed runs had 0.000."""
 SURE_AND_WRONG = 0.8

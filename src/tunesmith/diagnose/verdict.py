@@ -82,5 +82,5 @@ def advised_options(advice: str) -> dict[str, str | None]:
     if advice.startswith("leave out --"):
         return {advice.removeprefix("leave out --").split(":")[0].strip(): None}
     flags = advice.split(": ")[0].split(" (")[0]
-    found = dict(_FLAG.findall(flags))
+    found = {name: value.strip("'") for name, value in _FLAG.findall(flags)}
     return found if advice.startswith("--") else {}

@@ -260,6 +260,6 @@ def draw_and_explain(run: RunDir) -> list[str]:
     write_report(report, run.report_file)
     lines = []
     for finding in report.findings:
-        lines.append(f"{finding.code}: {finding.evidence}")
+        lines.append(f"{finding.code}{finding.doubt}: {finding.evidence}")
         lines += [f"  - {advice}" for advice in finding.advice]
     return lines
