@@ -14,12 +14,16 @@ import argparse
 import hashlib
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from tunesmith.audit.suspects import judge_labels, share_of_given, word_space
+from tunesmith.config.load import load_config
 from tunesmith.labels import LabelMap
+from tunesmith.session.deep_labels import judge_by_folds, merge_judges
+from tunesmith.session.watch import Watch
 
 SHARED = Path("/work/shared")
 MODEL = SHARED / "models" / "paraphrase-MiniLM-L3-v2"
@@ -92,7 +96,7 @@ def out_of_fold(features: Any, ids: Any) -> Any:
     return cross_val_predict(model, features, ids, cv=folds, method="predict_proba")
 
 
-def measure(task: str, rate: float, seed: int, rows: int) -> dict[str, Any]:
+def measure(task: str, rate: float, seed: int, rows: int, *, deep: bool) -> dict[str, Any]:
     """One line of the table."""
     from cleanlab.rank import get_label_quality_scores
     from sklearn.metrics import average_precision_score
@@ -115,7 +119,19 @@ def measure(task: str, rate: float, seed: int, rows: int) -> dict[str, Any]:
     for name, x in (("frozen only", frozen), ("words only", words), ("tunesmith", both)):
         found[name] = average_precision_score(wrong, 1 - share_of_given(judge_labels(x, given, labels), given))
     found["tunesmith s"] = time.process_time() - start
+    if deep:
+        start = time.process_time()
+        judged = merge_judges(judge_labels(both, given, labels), _fold_answers(texts, given, labels), labels)
+        found["deep"] = average_precision_score(wrong, 1 - share_of_given(judged, given))
+        found["deep s"] = time.process_time() - start
     return found
+
+
+def _fold_answers(texts: list[tuple[str, ...]], given: Any, labels: LabelMap) -> Any:
+    """What `--labels deep` adds: k-fold fine-tuning of the same encoder."""
+    bundle: Any = SimpleNamespace(labels=labels)
+    config = load_config(None, {"model_name_or_path": str(MODEL), "max_seq_length": 128}, need_data=False)
+    return judge_by_folds(config, bundle, texts, given, Watch())
 
 
 def main() -> None:
@@ -125,10 +141,11 @@ def main() -> None:
     parser.add_argument("--rates", default="0.05,0.1")
     parser.add_argument("--rows", type=int, default=2_000)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--deep", action="store_true", help="also --labels deep: minutes for each line")
     args = parser.parse_args()
     for task in args.tasks.split(","):
         for rate in map(float, args.rates.split(",")):
-            lines = [measure(task, rate, seed, args.rows) for seed in range(args.seeds)]
+            lines = [measure(task, rate, seed, args.rows, deep=args.deep) for seed in range(args.seeds)]
             means = {k: float(np.mean([line[k] for line in lines])) for k in lines[0] if k not in ("task", "seed")}
             print(task, " ".join(f"{name} {value:.3f}" for name, value in means.items()), flush=True)
 
