@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,6 +73,34 @@ def early_stop_step(reading: Reading, *, patience: int = 2) -> int | None:
         if waited >= patience:
             return int(step)
     return None
+
+
+def _file(reading: Reading, name: str) -> str | None:
+    value = reading.option(name, None)
+    return shlex.quote(value) if isinstance(value, str) else None
+
+
+def audit_command(reading: Reading) -> str:
+    """The audit of the files of this run."""
+    train, other = _file(reading, "train_file"), _file(reading, "validation_file")
+    if train is None:
+        return "tunesmith audit FILE: lists labels that look wrong, and what differs between the splits"
+    files = train if other is None else f"{train} {other}"
+    return f"tunesmith audit {files} --review_file review.csv: lists labels that look wrong, and what differs between the splits"
+
+
+def inspect_command(reading: Reading) -> str:
+    """Some rows as the model sees them."""
+    file = _file(reading, "train_file")
+    rows = "tunesmith inspect" if file is None else f"tunesmith inspect --train_file {file} --rows 0,1,2,3,4"
+    return f"{rows}: read rows beside their labels; check --text_column_names and --label_column_name"
+
+
+def own_split_flags(reading: Reading) -> str:
+    """Validation rows from the training file, where they have a file of their own: what differs between the two is gone."""
+    if _file(reading, "validation_file") is None:
+        return "check that all rows come from one source and use the same label ids (--label_names)"
+    return "--validation_file '' --validation_split_fraction 0.1: rows of one source; a good score says that the files differ"
 
 
 _FLAG = re.compile(r"--(\w+) (\S+)")

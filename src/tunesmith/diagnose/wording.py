@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable
 
 import numpy as np
@@ -13,16 +12,16 @@ from tunesmith.diagnose.features import Features
 from tunesmith.diagnose.row_measures import ignored_classes
 from tunesmith.diagnose.thresholds import FEW_ROWS, LITTLE_WORK, USUAL_BATCH, USUAL_HEAD_RATE, USUAL_RATE
 from tunesmith.diagnose.verdict import (
+    audit_command,
     early_stop_step,
     effective_batch,
     epochs_flag,
+    inspect_command,
     longer_flag,
+    own_split_flags,
     planned_epochs,
     rate_flag,
 )
-
-OWN_SPLIT = "--validation_file '' --validation_split_fraction 0.1"
-"""Validation rows from the training file: what differs between the two files is gone."""
 
 
 def explain_verdict(code: str, reading: Reading, f: Features) -> tuple[str, list[str]]:
@@ -209,40 +208,14 @@ def _no_signal(reading: Reading, f: Features) -> tuple[str, list[str]]:
         f"{reading.step[-1]} steps at a usual rate ({reading.rate:g}), train loss is {reading.train_loss[-1]:.2f}; "
         f"{against_constant(reading)}: the text does not tell the label"
     )
-    return evidence, [_audit(reading), _look(reading), _own_split(reading)]
-
-
-def _file(reading: Reading, name: str) -> str | None:
-    value = reading.option(name, None)
-    return shlex.quote(value) if isinstance(value, str) else None
-
-
-def _audit(reading: Reading) -> str:
-    train, other = _file(reading, "train_file"), _file(reading, "validation_file")
-    if train is None:
-        return "tunesmith audit FILE: lists labels that look wrong, and what differs between the splits"
-    files = train if other is None else f"{train} {other}"
-    return f"tunesmith audit {files} --review_file review.csv: lists labels that look wrong, and what differs between the splits"
-
-
-def _look(reading: Reading) -> str:
-    file = _file(reading, "train_file")
-    rows = "tunesmith inspect" if file is None else f"tunesmith inspect --train_file {file} --rows 0,1,2,3,4"
-    return f"{rows}: read rows beside their labels; check --text_column_names and --label_column_name"
-
-
-def _own_split(reading: Reading) -> str:
-    """Only where the validation rows have a file of their own."""
-    if _file(reading, "validation_file") is None:
-        return "check that all rows come from one source and use the same label ids (--label_names)"
-    return f"{OWN_SPLIT}: rows of one source; if the score is good then, the two files differ"
+    return evidence, [audit_command(reading), inspect_command(reading), own_split_flags(reading)]
 
 
 def _label_noise(reading: Reading, f: Features) -> tuple[str, list[str]]:
     sure = "" if math.isnan(f.sure) else f"; of the quarter of rows that the model is surest of, {f.sure:.0%} are right"
     tails = f"; the errors have heavy tails (excess kurtosis {f.tails:.1f})" if f.tails > 0.6 else ""
     evidence = f"{_losses(reading)}; {against_constant(reading)}{sure}{tails}: many labels look wrong"
-    return evidence, [_audit(reading), _look(reading), "--label_smoothing_factor 0.1"]
+    return evidence, [audit_command(reading), inspect_command(reading), "--label_smoothing_factor 0.1"]
 
 
 def _mismatch(reading: Reading, f: Features) -> tuple[str, list[str]]:
@@ -255,7 +228,7 @@ def _mismatch(reading: Reading, f: Features) -> tuple[str, list[str]]:
         )
     )
     evidence = f"{_losses(reading)}; {against_constant(reading)}{fresh}: the two splits do not mean the same"
-    return evidence, [_audit(reading), _own_split(reading), _look(reading)]
+    return evidence, [audit_command(reading), own_split_flags(reading), inspect_command(reading)]
 
 
 def _ignored(reading: Reading, f: Features) -> tuple[str, list[str]]:
@@ -293,7 +266,7 @@ def telling_experiment(one: str, other: str, reading: Reading) -> str:
     if pair <= {"underfitting", "stopped_too_early", "no_signal", "label_noise", "class_ignored"}:
         return f"{longer}: if train loss falls and validation loss does not, the labels are the cause"
     if "split_mismatch" in pair:
-        return _own_split(reading)
+        return own_split_flags(reading)
     if pair & {"diverged", "erratic"}:
         return f"{rate_flag(reading.rate / 10)}: if the curve is smooth then, it was the rate"
     if "overfitting" in pair or "calibration_drift" in pair:
