@@ -154,10 +154,10 @@ def name_run(key: Key) -> str:
     return "-".join(map(str, key))
 
 
-def list_runs() -> list[Key]:
+def list_runs(group: str | None = None) -> list[Key]:
     """Every run, in the order of making: the usual run of every task, then each cause on half of the tasks, then on the
-    other half. Models and seeds by turns, the groups of tasks mixed."""
-    tasks = [task.name for task in TASKS.values()]
+    other half. Models and seeds by turns, the groups of tasks mixed; without a name, all groups but the last."""
+    tasks = [task.name for task in TASKS.values() if task.group == group or (group is None and task.group != "fresh")]
     mixed = [tasks[place * 11 % len(tasks)] for place in range(len(tasks))]  # 11 and their number have no common factor
     found: list[Key] = [
         (("L3", "G")[(place + turn) % 2], t, "healthy", turn) for turn in (0, 1) for place, t in enumerate(mixed)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diagnose_causes import CAUSES, COMPARED, MADE_WELL, RISEN, Key, name_run
+from diagnose_causes import CAUSES, COMPARED, FEWEST_STEPS, LATE, MADE_WELL, RISEN, Key, name_run
 from diagnose_make import advice_of, judge_run, read_bank
 from diagnose_tasks import TASKS
 from tunesmith.curves.from_journal import build_curves
@@ -66,8 +66,7 @@ class Run:
     @property
     def at_chance(self) -> bool:
         """Whether the last validation score is not above the best constant by two errors."""
-        rows = decode_rows(self.curves.row_texts["validation"][max(self.curves.row_texts["validation"])])
-        return not gain_of_score(rows).z > SIGMAS
+        return is_at_chance(self.curves)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +120,8 @@ def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, fou
     right, harm = CAUSES[cause].right, "made so"
     learnt = gain_of_score(test).z > SIGMAS
     if cause in MADE_WELL:
-        right, harm = (right, "") if learnt else (NOT_HEALTHY, "at chance")
+        few = curves.last_step < FEWEST_STEPS
+        right, harm = (NOT_HEALTHY, "at chance") if is_at_chance(curves) else ((*right, *LATE) if few else right, "")
     elif cause in COMPARED or CAUSES[cause].right == RISEN:
         harm = _rise_on_test(curves, test) if CAUSES[cause].right == RISEN else _worse_than_usual(key, test, found)
         harm = harm or ("" if learnt else "at chance")
@@ -129,7 +129,14 @@ def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, fou
     return Run(key, run["options"], curves, judge_run(run), test, right, harm)
 
 
-NOT_HEALTHY = ("underfitting", "stopped_too_early", "no_signal", "label_noise", "overfitting", "not_enough_evidence")
+def is_at_chance(curves: Curves) -> bool:
+    """Whether the last validation score is not above the best constant by two errors."""
+    texts = curves.row_texts.get("validation", {})  # none where the first steps were not finite
+    return not texts or not gain_of_score(decode_rows(texts[max(texts)])).z > SIGMAS
+
+
+NOT_HEALTHY = ("underfitting", "stopped_too_early", "no_signal", "label_noise", "overfitting", "class_ignored")
+"""What may be said of a run without a fault that is at chance."""
 
 
 def _worse_than_usual(key: Key, test: RowEvidence, found: dict[Key, Any]) -> str:

@@ -40,7 +40,7 @@ OTHER = {"recipe": "auto", **dict.fromkeys(("learning_rate", "num_train_epochs",
 
 def list_changes(run: Mapping[str, Any], findings: list[Finding]) -> list[dict[str, str | None]]:
     """The first advice of a run that is not healthy; on tasks that rules are chosen on, the others for half of the runs."""
-    first = advice_of(findings)
+    first = advised_options(findings[0].advice[0]) if findings[0].advice else {}
     if findings[0].code == "healthy" or not first:
         return []
     if TASKS[run["key"][1]].group != "choose" or zlib.crc32(name_run(tuple(run["key"])).encode()) % 2:
@@ -85,16 +85,14 @@ def _work(number: int, todo: list[Key], following: Any, until: float, output: Pa
                 print(name_run(todo[at]), traceback.format_exc()[-1500:], flush=True)
 
 
-def make_bank(
-    output: Path, *, seconds: float, processes: int, follow: float = 0.0, only: list[str] | None = None
-) -> None:
+def make_bank(output: Path, *, seconds: float, processes: int, follow: float = 0.0, group: str | None = None) -> None:
     """Makes runs that are not in `output` until the time is up; each process writes one file there.
 
     `follow`: the share of runs whose first advice is followed in a second run.
     """
     output.mkdir(parents=True, exist_ok=True)
     done = {tuple(run["key"]) for run in read_bank(output)}
-    wanted = [key for key in list_runs() if key not in done and (only is None or {key[1], key[2]} & set(only))]
+    wanted = [key for key in list_runs(group) if key not in done]
     context = multiprocessing.get_context("spawn")
     following, until, first = context.Value("i", 0), time.time() + seconds, len(list(output.glob("bank-*.gz")))
     rest = (wanted, following, until, output, follow)

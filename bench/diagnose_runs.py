@@ -17,6 +17,8 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src"), str(Path(__file__).resolve().parent)]
 
+from diagnose_sources import GROUPS  # noqa: E402
+
 
 def main() -> None:
     """Makes what is missing, prints what there is."""
@@ -26,18 +28,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="no run is started later than this")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--follow", type=float, default=0.0, help="share of runs whose first advice is followed")
-    parser.add_argument("--only", nargs="+", help="tasks or causes")
     parser.add_argument("--merge", type=int, help="leave at most so many files")
     parser.add_argument("--table", action="store_true", help="print the tables")
     parser.add_argument("--list", action="store_true", help="print one line a run")
-    parser.add_argument("--group", choices=("choose", "report", "last"), help="only runs of tasks of this group")
+    parser.add_argument("--group", choices=GROUPS, help="only runs of tasks of this group")
     parser.add_argument("--export", type=Path, help="write the curves for bench/diagnose_peers.py")
     parser.add_argument("--peers", type=Path, help="what bench/diagnose_peers.py wrote")
     args = parser.parse_args()
     if args.make:
         from diagnose_make import make_bank
 
-        make_bank(args.output, seconds=args.seconds, processes=args.processes, follow=args.follow, only=args.only)
+        make_bank(args.output, seconds=args.seconds, processes=args.processes, follow=args.follow, group=args.group)
     if args.merge:
         from diagnose_make import merge_bank
 
@@ -54,7 +55,7 @@ def main() -> None:
         print_runs(runs)
     if args.table:
         peers = json.loads(args.peers.read_text()) if args.peers else None
-        for group in (args.group,) if args.group else ("choose", "report", "last"):
+        for group in (args.group,) if args.group else GROUPS:
             print_table(group, [run for run in runs if run.group == group], peers)
             print_followed(group, [later for later in followed if later.run.group == group])
 

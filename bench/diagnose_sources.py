@@ -19,8 +19,9 @@ Row = tuple[tuple[str, ...], Any]
 """Texts (one, or a pair) and the label: a class name, a number, or a tuple of class names."""
 Rows = list[Row]
 Splits = dict[str, Rows]
-Group = Literal["choose", "report", "last"]
-"""Rules may be chosen on tasks of the first group alone; the last one was judged once, after the last change."""
+Group = Literal["choose", "report", "last", "fresh"]
+"""Rules are chosen on the first group. The next two were judged after that, and the last one was never trained on yet."""
+GROUPS: tuple[Group, ...] = ("choose", "report", "last", "fresh")
 HELD_OUT = 400
 
 

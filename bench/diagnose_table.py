@@ -12,8 +12,11 @@ from diagnose_judge import SIGMAS, Followed, Run
 TITLES = {
     "choose": "tasks that rules were chosen on",
     "report": "tasks that nothing was chosen on",
-    "last": "tasks that were never looked at before",
+    "last": "tasks that were new at the first evaluation",
+    "fresh": "tasks that no run was looked at before",
 }
+LOOK_FIRST = ("no_signal", "label_noise", "split_mismatch", "not_enough_evidence")
+"""Verdicts whose first advice is a look at the data: no options that a program could follow."""
 
 
 def print_runs(runs: list[Run]) -> None:
@@ -57,7 +60,7 @@ def print_table(group: str, runs: list[Run], peers: dict[str, Any] | None = None
 
 def print_followed(group: str, followed: list[Followed]) -> None:
     """By verdict: whether the test score rose, and the loss fell, after the first advice was followed."""
-    followed = [later for later in followed if later.place == 0]
+    followed = [later for later in followed if later.place == 0 and later.verdict not in LOOK_FIRST]
     if not followed:
         return
     print(f"\n## the first advice followed, {TITLES[group]}: {len(followed)} runs\n")

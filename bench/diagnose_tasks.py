@@ -132,6 +132,14 @@ def _opening(row: Row) -> Row | None:
     return ((rest,), known[first]) if first in known and rest else None
 
 
+def _has(words: tuple[str, ...], row: Row) -> Row:
+    return row[0], "yes" if set(words) & set(words_of(row)) else "no"
+
+
+def _digits(row: Row) -> Row:
+    return row[0], "yes" if re.search(r"[0-9]", row[0][0]) else "no"
+
+
 def _longer(row: Row) -> Row | None:
     one, other = (len(text.split()) for text in row[0])
     return None if one == other else (row[0], "first" if one > other else "second")
@@ -190,6 +198,26 @@ def _list_tasks() -> Iterator[BankTask]:
         "news_two", "last", two, lambda: mapped(news(), partial(_one_of, ("rec.autos", "sci.space"), None)), 1000, 192
     )
     yield BankTask("news_letters", "last", value, lambda: mapped(news(), _letters), 1000, 160)
+    yield from _fresh_tasks()
+
+
+def _fresh_tasks() -> Iterator[BankTask]:
+    """Made after the third group had been judged."""
+    two, many, several, value = Task.BINARY, Task.MULTICLASS, Task.MULTILABEL, Task.REGRESSION
+    subj, r8, news = (partial(plain, name) for name in ("subj", "r8", "news6"))
+    mrpc = partial(plain, "mrpc", ("sentence1", "sentence2"))
+    yield BankTask("subj_rare", "fresh", two, lambda: mapped(subj(), partial(_has, ("love", "family"))), 1500)
+    yield BankTask("subj_thirty", "fresh", many, lambda: _first_of(subj(), 15, 30, 60), 2000)
+    yield BankTask("mrpc_digits", "fresh", two, lambda: mapped(mrpc(), _digits), 1200, 96)
+    yield BankTask("mrpc_words", "fresh", several, lambda: _which_of(mrpc(), 6, 8, 60), 1500, 96)
+    yield BankTask("mrpc_length", "fresh", value, lambda: mapped(mrpc(), partial(_length, 90)), 1500, 96)
+    yield BankTask("r8_small", "fresh", many, lambda: mapped(r8(), partial(_one_of, R8_SMALL, None)), 800, 96)
+    yield BankTask("r8_letters", "fresh", value, lambda: mapped(r8(), _letters), 1200, 96)
+    yield BankTask("news_three", "fresh", many, lambda: mapped(news(), partial(_one_of, NEWS_THREE, None)), 600, 160)
+
+
+R8_SMALL = ("crude", "trade", "money-fx", "interest")
+NEWS_THREE = ("comp.graphics", "rec.sport.hockey", "talk.politics.guns")
 
 
 TASKS = {task.name: task for task in _list_tasks()}

@@ -19,7 +19,7 @@ from tunesmith.diagnose.row_measures import (
     sure_accuracy,
 )
 from tunesmith.diagnose.signs import RowSigns, gain_of_score, needed_z
-from tunesmith.diagnose.thresholds import ERROR_RATE, SWING, USUAL_BATCH
+from tunesmith.diagnose.thresholds import ERROR_RATE, LEAST_CHANGE, SWING, USUAL_BATCH
 from tunesmith.diagnose.verdict import effective_batch
 from tunesmith.labels import Task
 
@@ -42,6 +42,8 @@ class Features:
     """By how much the last loss is below the constant's."""
     score_z: float
     """By how much the last score is above the constant's."""
+    peak_z: float
+    """The same of the best evaluation, in units of the z that their number asks for: 1 is significant at 1%."""
     train_z: float
     rise: float
     """Since the lowest validation loss, as a share of it."""
@@ -53,6 +55,8 @@ class Features:
     late_z: float
     swings: int
     step_noise: float
+    batch_noise: float
+    """What `step_noise` would be of the best constant: batches of a task with a rare class scatter by themselves."""
     spread: float
     sure: float
     """Accuracy of the surest quarter of rows."""
@@ -60,6 +64,8 @@ class Features:
     calibration: float
     ignored: float
     """Share of the validation rows whose class is never predicted."""
+    ignored_most: float
+    """The same of the largest of these classes alone."""
     majority: float
     work: float
     """The sum of the learning rates of all steps."""
@@ -104,6 +110,7 @@ def read_features(reading: Reading) -> Features:
         late_z=late_z,
         swings=count_swings(reading),
         step_noise=step_noise(reading),
+        batch_noise=_batch_noise(reading, batch),
         work=float(rates.sum()) if len(rates) else reading.rate * float(reading.step[-1]) / 2,
         rate=reading.rate * math.sqrt(USUAL_BATCH / max(1, batch)),
         frozen=reading.frozen,
@@ -131,6 +138,7 @@ def _from_rows(rows: RowSigns, reading: Reading) -> dict[str, float]:
     return {
         "gain_z": rows.gain().z,
         "score_z": rows.score_gain().z,
+        "peak_z": max(rows.score_gain(k).z for k in range(len(rows.steps))) / needed_z(len(rows.steps), ERROR_RATE),
         "train_z": math.nan if sample is None else gain_of_score(sample).z,
         "rise": rise.size / max(rise.before, 1e-9),
         "rise_z": rise.z / needed,
@@ -140,6 +148,7 @@ def _from_rows(rows: RowSigns, reading: Reading) -> dict[str, float]:
         "tails": error_tails(last),
         "calibration": overconfidence(last),
         "ignored": ignored,
+        "ignored_most": max((count for _, count in ignored_classes(last)), default=0) / max(1, len(last)),
         "majority": math.nan
         if rows.task is Task.REGRESSION
         else max(values)
@@ -160,6 +169,9 @@ def _from_curves(reading: Reading) -> dict[str, float]:
     return {
         "gain_z": (reading.chance_loss - end) / (reading.loss_noise(reading.chance_loss) or 1e-9),
         "score_z": math.nan if chance is None else (float(scores[-1]) - chance[0]) / max(chance[1], 1e-9),
+        "peak_z": math.nan
+        if chance is None
+        else (float(np.nanmax(scores)) - chance[0]) / max(chance[1], 1e-9) / needed,
         "train_z": seen,
         "rise": (end - low) / max(low, 1e-9),
         "rise_z": (end - low) / noise / needed,
@@ -169,6 +181,7 @@ def _from_curves(reading: Reading) -> dict[str, float]:
         "tails": math.nan,
         "calibration": math.nan,
         "ignored": 0.0,
+        "ignored_most": 0.0,
         "majority": math.nan if reading.regression else (reading.chance_accuracy or 0.0),
     }
 
@@ -216,12 +229,23 @@ def _late_fall(reading: Reading, val: Floats) -> tuple[float, float]:
 
 
 def step_noise(reading: Reading) -> float:
-    """Spread of steps around the smoothed curve, relative to chance. Robust: a few spikes do not make it."""
+    """Spread of steps around the smoothed curve in the second half, relative to chance. Robust: a few spikes do not make it.
+
+    The first half is left out: a regression begins far from the mean, and its descent is no noise.
+    """
     raw = reading.curves.train_loss.finite()
     if len(raw) < 30:
         return 0.0
-    rest = np.abs(raw.value - raw.smoothed().value)
+    rest = np.abs(raw.value - raw.smoothed().value)[len(raw) // 2 :]
     return float(1.2533 * rest.mean() / reading.chance_loss) if reading.chance_loss > 0 else 0.0
+
+
+def _batch_noise(reading: Reading, batch: int) -> float:
+    """The spread of the best constant's loss between batches, relative to chance; 0 where rows were not kept."""
+    if reading.rows is None:
+        return 0.0
+    loss = reading.rows.validation[-1].constant_loss
+    return float(loss.std()) / math.sqrt(max(1, batch)) / max(float(loss.mean()), 1e-9)
 
 
 def count_swings(reading: Reading) -> int:
@@ -231,7 +255,8 @@ def count_swings(reading: Reading) -> int:
     for before, peak, after in zip(turns, turns[1:], turns[2:], strict=False):
         size = min(reading.val_loss[peak] - reading.val_loss[before], reading.val_loss[peak] - reading.val_loss[after])
         base = max(float(reading.val_loss[before]), float(reading.val_loss[after]))
-        if size >= SWING * base and size > needed * _error_between(reading, before, peak):
+        least = max(SWING * base, LEAST_CHANGE * reading.chance_loss)
+        if size >= least and size > needed * _error_between(reading, before, peak):
             found += 1
     return found
 

@@ -11,8 +11,10 @@ from tunesmith.diagnose.thresholds import (
     FAR_ABOVE,
     FEW_ROWS,
     HIGH_RATE,
+    IGNORED_CLASS,
     IGNORED_SHARE,
     LARGE_RISE,
+    LEAST_CHANGE,
     LITTLE_WORK,
     LOW_RATE,
     MISMATCH,
@@ -20,6 +22,7 @@ from tunesmith.diagnose.thresholds import (
     SAME_ANSWERS,
     STEP_NOISE,
     SURE_AND_WRONG,
+    SWING_EVERY,
 )
 
 FLOOR = 0.01
@@ -56,6 +59,9 @@ def weigh_verdicts(f: Features) -> dict[str, float]:
     }
     if not f.above > ABOVE_CONSTANT:
         supports["healthy"] = 0.0
+    if not f.ignored:
+        supports["class_ignored"] = -FLOOR  # out of the question
+    supports["underfitting"] += FLOOR  # what is left to say of a run at chance that has no other sign
     weights = {code: value + (FLOOR if code != "healthy" or value > 0 else 0.0) for code, value in supports.items()}
     whole = sum(weights.values())
     return {code: value / whole for code, value in sorted(weights.items(), key=lambda item: -item[1])}
@@ -83,8 +89,8 @@ def _collapsed(f: Features) -> float:
 
 def _healthy(f: Features) -> float:
     """Above the constant, and neither a rise nor a sign of another cause."""
-    rise = over(f.rise, DRIFT, 0.03) * over(f.rise_z, 1.0, 0.1)
-    slow = over(f.last, 0.75, 0.04) * under(f.lowest, 5.0, 0.1)
+    rise = over(f.rise, DRIFT, 0.03) * _risen(f)
+    slow = over(f.lowest, 0.75, 0.04) * under(f.lowest, 5.0, 0.1)
     return 0.8 * _above(f) * (1 - rise) * (1 - 0.8 * slow) * (1 - 0.9 * _high(f) * over(f.lowest, 0.5, 0.05))
 
 
@@ -96,11 +102,18 @@ def _diverged(f: Features) -> float:
 
 def _erratic(f: Features) -> float:
     """Swings of the validation loss, single steps that scatter, or a high rate that did learn."""
-    swings = 0.9 * min(1.0, f.swings / 2) if f.swings > 1 else 0.5 * f.swings
-    noisy = over(f.step_noise / max(1.0, 1.0 if math.isnan(f.train) else f.train), STEP_NOISE, 0.05)
+    many = max(2.0, f.evaluations / SWING_EVERY)
+    swings = 0.9 * min(1.0, f.swings / many) if f.swings > 1 else 0.5 * f.swings
+    noise = f.step_noise / max(1.0, 1.0 if math.isnan(f.train) else f.train)
+    noisy = over(noise, max(STEP_NOISE, f.batch_noise), 0.05)
     half = 0.8 * _high(f) * under(f.last, NOTHING_LEARNT - 0.03, 0.02) * over(f.lowest, 0.45, 0.05)
     risen = 0.9 * _high(f) * over(f.rise_z, 1.0, 0.1) * over(f.train, 0.05, 0.02)
     return max(swings * (1 - 0.2 * _memorised(f)), 0.9 * noisy, half, risen)
+
+
+def _risen(f: Features) -> float:
+    """Whether the validation loss rose beyond its error, and by more than a trifle of the constant's loss."""
+    return over(f.rise_z, 1.0, 0.1) * over(f.rise * f.lowest, LEAST_CHANGE, 0.01)
 
 
 def _memorised(f: Features) -> float:
@@ -109,9 +122,7 @@ def _memorised(f: Features) -> float:
 
 def _overfitting(f: Features) -> float:
     """Training rows are known by heart while validation got worse beyond its error, or is no better than the constant."""
-    rose = over(f.rise_z, 1.0, 0.1) * max(
-        over(f.rise, LARGE_RISE, 0.05), over(f.score_fall_z, 1.0, 0.1) * over(f.rise, 0.1, 0.02)
-    )
+    rose = _risen(f) * max(over(f.rise, LARGE_RISE, 0.05), over(f.score_fall_z, 1.0, 0.1) * over(f.rise, 0.1, 0.02))
     gap = over(f.last, 0.9, 0.04) * under(f.train, 0.3, 0.04) * _few_rows(f)
     hard = 0.5 * over(f.last, 0.9, 0.04) * under(f.train, 0.5, 0.05) * over(f.above, 0.5, 0.3)
     mismatch = max(_mismatch(f), 0.8 * min(1.0, f.swings / 2))
@@ -129,7 +140,7 @@ def _learnt_once(f: Features) -> float:
 
 def _drift(f: Features) -> float:
     """The loss rose and the score held."""
-    rose = over(f.rise_z, 1.0, 0.1) * over(f.rise, DRIFT, 0.02) * under(f.rise, LARGE_RISE, 0.05)
+    rose = _risen(f) * over(f.rise, DRIFT, 0.02) * under(f.rise, LARGE_RISE, 0.05)
     return 0.9 * rose * _above(f) * under(f.score_fall_z, 1.0, 0.1) * _memorised(f) * (1 - _mismatch(f))
 
 
@@ -142,6 +153,7 @@ def _underfitting(f: Features) -> float:
     small = 0.35 * over(f.train, 0.7, 0.05) * over(f.last, 0.75, 0.05) * under(f.lowest, 0.97, 0.01)
     far = 0.9 * over(f.train, FAR_ABOVE, 0.1, unknown=0.0)
     begun = 0.3 * over(f.train, NOTHING_LEARNT, 0.02) * (1 - _above(f))
+    begun += 0.3 * over(f.train, 0.975, 0.01) * (1 - _above(f))
     return alike * max(little, low, frozen, small, begun, far) * (1 - _high(f))
 
 
@@ -160,7 +172,15 @@ def _no_signal(f: Features) -> float:
     usual = _enough_work(f) * (1 - _high(f)) * over(_log(f.rate), _log(LOW_RATE), 0.05)
     few = 0.5 if _few_rows(f) > 0.5 and f.train < 0.5 else 1.0
     far = over(f.train, FAR_ABOVE, 0.1, unknown=0.0)
-    return 0.95 * never * usual * (1 - _above(f)) * few * (1 - _mismatch(f)) * (1 - far)
+    fell = 0.6 * _soon_learnt(f)
+    return 0.95 * never * usual * (1 - _above(f)) * few * (1 - _mismatch(f)) * (1 - far) * (1 - fell)
+
+
+def _soon_learnt(f: Features) -> float:
+    """Whether training rows were learnt within a few epochs, faster than labels without any meaning are."""
+    rows = over(f.train_rows or math.nan, 2 * FEW_ROWS, 40, unknown=0.0)
+    rows *= over(f.score_z, -1.5, 0.4, unknown=0.0)
+    return rows * under(f.train, 0.9, 0.01) * under(f.epochs, 4.5, 0.3) * over(f.train_z, 3.0, 0.2, unknown=0.0)
 
 
 def _label_noise(f: Features) -> float:
@@ -170,6 +190,7 @@ def _label_noise(f: Features) -> float:
     blurred = 0.5 * over(f.train, 0.6, 0.04) * over(f.last, 0.75, 0.04) * (math.isnan(f.sure) and math.isnan(f.tails))
     learnt = over(f.gain_z, 2.0, 0.5) * over(f.lowest, 0.55, 0.04)
     weak = 0.45 * over(f.lowest, NOTHING_LEARNT, 0.02) * under(f.lowest, 1.03, 0.01) * over(f.score_z, 0.5, 0.3)
+    weak = max(weak, 0.6 * _soon_learnt(f) * over(f.lowest, NOTHING_LEARNT, 0.02) * under(f.lowest, 1.03, 0.01))
     slow = 0.3 + 0.7 * over(f.train, 0.15, 0.03)
     usual = _enough_work(f) * (1 - _high(f)) * over(_log(f.rate), _log(LOW_RATE), 0.05)
     usual *= 1 - 0.9 * over(f.ignored, IGNORED_SHARE + 0.04, 0.01)
@@ -184,7 +205,8 @@ def _mismatch(f: Features) -> float:
     gap = over(f.first - f.fresh, MISMATCH, 0.015, unknown=0.0) * under(f.fresh, 1.05, 0.05) * (0.2 + 0.8 * many)
     gap *= over(f.gap_z, 3.0, 0.3, unknown=0.0)
     turned = under(f.score_z, -4.0, 0.4, unknown=0.0) * under(f.sure, 0.25, 0.05, unknown=0.0)
-    below = max(under(f.score_z, -8.0, 0.5, unknown=0.0), turned)
+    soon = under(f.score_z, -5.0, 0.4, unknown=0.0) * under(f.epochs, 4.5, 0.3) * over(f.train_z, 8.0, 0.5, unknown=0.0)
+    below = max(under(f.score_z, -8.0, 0.5, unknown=0.0), turned, soon)
     below *= over(f.train_z, 4.0, 0.4, unknown=0.0) * over(f.last, 1.05, 0.02)
     apart = over(f.last - f.train, 0.7, 0.05) * over(f.lowest, 0.97, 0.02) * under(f.epochs, 4.5, 0.3)
     apart *= over(f.last, 1.2, 0.04) * over(f.train_z, 4.0, 0.4, unknown=0.0) * (1 - _few_rows(f))
@@ -193,7 +215,7 @@ def _mismatch(f: Features) -> float:
 
 def _ignored(f: Features) -> float:
     """Much was learnt, and classes with many rows are never predicted."""
-    share = over(f.ignored, IGNORED_SHARE, 0.01)
+    share = over(f.ignored, IGNORED_SHARE, 0.01) * over(f.ignored_most, IGNORED_CLASS, 0.005)
     learnt = over(f.gain_z, 3.0, 0.5) * under(f.last, 0.93, 0.02)
     lone = over(f.majority, 0.8, 0.03, unknown=0.0) * over(f.ignored, 0.02, 0.005) * over(f.gain_z, 2.5, 0.3)
     usual = _enough_work(f) * (1 - _high(f))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunesmith.diagnose.evidence import Reading
-from tunesmith.diagnose.thresholds import ENOUGH_STEPS, MOST_TIMES
+from tunesmith.diagnose.thresholds import ENOUGH_WORK, MOST_TIMES
 from tunesmith.findings import Finding, Severity
 
 
@@ -59,10 +59,14 @@ def planned_epochs(reading: Reading) -> float:
     return float(reading.option("num_train_epochs", 3.0))
 
 
-def longer_flag(reading: Reading) -> str:
-    """More epochs: twice as many, or as many as make a usual number of steps where a small set gave only a few."""
-    times = math.ceil(ENOUGH_STEPS / max(1, int(reading.step[-1])))
-    return epochs_flag(min(max(2, times), MOST_TIMES) * planned_epochs(reading))
+def longer_flag(reading: Reading, rate: float | None = None) -> str:
+    """More epochs: twice as many, or as many as an encoder needs to learn at this rate, where a run had only begun.
+
+    With another `rate` than the run had, the epochs that are enough at that one.
+    """
+    done = (rate or reading.rate) * max(1, int(reading.step[-1])) / 2
+    times = max(1 if rate else 2, math.ceil(ENOUGH_WORK / done))
+    return epochs_flag(min(times, MOST_TIMES) * planned_epochs(reading))
 
 
 def early_stop_step(reading: Reading, *, patience: int = 2) -> int | None:

@@ -127,13 +127,13 @@ def _overfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
 
 
 def overfitting_advice(reading: Reading, at: int) -> list[str]:
-    """Fewer epochs, early stopping, more rows or a lower rate, weight decay."""
+    """Early stopping, fewer epochs, more rows or a lower rate, weight decay."""
     best_epochs = float(reading.epoch[at])
     advice = []
-    if math.ceil(best_epochs) < planned_epochs(reading):
-        advice.append(epochs_flag(math.ceil(best_epochs)))
     if reading.option("early_stopping_patience", None) is None:
         advice.append("--early_stopping_patience 2 --load_best_model_at_end true")
+    if math.ceil(best_epochs) < planned_epochs(reading):
+        advice.append(epochs_flag(math.ceil(best_epochs)))
     if 0 < reading.curves.train_rows < FEW_ROWS:
         advice.append(f"label more rows: there are {reading.curves.train_rows} to train on")
     elif best_epochs < 1.5:
@@ -163,7 +163,7 @@ def _underfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
         if reading.rate < USUAL_HEAD_RATE:
             advice.append(f"or, with the encoder frozen, {rate_flag(USUAL_HEAD_RATE)}")
     elif reading.rate < 2e-5:
-        advice.append(rate_flag(USUAL_RATE))
+        advice.append(f"{rate_flag(USUAL_RATE)} {longer_flag(reading, USUAL_RATE)}")
     if float(reading.option("weight_decay", 0.0)) >= 1.0:
         advice.append("--weight_decay 0.01")
     return evidence, [*_resume(reading), *advice, longer_flag(reading)]
@@ -198,7 +198,7 @@ def _stopped(reading: Reading, f: Features) -> tuple[str, list[str]]:
     )
     advice = [*_resume(reading), longer_flag(reading)]
     if reading.rate < 2e-5 and not reading.frozen:
-        advice.append(rate_flag(USUAL_RATE))
+        advice.insert(-1, f"{rate_flag(USUAL_RATE)} {longer_flag(reading, USUAL_RATE)}")
     return evidence, advice
 
 
