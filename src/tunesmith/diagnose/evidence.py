@@ -56,11 +56,6 @@ class Reading:
         """Index of the lowest validation loss."""
         return int(np.argmin(self.val_loss))
 
-    @property
-    def smooth_train(self) -> Floats:
-        """The smoothed training loss, without gaps."""
-        return self.curves.train_loss.finite().smoothed().value
-
     def loss_noise(self, loss: float) -> float:
         """One standard error of the difference of two validation losses about this high."""
         return PAIRED * LOSS_SPREAD * loss * math.sqrt(2 / max(1, self.rows_evaluated))

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tunesmith.encoder.pooling import Pooling, pooled_features, poolings_of
-from tunesmith.labels import LabelMap, Task
+from tunesmith.labels import LabelMap
 from tunesmith.metrics.suite import Suite
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.recipes.frozen_features import FrozenFeatures, cached_features, compute_features
@@ -56,15 +56,6 @@ class ProbeResult:
     def fit(self) -> LinearFit:
         """The linear model of the chosen pooling."""
         return self.fits[self.pooling]
-
-
-def held_out_probabilities(probe: ProbeResult, task: Task) -> npt.NDArray[np.float64]:
-    """(rows seen, classes): the probabilities of row `probe.rows[i]` by a model fitted to all others; sigmoids for
-    multilabel, the predicted value for regression. For the audit: calibrated on the same left-out rows."""
-    logits = probe.fit.held_out
-    if task is Task.REGRESSION:
-        return logits.cpu().numpy()
-    return (logits.sigmoid() if task is Task.MULTILABEL else logits.softmax(1)).cpu().numpy()
 
 
 def rows_to_see(count: int) -> npt.NDArray[np.int64]:

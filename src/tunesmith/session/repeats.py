@@ -50,11 +50,6 @@ class Repeated:
         return {n: (float(np.mean(v)), float(np.std(v, ddof=1)) if len(v) > 1 else 0.0) for n, v in table.items()}
 
 
-def is_repeated(config: RunConfig) -> bool:
-    """Whether this config asks for more than one run."""
-    return config.seeds > 1 or (config.folds is not None and config.fold is None)
-
-
 def run_repeats(config: RunConfig, watch: Watch) -> Repeated:
     """Trains what is not trained yet, pools the predictions and writes the summary."""
     folder = config.run_folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,7 +21,6 @@ FEW_CUT = 0.02
 """Share of the training rows that may be cut before `auto` does anything about it."""
 MOST_TOKENS = 2.0
 """How many times the tokens of the cut rows `auto` may give the model."""
-TokenizeAll = Callable[[int, LongTexts], dict[str, Tokenized]]
 
 
 @dataclass(frozen=True)
