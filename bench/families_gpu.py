@@ -101,7 +101,8 @@ def turn(
         make = getattr(trainer, "_make_engine", None)
 
         def noting() -> Any:
-            engine, chosen = make(), trainer._speed_ups
+            engine = make()
+            chosen = engine.strategies
             said.update(
                 engine=engine, on=[] if chosen is None else [*chosen.on], notes=[] if chosen is None else chosen.notes
             )
