@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from equivalence.strategy_cases import (
 )
 from tiny_model import sentences, write_csv
 from tunesmith.config.choices import OPTIMIZERS
+from tunesmith.config.schema import list_options
 from tunesmith.encoder.families import FAMILIES, why_not
 from tunesmith.fast.packing import pack
 from tunesmith.fast.padding_free import enable_padding_free
@@ -28,6 +30,15 @@ from tunesmith.metrics import metric_table
 from tunesmith.reading.read import KINDS
 
 
+@pytest.fixture
+def options_listed_again() -> Iterator[None]:
+    """Options are listed once in a process, the choices of each among them."""
+    list_options.cache_clear()
+    yield
+    list_options.cache_clear()
+
+
+@pytest.mark.usefixtures("options_listed_again")
 def test_a_metric_an_optimizer_and_a_file_format_are_one_entry_each(
     train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
