@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from tunesmith.errors import ConfigError
+from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.files import read_json
 from tunesmith.labels import choose_labels
 from tunesmith.notebook.from_data import finetune_data
@@ -32,6 +33,16 @@ HOLD_OUT_ROWS = 50
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
     """What both estimators share: parameters are options of a run, `options` holds those that are no parameter."""
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """Refuses a name that is no parameter with the way to give it: scikit-learn needs a plain signature."""
+        known = cls._get_param_names()
+        for name in given:
+            if name not in known:
+                near = did_you_mean(name, known)
+                fix = near or f"An option of a run goes into options={{{name!r}: ...}}."
+                raise TypeError(f"{cls.__name__} has no parameter {name!r}. {fix}")
+        return object.__new__(cls)
 
     def __init__(
         self,
@@ -170,6 +181,10 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "predictor_")
+
+
+_parameters = list(inspect.signature(_TextEstimator.__init__).parameters.values())[1:]
+_TextEstimator.__signature__ = inspect.Signature(_parameters)  # that of __init__: `__new__` would hide it
 
 
 class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]

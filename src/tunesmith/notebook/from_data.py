@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.config.schema import RunConfig
-from tunesmith.errors import ConfigError
+from tunesmith.errors import ConfigError, DataError
 from tunesmith.notebook.live_view import LiveView, in_notebook
+from tunesmith.reading.ready_commands import as_called
 from tunesmith.session.from_config import finetune
 from tunesmith.session.result import RunResult
 from tunesmith.session.watch import Watch
@@ -43,18 +44,29 @@ def finetune_data(
     if labels is not None:
         rows = labelled_table(rows, labels)
     tables = {"train_data": rows, "validation_data": validation_data, "test_data": test_data}
+    try:
+        return _train(config, watch, **tables, **options)
+    except DataError as error:
+        fix = None if error.fix is None else as_called(error.fix, in_memory=rows is not None)
+        if fix == error.fix:
+            raise
+        raise DataError(error.problem, where=error.where, fix=fix) from None
+
+
+def _train(config: RunConfig | None, watch: Watch | None, **given: Any) -> RunResult:
+    """The run with its progress shown where the code runs."""
     if watch is not None:
-        return finetune(config, watch=watch, **tables, **options)
+        return finetune(config, watch=watch, **given)
     if in_notebook():
         view = LiveView()
         try:
-            return finetune(config, watch=view.watch(), **tables, **options)
+            return finetune(config, watch=view.watch(), **given)
         finally:
             view.draw(now=True)
     from tunesmith.cli.console import Console
 
     console = Console()
     try:
-        return finetune(config, watch=console.watch(), **tables, **options)
+        return finetune(config, watch=console.watch(), **given)
     finally:
         console.close()

@@ -55,6 +55,8 @@ def as_targets(y: Any) -> Targets:
         if all(isinstance(row, (list, tuple)) for row in rows) and _is_hot(rows):
             return _hot_targets(np.asarray(rows), [str(k) for k in range(len(rows[0]))])
         return _list_targets(rows)
+    if shape is None:
+        _refuse_missing(rows)  # an array of text would hold 'nan'
     array = np.asarray(y)
     if array.ndim == 2 and array.shape[1] > 1:
         return _hot_targets(array, [str(name) for name in getattr(y, "columns", range(array.shape[1]))])
@@ -62,7 +64,9 @@ def as_targets(y: Any) -> Targets:
         array = array.ravel()
     if array.dtype == object and len(array) and isinstance(array[0], (list, tuple, set, np.ndarray)):
         return _list_targets(list(array))
-    _refuse_missing(array)
+    _refuse_missing(array.tolist())
+    if array.dtype.kind in "UO" and len(set(array.tolist())) == len(array) >= 10:
+        raise ValueError(f"y holds {len(array)} different classes in {len(array)} rows: are X and y swapped?")
     check_classification_targets(array)
     classes, ids = np.unique(array, return_inverse=True)
     if len(classes) < 2:
@@ -88,8 +92,7 @@ def as_numbers(y: Any) -> list[float]:
     return [float(value) for value in array]
 
 
-def _refuse_missing(array: Any) -> None:
-    values = array.tolist()
+def _refuse_missing(values: list[Any]) -> None:
     if any(value is None or value != value for value in values):
         raise ValueError("Input y contains NaN: every row needs a class.")
 

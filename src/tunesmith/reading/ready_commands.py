@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 _TRAIN = "tunesmith train --train_file "
 _READY = re.compile(re.escape(_TRAIN) + r"('[^']*'|\S+)( --\w+)?")
+_CALL = re.compile(_READY.pattern.removesuffix("( --\\w+)?") + r"(?: --\w+(?: (?!--)(?:'[^']*'|[^\s(]+))?)*")
+_SWITCHES = {"true": "True", "false": "False"}
 _LABELLING = ("predict", "evaluate")
 _HOW_TO_READ = (" --encoding", " --delimiter", " --quoting", " --sheet_name")
 """What the verbs that label other rows take of the flags of train."""
@@ -60,3 +62,20 @@ def as_typed(message: str, words: Sequence[str]) -> str:
 def _is_changed(file: str, message: str) -> bool:
     """Whether a command of `train_after` in the message reads this file."""
     return f" {file} > named." in message or f"zcat {file} | " in message
+
+
+def as_called(message: str, *, in_memory: bool) -> str:
+    """The message with ready commands as calls of `finetune`: `finetune(data, label_column_name="queue")`."""
+
+    def call(found: re.Match[str]) -> str:
+        file, *words = shlex.split(found[0])[3:]
+        if file.startswith("named."):
+            return found[0]
+        given = ["data" if in_memory else repr(file)]
+        for at, word in enumerate(words):
+            if word.startswith("--"):
+                value = words[at + 1] if at + 1 < len(words) and not words[at + 1].startswith("--") else "true"
+                given.append(f"{word[2:]}={_SWITCHES.get(value, repr(value))}")
+        return f"finetune({', '.join(given)})"
+
+    return _CALL.sub(call, message)

@@ -187,13 +187,24 @@ def test_a_saved_estimator_gives_the_same_answers_and_holds_no_pickle(fitted: Te
         (sparse.eye_array(24), NAMES, "expected a list of texts"),
         ("abc", NAMES, "one text"),
         (TEXTS, [None, *NAMES[1:]], "NaN"),
+        (TEXTS, [*NAMES[1:], float("nan")], "NaN"),
+        (NAMES, TEXTS, "24 different classes in 24 rows: are X and y swapped"),
         (TEXTS, GOOD * 0.5, "continuous"),
     ],
-    ids=range(8),
+    ids=range(10),
 )
 def test_what_cannot_be_fitted_is_refused_with_the_reason(X: Any, y: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         TextClassifier().fit(X, y)
+
+
+def test_a_name_that_is_no_parameter_is_refused_with_the_way_to_give_it() -> None:
+    with pytest.raises(
+        TypeError, match=r"TextClassifier has no parameter 'lerning_rate'\. Did you mean 'learning_rate'"
+    ):
+        TextClassifier(lerning_rate=1e-5)
+    with pytest.raises(TypeError, match=r"TextRegressor has no parameter 'use_cpu'\. .* options=\{'use_cpu': \.\.\.\}"):
+        TextRegressor(use_cpu=True)
 
 
 def test_a_second_fit_takes_the_next_free_folder(settings: dict[str, Any], tmp_path: Path) -> None:
