@@ -30,6 +30,8 @@ SCRIPTS: dict[str, tuple[tuple[int, int], ...]] = {
 }
 WHOLE_CHARACTERS = ("Han", "Kana", "Hangul")
 """Scripts in which one character is a fair token."""
+PIECES_A_CHARACTER = 1.6
+"""Of these scripts: a tokenizer that takes each character to bytes gives two or three."""
 COMMON_WORDS = {
     "English": "the and of is was that with for are this from they have which",
     "German": "der die und das ist nicht mit ein eine von auf dem den sich auch",
@@ -116,7 +118,8 @@ def _scripts(letters: Ints, counts: Ints, unknown: Ints) -> list[Finding]:
     for name in shares:
         rows = main == names.index(name)
         pieces = float(counts[rows].sum() / max(letters[rows].sum(), 1))
-        if name == "Latin" or name in WHOLE_CHARACTERS or pieces < PIECES_A_LETTER or unknown[rows].any():
+        most = PIECES_A_CHARACTER if name in WHOLE_CHARACTERS else PIECES_A_LETTER
+        if name == "Latin" or pieces < most or unknown[rows].any():
             continue
         evidence = (
             f"{shares[name]:.1%} of the rows are {name}, which the tokenizer spells out ({pieces:.1f} tokens a letter)."
