@@ -159,7 +159,8 @@ def _underfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
     evidence = f"{_losses(reading)}; {against_constant(reading)}; {cause}"
     advice = []
     if reading.frozen:
-        advice.append("leave out --freeze: the whole encoder learns then")
+        low = f"--freeze '' {rate_flag(USUAL_RATE)} {longer_flag(reading, USUAL_RATE)}" if reading.rate < 2e-5 else ""
+        advice.append(f"{low or 'leave out --freeze'}: the whole encoder learns then")
         if reading.rate < USUAL_HEAD_RATE:
             advice.append(f"or, with the encoder frozen, {rate_flag(USUAL_HEAD_RATE)}")
     elif reading.rate < 2e-5:

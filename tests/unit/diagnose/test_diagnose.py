@@ -262,6 +262,8 @@ def test_a_frozen_encoder_is_named_as_the_reason(synthetic: SimpleNamespace) -> 
     found = verdict(synthetic, {"freeze": ["encoder"]}, **CASES["frozen encoder"][1])
     assert "frozen" in found.evidence
     assert "--freeze" in found.advice[0]
+    low = verdict(synthetic, {"freeze": ["encoder"], "learning_rate": 1e-6}, **CASES["frozen encoder"][1])
+    assert advised_options(low.advice[0]).keys() == {"freeze", "learning_rate", "num_train_epochs"}, "not the one alone"
 
 
 def test_few_steps_are_made_a_usual_number_by_more_epochs(synthetic: SimpleNamespace) -> None:
