@@ -97,7 +97,9 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.engine.seed import seed_everything
     from tunesmith.engine.state import TrainState
     from tunesmith.fast.strategies import choose_strategies
+    from tunesmith.metrics.calibration import expected_calibration_error
     from tunesmith.metrics.suite import make_suite
+    from tunesmith.predict.predictor import probabilities_of
     from tunesmith.session.planning import make_plan
     from tunesmith.session.settling import settle_recipe
     from tunesmith.session.watch import Watch
@@ -148,10 +150,13 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     found = predict_rows(model, splits["test"], padding, runtime, max_rows=None if on_gpu else 64)
     metric = "spearmanr" if unit["task"] in REGRESSION else "accuracy"
     probe = settled.probe
+    classes = unit["task"] not in REGRESSION
+    error = expected_calibration_error(probabilities_of(found.logits, labels.task), found.labels) if classes else None
     return {
         "recipe": recipe,
         "score": suite.compute(found.logits, found.labels)[metric],
         "n": len(splits["test"]),
+        "ece": error,
         "steps": plan.num_steps,
         "epochs": chosen.num_train_epochs,
         "pooling": chosen.pooling,
@@ -194,7 +199,15 @@ def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bo
         if recipe in before:
             continue
         try:
-            before[recipe] = train_once(unit, recipe, before, pack, place, runtime)
+            if recipe == "best":
+                from recipe_best import train_best
+
+                task = _task(pack, unit["model"], unit["task"])
+                before[recipe] = train_best(
+                    unit, before["auto"], task, _model(pack, unit["model"], place), place, runtime
+                )
+            else:
+                before[recipe] = train_once(unit, recipe, before, pack, place, runtime)
             put({**known, **before[recipe]})
         except Exception as error:  # one run that fails is a line of the table, not the end of it
             text = f"{type(error).__name__}: {error}"
