@@ -80,7 +80,9 @@ def whole(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_the_run_folder_is_one_like_any_other(whole: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_run_folder_is_one_like_any_other(
+    whole: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = table(whole)
     assert {"auto-fold-1", "auto-fold-2", "auto-fold-3"} <= set(found["tried"][0]["runs"])
     assert len([one for one in found["tried"] if len(one["runs"]) >= 3]) >= 2
@@ -93,7 +95,10 @@ def test_the_run_folder_is_one_like_any_other(whole: Path, home: Path, capsys: p
     for words in (["report", str(whole)], ["predict", str(whole), "--text", "a good film"]):
         assert main(words) == 0
     assert main(["evaluate", str(whole), "--test_file", str(home / "test.csv"), "--use_cpu"]) == 0
-    assert main(["compare", str(whole), str(whole / "tries" / "auto-fold-1")]) in (0, 2)
+    assert main(["export", str(whole), "--to", "torch", "--output", str(tmp_path / "out")]) == 0
+    assert Predictor.load(tmp_path / "out", use_cpu=True).predict(["a good film"]) == Predictor.load(whole).predict(
+        ["a good film"]
+    )
     assert "best: " in (whole / "report.html").read_text()
     capsys.readouterr()
 
@@ -109,8 +114,10 @@ def test_a_killed_run_ends_as_the_unbroken_one(whole: Path, home: Path, tmp_path
     assert ended.returncode == -signal.SIGKILL, ended.stderr[-500:]
     assert list((tmp_path / "run" / "tries").glob("*-fold-1"))
     assert main([*command, "--seed", "7"]) == 5
-    assert main(command) == 0
+    assert main(["resume", str(tmp_path / "run"), "--disable_tqdm"]) == 0
     assert what(tmp_path / "run") == what(whole)
+    assert main(["compare", str(whole), str(tmp_path / "run")]) == 0
+    assert main(command) == 5  # finished
 
 
 def test_the_test_rows_are_predicted_by_the_last_run_alone(whole: Path) -> None:
@@ -145,7 +152,7 @@ def test_the_temperature_is_in_the_weights_of_the_model(home: Path, tmp_path: Pa
 @pytest.mark.parametrize("kind", ["regression", "multilabel"])
 def test_given_validation_rows_take_the_place_of_folds(home: Path, tmp_path: Path, kind: str) -> None:
     rows = [
-        {"text": text, "label": f"{k % 5}.5" if kind == "regression" else "a;b" if good else "b;c" if k % 2 else "c"}
+        {"text": text, "label": f"{k % 5}.5" if kind == "regression" else "a;b" if good else "b;c" if k % 3 else "c"}
         for k, (text, good) in enumerate(sentences(120))
     ]
     files = [write_csv(tmp_path / f"{n}.csv", part) for n, part in enumerate((rows[:40], rows[40:]))]
