@@ -101,8 +101,8 @@ class Options:
     # Tokens and batches
     max_seq_length: Annotated[int, Range(at_least=3)] | None = None
     """Cut inputs to this many tokens. Default: what the model can take, at most 512."""
-    long_texts: Literal["auto", "head", "head_tail", "full"] = "auto"
-    """What the model sees of a longer row: its head, its head and tail, or all the model can take. Default: by the recipe."""
+    long_texts: Literal["auto", "head", "head_tail", "windows", "full"] = "auto"
+    """What the model sees of a longer row: its head, head and tail, windows, or all it can take. Default: by the recipe."""
     pad_to_max_length: bool = False
     """Pad every input to `max_seq_length` instead of the longest of its batch."""
     pad_to_multiple_of: Annotated[int, Range(at_least=1, at_most=4096)] | None = None

@@ -11,13 +11,14 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tunesmith.engine.losses import Objective
+from tunesmith.engine.losses import Objective, TaskLoss
 from tunesmith.engine.step import split_batch
 from tunesmith.errors import ResourceError
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.ranks.sharding import gathered_weights
 from tunesmith.tokens.batches import Batch, Collate, evaluation_batches, pin_batch
 from tunesmith.tokens.prefetch import prefetched
+from tunesmith.tokens.text_windows import mean_by_row
 from tunesmith.tokens.token_rows import TokenRows
 
 TOKENS_AT_ONCE = {False: 4096, True: 32_768}
@@ -47,8 +48,15 @@ def predict_rows(
 ) -> Predictions:
     """One prediction per row, in input order. Leaves the model's train or eval mode as it was.
 
-    Without limits, batches hold as many tokens as the device works best with.
+    Without limits, batches hold as many tokens as the device works best with. Rows in windows have the mean of their logits.
     """
+    if rows.windows is not None:
+        parts, owners = rows.all_windows()
+        found = predict_rows(
+            model, parts, collate, runtime, max_rows=max_rows, max_tokens=max_tokens, on_batch=on_batch
+        )
+        logits = mean_by_row(found.logits, owners)
+        return Predictions(logits, rows.labels, _mean_loss(logits, rows.labels, objective))
     if max_rows is None and max_tokens is None:
         max_tokens = TOKENS_AT_ONCE[runtime.device.type == "cuda"]
     source = evaluation_batches(
@@ -76,6 +84,15 @@ def predict_rows(
     weight = objective.weight(rows.labels, len(rows)) if objective is not None and rows.labels is not None else 0.0
     total = float(runtime.sum_over_ranks(loss_sum))
     return Predictions(ordered, rows.labels, total / weight if weight > 0 else None)
+
+
+def _mean_loss(
+    logits: npt.NDArray[np.float32], labels: npt.NDArray[Any] | None, objective: Objective | None
+) -> float | None:
+    weight = objective.weight(labels, len(logits)) if objective is not None else 0.0
+    if labels is None or weight <= 0 or not isinstance(objective, TaskLoss):
+        return None
+    return float(objective.of_logits(torch.from_numpy(logits), torch.from_numpy(labels))) / weight
 
 
 def _forward_all(

@@ -177,7 +177,8 @@ def _to_openvino(source: Path, graph: Path) -> None:
 
 
 def _calibration_feed(job: _Original, facts: GraphFacts) -> Feed:
-    rows = make_token_rows(job.torch_network.encoder.encode(job.rows.calibration), has_types=facts.has_types)
+    encoder = job.torch_network.encoder
+    rows = make_token_rows(encoder.encode(job.rows.calibration), has_types=facts.has_types).in_windows(encoder.windows)
     fill = {"input_ids": facts.pad_token_id, "token_type_ids": facts.pad_token_type_id}
     order = np.argsort(rows.lengths, kind="stable")
     feed = []

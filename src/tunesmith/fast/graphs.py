@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +100,7 @@ class StepGraphs:
         try:
             # Other threads continue (batches are pinned, checkpoints copied): only this one must not touch the device.
             capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-            with no_host_randomness(), capture:
+            with _no_collection(), no_host_randomness(), capture:
                 numbers.copy_(body(fixed, self._rate, self._factor))
         except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
             log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", short_text(error))
@@ -131,6 +133,19 @@ class StepGraphs:
         torch.cuda.synchronize()
         fresh = torch.Generator(device=self._device)
         torch.cuda.default_generators[self._device.index or 0].graphsafe_set_state(fresh)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python frees no cycles inside: pinned memory of an earlier run, freed in the middle of a capture, would record its event
+    in the captured stream, and every later use of pinned memory would ask that event in vain."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def bucket_of(tokens: int, longest: int, finest: int = 64) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from tunesmith.tokens.cutting import LongTexts
 from tunesmith.tokens.encoding_processes import ChunkEncoder
 from tunesmith.tokens.order import length_batches
 from tunesmith.tokens.plain_tokenizer import load_plain_tokenizer
+from tunesmith.tokens.text_windows import mean_by_row
 from tunesmith.tokens.token_encoder import RustEncoder, TokenEncoder
 from tunesmith.tokens.token_rows import TokenRows, pad_rows
 
@@ -51,6 +52,9 @@ class GraphNetwork:
         self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
     ) -> npt.NDArray[np.float32]:
         """Logits of each row, in input order."""
+        if self.encoder.windows is not None and rows.lengths.max(initial=0) > self.max_length:
+            parts, owners = rows.in_windows(self.encoder.windows).all_windows()
+            return mean_by_row(self.answer(parts, max_rows=max_rows, on_batch=on_batch), owners)
         fill = {"input_ids": self.facts.pad_token_id, "token_type_ids": self.facts.pad_token_type_id}
         logits: npt.NDArray[np.float32] | None = None
         for indices in length_batches(rows.lengths, max_rows=max_rows, max_tokens=TOKENS_AT_ONCE):

@@ -62,7 +62,7 @@ class TorchNetwork:
         self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
     ) -> npt.NDArray[np.float32]:
         """Logits of each row, in input order; in batches of the size that suits the device, or of `max_rows` rows."""
-        tokens = None if max_rows is None else 64 * max_rows
+        tokens, rows = None if max_rows is None else 64 * max_rows, rows.in_windows(self.encoder.windows)
         result = predict_rows(
             self.model, rows, self.collate, self.runtime, max_rows=max_rows, max_tokens=tokens, on_batch=on_batch
         )

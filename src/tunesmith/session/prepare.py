@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +219,9 @@ def _make_state(
 
 def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, runtime: Runtime) -> Batches:
     on_gpu = runtime.device.type == "cuda"
+    drawn = None if rows.windows is None else replace(rows.windows, drawn=True)
     return Batches(
-        rows,
+        replace(rows, windows=drawn),
         strategies.train_collate,
         config.decided.per_device_train_batch_size,
         seed=config.seed if config.data_seed is None else config.data_seed,

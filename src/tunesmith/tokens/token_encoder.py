@@ -21,6 +21,7 @@ from tunesmith.run.environment import answer_within
 from tunesmith.run.remembered import hash_file
 from tunesmith.tokens.cutting import EncodedRow, LongTexts, cut_row, shorten
 from tunesmith.tokens.plain_tokenizer import PlainTokenizer
+from tunesmith.tokens.text_windows import TextWindows
 
 T = TypeVar("T")
 _BATCH_CHARS = 2_000_000  # an Encoding takes about 100 bytes a token: a batch of long documents stays near 50 MB
@@ -33,6 +34,8 @@ class TokenEncoder(Protocol):
     """`fingerprint` is equal for tokenizers that give equal tokens."""
 
     fingerprint: str
+    windows: TextWindows | None
+    """How rows are shown to the model that it cannot take as they are."""
 
     def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
         """One row for each element of the one or two text columns."""
@@ -43,9 +46,9 @@ def make_token_encoder(tokenizer: Any, max_length: int, long_texts: LongTexts = 
     """The encoder that equals `tokenizer(*texts, truncation=True, max_length=max_length)` but for long texts."""
     if getattr(tokenizer, "is_fast", False):
         return RustEncoder(tokenizer, max_length, long_texts)
-    if long_texts == "head_tail":
+    if long_texts in ("head_tail", "windows"):
         raise ConfigError(
-            f"long_texts head_tail needs a tokenizer with a tokenizer.json, and {type(tokenizer).__name__} has none",
+            f"long_texts {long_texts} needs a tokenizer with a tokenizer.json, and {type(tokenizer).__name__} has none",
             fix="Use --long_texts head.",
         )
     return PythonEncoder(tokenizer, max_length)
@@ -60,10 +63,11 @@ class RustEncoder:
         self._core.no_padding()
         self._core.no_truncation()
         self._core.encode_special_tokens = tokenizer.split_special_tokens
-        self._max_length = max_length
+        self.windows = self._make_windows(max_length) if long_texts == "windows" else None
+        self._max_length = max_length if self.windows is None else self.windows.longest
         self._side = "both" if long_texts == "head_tail" else tokenizer.truncation_side
         self._others = (max_length, long_texts, tokenizer.truncation_side, tokenizer.split_special_tokens)
-        self.fingerprint = _hash(self._core.to_str(), max_length, self._side, tokenizer.split_special_tokens)
+        self.fingerprint = _hash(self._core.to_str(), self._max_length, self._side, tokenizer.split_special_tokens)
 
     def recipe(self) -> tuple[Any, ...]:
         """Plain values of which `from_recipe` makes an encoder like this one in another process."""
@@ -78,6 +82,8 @@ class RustEncoder:
 
     def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
         """Rows are encoded whole, so that what is cut is known exactly; then the long ones are cut."""
+        if self.windows is not None and len(texts) == 2:
+            raise ConfigError("long_texts windows is for rows of one text, not for pairs", fix="Use --long_texts head.")
         short, unread = shorten(texts, self._max_length, self._side)
         rows: list[EncodedRow] = []
         for part in _parts(short):
@@ -87,6 +93,10 @@ class RustEncoder:
             done = dict(zip(long, cut, strict=True))
             rows.extend(done.get(i) or EncodedRow(e.ids, e.type_ids) for i, e in enumerate(whole))
         return _mark_unread(rows, unread)
+
+    def _make_windows(self, length: int) -> TextWindows:
+        special = self._core.encode("a").special_tokens_mask
+        return TextWindows(length, special.index(0), special[::-1].index(0))
 
     def _cut(self, whole: Sequence[Any], texts: Sequence[list[str]]) -> list[EncodedRow]:
         """Cut here and not in Rust, which builds all combinations of the overflowing parts of a pair: 5 to 10x slower.
@@ -125,6 +135,8 @@ class RustEncoder:
 
 class PythonEncoder:
     """For the few tokenizers written in Python (BERTweet, CANINE, BertJapanese)."""
+
+    windows: TextWindows | None = None
 
     def __init__(self, tokenizer: Any, max_length: int) -> None:
         self._tokenizer = tokenizer

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from tunesmith.tokens.text_windows import TextWindows
 
 IntArray = npt.NDArray[np.int64]
 TOKEN_COLUMNS = ("input_ids", "token_type_ids")
@@ -63,13 +65,15 @@ class Ragged:
 class TokenRows:
     """The rows of one split: token columns, their lengths, labels where there are any.
 
-    `known_ids`: the token ids that occur, where they are counted already; counting them here reads every page.
+    `known_ids`: the token ids that occur, where they are counted already; counting them here reads every page. With `windows`
+    a row may be longer than the model takes: `lengths` and `take` are about one window of it.
     """
 
     columns: dict[str, Ragged]
     lengths: npt.NDArray[np.int32]
     labels: npt.NDArray[Any] | None
     known_ids: IntArray | None = None
+    windows: TextWindows | None = None
 
     @classmethod
     def from_lists(cls, data: Mapping[str, Sequence[Any]]) -> TokenRows:
@@ -94,13 +98,33 @@ class TokenRows:
 
     def take(self, indices: npt.NDArray[Any]) -> dict[str, list[npt.NDArray[Any]]]:
         """The token columns of these rows, in the order asked for."""
-        return {name: column.take(indices) for name, column in self.columns.items()}
+        taken = {name: column.take(indices) for name, column in self.columns.items()}
+        return taken if self.windows is None else self.windows.shown(taken, indices)
+
+    def in_windows(self, windows: TextWindows | None) -> TokenRows:
+        """The same rows, of which one window at a time is shown."""
+        if windows is None:
+            return self
+        lengths = np.minimum(self.columns["input_ids"].lengths(), windows.length).astype(np.int32)
+        return replace(self, lengths=lengths, windows=windows)
+
+    def all_windows(self) -> tuple[TokenRows, IntArray]:
+        """Every window as a row of its own, without labels, and the number of the row it is of."""
+        windows = self.windows
+        assert windows is not None
+        starts = [windows.starts(int(n)) for n in self.columns["input_ids"].lengths()]
+        owners = np.repeat(np.arange(len(self), dtype=np.int64), [len(found) for found in starts])
+        parts = {}
+        for name, column in self.columns.items():
+            whole = zip(column.take(np.arange(len(self))), starts, strict=True)
+            parts[name] = [windows.part(values, start).tolist() for values, found in whole for start in found]
+        return TokenRows.from_lists(parts), owners
 
     def select(self, indices: npt.NDArray[Any]) -> TokenRows:
         """A copy of some rows, in the order asked for."""
         columns = {name: Ragged.from_lists([list(r) for r in col.take(indices)]) for name, col in self.columns.items()}
         labels = None if self.labels is None else self.labels[indices]
-        return TokenRows(columns, self.lengths[indices], labels)
+        return TokenRows(columns, self.lengths[indices], labels, windows=self.windows)
 
     def used_ids(self, vocabulary_size: int) -> IntArray:
         """The token ids that occur, sorted."""

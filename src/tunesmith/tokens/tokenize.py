@@ -112,10 +112,11 @@ def tokenize(
         rows_cut=facts["rows_cut"],
         tokens_cut=facts["tokens_cut"],
         by_side=sides and sides[: len(text)],
-        max_length=max_length,
+        max_length=max_length if encoder.windows is None else encoder.windows.longest,
         unread=facts["unread"],
     )
     rows = TokenRows.from_arrow(stored.data.table, known_ids=_unpack_ids(facts["used_ids"]))
+    rows = rows.in_windows(encoder.windows)
     empty = np.flatnonzero(rows.lengths <= tokenizer.num_special_tokens_to_add(pair=len(text) == 2))
     release_pages(stored)  # lengths and labels were copied out: their pages, and those read along with them
     return Tokenized(rows, truncated, stored, reused=found is not None, empty=tuple(empty.tolist()))

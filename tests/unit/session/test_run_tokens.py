@@ -10,8 +10,10 @@ import pytest
 
 from tiny_model import sentences
 from tunesmith.config.load import load_config
+from tunesmith.errors import ConfigError
 from tunesmith.predict.predictor import Predictor
 from tunesmith.session.run_tokens import decide_long_texts
+from tunesmith.tokens.cutting import EncodedRow
 
 
 def long_rows(count: int) -> list[dict[str, Any]]:
@@ -71,3 +73,32 @@ def test_a_flag_and_the_recipe_of_transformers_keep_the_head(train: Any, options
 def test_all_that_the_model_takes(train: Any) -> None:
     result, _ = train(train_data=long_rows(40), long_texts="full")
     assert Predictor.load(result.run.path, use_cpu=True).facts.max_length == 64
+
+
+def test_windows_are_read_whole_in_every_way_to_predict(train: Any) -> None:
+    rows = long_rows(60)
+    result, _ = train(train_data=rows, test_data=rows[:10], long_texts="windows", max_seq_length=32)
+    predictor = Predictor.load(result.run.path, use_cpu=True)
+    assert predictor.facts.long_texts == "windows"
+    [encoded] = predictor.encode_rows([[rows[0]["text"]]])
+    assert len(encoded.ids) > 100
+    windows = predictor.network.encoder.windows
+    assert windows is not None
+    ids = np.asarray(encoded.ids)
+    parts = [windows.part(ids, start).tolist() for start in windows.starts(len(ids))]
+    assert len(parts) == -(-(len(ids) - 2) // 30)
+    alone = predictor.logits_of([EncodedRow(part, [0] * len(part)) for part in parts])
+    assert np.allclose(predictor.logits_of([encoded])[0], alone.mean(axis=0), atol=1e-5)
+    table = pq.read_table(result.run.predictions_file).to_pydict()
+    kept = [p for p, split in zip(table["prob_good"], table["split"], strict=True) if split == "test"]
+    texts = [row["text"] for row in rows[:10]]
+    assert np.allclose(predictor.probabilities(texts)[:, predictor.facts.labels.names.index("good")], kept, atol=1e-5)
+    assert not any(table["truncated"])
+    scores = result.evaluate(rows[:10])
+    assert scores["accuracy"].n == 10
+
+
+def test_windows_are_for_one_text_a_row(train: Any) -> None:
+    pairs = [{"sentence1": row["text"], "sentence2": "the end", "label": row["label"]} for row in long_rows(20)]
+    with pytest.raises(ConfigError, match="long_texts windows is for rows of one text"):
+        train(train_data=pairs, long_texts="windows")
