@@ -51,12 +51,8 @@ def predict_rows(
     Without limits, batches hold as many tokens as the device works best with. Rows in windows have the mean of their logits.
     """
     if rows.windows is not None:
-        parts, owners = rows.all_windows()
-        found = predict_rows(
-            model, parts, collate, runtime, max_rows=max_rows, max_tokens=max_tokens, on_batch=on_batch
-        )
-        logits = mean_by_row(found.logits, owners)
-        return Predictions(logits, rows.labels, _mean_loss(logits, rows.labels, objective))
+        limits = {"max_rows": max_rows, "max_tokens": max_tokens}
+        return _predict_windows(model, rows, collate, runtime, objective, on_batch=on_batch, **limits)
     if max_rows is None and max_tokens is None:
         max_tokens = TOKENS_AT_ONCE[runtime.device.type == "cuda"]
     source = evaluation_batches(
@@ -86,13 +82,23 @@ def predict_rows(
     return Predictions(ordered, rows.labels, total / weight if weight > 0 else None)
 
 
-def _mean_loss(
-    logits: npt.NDArray[np.float32], labels: npt.NDArray[Any] | None, objective: Objective | None
-) -> float | None:
-    weight = objective.weight(labels, len(logits)) if objective is not None else 0.0
+def _predict_windows(
+    model: nn.Module,
+    rows: TokenRows,
+    collate: Collate,
+    runtime: Runtime,
+    objective: Objective | None,
+    **options: Any,
+) -> Predictions:
+    """Each row has the mean of its windows' logits, and the loss of that mean."""
+    parts, owners = rows.all_windows()
+    logits = mean_by_row(predict_rows(model, parts, collate, runtime, **options).logits, owners)
+    labels = rows.labels
+    weight = objective.weight(labels, len(rows)) if objective is not None else 0.0
     if labels is None or weight <= 0 or not isinstance(objective, TaskLoss):
-        return None
-    return float(objective.of_logits(torch.from_numpy(logits), torch.from_numpy(labels))) / weight
+        return Predictions(logits, labels, None)
+    loss = objective.of_logits(torch.from_numpy(logits), torch.from_numpy(labels))
+    return Predictions(logits, labels, float(loss) / weight)
 
 
 def _forward_all(

@@ -91,8 +91,7 @@ def tokenize(
     _check(dataset, tokenizer, text, max_length)
     encoder = make_token_encoder(tokenizer, max_length, long_texts)
     job = _Job(encoder, text, "token_type_ids" in tokenizer.model_input_names)
-    cache = TokenCache(Path(cache_dir) if cache_dir is not None else default_token_cache())
-    key = job.key(dataset)
+    cache, key = TokenCache(Path(cache_dir) if cache_dir is not None else default_token_cache()), job.key(dataset)
     if overwrite_cache:
         cache.remove(key)
     found = cache.open(key)
@@ -115,8 +114,8 @@ def tokenize(
         max_length=max_length if encoder.windows is None else encoder.windows.longest,
         unread=facts["unread"],
     )
-    rows = TokenRows.from_arrow(stored.data.table, known_ids=_unpack_ids(facts["used_ids"]))
-    rows = rows.in_windows(encoder.windows)
+    known = _unpack_ids(facts["used_ids"])
+    rows = TokenRows.from_arrow(stored.data.table, known_ids=known).in_windows(encoder.windows)
     empty = np.flatnonzero(rows.lengths <= tokenizer.num_special_tokens_to_add(pair=len(text) == 2))
     release_pages(stored)  # lengths and labels were copied out: their pages, and those read along with them
     return Tokenized(rows, truncated, stored, reused=found is not None, empty=tuple(empty.tolist()))
