@@ -97,7 +97,10 @@ class TrialStore:
             backend = JournalFileBackend(str(journal), lock_obj=lock)
             pruners = {
                 "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5),
-                "hyperband": lambda: optuna.pruners.HyperbandPruner(min_resource=1, max_resource=4, reduction_factor=2),
+                # Trials report at 25, 50 and 75% of their steps: they are halved at 25 and at 50.
+                "hyperband": lambda: optuna.pruners.HyperbandPruner(
+                    min_resource=25, max_resource=100, reduction_factor=2
+                ),
                 "none": optuna.pruners.NopPruner,
             }
             self._study = optuna.create_study(
