@@ -21,6 +21,7 @@ from tunesmith.run.environment import package_versions
 from tunesmith.run.writing import write_file
 
 OTHERS = [kind for kind in CONTESTANTS if kind != "tunesmith"]
+SCRIPTS = ("script", "script_bf16")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant [3]")
     parser.add_argument("--steps", type=int, default=8, help="steps of a turn [8]")
     parser.add_argument("--against", nargs="+", metavar="NAME", help=f"of {', '.join(OTHERS)} [what suits the device]")
+    parser.add_argument(
+        "--start_up",
+        action="store_true",
+        help="time whole commands instead, phase by phase: train beside a script with transformers, predict --text",
+    )
     parser.add_argument("--json", type=user_path, metavar="FILE", help="also write the numbers to a file")
     add_config_arguments(parser, positional=True)
 
@@ -38,12 +44,16 @@ def run(args: argparse.Namespace) -> int:
 
     if args.rounds < 1 or args.steps < 1:
         raise ConfigError("--rounds and --steps must be 1 or more")
-    unknown = [name for name in args.against or () if name not in OTHERS]
+    others = SCRIPTS if args.start_up else OTHERS
+    unknown = [name for name in args.against or () if name not in others]
     if unknown:
-        raise ConfigError(f"--against {unknown[0]} is not known", fix=f"Use {', '.join(OTHERS)}.")
+        raise ConfigError(f"--against {unknown[0]} is not known", fix=f"Use {', '.join(others)}.")
     if args.json and not Path(args.json).resolve().parent.is_dir():  # before minutes of measuring, not after
         raise ConfigError(f"--json {args.json}: there is no such folder", fix="Make it first.")
     quiet_libraries()
+    if args.start_up:
+        _time_commands(config_from_args(args), args)
+        return 0
     # Speed is compared on one and the same model and maths: those of transformers.
     _measure(replace(config_from_args(args), recipe="hf"), args)
     return 0
@@ -96,6 +106,29 @@ def _measure(config: RunConfig, args: argparse.Namespace) -> None:
         facts = {"what": title, "versions": package_versions(), "largest_loss_difference": worst}
         facts |= {"matrix_rate": limits.matrix_rate, "copy_rate": limits.copy_rate, "did_not_run": failures_of(results)}
         text = json.dumps(lines_to_json(lines, **facts, losses=pairs), indent=1) + "\n"
+        write_file(Path(args.json), text.encode())
+        print(f"written: {args.json}")
+
+
+def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
+    """Whole commands: from the start of the process to its end."""
+    from tunesmith.measure.start_up import format_phases, phases_to_json, time_commands
+    from tunesmith.session.inputs import read_run_data
+
+    if config.train_file is None:
+        raise ConfigError("--start_up needs --train_file: the script beside us reads files")
+    epochs, rows = config.num_train_epochs or 3, config.per_device_train_batch_size or 8
+    config = replace(config, num_train_epochs=epochs, per_device_train_batch_size=rows)
+    found = read_run_data(config, {}, lambda what, done, total: None).bundle.columns
+    kinds = ("train", *(args.against or ("script",)), "predict", "import")
+    title = f"{config.model_name_or_path or 'the default model'}, {config.train_file}, batch {rows}"
+    print(f"{title}; {args.rounds} rounds after one that fills the caches, taking turns", flush=True)
+    with tempfile.TemporaryDirectory(prefix="tunesmith-bench-") as name:
+        columns = (tuple(found.text), str(found.label))
+        timed = time_commands(config, columns, kinds=kinds, rounds=args.rounds, folder=Path(name), say=_say)
+    print(f"\n{format_phases(timed)}")
+    if args.json:
+        text = json.dumps(phases_to_json(timed, what=title, versions=package_versions()), indent=1) + "\n"
         write_file(Path(args.json), text.encode())
         print(f"written: {args.json}")
 

@@ -15,6 +15,7 @@ from tunesmith.cli.flags import add_config_arguments, config_from_args
 from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError
 from tunesmith.run.environment import read_launch
+from tunesmith.run.milestones import reach
 
 if TYPE_CHECKING:
     from tunesmith.session.from_config import RunResult, Watch
@@ -54,6 +55,7 @@ def train(config: RunConfig) -> int:
 
 def train_on_console(config: RunConfig) -> RunResult:
     """Trains a config with bars or lines on stderr."""
+    reach("options")
     from tunesmith.session.from_config import finetune
 
     return with_console(config, lambda watch: finetune(config, watch=watch))

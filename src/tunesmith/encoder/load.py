@@ -12,7 +12,7 @@ from tunesmith.encoder.config_file import name_field, read_config_file
 from tunesmith.encoder.guard import naming
 from tunesmith.encoder.head import start_head_afresh
 from tunesmith.encoder.probe import require_answer
-from tunesmith.encoder.sizes import require_fitting
+from tunesmith.encoder.sizes import require_fitting, without_first_values
 from tunesmith.errors import ConfigError
 from tunesmith.labels import LabelMap
 from tunesmith.run.environment import without_fsdp
@@ -54,7 +54,7 @@ def load_model(
     config = _make_config(folder, labels)
     require_fitting(config, stored, folder)
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
-    with _quiet(), without_fsdp(), naming("the model cannot be loaded", folder):
+    with _quiet(), without_fsdp(), without_first_values(), naming("the model cannot be loaded", folder):
         model, info = AutoModelForSequenceClassification.from_pretrained(
             folder,
             config=config,

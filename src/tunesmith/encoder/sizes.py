@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,8 @@ def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
     make: Any = AutoModelForSequenceClassification.from_config
-    with naming("its config.json describes no model", folder), torch.random.fork_rng(devices=[]), torch.device("meta"):
+    described = naming("its config.json describes no model", folder)
+    with described, without_first_values(), torch.random.fork_rng(devices=[]), torch.device("meta"):
         model = make(deepcopy(config))
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     total = sum(tensor.numel() for tensor in tensors.values())
@@ -41,6 +44,26 @@ def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
         raise ResourceError(
             f"the model takes {4 * total / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free", where=str(folder)
         )
+
+
+@contextmanager
+def without_first_values() -> Iterator[None]:
+    """No random numbers for weights on the meta device: they have none, and drawing them loads the compiler of torch."""
+    import torch
+
+    kinds: list[Any] = [torch.nn.Linear, torch.nn.Embedding, torch.nn.LayerNorm]
+    drawing = [kind.reset_parameters for kind in kinds]
+
+    def unless_meta(draw: Any) -> Any:
+        return lambda module: None if module.weight is not None and module.weight.is_meta else draw(module)
+
+    for kind, draw in zip(kinds, drawing, strict=True):
+        kind.reset_parameters = unless_meta(draw)
+    try:
+        yield
+    finally:
+        for kind, draw in zip(kinds, drawing, strict=True):
+            kind.reset_parameters = draw
 
 
 def _free_memory() -> int | None:

@@ -131,11 +131,11 @@ class Contestant:
         code = self._process.wait()
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return WorkerError(
-            f"{CONTESTANTS[self.kind]} ended with {code}: {_last_words(lines)[:300]}", where=str(self._log)
+            f"{CONTESTANTS[self.kind]} ended with {code}: {last_words(lines)[:300]}", where=str(self._log)
         )
 
 
-def _last_words(lines: Sequence[str]) -> str:
+def last_words(lines: Sequence[str]) -> str:
     """The line of a traceback that names the error: it begins with a class; what follows explains it at length."""
     named = [line for line in lines if _ERROR.match(line)]
     return named[-1] if named else lines[-1] if lines else "no word"

@@ -12,7 +12,7 @@ from tunesmith.engine.loop import Evaluate
 from tunesmith.engine.plan import Plan
 from tunesmith.engine.state import TrainState
 from tunesmith.errors import CheckpointError
-from tunesmith.events import Event, RunEnded, RunStarted
+from tunesmith.events import Event, RunEnded, RunStarted, StepDone
 from tunesmith.keep.keeper import RunKeeper
 from tunesmith.metrics.row_evidence import rows_to_keep
 from tunesmith.predict.model_folder import describe_model
@@ -22,6 +22,7 @@ from tunesmith.run.doctor import FINISHED
 from tunesmith.run.environment import describe_environment
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ledger import write_own
+from tunesmith.run.milestones import reach
 from tunesmith.run.reader import read_journal
 from tunesmith.session.card import write_card
 from tunesmith.session.ending import RunEnding
@@ -104,9 +105,13 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding |
     with keeper.stop, ending_well(keeper, RankRoster.gather(prepared.runtime)):
         _begin(run, prepared, keeper, started)
         ending = ending or RunEnding()
+        begun = state.step
         for event in session.events(keeper.wants_read_back, evaluate):
+            if isinstance(event, StepDone) and event.step == begun + 1:
+                reach("first step")
             if ending.enough(event):
                 break
+        reach("training")
         keeper.stop.raise_at_once()
         return _finish(run, prepared, keeper, watch, ending)
 
@@ -194,6 +199,7 @@ def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch, en
     predictions = predict_splits(prepared, keeper.best_weights(), watch.progress, ending.change)
     prepared = with_ending(run, move_thresholds(prepared, predictions, watch.say), ending)
     scores = score_splits(prepared, predictions) | ending.scores
+    reach("scores")
     best_step = state.progress.step if keeper.keep_best else None
     diagnosis: Sequence[str] = ()
     weights = gathered_state(state.model, keep=prepared.runtime.is_main)
@@ -201,8 +207,10 @@ def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch, en
         write_results(run, prepared, predictions, scores)
         card = write_card(prepared, scores, name=prepared.config.name, steps=state.step, best_step=best_step)
         export_run(run, prepared, weights, card)
+        reach("model folder")
         keeper.end("early_stopping" if early else "completed")
         diagnosis = draw_and_explain(run) if watch.pages else ()
+        reach("curves and report")
     prepared.runtime.barrier()
     warnings = tuple(finding.line() for finding in prepared.bundle.findings if finding.severity != "info")
     return RunResult(run, scores, state.step, best_step, tuple(diagnosis), warnings)

@@ -28,6 +28,7 @@ from tunesmith.predict.torch_network import padding_of
 from tunesmith.ranks.runtime import Precision, Runtime, has_bf16, make_runtime
 from tunesmith.ranks.sharding_options import read_sharding
 from tunesmith.reading.load import DataBundle
+from tunesmith.run.milestones import reach
 from tunesmith.session.identity import make_identity, with_order
 from tunesmith.session.inputs import RunData
 from tunesmith.session.run_tokens import tokenize_run
@@ -112,6 +113,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     findings = audit_tokenized(bundle, tokenizer, tokenized["train"], length=length, limit=limit)
     bundle = add_findings(bundle, findings, say, strict=config.strict_data)
     say_lengths(say, tokenized, length)
+    reach("tokens")
     task, positive = bundle.labels.task, bundle.labels.positive_name
     suite = make_suite(task, names=config.metric_name, glue_task=config.task_name, positive_name=positive)
     watch.positive_name = positive
@@ -121,11 +123,13 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     seed_everything(config.seed)
     resize = config.ignore_mismatched_sizes
     loaded = load_model(folder, bundle.labels, ignore_mismatched_sizes=resize, new_head=data.new_head)
+    reach("model")
     fixed = length if config.pad_to_max_length else None
     padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
     rows = {split: part.rows for split, part in tokenized.items()}
     settled = settle_recipe(config, loaded, data, rows, padding, suite, runtime, watch, tokens.decision)
     config = settled.config
+    reach("recipe")
     identity = make_identity(config, bundle, folder, tokenizer, max_length=length, runtime=runtime)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     strategies, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)

@@ -128,9 +128,9 @@ def test_the_last_words_are_those_that_name_the_error() -> None:
         "",
         "Set TORCHDYNAMO_VERBOSE",
     ]
-    assert contest._last_words(lines) == lines[1]
-    assert contest._last_words(["Killed"]) == "Killed"
-    assert contest._last_words([]) == "no word"
+    assert contest.last_words(lines) == lines[1]
+    assert contest.last_words(["Killed"]) == "Killed"
+    assert contest.last_words([]) == "no word"
 
 
 def test_on_a_gpu_the_trainers_best_runs_too() -> None:

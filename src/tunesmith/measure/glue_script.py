@@ -1,0 +1,94 @@
+"""What people write today to fine-tune on labelled files, in the order of transformers' run_glue.py: a contestant.
+
+`python -m tunesmith.measure.glue_script FD OPTIONS`: OPTIONS is JSON, milestones go to the open pipe FD.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+SUFFIXES = {"jsonl": "json"}
+
+
+def main(pipe: int, options: dict[str, Any]) -> None:
+    """Reads, tokenizes, trains, saves, evaluates once: the defaults of transformers."""
+
+    def reach(name: str) -> None:
+        line = {"name": name, "clock": time.time(), "processor": time.process_time()}
+        os.write(pipe, f"{json.dumps(line)}\n".encode())
+
+    import numpy as np
+    from datasets import load_dataset
+    from sklearn.metrics import accuracy_score, f1_score
+    from transformers import (
+        AutoConfig,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+        set_seed,
+    )
+
+    reach("libraries")
+    set_seed(options["seed"])
+    suffix = options["train_file"].rsplit(".", 1)[-1]
+    files = {split: options[f"{split}_file"] for split in ("train", "validation") if options.get(f"{split}_file")}
+    more = {"delimiter": "\t"} if suffix == "tsv" else {}
+    kind = "csv" if suffix == "tsv" else SUFFIXES.get(suffix, suffix)
+    raw = load_dataset(kind, data_files=files, cache_dir=options["cache_dir"], **more)
+    if "validation" not in raw:
+        parts = raw["train"].train_test_split(test_size=0.1, seed=options["seed"])
+        raw["train"], raw["validation"] = parts["train"], parts["test"]
+    texts, label = options["text_columns"], options["label_column"]
+    names = sorted(raw["train"].unique(label))
+    reach("data")
+    tokenizer = AutoTokenizer.from_pretrained(options["model"])
+
+    def encode(rows: dict[str, Any]) -> dict[str, Any]:
+        found = tokenizer(*(rows[name] for name in texts), truncation=True, max_length=options["max_length"])
+        return {**found, "label": [names.index(value) for value in rows[label]]}
+
+    data = raw.map(encode, batched=True, remove_columns=[n for n in raw["train"].column_names if n != label])
+    reach("tokens")
+    config = AutoConfig.from_pretrained(options["model"], num_labels=len(names))
+    model = AutoModelForSequenceClassification.from_pretrained(options["model"], config=config)
+    reach("model")
+
+    class FirstStep(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 1:
+                reach("first step")
+
+    def score(answers: Any) -> dict[str, float]:
+        found = np.argmax(answers.predictions, axis=1)
+        average = "binary" if len(names) == 2 else "macro"
+        f1 = f1_score(answers.label_ids, found, average=average, zero_division=0)
+        return {"accuracy": accuracy_score(answers.label_ids, found), "f1": f1}
+
+    arguments = TrainingArguments(options["output_dir"], report_to="none", seed=options["seed"], **options["arguments"])
+    trainer = Trainer(
+        model,
+        arguments,
+        train_dataset=data["train"],
+        eval_dataset=data["validation"],
+        processing_class=tokenizer,
+        data_collator=DataCollatorWithPadding(tokenizer),
+        compute_metrics=score,
+        callbacks=[FirstStep()],
+    )
+    trainer.train()
+    reach("training")
+    trainer.save_model()
+    reach("model folder")
+    trainer.save_metrics("eval", trainer.evaluate())
+    reach("scores")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), json.loads(sys.argv[2]))
