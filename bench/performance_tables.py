@@ -163,6 +163,21 @@ def encoder_table(record: Record) -> list[str]:
     return [*make_table(head, rows), "", f"Not made tiny by the script: {'; '.join(failed) or 'none'}."]
 
 
+def start_table(record: Record) -> list[str]:
+    """Whole commands of bench/start_up.py, phase by phase."""
+    commands = record["commands"]
+    phases = list(dict.fromkeys(phase for one in commands.values() for phase in one["phases"]))
+    rows = [[phase, *(_seconds(one["phases"].get(phase)) for one in commands.values())] for phase in phases]
+    rows += [["**in all**", *(_seconds(one["in_all"]) for one in commands.values())]]
+    rows += [["all but training", *(_seconds(one["fixed"]) for one in commands.values())]]
+    rows += [["the first time", *(f"{one['first']:.1f}" for one in commands.values())]]
+    return make_table(["seconds (processor seconds)", *(one["name"] for one in commands.values())], rows)
+
+
+def _seconds(took: dict[str, float] | None) -> str:
+    return "" if took is None else f"{took['clock']:.1f} ({took['processor']:.1f})"
+
+
 MAKERS: dict[str, Callable[[Record], list[str]]] = {
     "engine": engine_table,
     "predict": predict_table,
@@ -170,4 +185,5 @@ MAKERS: dict[str, Callable[[Record], list[str]]] = {
     "rows": rows_table,
     "families": families_table,
     "encoder": encoder_table,
+    "start": start_table,
 }

@@ -58,17 +58,24 @@ SAME_ROOM = (
 """Rooms that share a level and may import each other."""
 
 HOMES = {
-    "datasets": ("reading/", "tokens/"),
+    "datasets": ("reading/", "tokens/", "measure/glue_script.py"),
     "peft": ("encoder/adapters.py",),
     "tokenizers": ("tokens/",),
     "onnx": ("export/",),
     "onnxruntime": ("export/", "predict/graph_network.py"),
     "optuna": ("tuning/trial_store.py", "trainer/search.py"),
     "openvino": ("export/", "predict/graph_network.py"),
-    "transformers": ("encoder/", "fast/", "trainer/", "measure/peers.py", "measure/same_maths.py"),
+    "transformers": (
+        "encoder/",
+        "fast/",
+        "trainer/",
+        "measure/peers.py",
+        "measure/same_maths.py",
+        "measure/glue_script.py",
+    ),
     "accelerate": ("ranks/runtime.py",),
     "matplotlib": ("curves/",),
-    "sklearn": ("metrics/", "audit/", "notebook/", "recipes/word_floor.py"),
+    "sklearn": ("metrics/", "audit/", "notebook/", "recipes/word_floor.py", "measure/glue_script.py"),
     "scipy": ("metrics/",),
     "pyarrow": ("reading/", "tokens/", "predict/", "bulk/", "audit/text_survey.py", "run/reader.py"),
     "fsspec": ("bulk/places.py",),

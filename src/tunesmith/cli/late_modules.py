@@ -8,7 +8,9 @@ this, in a process with no code of the user's, and only for versions it was trie
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -147,6 +149,18 @@ class LateFinder(MetaPathFinder):
             return None
         load_now(parent)
         return ModuleSpec(name, _Reuse(import_module(name)))
+
+
+def load_aside() -> None:
+    """Loads torch and what trains with it in a thread, while the command reads its data: loading waits for the disk."""
+    if _waiting:
+        threading.Thread(target=_load_heavy, name="loading torch", daemon=True).start()
+
+
+def _load_heavy() -> None:
+    for name in ("torch", "tunesmith.session.drive", "transformers.modeling_utils"):
+        with suppress(Exception):  # the command itself imports it next, and says what is wrong
+            import_module(name)
 
 
 def load_late() -> None:

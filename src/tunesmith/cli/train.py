@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from tunesmith.cli.flags import add_config_arguments, config_from_args
+from tunesmith.cli.late_modules import load_aside
 from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError
 from tunesmith.run.environment import read_launch
@@ -56,6 +57,7 @@ def train(config: RunConfig) -> int:
 def train_on_console(config: RunConfig) -> RunResult:
     """Trains a config with bars or lines on stderr."""
     reach("options")
+    load_aside()
     from tunesmith.session.from_config import finetune
 
     return with_console(config, lambda watch: finetune(config, watch=watch))

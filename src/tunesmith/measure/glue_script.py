@@ -11,84 +11,90 @@ import sys
 import time
 from typing import Any
 
-SUFFIXES = {"jsonl": "json"}
+import numpy as np
+from datasets import load_dataset
+from sklearn.metrics import accuracy_score, f1_score
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
 
-def main(pipe: int, options: dict[str, Any]) -> None:
-    """Reads, tokenizes, trains, saves, evaluates once: the defaults of transformers."""
+class FirstStep(TrainerCallback):
+    """Notes the end of the first step."""
 
-    def reach(name: str) -> None:
-        line = {"name": name, "clock": time.time(), "processor": time.process_time()}
-        os.write(pipe, f"{json.dumps(line)}\n".encode())
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Called by the Trainer."""
+        if state.global_step == 1:
+            _reach("first step")
 
-    import numpy as np
-    from datasets import load_dataset
-    from sklearn.metrics import accuracy_score, f1_score
-    from transformers import (
-        AutoConfig,
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-        DataCollatorWithPadding,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
-        set_seed,
-    )
 
-    reach("libraries")
-    set_seed(options["seed"])
+def _reach(name: str) -> None:
+    line = {"name": name, "clock": time.time(), "processor": time.process_time()}
+    os.write(int(sys.argv[1]), f"{json.dumps(line)}\n".encode())
+
+
+def _read_files(options: dict[str, Any]) -> Any:
     suffix = options["train_file"].rsplit(".", 1)[-1]
     files = {split: options[f"{split}_file"] for split in ("train", "validation") if options.get(f"{split}_file")}
     more = {"delimiter": "\t"} if suffix == "tsv" else {}
-    kind = "csv" if suffix == "tsv" else SUFFIXES.get(suffix, suffix)
-    raw = load_dataset(kind, data_files=files, cache_dir=options["cache_dir"], **more)
+    kind = {"tsv": "csv", "jsonl": "json"}.get(suffix, suffix)
+    raw: Any = load_dataset(kind, data_files=files, cache_dir=options["cache_dir"], **more)
     if "validation" not in raw:
         parts = raw["train"].train_test_split(test_size=0.1, seed=options["seed"])
         raw["train"], raw["validation"] = parts["train"], parts["test"]
+    return raw
+
+
+def _score(answers: Any) -> dict[str, float]:
+    found = np.argmax(answers.predictions, axis=1)
+    average = "binary" if answers.predictions.shape[1] == 2 else "macro"
+    f1 = f1_score(answers.label_ids, found, average=average, zero_division=0)
+    return {"accuracy": float(accuracy_score(answers.label_ids, found)), "f1": float(f1)}
+
+
+def main(options: dict[str, Any]) -> None:
+    """Reads, tokenizes, trains, saves, evaluates once: the defaults of transformers."""
+    _reach("libraries")
+    set_seed(options["seed"])
+    raw = _read_files(options)
     texts, label = options["text_columns"], options["label_column"]
     names = sorted(raw["train"].unique(label))
-    reach("data")
-    tokenizer = AutoTokenizer.from_pretrained(options["model"])
+    _reach("data")
+    tokenizer: Any = AutoTokenizer.from_pretrained(options["model"])
 
     def encode(rows: dict[str, Any]) -> dict[str, Any]:
         found = tokenizer(*(rows[name] for name in texts), truncation=True, max_length=options["max_length"])
         return {**found, "label": [names.index(value) for value in rows[label]]}
 
     data = raw.map(encode, batched=True, remove_columns=[n for n in raw["train"].column_names if n != label])
-    reach("tokens")
+    _reach("tokens")
     config = AutoConfig.from_pretrained(options["model"], num_labels=len(names))
     model = AutoModelForSequenceClassification.from_pretrained(options["model"], config=config)
-    reach("model")
-
-    class FirstStep(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == 1:
-                reach("first step")
-
-    def score(answers: Any) -> dict[str, float]:
-        found = np.argmax(answers.predictions, axis=1)
-        average = "binary" if len(names) == 2 else "macro"
-        f1 = f1_score(answers.label_ids, found, average=average, zero_division=0)
-        return {"accuracy": accuracy_score(answers.label_ids, found), "f1": f1}
-
-    arguments = TrainingArguments(options["output_dir"], report_to="none", seed=options["seed"], **options["arguments"])
+    _reach("model")
     trainer = Trainer(
         model,
-        arguments,
+        TrainingArguments(options["output_dir"], report_to="none", seed=options["seed"], **options["arguments"]),
         train_dataset=data["train"],
         eval_dataset=data["validation"],
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer),
-        compute_metrics=score,
+        compute_metrics=_score,
         callbacks=[FirstStep()],
     )
     trainer.train()
-    reach("training")
+    _reach("training")
     trainer.save_model()
-    reach("model folder")
+    _reach("model folder")
     trainer.save_metrics("eval", trainer.evaluate())
-    reach("scores")
+    _reach("scores")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), json.loads(sys.argv[2]))
+    main(json.loads(sys.argv[2]))

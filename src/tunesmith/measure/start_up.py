@@ -127,10 +127,10 @@ def _words(
         file = folder / f"{name}.json"
         with create(file) as out:
             out.write(json.dumps(options).encode())
-        return lambda pipe: [*python, "-m", "tunesmith.measure.timed_command", str(pipe), "train", str(file)]
+        return lambda pipe: [*python, "-m", "tunesmith.cli.timed_command", str(pipe), "train", str(file)]
     if kind == "predict":
         texts = ["It rained all day.", *["The sun did not come out."] * (len(columns[0]) - 1)]
-        timed = [*python, "-m", "tunesmith.measure.timed_command"]
+        timed = [*python, "-m", "tunesmith.cli.timed_command"]
         return lambda pipe: [*timed, str(pipe), "predict", str(run), "--text", *texts]
     if kind == "import":
         return lambda pipe: [*python, "-c", "import torch, transformers"]

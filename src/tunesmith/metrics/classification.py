@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tunesmith.metrics.rows import Array, Rows
+from tunesmith.metrics.rows import Array, Rows, mean_ranks
 
 AP_WORK = 8_000_000
 """Row draws spent on the standard error of average precision: 400 resamples up to 20,000 rows, never under 80."""
@@ -121,15 +121,13 @@ def matthews_correlation(counts: Array) -> Array:
 
 def auroc_parts(positive: Array, score: Array) -> tuple[float, Array]:
     """Area under the ROC curve and each row's influence on it (DeLong); NaN when a side is empty. Ties count half."""
-    from scipy.stats import rankdata
-
     positive = np.asarray(positive, bool)
     m, n = int(positive.sum()), int((~positive).sum())
     if m == 0 or n == 0:
         return float("nan"), np.zeros(len(positive))
-    ranks = rankdata(score)
+    ranks = mean_ranks(score)
     own = np.empty(len(positive))
-    own[positive], own[~positive] = rankdata(score[positive]), rankdata(score[~positive])
+    own[positive], own[~positive] = mean_ranks(score[positive]), mean_ranks(score[~positive])
     placement = np.where(positive, (ranks - own) / n, 1.0 - (ranks - own) / m)
     area = float(placement[positive].mean())
     # m-1, n-1: the variance without bias, which shows at 50 positives.

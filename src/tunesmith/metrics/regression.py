@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tunesmith.metrics.rows import Array
+from tunesmith.metrics.rows import Array, mean_ranks
 
 
 def pearson(references: Array, predictions: Array) -> float:
@@ -19,9 +19,7 @@ def pearson(references: Array, predictions: Array) -> float:
 
 def spearmanr(references: Array, predictions: Array) -> float:
     """Rank correlation, ties at their mean rank; NaN where `pearson` would be."""
-    from scipy.stats import rankdata
-
-    return pearson(rankdata(references), rankdata(predictions))
+    return pearson(mean_ranks(references), mean_ranks(predictions))
 
 
 def mse(references: Array, predictions: Array) -> float:

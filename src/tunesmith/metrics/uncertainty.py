@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.metrics.rows import Array
+from tunesmith.metrics.rows import Array, mean_ranks
 
 Limits = tuple[float, float]
 
@@ -211,9 +211,7 @@ def spearman_limits(x: Array, y: Array, r: float, confidence: float = 0.95) -> L
     n = len(x)
     if n < 5 or abs(r) >= 1 - 1e-12:
         return None
-    from scipy.stats import rankdata
-
-    u, v = rankdata(x) / n, rankdata(y) / n
+    u, v = mean_ranks(x) / n, mean_ranks(y) / n
     influence = (u * v + _mean_above(u, v) + _mean_above(v, u)) / (u.std() * v.std())
     return _z_limits(r, math.sqrt(float(((influence - influence.mean()) ** 2).sum()) / (n * (n - 3))), n, confidence)
 

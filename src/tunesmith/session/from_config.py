@@ -20,7 +20,6 @@ from tunesmith.run.environment import read_launch
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ledger import require_own_folder, start_ledger
 from tunesmith.run.lock import RunLock
-from tunesmith.run.milestones import reach
 from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import verify
 from tunesmith.session.ending import RunEnding
@@ -75,7 +74,6 @@ def finetune(
     # Several ranks read one after the other: the first builds the table that the others find.
     read = partial(read_run_data, config, data, use_test=use_test)
     found = read(watch.progress) if alone else None
-    reach("data")
     # One rank holds the lock for all of them.
     with RunLock(run.lock_file) if first else nullcontext():
         if first:
@@ -84,9 +82,7 @@ def finetune(
         from tunesmith.session.drive import train_run
         from tunesmith.session.prepare import prepare, start_runtime
 
-        reach("libraries")
         runtime = start_runtime(config)
-        reach("device")
         heard = watch if runtime.is_main else Watch()
         with rank_watch(runtime):
             prepared = prepare(config, runtime, lambda: found or read(heard.progress), heard)

@@ -85,13 +85,16 @@ class Prepared:
 
 def start_runtime(config: RunConfig) -> Runtime:
     """Joins the other ranks, if this process was launched as one of several."""
+    reach("libraries")
     precision: Precision = "fp16" if config.fp16 else "no"
     if config.bf16 or (config.bf16 is None and not config.fp16 and has_bf16(use_cpu=config.use_cpu)):
         precision = "bf16"
     sharding = read_sharding(config.fsdp, config.fsdp_config)
-    return make_runtime(
+    runtime = make_runtime(
         precision=precision, use_cpu=config.use_cpu, sharding=sharding, timeout_seconds=config.ddp_timeout
     )
+    reach("device")
+    return runtime
 
 
 def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], watch: Watch) -> Prepared:

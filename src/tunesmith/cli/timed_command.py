@@ -1,4 +1,4 @@
-"""`python -m tunesmith.measure.timed_command FD ...`: the `tunesmith` command, which writes its milestones to an open pipe."""
+"""`python -m tunesmith.cli.timed_command FD ...`: the `tunesmith` command, which writes its milestones to an open pipe."""
 
 from __future__ import annotations
 
