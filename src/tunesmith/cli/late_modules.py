@@ -152,15 +152,17 @@ class LateFinder(MetaPathFinder):
 
 
 def load_aside() -> None:
-    """Loads torch and what trains with it in a thread, while the command reads its data: loading waits for the disk."""
+    """Loads torch in a thread while the command reads its data: loading waits for the disk.
+
+    torch alone: transformers puts another module in its own place while it loads, and a second thread may get the first one.
+    """
     if _waiting:
-        threading.Thread(target=_load_heavy, name="loading torch", daemon=True).start()
+        threading.Thread(target=_load_torch, name="loading torch", daemon=True).start()
 
 
-def _load_heavy() -> None:
-    for name in ("torch", "tunesmith.session.drive", "transformers.modeling_utils"):
-        with suppress(Exception):  # the command itself imports it next, and says what is wrong
-            import_module(name)
+def _load_torch() -> None:
+    with suppress(Exception):  # the command itself imports it next, and says what is wrong
+        import_module("torch")
 
 
 def load_late() -> None:
