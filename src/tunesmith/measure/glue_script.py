@@ -26,7 +26,7 @@ from transformers import (
 )
 
 
-class FirstStep(TrainerCallback):
+class FirstStep(TrainerCallback):  # type: ignore[misc]
     """Notes the end of the first step."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
