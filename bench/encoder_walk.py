@@ -50,8 +50,22 @@ OWN: dict[str, dict[str, Any]] = {
     "funnel": {"block_sizes": [1, 1], "num_decoder_layers": 1},
     "mobilebert": {"intra_bottleneck_size": 32, "true_hidden_size": 32},
     "canine": {"num_hash_buckets": 64},
-    "reformer": {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16], "is_decoder": False},
-}
+    "reformer": {
+        "axial_pos_embds": False, "is_decoder": False, "attn_layers": ["local", "lsh"], "num_buckets": 2,
+        "local_attn_chunk_length": 64, "lsh_attn_chunk_length": 64,
+    },
+    "layoutlmv3": {"coordinate_size": 6, "shape_size": 4},
+    "lilt": {"hidden_size": 48},
+    "xmod": {"languages": ["en_XX"], "default_language": "en_XX"},
+    "perceiver": {
+        "d_latents": 32, "num_latents": 8, "num_blocks": 1, "num_self_attends_per_block": 2,
+        "num_self_attention_heads": 4, "num_cross_attention_heads": 4,
+    },
+    "t5": {"decoder_start_token_id": 0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "gptj": {"rotary_dim": 4},
+    "qwen3_moe": {"num_experts_per_tok": 2},
+}  # fmt: skip
 LENGTHS = (5, 19, 33, 12)
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal.default", "is_nonzero")
 MOST = 30_000_000
@@ -166,7 +180,7 @@ def look_at(kind: str) -> dict[str, Any]:
 def main() -> None:
     """Prints one line for each type, and what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--types", nargs="+")
+    parser.add_argument("--types", nargs="+", help="only these; with --output their lines of that file are replaced")
     parser.add_argument("--output")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -174,7 +188,8 @@ def main() -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as NAMES
 
     transformers.utils.logging.set_verbosity_error()
-    lines = []
+    known = json.loads(Path(args.output).read_text())["types"] if args.types and args.output else []
+    lines = [line for line in known if line["type"] not in args.types]
     for kind in args.types or sorted(NAMES):
         began = time.perf_counter()
         try:
@@ -187,7 +202,7 @@ def main() -> None:
                 "failed": f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}",
             }
             text = f"not looked at: {line['failed']}"
-        lines.append(line)
+        lines = sorted([*lines, line], key=lambda one: str(one["type"]))
         print(f"{kind:<26} {text}  ({time.perf_counter() - began:.1f} s)", flush=True)
         if args.output:
             about = {
