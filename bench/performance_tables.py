@@ -142,6 +142,8 @@ def rows_table(record: Record) -> list[str]:
 
 def families_table(record: Record) -> list[str]:
     """Steps of bench/families_gpu.py: our Trainer beside the faster precision of transformers' one."""
+    if "results" in record:
+        return _families_cpu(record["results"])
     rows = []
     for shape, batches in record["shapes"].items():
         for batch, one in batches.items():
@@ -149,6 +151,15 @@ def families_table(record: Record) -> list[str]:
             numbers = [f"{ms[kind]:.2f}" for kind in ("ours", "trainer_bf16", "trainer_fp32")]
             rows.append([f"{shape}, batch {batch}", *numbers, f"{one['ratio']:.2f}"])
     return make_table(["", "ours bf16, ms", "Trainer bf16, ms", "Trainer fp32, ms", "faster of both by ours"], rows)
+
+
+def _families_cpu(results: list[dict[str, Any]]) -> list[str]:
+    """Steps of bench/families_cpu.py, in processor time."""
+    rows = []
+    for one in results:
+        numbers = [f"{one[f'{name}_processor_ms']:,.0f}" for name in ("ours", "theirs")]
+        rows.append([f"{one['shape']}, batch {one['batch']}", *numbers, f"{one['ratio']:.2f}"])
+    return make_table(["", "ours, processor ms", "Trainer, processor ms", "times ours"], rows)
 
 
 def encoder_table(record: Record) -> list[str]:
