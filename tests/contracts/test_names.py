@@ -113,6 +113,9 @@ def test_what_tests_and_benchmarks_import_exists() -> None:
 
 CALLED_FROM_OUTSIDE = {
     "acquire": "optuna",
+    "create_module": "importlib",
+    "emit": "logging",
+    "exec_module": "importlib",
     "get_next": "onnxruntime",
     "_repr_html_": "a notebook",
     "_trial": "transformers",

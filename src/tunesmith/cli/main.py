@@ -77,9 +77,7 @@ def entry() -> None:
 
 def leave(code: int) -> NoReturn:
     """Ends the process as `sys.exit` does, but for taking every module and object apart: with torch that takes a second."""
-    for thread in threading.enumerate():
-        if not thread.daemon and thread is not threading.current_thread():
-            thread.join()
+    threading._shutdown()  # type: ignore[attr-defined]  # as Python itself does: pools end, then threads are joined
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:

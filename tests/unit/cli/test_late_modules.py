@@ -53,10 +53,13 @@ def test_versions_that_were_not_tried_load_as_usual(found: str, tried: bool, mon
 def test_the_end_of_a_command_waits_for_threads_and_runs_what_was_registered(tmp_path: Path) -> None:
     source = (
         "import atexit, threading, time, pathlib\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
         "from tunesmith.cli.main import leave\n"
         f"out = pathlib.Path({str(tmp_path)!r})\n"
         "atexit.register(lambda: (out / 'registered').touch())\n"
         "threading.Thread(target=lambda: (time.sleep(0.2), (out / 'thread').touch())).start()\n"
+        "pool = ThreadPoolExecutor(1)\n"
+        "pool.submit(int)\n"
         "print('printed', end='')\n"
         "leave(3)\n"
     )
