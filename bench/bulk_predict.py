@@ -1,9 +1,9 @@
 """Bulk prediction with processes that are killed at random: every row once, in place, equal to the unbroken run.
 
 python bench/bulk_predict.py MODEL [--rows 2000000] [--kills 30] [--workers 4]
-Writes parquet files of random short texts, predicts them with one process that is left alone and then with workers that are
-killed with SIGKILL and started again, compares all output files byte by byte and looks for each row at its place. Prints rows
-a second, kills, and the memory of the process that was left alone, early and late.
+Writes parquet files of random short texts, predicts them with `--calm_workers` processes that are left alone and then with
+workers that are killed with SIGKILL and started again, compares all output files byte by byte and looks for each row at its
+place. Prints rows a second, kills, and the memory of a process that was left alone, early and late.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--calm_workers", type=int, default=1)
+    parser.add_argument("--pause", type=float, nargs=2, default=[2.0, 12.0], help="seconds between two kills")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     random.seed(args.seed)
@@ -54,7 +56,7 @@ def main() -> int:
         home = Path(folder)
         write_inputs(home / "in", args.rows)
         start = time.perf_counter()
-        memory = watch(predict(args.model, home, "plain"))
+        memory = watch(predict(args.model, home, "plain", workers=args.calm_workers))
         plain = time.perf_counter() - start
         start = time.perf_counter()
         kills = disturb(args, home)
@@ -105,9 +107,10 @@ def write_inputs(folder: Path, rows: int) -> None:
         pq.write_table(pa.table({"id": ids, "text": texts}), folder / f"{file}.parquet", row_group_size=GROUP_ROWS)
 
 
-def predict(model: str, home: Path, output: str) -> subprocess.Popen[bytes]:
-    """One worker."""
+def predict(model: str, home: Path, output: str, *, workers: int = 1) -> subprocess.Popen[bytes]:
+    """One command."""
     words = ["predict", model, "--input", str(home / "in" / "*.parquet"), "--output", f"{home / output}/", "--use_cpu"]
+    words += ["--workers", str(workers)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-m", "tunesmith", *words], stderr=subprocess.DEVNULL, env=environment)
 
@@ -117,7 +120,7 @@ def disturb(args: argparse.Namespace, home: Path) -> int:
     workers = [predict(args.model, home, "broken") for _ in range(args.workers)]
     kills = 0
     while kills < args.kills and any(worker.poll() is None for worker in workers):
-        time.sleep(random.uniform(2, 12))
+        time.sleep(random.uniform(*args.pause))
         victim = random.randrange(args.workers)
         if workers[victim].poll() is None:
             workers[victim].send_signal(signal.SIGKILL)

@@ -10,7 +10,7 @@ from pathlib import Path
 from tunesmith.cli.board import add_server_arguments, warn_network
 from tunesmith.cli.parser import user_path
 from tunesmith.cli.trained_model import positive
-from tunesmith.errors import ConfigError
+from tunesmith.errors import ConfigError, StoppedBySignal
 
 DEFAULT_PORT = 8322
 MIN_KEY = 16
@@ -59,16 +59,21 @@ def run(args: argparse.Namespace) -> int:
 
     if worker:
         end_with_parent()
-    serve_forever(
-        service,
-        host=args.host,
-        port=args.port,
-        token=key,
-        names=args.allow_host,
-        on_ready=ready,
-        drain_seconds=DRAIN_SECONDS,
-        shared=bool(worker),
-    )
+    try:
+        serve_forever(
+            service,
+            host=args.host,
+            port=args.port,
+            token=key,
+            names=args.allow_host,
+            on_ready=ready,
+            drain_seconds=DRAIN_SECONDS,
+            shared=bool(worker),
+        )
+    except StoppedBySignal as stopped:
+        if not worker:  # the process that started the workers says it for all of them
+            raise
+        return stopped.exit_code
     return 0
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-from tunesmith.errors import ConfigError, ResourceError
+from tunesmith.errors import ConfigError, ResourceError, StoppedBySignal
 from tunesmith.serve.app import Service, make_app
 from tunesmith.serve.protocol import DeadlineProtocol
 from tunesmith.serve.routes import Board
@@ -18,6 +21,8 @@ from tunesmith.serve.security import Access
 
 DRAIN_SECONDS = 8
 BACKLOG = 1024
+ARRIVED_SECONDS = 0.2
+"""Between the signal and the end of listening: what clients had sent before it is read, and so is accepted."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -31,6 +36,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Lets all watching pages go, then waits for what is being answered."""
         await self._service.close()
+        await asyncio.sleep(ARRIVED_SECONDS)
         await super().shutdown(sockets)
 
 
@@ -104,12 +110,22 @@ def serve_forever(
     drain_seconds: int = DRAIN_SECONDS,
     shared: bool = False,
 ) -> None:
-    """Serves until SIGINT or SIGTERM, then answers what was accepted; `on_ready` gets the address without the token."""
+    """Serves until a signal, then answers what was accepted; `on_ready` gets the address without the token.
+
+    Ends with KeyboardInterrupt after SIGINT and with StoppedBySignal after SIGTERM.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, raise_stopped)  # uvicorn sends itself the signal again when all is answered
     with open_socket(host, port, shared=shared) as listener:
         every = [*names, *_names_of(host)]
         server = make_server(service, listener=listener, token=token, names=every, drain_seconds=drain_seconds)
         on_ready(address_of(host, listener.getsockname()[1]))
         server.run(sockets=[listener])
+
+
+def raise_stopped(number: int, frame: object = None) -> None:
+    """The end of a service that a signal asked for: exit code 128 + its number, with one worker and with several."""
+    raise StoppedBySignal(number, "after what was accepted was answered")
 
 
 def address_of(host: str, port: int) -> str:

@@ -15,8 +15,10 @@ import time
 from collections.abc import Callable
 
 from tunesmith.serve.counters import make_table
+from tunesmith.serve.server import raise_stopped
 
 LOOK_SECONDS = 0.2
+BY_SIGNAL = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 Start = Callable[[int, int], list[str]]
 """The words of the command for a worker, from its number and the table of counters (a file descriptor)."""
 
@@ -29,8 +31,14 @@ def run_workers(count: int, words: Start, environment: dict[str, str], drain_sec
     """
     table = make_table(count)
     stopping = threading.Event()
-    for asked in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(asked, lambda *_: stopping.set())
+    asked: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        asked.append(number)
+        stopping.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
 
     def start(worker: int) -> subprocess.Popen[bytes]:
         # Its end of the pipe closes with this process, however it ends; a group of its own, so that Ctrl-C comes from here.
@@ -47,7 +55,7 @@ def run_workers(count: int, words: Start, environment: dict[str, str], drain_sec
     while not code and not stopping.wait(LOOK_SECONDS):
         for number, worker in enumerate(workers):
             ended = worker.poll()
-            if ended is not None and ended < 0:
+            if ended is not None and (ended < 0 or ended in BY_SIGNAL):
                 workers[number] = start(number)
             elif ended is not None:
                 code = ended or 1
@@ -61,6 +69,8 @@ def run_workers(count: int, words: Start, environment: dict[str, str], drain_sec
             worker.kill()
             worker.wait()
     os.close(table)
+    if asked:
+        raise_stopped(asked[0])
     return code
 
 

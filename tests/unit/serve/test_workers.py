@@ -66,7 +66,7 @@ def test_two_workers_share_a_port_and_one_that_dies_is_replaced(tmp_path: Path) 
         assert ANSWERED in get(port, "/metrics")[1], "what the dead worker counted stays"
         workers = children(service.pid)
         service.send_signal(signal.SIGTERM)
-        assert service.wait(timeout=patient(20)) == 0
+        assert service.wait(timeout=patient(20)) == 143
         assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
     finally:
         service.kill()
