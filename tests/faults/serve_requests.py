@@ -173,7 +173,7 @@ def main() -> int:
     words = [sys.executable, "-m", "tunesmith", "serve", args.run, "--port", str(port)]
     server = subprocess.Popen(words, env={**os.environ, "TUNESMITH_SERVE_KEY": KEY}, stdout=subprocess.DEVNULL)
     try:
-        wait_until_answered(port)
+        wait_until_answered(port, server)
         sizes, found = [resident_bytes(server.pid)], Counter[int]()
         for part in range(10):
             found += throw(port, args.seed * 10 + part, args.count // 10)
@@ -191,17 +191,17 @@ def main() -> int:
     return int(bad > 0 or not alive or growth > 0.05)
 
 
-def wait_until_answered(port: int, seconds: float = 120.0) -> None:
+def wait_until_answered(port: int, server: subprocess.Popen[bytes], seconds: float = 600.0) -> None:
     """Returns when a good request is answered."""
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and server.poll() is None:
         try:
             if send(port, post(port, GOOD))[0] == 200:
                 return
         except OSError:
             pass
         time.sleep(0.1)
-    raise SystemExit("the service did not answer in time")
+    raise SystemExit(f"the service did not answer (exit code {server.poll()})")
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ class Service:
         environment = {**os.environ, "TUNESMITH_SERVE_KEY": KEY}
         quiet = subprocess.DEVNULL
         self.process = subprocess.Popen(words, env=environment, stdout=quiet, stderr=quiet)
-        wait_until_answered(self.port)
+        wait_until_answered(self.port, self.process)
 
     def scores(self) -> list[float]:
         """The score of "bad" of each text, asked one by one."""

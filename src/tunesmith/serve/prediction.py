@@ -102,7 +102,7 @@ class PredictionService:
             rows = int(getattr(request.state, "rows", 0))
             self.counters.count_request(path, response.status_code, seconds, rows)
             self.counters.note(waiting=self.classifier.waiting)
-            if path == "/predict":
+            if path == "/predict" and log.isEnabledFor(logging.INFO):
                 line = {"event": "request", "route": path, "status": response.status_code, "rows": rows}
                 log.info(json.dumps({**line, "ms": round(1000 * seconds, 1)}))
             return response

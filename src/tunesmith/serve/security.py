@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 POLICY = (
@@ -27,7 +27,9 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
+    "content-security-policy": POLICY,
 }
+_RAW_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 READING = ("GET", "HEAD")
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 BOARD_TOKEN = "open the address that `tunesmith board` printed: it carries the token"
@@ -75,10 +77,9 @@ class Guard:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-                headers.setdefault("content-security-policy", POLICY)
+                given = message.get("headers", [])
+                known = {name.lower() for name, _ in given}
+                message = {**message, "headers": [*given, *(pair for pair in _RAW_HEADERS if pair[0] not in known)]}
             await send(message)
 
         refusal = self._refuse(scope)

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 from tunesmith.errors import DataError, NumericsError, TunesmithError
@@ -57,16 +57,21 @@ class _Item:
     """The encoded rows, and their tokens in all, once they were read."""
     tokens: int = 0
 
-    def reply(self, value: list[dict[str, Any]] | Exception) -> None:
-        def set_answer() -> None:
-            if not self.answer.done():
-                if isinstance(value, Exception):
-                    self.answer.set_exception(value)
-                else:
-                    self.answer.set_result(value)
 
+def _reply(items: Sequence[_Item], values: Sequence[list[dict[str, Any]] | Exception]) -> None:
+    """Answers that are ready together, in one call of each event loop: a call for each answer would wake it each time."""
+
+    def set_answers(loop: asyncio.AbstractEventLoop) -> None:
+        for item, value in zip(items, values, strict=True):
+            if item.loop is loop and not item.answer.done():
+                if isinstance(value, Exception):
+                    item.answer.set_exception(value)
+                else:
+                    item.answer.set_result(value)
+
+    for loop in {item.loop for item in items}:
         try:
-            self.loop.call_soon_threadsafe(set_answer)
+            loop.call_soon_threadsafe(set_answers, loop)
         except RuntimeError:  # the server has gone
             log.debug("no request waits for this answer any more")
 
@@ -196,9 +201,8 @@ class Classifier:
         model = batch[0].model
         results = _results(model, model.logits_of([row for item in batch for row in item.rows]))
         self._learn(time.perf_counter() - start, batch)
-        for item in batch:
-            item.reply(results[: len(item.rows)])
-            del results[: len(item.rows)]
+        ends = list(accumulate(len(item.rows) for item in batch))
+        _reply(batch, [results[end - len(item.rows) : end] for item, end in zip(batch, ends, strict=True)])
 
     def _learn(self, seconds: float, batch: list[_Item]) -> None:
         """The speed, as a moving average over some five batches."""
@@ -226,7 +230,7 @@ class Classifier:
             problem = BadRequest(422, "the model could not read this text")
         for item in items:
             if alone:
-                item.reply(problem)
+                _reply([item], [problem])
             else:
                 self._each([item], work)
 

@@ -171,6 +171,36 @@ def test_urls_of_fsspec_are_read_and_written_as_paths_are(
         memory.rm("/bucket", recursive=True)
 
 
+def test_an_s3_bucket_is_read_and_written_as_a_folder_is(
+    unbroken: Path, model: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real client against a server on loopback, where both are installed: pip install s3fs 'moto[server]'."""
+    pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    address = "http://{}:{}".format(*server.get_host_and_port())
+    settings = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    import fsspec
+
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": address})
+    try:
+        s3 = fsspec.filesystem("s3")
+        s3.mkdir("bucket")
+        for file in data.iterdir():
+            s3.pipe_file(f"bucket/in/{file.name}", file.read_bytes())
+        assert (
+            main(["predict", str(model), "--input", "s3://bucket/in/*", "--output", "s3://bucket/out", "--use_cpu"])
+            == 0
+        )
+        found = {path.removeprefix("bucket/out/"): s3.cat_file(path) for path in s3.find("bucket/out")}
+    finally:
+        server.stop()
+    assert found.pop("job.json")
+    assert found == contents(unbroken)
+
+
 def test_a_claim_in_a_store_holds_while_its_process_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 
