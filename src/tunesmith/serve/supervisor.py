@@ -37,8 +37,8 @@ def run_workers(count: int, words: Start, environment: dict[str, str], drain_sec
         asked.append(number)
         stopping.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, stop)
 
     def start(worker: int) -> subprocess.Popen[bytes]:
         # Its end of the pipe closes with this process, however it ends; a group of its own, so that Ctrl-C comes from here.
