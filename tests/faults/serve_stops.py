@@ -184,12 +184,12 @@ def main() -> int:
             service.end() if source == args.other else None
         reloads = asyncio.run(reload_often(service, run, sources, scores, args))
         stops, slowest = Counter[str](), 0
-        for _ in range(args.times):
+        for number in range(args.times):
+            if number:
+                service = Service(run, args.workers)
             found = asyncio.run(stop_under_load(service, scores, args))
             slowest = max(slowest, found.pop("slowest end, ms"))
             stops += found
-            service = Service(run, args.workers)
-        service.end()
     print(f"{args.times} models replaced: {dict(sorted(reloads.items()))}")
     print(f"{args.times} SIGTERMs: {dict(sorted(stops.items()))}; slowest end {slowest} ms")
     bad = [n for n in (*reloads, *stops) if n in ("lost", "wrong", "never reloaded") or n.startswith("status 5")]
