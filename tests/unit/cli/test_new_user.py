@@ -66,7 +66,11 @@ WRONG = {
         3,
         "validation.csv:8:verdict: 'middling' is not one of bad, good",
     ),
-    "no header": ((*TRAIN, "semicolons.csv"), 3, "tunesmith train --train_file named.csv"),
+    "no header": (
+        (*TRAIN, "semicolons.csv"),
+        3,
+        "semicolons.csv > named.csv && tunesmith train --model_name_or_path tiny --output_dir never --train_file named.csv",
+    ),
     "no such model": (
         ("train", "--output_dir", "never", "--train_file", "comments.csv", "--model_name_or_path", "some/modle"),
         4,
