@@ -36,7 +36,7 @@ def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) ->
         )
     elif config.time_budget is not None and not one_of_many:
         problems.append(
-            "--time_budget is for --recipe best and `tunesmith search`. Add --recipe best, or leave it out."
+            "--time_budget is not built in for a single run. It is for --recipe best and `tunesmith search`."
         )
     if isinstance(config.resume_from_checkpoint, str):
         problems.append(
