@@ -14,6 +14,7 @@ from tiny_model import sentences
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.predict.predictor import Predictor
+from tunesmith.session.settling import pooling_for
 
 
 def mood(count: int) -> list[dict[str, Any]]:
@@ -91,3 +92,13 @@ def test_a_trained_head_stays(train: Any, tmp_path: Path) -> None:
     _, said = train(train_data=mood(80), output_dir=tmp_path / "second", model_name_or_path=first.run.model)
     assert any("Recipe: pooling pooler: the only way this model has" in line for line in said)
     assert any("Recipe: head_start off" in line for line in said)
+
+
+def test_a_new_head_that_reads_the_first_token_is_left_to_learn() -> None:
+    chosen, why = pooling_for(
+        "first", "best on frozen features", ["classifier.dense.weight", "classifier.out_proj.weight"]
+    )
+    assert chosen == "pooler"
+    assert why == "the model's own head reads the first token, best on frozen features"
+    assert pooling_for("first", "best", ["classifier.weight"]) == ("first", "best"), "its pooler is in the checkpoint"
+    assert pooling_for("mean", "best", ["classifier.dense.weight"]) == ("mean", "best")
