@@ -14,6 +14,9 @@ from tunesmith.errors import ConfigError, StoppedBySignal
 
 DEFAULT_PORT = 8322
 MIN_KEY = 16
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Threads of a product that wait for each other sleep instead of spinning. With clients on the same two cores, spinning took
+62 ms of processor time a row instead of 9.7 (all-MiniLM-L6-v2, sentences of subj), for a quarter of the rows a second."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.serve.supervisor import end_with_parent
     from tunesmith.serve.token import key_file, load_token
 
+    for name, value in WAITING.items():
+        os.environ.setdefault(name, value)  # read once, when torch is loaded: that is later
     folder = Path(args.run)
     worker = [int(word) for word in args.worker.split(":") if word]
     counters = ServiceCounters(worker[1], worker[0]) if worker else None

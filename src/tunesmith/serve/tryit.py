@@ -93,6 +93,7 @@ class Classifier:
         self._read: deque[_Item] = deque()
         self._chars = 0
         self._char_seconds = self._token_seconds = 0.0
+        self._timed: Any = None
         self._thread: threading.Thread | None = None
         self._ending = False
 
@@ -205,7 +206,14 @@ class Classifier:
         _reply(batch, [results[end - len(item.rows) : end] for item, end in zip(batch, ends, strict=True)])
 
     def _learn(self, seconds: float, batch: list[_Item]) -> None:
-        """The speed, as a moving average over some five batches."""
+        """The speed, as a moving average over some five batches.
+
+        The first batch of a model does not count: what is loaded and arranged for it can take seconds, and thousands of
+        requests would be refused until the average forgets it.
+        """
+        if batch[0].model is not self._timed:
+            self._timed = batch[0].model
+            return
         tokens, chars = sum(item.tokens for item in batch), sum(item.chars for item in batch)
         share = 0.2 if self._token_seconds else 1.0
         self._token_seconds += share * (seconds / max(tokens, 1) - self._token_seconds)

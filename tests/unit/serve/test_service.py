@@ -210,6 +210,20 @@ def test_more_text_than_can_be_answered_in_time_is_refused_at_once(runs: Path, f
     classifier.close()
 
 
+def test_a_slow_first_batch_does_not_refuse_what_comes_after_it(
+    runs: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classifier = Classifier(lambda run: fake)
+    run = RunDir(runs / "alpha")
+    clock = iter([0.0, 5.0, 5.0, 5.001])
+    monkeypatch.setattr(tryit.time, "perf_counter", lambda: next(clock))
+    ask(classifier, run, "a")
+    assert classifier._char_seconds == 0.0
+    ask(classifier, run, "abcd")
+    assert 4 * classifier._char_seconds == pytest.approx(0.001)
+    classifier.close()
+
+
 def test_a_folder_that_is_away_between_two_renames_costs_no_request(runs: Path, fake: Any, tmp_path: Path) -> None:
     run = RunDir(shutil.copytree(runs / "alpha", tmp_path / "alpha"))
     classifier = Classifier(lambda _: fake, reload_aside=True)

@@ -56,6 +56,7 @@ def test_two_workers_share_a_port_and_one_that_dies_is_replaced(tmp_path: Path) 
             assert send(port, post(port, GOOD), patient(20))[0] == 200
         assert ANSWERED in get(port, "/metrics")[1], "the sum over both workers"
         first, second = children(service.pid)
+        assert b"OMP_WAIT_POLICY=PASSIVE" in Path(f"/proc/{first}/environ").read_bytes().split(b"\0")
         os.kill(first, signal.SIGKILL)
         end = time.monotonic() + patient(20)
         while first in children(service.pid) or len(children(service.pid)) < 2:
