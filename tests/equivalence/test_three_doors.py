@@ -104,7 +104,7 @@ def by_hand(place: Path) -> Outcome:
     for epoch in range(2):
         for window in batches.windows(epoch):
             model.train()
-            seed_step(plan.seed, len(losses), rank=0, device=torch.device("cpu"))
+            seed_step(plan.seed, len(losses), rank=0)
             factor = 1 / objective.weight(window.labels, len(window.rows))
             total = torch.zeros(())
             for batch in window.micro_batches:

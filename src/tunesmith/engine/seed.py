@@ -23,10 +23,10 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence([seed & (2**63 - 1), step, rank]).generate_state(1, np.uint64)[0] >> 1)
 
 
-def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
-    """Sets torch's generators for the dropout of one optimizer step on this device."""
+def seed_step(seed: int, step: int, rank: int, device: torch.device | None = None) -> None:
+    """Sets torch's generators for the dropout of one optimizer step: those of the CPU and of this device, or all there are."""
     number = step_seed(seed, step, rank)
-    if device.type not in ("cpu", "cuda"):
+    if device is None or device.type not in ("cpu", "cuda"):
         torch.manual_seed(number)
         return
     # torch.manual_seed also keeps the number for each kind of accelerator that is not in use, with the call's stack as text:
