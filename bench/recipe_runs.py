@@ -174,7 +174,7 @@ def measure_rare(logits: Any, gold: Any, labels: Any) -> Found | None:
     F1 is that of the rare label of two, else the mean over labels; `moved` follows the gate of `--move_thresholds`.
     """
     from tunesmith.labels import Task
-    from tunesmith.metrics.moved_thresholds import fit_thresholds
+    from tunesmith.metrics.calibration import fit_thresholds
     from tunesmith.metrics.rows import softmax
     from tunesmith.metrics.suite import make_suite
 

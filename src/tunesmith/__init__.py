@@ -18,10 +18,9 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.cli.console import Console
     from tunesmith.config.load import load_config
     from tunesmith.config.schema import RunConfig
-    from tunesmith.curves.from_journal import curves_from_events, load_curves
+    from tunesmith.curves.panels import sketch_curves
     from tunesmith.curves.plot import draw_curves
-    from tunesmith.curves.series import Curves
-    from tunesmith.curves.sketch import sketch_curves
+    from tunesmith.curves.series import Curves, curves_from_events, load_curves
     from tunesmith.diagnose.advise import diagnose as diagnose_curves
     from tunesmith.encoder.resolve import find_embedded
     from tunesmith.engine.evaluate import predict_rows
@@ -123,7 +122,7 @@ _HOMES: dict[str, str] = {
     "TrainerCallback": "transformers",
     "TrainingArguments": "tunesmith.trainer",
     "choose_strategies": "tunesmith.fast.strategies",
-    "curves_from_events": "tunesmith.curves.from_journal",
+    "curves_from_events": "tunesmith.curves.series",
     "diagnose_curves": "tunesmith.diagnose.advise:diagnose",
     "draw_curves": "tunesmith.curves.plot",
     "epoch_ends_for": "tunesmith.engine.plan",
@@ -132,7 +131,7 @@ _HOMES: dict[str, str] = {
     "get_scheduler": "transformers",
     "load_checkpoint": "tunesmith.keep.checkpoint",
     "load_config": "tunesmith.config.load",
-    "load_curves": "tunesmith.curves.from_journal",
+    "load_curves": "tunesmith.curves.series",
     "load_dataset": "tunesmith.reading.hub:load_from_hub",
     "load_metric": "tunesmith.metrics.suite:load",
     "lr_at": "tunesmith.engine.schedule",
@@ -144,7 +143,7 @@ _HOMES: dict[str, str] = {
     "sample_file": "tunesmith.sample",
     "save_checkpoint": "tunesmith.keep.checkpoint",
     "set_seed": "transformers",
-    "sketch_curves": "tunesmith.curves.sketch",
+    "sketch_curves": "tunesmith.curves.panels",
     "train_events": "tunesmith.engine.loop",
 }
 """Public name -> module it lives in (`module:name` where it is called otherwise there).

@@ -29,7 +29,7 @@ IN_NEW_FOLDERS = {
     "notebook/estimators.py": {"fill"},
     "predict/model_folder.py": {"describe"},
     "export/exporting.py": {"_export"},
-    "keep/tensor_file.py": {"write_tensors"},
+    "keep/snapshot.py": {"write_tensors"},
     "trainer/checkpoints.py": {"_describe"},
     "trainer/push.py": {"write"},
     "trainer/saving.py": {"fill", "save_companions", "write_trainer_state"},

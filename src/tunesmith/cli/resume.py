@@ -72,7 +72,7 @@ def config_of_run(folder: RunDir) -> RunConfig:
 def _home_of(folder: RunDir) -> Path:
     """The folder that the run was started in."""
     from tunesmith.errors import CheckpointError
-    from tunesmith.run.records import read_environment
+    from tunesmith.run.layout import read_environment
 
     try:
         return Path(read_environment(folder.environment_file).get("folder") or "")

@@ -8,9 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tunesmith.config.choices import schedule_problems
-from tunesmith.config.durations import read_duration
-from tunesmith.config.ranges import Range
+from tunesmith.config.choices import Range, read_duration, schedule_problems
 from tunesmith.config.schema import PATH_OPTIONS, RunConfig, list_options
 from tunesmith.errors import did_you_mean
 
@@ -191,7 +189,7 @@ def _check_metrics(config: RunConfig) -> Iterator[Problem]:
     best = config.metric_for_best_model
     if config.metric_name is None and best is None:
         return
-    from tunesmith.metrics.names import metric_names  # numpy: only where a metric is named
+    from tunesmith.metrics.suite import metric_names  # numpy: only where a metric is named
 
     for name in config.metric_name or ():
         if name not in metric_names():
@@ -205,7 +203,7 @@ def _check_metrics(config: RunConfig) -> Iterator[Problem]:
 
 
 def _unknown_metric(option: str, name: str, known: tuple[str, ...]) -> Problem:
-    from tunesmith.metrics.names import metric_aliases
+    from tunesmith.metrics.suite import metric_aliases
 
     near = did_you_mean(name, (*known, *metric_aliases()))
     return Problem(option, f"{name!r} is not a metric", near or f"Use one of {', '.join(known)}")

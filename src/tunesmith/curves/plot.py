@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tunesmith.curves.panels import Panel, PanelLine, main_panels
+from tunesmith.curves.panels import THEMES, Panel, PanelLine, Theme, ThemeName, main_panels
 from tunesmith.curves.series import Curves, Floats, Series
-from tunesmith.curves.themes import THEMES, Theme, ThemeName
 from tunesmith.run.ledger import require_own, write_own
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import Any
 from tunesmith.encoder.seal import check_seal
 from tunesmith.encoder.tensor_header import check_tensor_file
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, did_you_mean, short_text
-from tunesmith.run.bars import library_bars_off
-from tunesmith.run.environment import answer_within
+from tunesmith.run.environment import answer_within, library_bars_off
 from tunesmith.run.remembered import known_hash
 
 EMBEDDED = "all-MiniLM-L6-v2"

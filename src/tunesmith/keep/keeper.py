@@ -21,9 +21,9 @@ from tunesmith.keep.checkpoint import (
     bytes_of,
     capture,
 )
-from tunesmith.keep.history import newest_intact, rotate
 from tunesmith.keep.record import GOOD_ENDS, Listener, RunRecord
 from tunesmith.keep.snapshot import ASIDE_FROM, Aside, Snapshot, has_room, link_files
+from tunesmith.keep.weight_files import newest_intact, rotate
 from tunesmith.run.environment import fault_point
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import read_manifest, require_space, sweep, verify, write_sealed

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.errors import ConfigError, DataError, ResourceError, TunesmithError, did_you_mean, short_text
-from tunesmith.run.bars import library_bars_off
-from tunesmith.run.environment import answer_within
+from tunesmith.run.environment import answer_within, library_bars_off
 
 if TYPE_CHECKING:
     from datasets import DatasetDict

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunesmith.config.schema import list_options
-from tunesmith.curves.from_journal import load_curves
-from tunesmith.curves.series import Curves
+from tunesmith.curves.series import Curves, load_curves
 from tunesmith.findings import Finding
 from tunesmith.reading.prediction_file import read_prediction_columns
 from tunesmith.report.diagnosis import diagnose_with, goes_on, read_run_config
@@ -26,8 +25,7 @@ from tunesmith.report.particulars import (
 )
 from tunesmith.report.predictions import make_predictions
 from tunesmith.report.score_table import Headline, choose_headline, headline_scores
-from tunesmith.run.layout import RunDir, open_run
-from tunesmith.run.records import read_environment, read_metrics, read_summary
+from tunesmith.run.layout import RunDir, open_run, read_environment, read_metrics, read_summary
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tunesmith.labels import Task
-from tunesmith.metrics.classification import confusion_matrix
+from tunesmith.metrics.metric_values import confusion_matrix
 from tunesmith.metrics.uncertainty import wilson_limits
 from tunesmith.report.predictions import PredictedRows
 

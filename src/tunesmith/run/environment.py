@@ -1,5 +1,5 @@
-"""What surrounds this process: its versions, machine, command and commit; what a launcher told it; faults that a test asks for;
-calls into other people's code that may never return.
+"""What surrounds this process: its versions, machine, command and commit; what a launcher gave it; faults that a test asks for;
+calls into other people's code that may never return; progress bars of libraries; the milestones of a command.
 
 The commit is read from the files of git. No program is started: what a repository configures (`core.fsmonitor`, hooks,
 filters) would run with it.
@@ -8,6 +8,7 @@ filters) would run with it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import platform
 import re
@@ -16,9 +17,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from tunesmith.errors import ConfigError
@@ -227,3 +230,24 @@ def without_fsdp() -> Iterator[None]:
     finally:
         if asked is not None:
             os.environ["ACCELERATE_USE_FSDP"] = asked
+
+
+@contextmanager
+def library_bars_off(library: ModuleType, *, except_on_a_terminal: bool = False) -> Iterator[None]:
+    """`library` is `datasets` or `huggingface_hub.utils`; bars that were off before stay off."""
+    if library.are_progress_bars_disabled() or (except_on_a_terminal and sys.stderr.isatty()):
+        yield
+        return
+    library.disable_progress_bars()
+    try:
+        yield
+    finally:
+        library.enable_progress_bars()
+
+
+milestones = logging.getLogger(__name__)
+
+
+def reach(milestone: str) -> None:
+    """Notes that something is done. Costs nothing unless a handler asks for it."""
+    milestones.info(milestone)

@@ -14,7 +14,7 @@ from tunesmith.encoder.head import HeadNames, read_head_names
 from tunesmith.encoder.resolve import resolve_model
 from tunesmith.labels import Task
 from tunesmith.reading.load import DataBundle, load_data
-from tunesmith.run.milestones import reach
+from tunesmith.run.environment import reach
 from tunesmith.session.watch import ShowProgress
 
 PLAIN_OPTIONS = (

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.mapped_pages import release_pages
-from tunesmith.run.bars import library_bars_off
+from tunesmith.run.environment import library_bars_off
 from tunesmith.tokens.cutting import LongTexts
 from tunesmith.tokens.map_workers import naming_map_workers, note_rows
 from tunesmith.tokens.token_cache import TokenCache, content_hash, default_token_cache

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tunesmith.keep.checkpoint import PIECES
 from tunesmith.keep.weight_files import holds, is_weights
 from tunesmith.ranks.sharding import is_sharded
-from tunesmith.run.resealed import watch
+from tunesmith.run.ledger import watch
 from tunesmith.trainer.saving import TRAINER_STATE
 from tunesmith.trainer.upstream import (
     CallbackHandler,

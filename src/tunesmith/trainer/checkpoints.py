@@ -10,9 +10,15 @@ from tunesmith.encoder.adapters import has_adapters
 from tunesmith.errors import CheckpointError
 from tunesmith.events import RunStarted
 from tunesmith.keep.checkpoint import Identity, save_checkpoint
-from tunesmith.keep.history import newest_intact, rotate, verify_checkpoint
 from tunesmith.keep.snapshot import write_files
-from tunesmith.keep.weight_files import load_weights, weight_files, weight_names
+from tunesmith.keep.weight_files import (
+    load_weights,
+    newest_intact,
+    rotate,
+    verify_checkpoint,
+    weight_files,
+    weight_names,
+)
 from tunesmith.ranks.plain import to_plain
 from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import first_event

@@ -8,8 +8,7 @@ import numpy as np
 
 from tunesmith.events import RowsEvaluated
 from tunesmith.labels import Task
-from tunesmith.metrics.constant import BestConstant, infer_task
-from tunesmith.metrics.row_evidence import encode_rows, keep_rows, rows_to_keep
+from tunesmith.metrics.row_evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
 from tunesmith.metrics.rows import to_numpy
 
 

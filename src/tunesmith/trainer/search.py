@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tunesmith.errors import ConfigError
-from tunesmith.keep.history import belongs_to
+from tunesmith.keep.weight_files import belongs_to
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import retire
 from tunesmith.trainer.arguments import make_trainer_runtime, rows_per_rank

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunesmith.config.convert import convert
-from tunesmith.config.load import raise_problems
-from tunesmith.config.old_names import suggest
+from tunesmith.config.load import raise_problems, suggest
 from tunesmith.config.schema import RunConfig, list_options
 
 USUAL = (

@@ -1,6 +1,7 @@
-"""Single-label metrics. Those that depend on counts take confusion matrices (..., k, k), true class in rows.
+"""The values of metrics: single-label ones, those of 0/1 vectors (rows, labels), those of one number a row.
 
-A value that is not defined is NaN here; `Metric.measure` turns it into None.
+Metrics of counts take confusion matrices (..., k, k), true class in rows. Those of 0/1 vectors give the influence of every row,
+because the labels of one row are not independent. A value that is not defined is NaN; `Metric.measure` turns it into None.
 """
 
 from __future__ import annotations
@@ -182,3 +183,71 @@ def row_log_loss(references: Array, probabilities: Array) -> Array:
     own = np.take_along_axis(probabilities, references[:, None], axis=1)[:, 0]
     result: Array = -np.log(np.clip(own / probabilities.sum(axis=1), 1e-15, 1.0))
     return result
+
+
+def subset_accuracy(references: Array, decisions: Array) -> float:
+    """Share of rows with every label right."""
+    return float((references == decisions).all(axis=1).mean()) if len(references) else float("nan")
+
+
+def f1_micro_parts(references: Array, decisions: Array) -> tuple[float, Array]:
+    """F1 over all row-label cells, and each row's influence; NaN when nothing is true and nothing predicted."""
+    hits = 2.0 * (references & decisions).sum(axis=1)
+    total = (references + decisions).sum(axis=1)
+    if total.sum() == 0:
+        return float("nan"), np.zeros(len(references))
+    value = float(hits.sum() / total.sum())
+    return value, (hits - value * total) / total.sum()
+
+
+def f1_macro_parts(references: Array, decisions: Array) -> tuple[float, Array]:
+    """Mean F1 of the labels true or predicted at least once, and each row's influence.
+
+    scikit-learn counts a label that is neither as 0; a label without evidence is left out here.
+    """
+    hits = 2.0 * (references & decisions)
+    total = references + decisions
+    seen = total.sum(axis=0) > 0
+    if not seen.any():
+        return float("nan"), np.zeros(len(references))
+    hits, total = hits[:, seen], total[:, seen]
+    values = hits.sum(axis=0) / total.sum(axis=0)
+    return float(values.mean()), ((hits - values * total) / total.sum(axis=0)).mean(axis=1)
+
+
+def auroc_macro_parts(references: Array, probabilities: Array) -> tuple[float, Array]:
+    """Mean area over the labels and each row's influence; NaN unless every label is both on and off somewhere."""
+    parts = [auroc_parts(references[:, c] == 1, probabilities[:, c]) for c in range(references.shape[1])]
+    return float(np.mean([area for area, _ in parts])), np.mean([influence for _, influence in parts], axis=0)
+
+
+def pearson(references: Array, predictions: Array) -> float:
+    """Linear correlation; NaN under two rows or when one side is constant."""
+    if len(references) < 2 or np.ptp(references) == 0 or np.ptp(predictions) == 0:
+        return float("nan")
+    x, y = references - references.mean(), predictions - predictions.mean()
+    # Scaled first, so that very large or very small values do not over- or underflow when squared.
+    x, y = x / np.abs(x).max(), y / np.abs(y).max()
+    return float(np.clip((x @ y) / np.sqrt((x @ x) * (y @ y)), -1.0, 1.0))
+
+
+def spearmanr(references: Array, predictions: Array) -> float:
+    """Rank correlation, ties at their mean rank; NaN where `pearson` would be."""
+    return pearson(mean_ranks(references), mean_ranks(predictions))
+
+
+def mse(references: Array, predictions: Array) -> float:
+    """Mean squared error."""
+    return float(np.mean((references - predictions) ** 2)) if len(references) else float("nan")
+
+
+def mae(references: Array, predictions: Array) -> float:
+    """Mean absolute error."""
+    return float(np.mean(np.abs(references - predictions))) if len(references) else float("nan")
+
+
+def r2(references: Array, predictions: Array) -> float:
+    """Share of the references' variance explained; NaN under two rows or without variance."""
+    if len(references) < 2 or np.ptp(references) == 0:
+        return float("nan")
+    return float(1.0 - np.mean((references - predictions) ** 2) / np.var(references))
