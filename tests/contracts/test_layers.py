@@ -63,7 +63,7 @@ HOMES = {
     "tokenizers": ("tokens/",),
     "onnx": ("export/",),
     "onnxruntime": ("export/", "predict/graph_network.py"),
-    "optuna": ("tuning/trial_store.py", "trainer/search.py"),
+    "optuna": ("tuning/trial_store.py", "trainer/attempts.py"),
     "openvino": ("export/", "predict/graph_network.py"),
     "transformers": (
         "encoder/",

@@ -21,16 +21,15 @@ from tunesmith.trainer.arguments import (
     rows_per_rank,
     take_accumulation,
 )
-from tunesmith.trainer.callbacks import fresh_state, make_handler, new_control, tell
+from tunesmith.trainer.attempts import TrialSearch, new_model
 from tunesmith.trainer.data import Loaders
 from tunesmith.trainer.evaluation import Evaluation
+from tunesmith.trainer.listeners import fresh_state, make_handler, new_control, tell
 from tunesmith.trainer.loaders import EpochClock
-from tunesmith.trainer.methods import check_overrides
 from tunesmith.trainer.objective import WindowLoss
-from tunesmith.trainer.preparation import AcceleratorView, seed_for
-from tunesmith.trainer.push import HubUploads
-from tunesmith.trainer.saving import ModelFiles
-from tunesmith.trainer.search import TrialSearch, new_model
+from tunesmith.trainer.processes import SECONDS
+from tunesmith.trainer.saving import HubUploads, ModelFiles
+from tunesmith.trainer.stepping import AcceleratorView, seed_for
 from tunesmith.trainer.training import TrainerRun
 from tunesmith.trainer.upstream import (
     DataCollatorWithPadding,
@@ -46,8 +45,7 @@ from tunesmith.trainer.upstream import (
     utils,
 )
 from tunesmith.trainer.upstream import logging as transformers_logging
-from tunesmith.trainer.validation import refuse_combinations, require_head
-from tunesmith.trainer.workers import SECONDS
+from tunesmith.trainer.validation import check_overrides, refuse_combinations, require_head
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

@@ -23,7 +23,7 @@ from tunesmith.ranks.plain import to_plain
 from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import first_event
 from tunesmith.run.sealed import MANIFEST, verify, write_sealed
-from tunesmith.trainer.callbacks import export_callback_states
+from tunesmith.trainer.listeners import export_callback_states
 from tunesmith.trainer.saving import TRAINER_STATE
 from tunesmith.trainer.upstream import PreTrainedModel, TrainerState, trainer_log
 

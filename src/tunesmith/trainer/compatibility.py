@@ -10,8 +10,8 @@ from typing import Any
 from tunesmith.run.writing import write_file
 from tunesmith.trainer.arguments import DROPPED, MOVED, RENAMED
 from tunesmith.trainer.fields import ACCELERATOR, FIELDS
-from tunesmith.trainer.methods import NOT_CALLED, PROVIDED
 from tunesmith.trainer.upstream import library
+from tunesmith.trainer.validation import NOT_CALLED, PROVIDED
 
 HEAD = """# Trainer compatibility
 

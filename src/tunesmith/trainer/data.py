@@ -18,7 +18,7 @@ from tunesmith.tokens.batches import Padding
 from tunesmith.tokens.token_rows import TOKEN_COLUMNS, TokenRows
 from tunesmith.trainer.arguments import rows_per_rank
 from tunesmith.trainer.loaders import EpochBatches, RowBatches, SizedLoader
-from tunesmith.trainer.rank_streams import SentRows, dealt_stream
+from tunesmith.trainer.processes import SentRows, dealt_stream
 from tunesmith.trainer.upstream import DataCollatorWithPadding, has_length, is_arrow_dataset, utils
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from tunesmith.tokens.batches import Batch, Collate, Window, make_batch, pin_bat
 from tunesmith.tokens.order import Sampling, epoch_order
 from tunesmith.tokens.prefetch import prefetched
 from tunesmith.tokens.token_rows import TokenRows
-from tunesmith.trainer.used_rows import UsedRows, can_mark, marked_iterator
-from tunesmith.trainer.workers import read_batches
+from tunesmith.trainer.processes import read_batches
+from tunesmith.trainer.run_identity import UsedRows, can_mark, marked_iterator
 
 Indices = npt.NDArray[np.int64]
 

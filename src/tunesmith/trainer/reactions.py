@@ -13,7 +13,7 @@ import numpy as np
 
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.trainer.arguments import Horizon
-from tunesmith.trainer.callbacks import listens, sealing_again, tell
+from tunesmith.trainer.listeners import listens, sealing_again, tell
 from tunesmith.trainer.upstream import trainer_log
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunesmith.events import EpochStarted, Evaluated, Event, Resumed, RunEnded, RunStarted, Saved, StepDone
-from tunesmith.trainer.callbacks import new_control
+from tunesmith.trainer.listeners import new_control
 from tunesmith.trainer.upstream import TrainerState, get_reporting_integration_callbacks
 
 log = logging.getLogger(__name__)

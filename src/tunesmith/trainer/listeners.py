@@ -1,16 +1,31 @@
-"""transformers' callbacks around the engine's events, and checkpoints that callbacks change in `on_save`."""
+"""Listeners of a Trainer's run: transformers' callbacks around the engine's events, checkpoints that callbacks change in
+`on_save`, and the journal with the rows of each evaluation, for curves and diagnosis.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import logging
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from tunesmith.events import Evaluated, Resumed, RowsEvaluated, RunStarted
 from tunesmith.keep.checkpoint import PIECES
+from tunesmith.keep.record import RunRecord
 from tunesmith.keep.weight_files import holds, is_weights
+from tunesmith.labels import Task
+from tunesmith.metrics.row_evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
+from tunesmith.metrics.rows import to_numpy
 from tunesmith.ranks.sharding import is_sharded
-from tunesmith.run.ledger import watch
+from tunesmith.run.journal import LOST_JOURNAL, require_journal
+from tunesmith.run.layout import RunDir, checkpoint_step
+from tunesmith.run.ledger import start_ledger, watch
+from tunesmith.run.reader import read_journal
+from tunesmith.run.sealed import require_sealed, sweep
 from tunesmith.trainer.saving import TRAINER_STATE
 from tunesmith.trainer.upstream import (
     CallbackHandler,
@@ -20,12 +35,14 @@ from tunesmith.trainer.upstream import (
     TrainerControl,
     TrainerState,
     get_reporting_integration_callbacks,
+    has_length,
     speed_metrics,
     trainer_log,
 )
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
+    from tunesmith.trainer.training import TrainerRun
 
 
 def make_handler(trainer: Trainer, callbacks: list[Any] | None) -> Any:
@@ -126,3 +143,85 @@ def sealing_again(folder: Path, model: Any) -> Iterator[None]:
     what = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
     effect = f"; a resume from it is not exact because of {', '.join(altered)}" if altered else ""
     trainer_log.warning("%s was changed by a callback and is sealed as it is now: %s%s", folder, what, effect)
+
+
+log = logging.getLogger(__name__)
+_SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "epoch")
+
+
+def require_room(run: RunDir, num_steps: int, *, saves: bool) -> None:
+    """A ResourceError when a person's journal, or a checkpoint that we did not write, stands where this run would write."""
+    require_journal(run.journal_file)
+    for folder in run.checkpoints():
+        if saves and checkpoint_step(folder) <= num_steps:
+            require_sealed(folder)
+
+
+def open_journal(run: TrainerRun, record: RunRecord, notes: Sequence[str]) -> set[tuple[int, str]]:
+    """Opens the journal of a run; returns the evaluations (step, split) that are in it and may come again."""
+    place, step = run.place, run.trainer.state.global_step
+    sweep(place.path)
+    start_ledger(place.path, place.remade_files)
+    if run.folder is None:
+        record.open(started_event(run))
+        return set()
+    if not place.journal_file.exists():
+        log.warning("%s: %s", place.path, LOST_JOURNAL)
+    record.open(Resumed(step, run.folder.name, (), time.time()), notes)
+    # The evaluation at the end of an epoch may be in the journal already while the checkpoint is from before it.
+    past = read_journal(place.journal_file) if run.progress.epoch_open else []
+    return {(e.step, e.split) for e in past if isinstance(e, Evaluated)}
+
+
+def started_event(run: TrainerRun) -> RunStarted:
+    """The first line of a journal."""
+    trainer, h = run.trainer, run.horizon
+    args, dataset = trainer.args, trainer.train_dataset
+    rows = len(dataset) if has_length(dataset) else 0
+    epochs = min(float(args.num_train_epochs), float(h.num_epochs)) if args.max_steps <= 0 else 0.0
+    epochs = epochs or h.num_steps / h.steps_per_epoch
+    return RunStarted(run.run_id, 0, h.num_steps, h.steps_per_epoch, epochs, rows, time.time())
+
+
+def evaluated_event(state: Any, prefix: str, output: Any, seconds: float) -> Evaluated:
+    """An evaluation under the names of our curves."""
+    split = "validation" if prefix == "eval" else prefix.removeprefix("eval_")
+    metrics = {k.removeprefix(f"{prefix}_"): v for k, v in output.metrics.items() if isinstance(v, (int, float))}
+    kept: dict[str, float | None] = {k: float(v) for k, v in metrics.items() if k not in _SPEED}
+    return Evaluated(state.global_step, float(state.epoch or 0.0), split, kept, output.num_samples, seconds)
+
+
+def rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated | None:
+    """The event of one evaluation; None where the outputs are of another kind, or were not kept."""
+    logits, labels = output.predictions, output.label_ids
+    if not isinstance(logits, np.ndarray) or not isinstance(labels, np.ndarray):
+        return None
+    task = infer_task(logits, labels)
+    if task is None:
+        return None
+    width = int(logits.shape[1]) if logits.ndim == 2 else 1
+    constant = BestConstant.of(task, _training_labels(trainer, task, width, labels), width)
+    rows = keep_rows(constant, logits, labels, rows_to_keep(_planned_evaluations(trainer)))
+    return None if rows is None else RowsEvaluated(trainer.state.global_step, split, encode_rows(rows))
+
+
+def _training_labels(trainer: Any, task: Task, width: int, otherwise: Any) -> Any:
+    """The label column of the training set, or the evaluated labels where it has none of that kind."""
+    dataset = trainer.train_dataset
+    for name in (*(trainer.label_names or ()), "labels", "label"):
+        if name not in (getattr(dataset, "column_names", None) or ()):
+            continue
+        try:
+            found = to_numpy(dataset[name][:])
+        except (TypeError, ValueError, KeyError):
+            return otherwise
+        fits = found.ndim == (2 if task is Task.MULTILABEL else 1) and len(found)
+        if task in (Task.BINARY, Task.MULTICLASS):
+            fits = fits and found.dtype.kind in "iu" and found.max() < width
+        return found if fits else otherwise
+    return otherwise
+
+
+def _planned_evaluations(trainer: Any) -> int:
+    every = trainer.state.eval_steps
+    return int(trainer.state.max_steps // every) if every and every >= 1 else int(trainer.state.num_train_epochs or 1)
