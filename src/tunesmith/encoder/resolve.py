@@ -8,8 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tunesmith.encoder.seal import check_seal
-from tunesmith.encoder.tensor_header import check_tensor_file
+from tunesmith.encoder.model_files import check_seal, check_tensor_file
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, did_you_mean, short_text
 from tunesmith.run.environment import answer_within, library_bars_off
 from tunesmith.run.remembered import known_hash

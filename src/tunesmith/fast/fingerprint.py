@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from tunesmith.encoder.recognition import hook_tables, is_watched
+from tunesmith.encoder.families import hook_tables, is_watched
 
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _SETTINGS = ("weight_decay", "betas", "eps", "amsgrad", "maximize")

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tunesmith.encoder.families import anatomy_of
-from tunesmith.encoder.recognition import hook_tables, is_watched
+from tunesmith.encoder.families import anatomy_of, hook_tables, is_watched
 from tunesmith.errors import ConfigError
 from tunesmith.fast.layer_parts import why_not_fused
 

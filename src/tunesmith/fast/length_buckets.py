@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tunesmith.encoder.recognition import why_not_original
+from tunesmith.encoder.families import why_not_original
 from tunesmith.tokens.batches import Batch, Padding
 
 

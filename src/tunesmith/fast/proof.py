@@ -11,8 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from tunesmith.encoder.families import why_not
-from tunesmith.encoder.recognition import hook_tables, is_watched
+from tunesmith.encoder.families import hook_tables, is_watched, why_not
 from tunesmith.engine.state import TrainState
 from tunesmith.fast.compared import Gradients, difference, half_difference, measure
 from tunesmith.fast.cut_rows import why_inexact

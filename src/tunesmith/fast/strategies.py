@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tunesmith.encoder.families import anatomy_of
-from tunesmith.encoder.recognition import hook_tables, is_watched
+from tunesmith.encoder.families import anatomy_of, hook_tables, is_watched
 from tunesmith.errors import ConfigError
 from tunesmith.fast import cls_only, padding_free, vocabulary
 from tunesmith.fast.cpu_speed import enable_cpu_speed
@@ -28,8 +27,7 @@ from tunesmith.fast.packing import FILLER
 from tunesmith.fast.vocabulary import VocabularyCut
 from tunesmith.ranks.runtime import Precision
 from tunesmith.tokens.batches import Batch, Collate, Padding
-from tunesmith.tokens.order import Sampling
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.tokens.token_rows import Sampling, TokenRows
 
 Wish = Literal["auto", "on", "off"]
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from tunesmith.encoder.recognition import replaced_method
+from tunesmith.encoder.families import replaced_method
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.fast.fused_ops import is_hooked
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tunesmith.encoder.adapters import ADAPTER
+from tunesmith.encoder.params import ADAPTER
 from tunesmith.run.remembered import hash_file
 from tunesmith.run.sealed import write_sealed
 from tunesmith.run.writing import create, write_new

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from tunesmith.encoder.adapters import ADAPTER, adapter_files, has_adapters, trained_beside
+from tunesmith.encoder.params import ADAPTER, adapter_files, has_adapters, trained_beside
 from tunesmith.errors import CheckpointError, NumericsError
 from tunesmith.keep.snapshot import WEIGHTS, hash_tensors
 from tunesmith.ranks.sharding import gathered, sharded_like

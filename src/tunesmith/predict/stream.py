@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.errors import DataError, NumericsError
-from tunesmith.tokens.encoded_rows import CutCount
-from tunesmith.tokens.prefetch import prefetched
+from tunesmith.tokens.encoding_processes import CutCount, prefetched
 from tunesmith.tokens.token_encoder import require_text_cells
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.tokens.truncation import TruncationCount

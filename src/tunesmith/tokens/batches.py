@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tunesmith.tokens.order import EpochOrder, Sampling, epoch_order, length_batches
-from tunesmith.tokens.prefetch import prefetched
-from tunesmith.tokens.token_rows import TokenRows, pad_rows
+from tunesmith.tokens.encoding_processes import prefetched
+from tunesmith.tokens.token_rows import EpochOrder, Sampling, TokenRows, epoch_order, length_batches, pad_rows
 
 Split = Callable[["Batch", int], "list[Batch]"]
 

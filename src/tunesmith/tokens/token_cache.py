@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.errors import ResourceError
-from tunesmith.reading.mapped_pages import release_pages
+from tunesmith.reading.table_cache import release_pages
 from tunesmith.run.remembered import known_hash, own_cache
 from tunesmith.run.sealed import seal, verify
 from tunesmith.run.writing import fsync_folder

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tunesmith.encoder.adapters import inner_model
+from tunesmith.encoder.params import inner_model
 from tunesmith.engine.state import TrainState
 from tunesmith.errors import ConfigError
 from tunesmith.trainer.arguments import (

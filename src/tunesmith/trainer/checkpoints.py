@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunesmith.encoder.adapters import has_adapters
+from tunesmith.encoder.params import has_adapters
 from tunesmith.errors import CheckpointError
 from tunesmith.events import RunStarted
 from tunesmith.keep.checkpoint import Identity, save_checkpoint

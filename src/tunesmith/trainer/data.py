@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, Sampler
 
-from tunesmith.encoder.adapters import inner_model
+from tunesmith.encoder.params import inner_model
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.tokens.batches import Padding
 from tunesmith.tokens.token_rows import TOKEN_COLUMNS, TokenRows

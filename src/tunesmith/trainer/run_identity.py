@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from tunesmith.encoder.adapters import has_adapters
+from tunesmith.encoder.params import has_adapters
 from tunesmith.engine.seed import generators_untouched
 from tunesmith.keep.checkpoint import Identity, content_mark
 from tunesmith.keep.record import Wording

@@ -18,7 +18,7 @@ import huggingface_hub
 from huggingface_hub import ModelCard, metadata_load, metadata_save
 from safetensors.torch import save_file
 
-from tunesmith.encoder.adapters import is_mixed
+from tunesmith.encoder.params import is_mixed
 from tunesmith.errors import ResourceError
 from tunesmith.keep.snapshot import WEIGHTS
 from tunesmith.keep.weight_files import contiguous
