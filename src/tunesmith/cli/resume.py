@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains on and prints the scores; gives the exit code. A finished run has nothing left to do, which is no error."""
+    """Trains on and prints the scores; gives the exit code. A finished run has nothing left to do, which is not an error."""
     from tunesmith.run.doctor import end_of
 
     folder = RunDir(args.run_folder)

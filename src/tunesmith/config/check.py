@@ -269,14 +269,14 @@ def _check_saving(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_paths(config: RunConfig) -> Iterator[Problem]:
-    """Names of files and folders that cannot be used, told before anything is read or made."""
+    """Names of files and folders that cannot be used, reported before anything is read or made."""
     for name in list_options():
         value = getattr(config, name)
         texts = (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
         if any(isinstance(text, str) and not _is_text(text) for text in texts):
             yield Problem(name, "is not UTF-8 text, or holds a NUL character", "Use another name")
         elif name in PATH_OPTIONS and isinstance(value, str) and value.startswith("~"):
-            yield Problem(name, f"{value.split('/')[0]} is no home folder", "Write the path out, or ./~name")
+            yield Problem(name, f"{value.split('/')[0]} is not a home folder", "Write the path out, or ./~name")
     asked = config.run_name
     if asked is None or config.output_dir is not None:
         return

@@ -99,5 +99,5 @@ def read_duration(text: str) -> float:
     match = _PARTS.fullmatch(text.strip().lower())
     seconds = sum(float(n or 0) * unit for n, unit in zip(match.groups(), _SECONDS, strict=True)) if match else 0.0
     if not 0 < seconds < 10**9:
-        raise ValueError(f"{text!r} is no length of time. Write 90s, 20m, 2h or 1h30m")
+        raise ValueError(f"{text!r} is not a length of time. Write 90s, 20m, 2h or 1h30m")
     return seconds

@@ -132,7 +132,7 @@ def _read_json(text: str, file: str) -> FileEntries:
             value, at = decoder.raw_decode(text, at)
             where = f"{file}:{_place(text, start)}"
             if re.search("[\ud800-\udfff]", json.dumps([name, value], ensure_ascii=False)):
-                raise ConfigError("holds half of a surrogate pair, which is no character", where=where)
+                raise ConfigError("holds half of a surrogate pair, which is not a character", where=where)
             if name in entries:
                 problems.append(f"{where}: {name} is given twice. Keep one of them")
             entries[name] = Entry(name, value, where)

@@ -169,7 +169,7 @@ def load_config(
     wheres = {**resolved.wheres, **given.wheres}
     known = {name: getattr(start, name) for name in list_options()} if start is not None else {}
     config = RunConfig(**{**known, **values})
-    # A misspelt or wrong source is already told; "no training rows" beside it would only confuse.
+    # A misspelt or wrong source is already reported; "no training rows" beside it would only confuse.
     told = any(name in problem for problem in problems for name in DATA_SOURCES)
     problems += find_problems(config, need_data=need_data and not told, wheres=wheres)
     raise_problems(problems)

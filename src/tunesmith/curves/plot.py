@@ -60,7 +60,7 @@ def figure_bytes(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
 
 
 def save_curves(curves: Curves | Sequence[Curves], *, png: Path, svg: Path, x: XAxis = "step") -> None:
-    """Writes both pictures, or neither where one of them would replace a person's file."""
+    """Writes both pictures, or neither where one of them would replace a file of the user."""
     for file in (png, svg):
         require_own(file)
     figure = draw_curves(curves, x=x)

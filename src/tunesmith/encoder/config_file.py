@@ -41,7 +41,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     except ConfigError:
         raise
     except UnicodeEncodeError:
-        raise ConfigError("holds half of a surrogate pair, which is no character", where=str(file)) from None
+        raise ConfigError("holds half of a surrogate pair, which is not a character", where=str(file)) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot be read as JSON ({error})", where=str(file)) from None
     if not isinstance(stored, dict):

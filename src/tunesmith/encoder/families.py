@@ -151,7 +151,7 @@ class Anatomy:
 def why_not(model: nn.Module) -> str | None:
     """Why this model cannot run packed, as the rest of the sentence "padding-free is off: ..."; None when it can.
 
-    Known by what it is, not by what it is called: a class of one's own may read any token, or take other arguments.
+    Known by what it is, not by what it is called: a class of the user may read any token, or take other arguments.
     """
     config = getattr(model, "config", None)
     kind = getattr(config, "model_type", type(model).__name__)

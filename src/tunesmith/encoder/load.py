@@ -73,7 +73,7 @@ def without_first_values() -> Iterator[None]:
 
 
 def _free_memory() -> int | None:
-    """Bytes that can be had without pushing others out, with swap; None where Linux does not say."""
+    """Free bytes, counting swap, that push no other process out of memory; None where Linux does not report them."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -87,7 +87,7 @@ LENGTH = 5
 
 
 def require_answer(model: Any, folder: Path) -> None:
-    """A ConfigError when the model cannot compute a row of a few tokens, a NumericsError when the answer is no number."""
+    """A ConfigError when the model cannot compute a row of a few tokens, a NumericsError when the answer is not a number."""
     import torch
 
     try:
@@ -95,7 +95,7 @@ def require_answer(model: Any, folder: Path) -> None:
     except NotImplementedError:
         rows = None
     if rows is None or hasattr(model.base_model, "set_attention_type"):
-        return  # CANINE has no table of tokens; BigBird turns to full attention for good when it sees a short row
+        return  # CANINE has no table of tokens; BigBird switches to full attention permanently when it sees a short row
     ids = torch.arange(LENGTH).remainder(rows)[None]
     end = getattr(model.config, "eos_token_id", None)
     if isinstance(end, int) and 0 <= end < rows:
@@ -111,7 +111,7 @@ def require_answer(model: Any, folder: Path) -> None:
     model.train(was)
     if not finite:
         raise NumericsError(
-            "the model answers a row of a few tokens with something that is no number",
+            "the model answers a row of a few tokens with something that is not a number",
             where=str(folder),
             fix="Use an undamaged copy of the model and its config.json.",
         )

@@ -86,7 +86,7 @@ def _check(file: Path) -> dict[str, Any]:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands in the header twice")
+        raise ValueError("a name is in the header twice")
     return found
 
 
@@ -193,7 +193,7 @@ def _is_part_of_run(folder: Path) -> bool:
 
 @contextmanager
 def naming(what: str, folder: Path) -> Iterator[None]:
-    """A ConfigError "FOLDER: WHAT (reason)" for any failure inside: also a panic in Rust, which is no Exception."""
+    """A ConfigError "FOLDER: WHAT (reason)" for any failure inside: also a panic in Rust, which is not an Exception."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError, TunesmithError):

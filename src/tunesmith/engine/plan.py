@@ -37,7 +37,7 @@ class Calendar:
         return self.cadence in ("steps", "both") and step % self.every == 0
 
     def count(self, num_steps: int) -> int:
-        """About how often it happens in a run of so many steps."""
+        """About how often it happens in a run of this many steps."""
         steps = num_steps // self.every if self.cadence in ("steps", "both") and self.every else 0
         ends = sum(end <= num_steps for end in self.ends) if self.cadence in ("epoch", "both") else 0
         return steps + ends + (self.last is not None)

@@ -57,7 +57,7 @@ class StopRequest:
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
-            # The last checkpoint is whole whatever happens now: leave without asking anybody.
+            # The last checkpoint is whole whatever happens now: leave at once.
             os._exit(128 + number)
         self.signal = number
         if self._at_once:

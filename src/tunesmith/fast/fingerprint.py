@@ -69,7 +69,7 @@ class Fingerprint:
     def _changes_of_moments(self) -> int:
         """How often the optimizer's state came to lie elsewhere, as what a checkpoint or `load_state_dict` puts in does.
 
-        The first step makes it: that is no change.
+        The first step makes it: that is not a change.
         """
         values = chain.from_iterable(state.values() for state in self._optimizer.state.values())
         places = [v.data_ptr() for v in values if isinstance(v, torch.Tensor)]

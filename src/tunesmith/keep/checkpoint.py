@@ -218,7 +218,7 @@ def _load_weights_into(state: TrainState, folder: Path) -> None:
 
 
 def content_mark(*parts: str) -> str:
-    """How an identity holds something too large to be shown: a hash of it, of which only "changed" is said."""
+    """How an identity holds something too large to be shown: a hash of it, which is reported only as "changed"."""
     return MARK + hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

@@ -34,7 +34,7 @@ class Wording:
     resume: str
     """What continues a run that was stopped."""
     option: str = "--"
-    """What stands in front of the name of an option."""
+    """The prefix of an option's name."""
 
 
 COMMAND = Wording(

@@ -226,7 +226,7 @@ class Aside:
 
 
 def has_room(size: int) -> bool:
-    """Whether a copy of so many bytes leaves as much again free, also within the limit of a container."""
+    """Whether a copy of this many bytes leaves as much again free, also within the limit of a container."""
     free = [_number(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
     limits, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
     if limits and used and limits[0].isdigit():

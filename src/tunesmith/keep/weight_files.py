@@ -73,7 +73,7 @@ def rotate(
     that is False; `last` is the step of the one that was just published.
 
     One with a higher step is a damaged one that a resume passed over: it is neither deleted nor counted as kept,
-    so that it never stands in for an intact one.
+    so that it is never taken for an intact one.
     """
     found = [f for f in run.checkpoints() if checkpoint_step(f) <= last and belongs_to(f, run_id)]
     mine = sorted(found, key=checkpoint_step)

@@ -152,7 +152,7 @@ FEWEST_OF_A_LABEL = 10
 """Rows with the label, and rows without: with fewer a threshold is fitted to chance."""
 EXPONENTS = tuple(k / 10 for k in range(16))
 ERRORS = 2.0
-"""A gain must be so many times its standard error: chance alone moves a threshold in one run of forty, with 1 in one of six."""
+"""A gain must be this many times its standard error: chance alone moves a threshold in one run of forty, with 1 in one of six."""
 
 
 @dataclass(frozen=True)

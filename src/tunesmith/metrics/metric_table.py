@@ -67,7 +67,7 @@ class Metric:
 def _count(
     name: str, help: str, formula: Callable[[Array], Array], interval: CountLimits, method: str, **more: Any
 ) -> Metric:
-    """A metric of confusion matrices, of single-label tasks unless told otherwise."""
+    """A metric of confusion matrices, of single-label tasks by default."""
 
     def of_rows(rows: Rows, value: float, confidence: float, seed: int) -> Limits:
         return interval(values.counts_of(rows), value, confidence)

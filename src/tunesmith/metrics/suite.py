@@ -134,7 +134,7 @@ class Suite:
 
     @property
     def metric_for_best_model(self) -> str:
-        """The metric a run is judged by unless told otherwise: the first one."""
+        """The metric a run is judged by unless another is named: the first one."""
         return self.names[0]
 
     def greater_is_better(self, name: str) -> bool:

@@ -82,7 +82,7 @@ def answer_tokens(
 
 
 def require_numbers(answers: npt.NDArray[Any], *, before: int = 0) -> None:
-    """A NumericsError that names the first row whose answer is not finite: it is no class, not even the first one."""
+    """A NumericsError that names the first row whose answer is not finite: it is not a class, not even the first one."""
     bad = np.flatnonzero(~np.isfinite(answers).all(axis=tuple(range(1, answers.ndim))))
     if len(bad):
         raise NumericsError(

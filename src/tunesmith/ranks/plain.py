@@ -117,5 +117,5 @@ def _word(dtype: torch.dtype) -> str:
 def _dtype(word: str) -> torch.dtype:
     found = getattr(torch, word, None)
     if not isinstance(found, torch.dtype):
-        raise ValueError(f"{word!r} is no type of numbers")
+        raise ValueError(f"{word!r} is not a type of numbers")
     return found

@@ -175,7 +175,7 @@ def make_runtime(
         )
     if accelerator.num_processes < asked:
         raise ConfigError(
-            f"this process was launched as one of {asked}, but it stands alone: each would train a whole run",
+            f"this process was launched as one of {asked}, but it has no other ranks: each would train a whole run",
             fix="Give use_cpu (--use_cpu) where there is no GPU, and make no Accelerator before.",
         )
     device = accelerator.device

@@ -72,7 +72,7 @@ def _own_columns(source: Source) -> list[str]:
 
 
 def _unread_reasons(source: Source) -> Reasons:
-    """Rows that the reader could not take apart; their cells are empty, which is no further reason."""
+    """Rows that the reader could not take apart; their cells are empty, which is not a further reason."""
     found: Reasons = {}
     for start, table in source.scan(names) if (names := _own_columns(source)) else ():
         for row, why in enumerate(table.column(BAD_COLUMN).to_pylist()):
@@ -172,7 +172,7 @@ MOST_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Correction:
-    """The label of one row; `line` is where it stands in the review file."""
+    """The label of one row; `line` is its line in the review file."""
 
     row: int
     texts: tuple[str, ...]

@@ -17,7 +17,7 @@ from tunesmith.reading.in_memory import holds_splits
 from tunesmith.reading.read import is_saved_dataset, load_folder
 from tunesmith.reading.source import Source
 from tunesmith.reading.split import follow_split_column
-from tunesmith.run.environment import answer_within, library_bars_off
+from tunesmith.run.environment import ask_hub, library_bars_off
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
@@ -88,7 +88,7 @@ def _load_dataset(name: str, config: str | None, load_hub: HubLoader) -> Any:
 
 
 def _rename(splits: Mapping[str, Any], asked: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
-    """Splits under our names; those that are neither train, validation nor test are left out, and said so."""
+    """Splits under our names; those that are neither train, validation nor test are left out with a note."""
     for ours, theirs in asked.items():
         if theirs not in splits:
             fix = did_you_mean(theirs, tuple(splits))
@@ -113,8 +113,6 @@ log = logging.getLogger(__name__)
 MOVED = {"glue": "nyu-mll/glue"}
 """Names that the Hub redirects. Others are asked for; these work offline too. (datasets 5.2 refuses a bare name: HfUriError.)"""
 WELL_KNOWN = ("glue", "nyu-mll/glue", "stanfordnlp/imdb", "CogComp/trec", "fancyzhx/ag_news", "stanfordnlp/sst2")
-ASK_SECONDS = 4.0
-"""How long the Hub may take for its first answer; without this `datasets` tries for 25 s and more."""
 
 
 def load_from_hub(
@@ -131,11 +129,11 @@ def load_from_hub(
 
     name = MOVED.get(dataset_name, dataset_name)
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name):
-        raise ConfigError(f"{dataset_name!r} is no name of a Hub dataset")
+        raise ConfigError(f"{dataset_name!r} is not the name of a Hub dataset")
     reason = "downloads are not allowed" if not allow_download else "offline mode is on"
     if allow_download and not datasets.config.HF_HUB_OFFLINE:
         try:
-            name = _name_on_hub(name, revision, token)
+            name = str(ask_hub("dataset", name, revision, token, lambda: list(WELL_KNOWN)).id)  # behind redirects
         except ConnectionError as error:
             reason = str(error)
         else:
@@ -150,31 +148,6 @@ def load_from_hub(
         f"the dataset {title} is not on this machine and {reason}",
         fix="Connect and run it once, or give local files with --train_file.",
     )
-
-
-def _name_on_hub(name: str, revision: str | None, token: str | None) -> str:
-    """The full name behind redirects; ConnectionError when the Hub does not answer in time."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    try:
-        info = answer_within(
-            ASK_SECONDS, lambda: HfApi(token=token).dataset_info(name, revision=revision, timeout=ASK_SECONDS)
-        )
-    except GatedRepoError:
-        raise ConfigError(
-            f"the dataset {name} asks for permission", fix="Get access on its page and log in with `hf auth login`."
-        ) from None
-    except RepositoryNotFoundError:
-        raise ConfigError(
-            f"there is no Hub dataset named {name!r}",
-            fix=did_you_mean(name, WELL_KNOWN) or "Private datasets need a token: `hf auth login`.",
-        ) from None
-    except RevisionNotFoundError:
-        raise ConfigError(f"the dataset {name} has no revision {revision!r}") from None
-    except Exception as error:  # of httpx, httpx2 or the socket: the class differs by version
-        raise ConnectionError(f"the Hub cannot be reached: {short_text(error)}") from error
-    return str(info.id)
 
 
 def _download(name: str, config_name: str | None, **options: Any) -> DatasetDict:
@@ -201,7 +174,7 @@ def _explain(error: Exception, name: str, config_name: str | None) -> TunesmithE
         listed = f"--dataset_config_name takes one of: {', '.join(known)}"
         return ConfigError(f"the dataset {name} {problem}", fix=f"{hint} {listed}" if hint else listed)
     if isinstance(error, DatasetNotFoundError):
-        return ConfigError(f"the dataset {name} cannot be had: {short_text(error)}")
+        return ConfigError(f"the dataset {name} is not available: {short_text(error)}")
     empty = isinstance(error, ValueError) and "data file" in text  # a card that names files which are not there
     if empty or isinstance(error, FileNotFoundDatasetsError):
         title = f"{name} ({config_name})" if config_name else name

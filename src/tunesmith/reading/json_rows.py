@@ -1,6 +1,6 @@
 """Python values to Arrow columns: one kind of value a column, found while reading, widened when it must be.
 
-Rules. A key that a record has not is null there, unless the record has a key of almost that name.
+Rules. A key that a record does not have is null there, unless the record has a key of almost that name.
 A column holds text, whole numbers, numbers, true/false or lists of one of these, and null; whole numbers beside
 fractions become numbers. An object inside a record gives a column for each of its keys, `data.text`; lists of objects are kept
 as their JSON text. A JSON file that holds one object with all rows inside is refused with the command that converts it.
@@ -75,7 +75,7 @@ class ColumnKinds:
         return pa.record_batch(arrays, names=list(self.kinds))
 
     def _add_keys(self, record: Mapping[str, Any], number: int) -> None:
-        """Takes in keys that were not seen before; one that reads like a key the record has not is refused."""
+        """Takes in keys that were not seen before; one that reads like a key the record does not have is refused."""
         where = f"{self.origin}:{number}"
         if not record:
             raise DataError("an object without keys", where=where)
@@ -87,7 +87,7 @@ class ColumnKinds:
             if key in (LINE_COLUMN, BAD_COLUMN):
                 raise DataError(f"the key {key!r} is taken", where=where, fix="Rename it.")
             if any("\ud800" <= char <= "\udfff" for char in key):
-                problem = f"the key {key!r} holds half of a surrogate pair, which is no character"
+                problem = f"the key {key!r} holds half of a surrogate pair, which is not a character"
                 raise DataError(problem, where=where, fix="Rename it.")
             hint = did_you_mean(key, [name for name in missing if "." not in name]) if "." not in key else None
             if hint is not None or len(self.kinds) >= MOST_KEYS:

@@ -1,10 +1,10 @@
 """One list of label names for all splits, and the checks that make it safe to train on.
 
-Rules. Names come from `label_names`, else from a ClassLabel, else from the values in train: whole numbers in numeric
-order, text in code point order; a model with a trained head for the same names gives its order. Of two classes the second
-is the positive one, whose F1, precision and recall are reported: `put_positive_last`. A label that train has not is refused.
--1 means unlabelled and is allowed in test only, unless `label_names` has it. Labels that differ only in case, spaces, Unicode
-form or invisible characters are one question, or one class when that is asked for.
+Rules. Names come from `label_names`, else from a ClassLabel, else from the values in train: whole numbers in numeric order,
+text in code point order; a model with a trained head for the same names gives its order. Of two classes the second is the
+positive one, whose F1, precision and recall are reported: `put_positive_last`. A label that train does not have is refused. -1
+means unlabelled and is allowed in test only, unless `label_names` has it. Labels that differ only in case, spaces, Unicode form
+or invisible characters are one question, or one class when that is asked for.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _TYPO_SHARE = 200
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """`names` in id order; `values` are what stands in the data for each of them."""
+    """`names` in id order; `values` are what the data holds for each of them."""
 
     names: tuple[str, ...]
     values: tuple[str, ...]

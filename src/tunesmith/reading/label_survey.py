@@ -148,7 +148,7 @@ def as_names(
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return cells.cast(pa.string())
     fix = "A label is text, a number, true/false or a list of these."
-    raise DataError(f"column {column!r} holds {kind}, which is no label", where=source.origin, fix=fix)
+    raise DataError(f"column {column!r} holds {kind}, which is not a label", where=source.origin, fix=fix)
 
 
 def _flatten(cells: Any) -> tuple[Any, Any]:

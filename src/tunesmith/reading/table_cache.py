@@ -86,7 +86,7 @@ def cache_table(key: str, cache_dir: Path, batches: Iterator[Any]) -> tuple[Path
 
 
 def _mark(key: str, rows: str, digest: str) -> str:
-    """What stands in the name of a table: of its bytes, and of the content they belong to."""
+    """The part of a table's name that comes from its bytes and from the content they belong to."""
     return hashlib.sha256(f"{key} {rows} {digest}".encode()).hexdigest()[:32]
 
 

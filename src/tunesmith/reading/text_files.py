@@ -25,7 +25,7 @@ DELIMITER_NAMES = {";": "semicolon", "\t": "tab", "|": "pipe", ",": "comma"}
 _RARE_DELIMITERS = ("^", "~", "#", "¦", "§", "\x01", "\x1f")
 _SNIFFED_LINES = 20
 SHOWN = 10
-"""So many bad rows are shown of all that are counted."""
+"""How many bad rows are shown; all are counted."""
 _DEFAULT_DELIMITER = {"csv": ",", "tsv": "\t"}
 _QUOTING = {
     "none": False,
@@ -186,7 +186,7 @@ def refuse_title(head: str, dialect: Dialect, origin: str) -> None:
     for start in range(1, min(6, len(lines) - 3)):
         title = lines[0] and lines[start] and not any(dialect.delimiter in line for line in lines[:start])
         if title and _width("\n".join(lines[start:]), dialect.delimiter, quoting=dialect.quoting) > 1:
-            problem = f"the first line is {lines[0][:60]!r}, and the column names seem to stand in line {start + 1}"
+            problem = f"the first line is {lines[0][:60]!r}, and the column names seem to be in line {start + 1}"
             cut = train_after(f"tail -n +{start + 1}", origin)
             raise DataError(problem, where=f"{origin}:1", fix=f"Remove what is above them: {cut}")
 

@@ -20,7 +20,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 class RunDir:
-    """The paths of one run folder. Nothing is created or read until a method says so."""
+    """The paths of one run folder. Nothing is created or read until a method is called for it."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

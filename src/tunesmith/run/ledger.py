@@ -57,7 +57,7 @@ def start_ledger(folder: Path, adopted: tuple[Path, ...] = ()) -> None:
 
 
 def require_own(file: Path) -> None:
-    """A ResourceError when something else than a plain file, or in a folder with a ledger a person's file, stands here."""
+    """A ResourceError when there is something other than a plain file here, or, in a folder with a ledger, a file of the user."""
     require_plain(file)
     if has_ledger(file.parent) and not is_ours(file):
         raise ResourceError(
@@ -69,7 +69,7 @@ def require_own(file: Path) -> None:
 
 @contextmanager
 def writing_own(file: Path) -> Iterator[BinaryIO]:
-    """Like `replacing`; in a folder with a ledger a person's file is not replaced, and ours is noted."""
+    """Like `replacing`; in a folder with a ledger a file of the user is not replaced, and ours is noted."""
     require_own(file)
     note = partial(_note, file.parent, name=file.name) if has_ledger(file.parent) else None
     with replacing(file, before=note) as out:
@@ -125,7 +125,7 @@ def require_own_folder(run: RunDir, inputs: Mapping[str, str | None], *, cache: 
     if mine:
         problem = f"holds {shown}, which tunesmith did not write, where the run would write"
         raise ResourceError(problem, where=str(run.path), fix=f"Move it away, or: {_ELSEWHERE}")
-    raise ResourceError(f"holds {shown} and is no run of tunesmith", where=str(run.path), fix=_ELSEWHERE)
+    raise ResourceError(f"holds {shown} and is not a run of tunesmith", where=str(run.path), fix=_ELSEWHERE)
 
 
 def require_not_of_a_run(file: Path) -> None:
@@ -143,7 +143,7 @@ def is_run(run: RunDir) -> bool:
 
 
 def is_foreign(run: RunDir, path: Path) -> bool:
-    """Whether a person's file, folder, link or pipe stands at a name of ours."""
+    """Whether a file, folder, link or pipe of the user has a name of ours."""
     if path in run.folders or is_checkpoint_name(path.name):
         return not is_sealed(path)
     if path == run.journal_file:

@@ -205,7 +205,7 @@ def call_within(seconds: float, work: Callable[[], T]) -> T:
             f"the tokenizer did not finish a batch within {seconds:.0f} s",
             fix="Look for a runaway regular expression in its tokenizer.json.",
         ) from None
-    except BaseException as error:  # pyo3's PanicException is no Exception
+    except BaseException as error:  # pyo3's PanicException is not an Exception
         raise DataError(
             f"the tokenizer failed ({short_text(error)})",
             fix="Its tokenizer.json may be damaged or hostile; use another copy.",

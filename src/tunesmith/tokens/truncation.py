@@ -64,7 +64,7 @@ def _part_of(text: str, most: int, side: str) -> str:
 
 
 def _start_of(text: str, most: int) -> str:
-    """At most so many characters, ending before a blank if there is one in the second half."""
+    """At most this many characters, ending before a blank if there is one in the second half."""
     blanks = (i for i in range(most, most // 2, -1) if text[i].isspace())
     return text[: next(blanks, most)]
 

@@ -153,7 +153,7 @@ class TrainerAssembly:
         return {**accelerator_arguments(self.args), **options}
 
     def _set_counters(self) -> None:
-        """Everything a fresh Trainer has not done yet."""
+        """The state of a Trainer that has done nothing yet."""
         self.is_in_train, self.hp_search_backend, self.hp_name = False, cast(Any, None), cast(Any, None)
         self.hub_model_id: str | None = None
         self.neftune_noise_alpha = self.args.neftune_noise_alpha

@@ -121,7 +121,7 @@ class TrialSearch:
         for name, value in values.items():
             if not hasattr(self._trainer.args, name):
                 log.warning(
-                    "the search sets %s, which is no field of TrainingArguments; only model_init can use it", name
+                    "the search sets %s, which is not a field of TrainingArguments; only model_init can use it", name
                 )
                 continue
             old = getattr(self._trainer.args, name)
@@ -168,7 +168,7 @@ class TrialSearch:
         trainer.model.load_state_dict(self._weights[number])
 
     def report(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        """Tells a trial how it stands; one without prospects ends here."""
+        """Reports the score so far to a trial; a trial without prospects ends here."""
         trainer = self._trainer
         if trainer.hp_search_backend is None or trial is None:
             return

@@ -85,7 +85,7 @@ class Trainer(TrainerAssembly):
         return remember_best(self.args, self.state, metrics)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds a line to `state.log_history` and tells the callbacks; override to do more."""
+        """Adds a line to `state.log_history` and calls the callbacks; override to do more."""
         add_log_line(self, logs, start_time)
 
     def compute_loss(

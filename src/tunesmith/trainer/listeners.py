@@ -150,7 +150,7 @@ _SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparatio
 
 
 def require_room(run: RunDir, num_steps: int, *, saves: bool) -> None:
-    """A ResourceError when a person's journal, or a checkpoint that we did not write, stands where this run would write."""
+    """A ResourceError when a journal of the user, or a checkpoint that we did not write, is where this run would write."""
     require_journal(run.journal_file)
     for folder in run.checkpoints():
         if saves and checkpoint_step(folder) <= num_steps:

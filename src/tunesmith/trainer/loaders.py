@@ -1,4 +1,4 @@
-"""Where training batches come from: a DataLoader of ours with a pure order, anybody's DataLoader, or a stream."""
+"""Where training batches come from: our DataLoader with a pure order, a DataLoader of the user, or a stream."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class RowBatches:
 
 
 class RecordedBatches:
-    """Anybody's batch sampler, with a note of the rows it handed out."""
+    """A batch sampler of the user, with a note of the rows it handed out."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler

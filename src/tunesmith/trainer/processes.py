@@ -277,7 +277,7 @@ def reordered(values: Any, order: npt.NDArray[np.int64] | None) -> Any:
 
 
 def warn_of_nan(predictions: Any) -> None:
-    """Tells of rows whose answer is no number: as in transformers they are given back, and argmax calls them class 0."""
+    """Warns of rows whose answer is not a number: as in transformers they are returned, and argmax makes them class 0."""
     if not isinstance(predictions, np.ndarray) or predictions.dtype.kind != "f" or not len(predictions):
         return
     bad = np.flatnonzero(np.isnan(predictions.reshape(len(predictions), -1)).any(axis=1))

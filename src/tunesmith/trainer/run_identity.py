@@ -132,7 +132,7 @@ class UsedRows:
             self.changed(f"the training data ended before batch {wanted}, which the checkpoint had reached", True)
 
     def read_again(self, dataset: Any) -> str | None:
-        """Reads used rows once more; what changed, in words. A row that differs from itself is random: nothing is said."""
+        """Reads used rows once more; what changed, in words. A row that differs from itself is random and is not reported."""
         used = np.flatnonzero(self._marks)
         wanted = max(READ_AGAIN, (self.count or 0) // 100)
         for at in used[:: max(1, -(-len(used) // wanted))] if not self.varies else ():

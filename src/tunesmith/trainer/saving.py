@@ -112,12 +112,12 @@ def bytes_written(write: Callable[[Path], Any]) -> bytes:
 
 
 def place_of(file: Path) -> Path:
-    """Where a result goes: its name, or `<name>.tunesmith.<type>` beside a person's file of that name."""
+    """Where a result goes: its name, or `<name>.tunesmith.<type>` beside a file of the user with that name."""
     return file if is_ours(file) else file.with_name(f"{file.stem}.tunesmith{file.suffix}")
 
 
 def write_result(file: Path, data: bytes) -> None:
-    """Writes a result into an output folder; a person's file at that name stays, and a line says where the result is."""
+    """Writes a result into an output folder; a file of the user at that name stays, and a line names the place of the result."""
     file.parent.mkdir(parents=True, exist_ok=True)
     start_ledger(file.parent)
     place = place_of(file)
@@ -127,7 +127,7 @@ def write_result(file: Path, data: bytes) -> None:
 
 
 def publish_files(target: Path, fill: Callable[[Path], None]) -> None:
-    """Lets `fill` write a model aside, then moves each file to its place in `target`. Other files there stay.
+    """`fill` writes a model aside, then each file is moved to its place in `target`. Other files there stay.
 
     A file that we did not write in the place of one of ours is a ResourceError, and nothing is changed.
     """
@@ -137,7 +137,7 @@ def publish_files(target: Path, fill: Callable[[Path], None]) -> None:
     tmp.mkdir()
     try:
         fill(tmp)
-        card = (tmp / CARD).read_bytes() if (tmp / CARD).is_file() else None  # of PEFT; a person's own stays
+        card = (tmp / CARD).read_bytes() if (tmp / CARD).is_file() else None  # of PEFT; the user's own stays
         (tmp / CARD).unlink(missing_ok=True)
         names = sorted(str(p.relative_to(tmp)) for p in tmp.rglob("*") if p.is_file())
         mine = kind_of(target / TRAINING_ARGS) == "a file"

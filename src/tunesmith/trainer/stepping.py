@@ -47,7 +47,7 @@ _NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm
 
 
 def keep_embeddings_in_32_bits(model: nn.Module) -> None:
-    """Tells bitsandbytes to keep the optimizer's state of embeddings in 32 bits, as transformers does."""
+    """Makes bitsandbytes keep the optimizer's state of embeddings in 32 bits, as transformers does."""
     import bitsandbytes
 
     manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
@@ -232,7 +232,7 @@ def _is_only_writer(trainer: Trainer) -> bool:
 
 
 def _hooks(run: TrainerRun, engine: TrainState) -> StepHooks:
-    """transformers' moments inside a step, each only where a callback looks at it."""
+    """transformers' moments inside a step, each only where a callback uses it."""
     trainer, loss = run.trainer, run.trainer._parts.loss
 
     def begin(window: Window) -> None:
@@ -264,5 +264,5 @@ def _hooks(run: TrainerRun, engine: TrainState) -> StepHooks:
 
 
 def _teller(trainer: Trainer, event: str) -> Callable[[], None] | None:
-    """Tells the callbacks; None where none of them does anything at this event."""
+    """Calls the callbacks; None where none of them does anything at this event."""
     return (lambda: tell(trainer, event)) if listens(trainer, event) else None

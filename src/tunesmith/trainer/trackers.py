@@ -67,7 +67,7 @@ class Trackers:
         self._callbacks = [kind() for kind in get_reporting_integration_callbacks(self.names)]
 
     def __call__(self, event: Event) -> None:
-        """Tells the trackers about an event that they know a word for."""
+        """Passes an event to the trackers that know it."""
         if isinstance(event, (RunStarted, Resumed)):
             self._state.global_step = event.step
             self._tell("on_train_begin", model=self.model)

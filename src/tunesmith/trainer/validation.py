@@ -162,7 +162,7 @@ def require_rows(dataset: Any) -> None:
 
 
 def label_check(trainer: Trainer) -> LabelCheck | None:
-    """Looks at all labels of an Arrow dataset now; gives what looks at those of a batch. None: the loss is not ours."""
+    """Checks all labels of an Arrow dataset now; returns the check for those of a batch. None: the loss is not ours."""
     config = getattr(trainer.model, "config", None)
     classes = int(getattr(config, "num_labels", 0) or 0)
     known = type(trainer.model).__name__.removeprefix("FSDP").endswith(CLASSIFIERS)

@@ -93,7 +93,7 @@ def _require_search_folder(folder: Path) -> None:
     make_folder(folder)
     if not (folder / JOURNAL).exists() and any(p.name not in ("search.lock", "locks") for p in folder.iterdir()):
         raise ResourceError(
-            "holds files and is no search of tunesmith",
+            "holds files and is not a search of tunesmith",
             where=str(folder),
             fix="Give a new or empty folder as --output_dir.",
         )

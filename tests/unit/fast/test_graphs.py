@@ -127,7 +127,7 @@ def test_moments_and_settings_that_a_captured_step_does_not_know_are_noticed(cha
         found.append(fingerprint.of_step())
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
-    assert len(set(found)) == 1, "the first step makes the moments: that is no change"
+    assert len(set(found)) == 1, "the first step makes the moments: that is not a change"
     saved, (tensors, plain) = copy.deepcopy(optimizer.state_dict()), pack_optimizer(optimizer)
     held = [v for state in optimizer.state.values() for v in state.values()]  # so that nothing is put in its place
     if change == "load_state_dict":
