@@ -27,8 +27,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.engine.loop import train_events
     from tunesmith.engine.losses import TaskLoss
     from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.plan import Calendar, Plan, epoch_ends_for
-    from tunesmith.engine.schedule import Schedule, lr_at
+    from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for, lr_at
     from tunesmith.engine.state import TrainState
     from tunesmith.fast.strategies import choose_strategies
     from tunesmith.keep.checkpoint import Identity, load_checkpoint, save_checkpoint
@@ -111,7 +110,7 @@ _HOMES: dict[str, str] = {
     "Plan": "tunesmith.engine.plan",
     "Predictor": "tunesmith.predict.predictor",
     "RunConfig": "tunesmith.config.schema",
-    "Schedule": "tunesmith.engine.schedule",
+    "Schedule": "tunesmith.engine.plan",
     "Task": "tunesmith.labels",
     "TaskLoss": "tunesmith.engine.losses",
     "TextClassifier": "tunesmith.notebook.estimators",
@@ -134,7 +133,7 @@ _HOMES: dict[str, str] = {
     "load_curves": "tunesmith.curves.series",
     "load_dataset": "tunesmith.reading.gather:load_from_hub",
     "load_metric": "tunesmith.metrics.suite:load",
-    "lr_at": "tunesmith.engine.schedule",
+    "lr_at": "tunesmith.engine.plan",
     "make_optimizer": "tunesmith.engine.optim",
     "make_runtime": "tunesmith.ranks.runtime",
     "make_suite": "tunesmith.metrics.suite",

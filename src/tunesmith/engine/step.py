@@ -20,8 +20,7 @@ from tunesmith.engine.optim import (
     set_rate,
     trained_parameters,
 )
-from tunesmith.engine.seed import seed_step
-from tunesmith.engine.state import TrainState
+from tunesmith.engine.state import TrainState, seed_step
 from tunesmith.errors import ResourceError
 from tunesmith.fast.in_step import decay_unused, free_memory, replayed
 from tunesmith.fast.proof import ready

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunesmith.engine.plan import Plan
-from tunesmith.engine.signals import StopRequest
 from tunesmith.engine.state import TrainState
-from tunesmith.engine.stopping import is_exhausted
+from tunesmith.engine.stopping import StopRequest, is_exhausted
 from tunesmith.errors import CheckpointError, TunesmithError, short_text
 from tunesmith.events import Event, Improved, NonFinite, Resumed, RunStarted, SafePoint, Saved
 from tunesmith.keep.checkpoint import (

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunesmith.engine.signals import StopRequest
 from tunesmith.engine.state import TrainState
+from tunesmith.engine.stopping import StopRequest
 from tunesmith.errors import CheckpointError, NumericsError, StoppedBySignal
 from tunesmith.events import Event, NonFinite, Note, Resumed, RunEnded, RunStarted
 from tunesmith.keep.checkpoint import Identity, differences, load_checkpoint, version_changes

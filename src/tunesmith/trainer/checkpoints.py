@@ -10,6 +10,7 @@ from tunesmith.encoder.params import has_adapters
 from tunesmith.errors import CheckpointError
 from tunesmith.events import RunStarted
 from tunesmith.keep.checkpoint import Identity, save_checkpoint
+from tunesmith.keep.plain import to_plain
 from tunesmith.keep.snapshot import write_files
 from tunesmith.keep.weight_files import (
     load_weights,
@@ -19,7 +20,6 @@ from tunesmith.keep.weight_files import (
     weight_files,
     weight_names,
 )
-from tunesmith.ranks.plain import to_plain
 from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import first_event
 from tunesmith.run.sealed import MANIFEST, verify, write_sealed

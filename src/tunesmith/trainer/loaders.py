@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from tunesmith.engine.seed import step_seed
+from tunesmith.engine.state import step_seed
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.tokens.batches import Batch, Collate, Window, make_batch, pin_batch
 from tunesmith.tokens.encoding_processes import prefetched

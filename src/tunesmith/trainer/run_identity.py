@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tunesmith.encoder.params import has_adapters
-from tunesmith.engine.seed import generators_untouched
+from tunesmith.engine.state import generators_untouched
 from tunesmith.keep.checkpoint import Identity, content_mark
 from tunesmith.keep.record import Wording
 from tunesmith.ranks.sharding import gathered

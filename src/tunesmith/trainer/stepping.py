@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from tunesmith.engine.hooks import StepHooks
 from tunesmith.engine.optim import attach_kernel
-from tunesmith.engine.state import TrainState
+from tunesmith.engine.state import StepHooks, TrainState
 from tunesmith.errors import ConfigError
 from tunesmith.fast.fused_ops import has_triton
 from tunesmith.fast.strategies import Strategies, choose_strategies

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.engine.optim import detach_kernel
-from tunesmith.engine.signals import StopRequest
 from tunesmith.engine.state import TrainState
+from tunesmith.engine.stopping import StopRequest
 from tunesmith.events import EpochStarted, Event, MicroBatchSplit, Note, SafePoint, Saved, StepDone
 from tunesmith.fast.strategies import Strategies
+from tunesmith.keep.plain import from_plain
 from tunesmith.keep.record import RunRecord
-from tunesmith.ranks.plain import from_plain
 from tunesmith.ranks.roster import RankRoster, rank_watch
 from tunesmith.ranks.sharding import is_sharded
 from tunesmith.run.layout import RunDir
