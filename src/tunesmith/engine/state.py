@@ -20,11 +20,9 @@ from torch.optim import Optimizer
 from tunesmith.engine.losses import Objective
 from tunesmith.engine.stopping import BestSoFar
 from tunesmith.errors import ConfigError, ResourceError
-from tunesmith.fast.cut_rows import train_whole_table, why_inexact
-from tunesmith.fast.fingerprint import Fingerprint
-from tunesmith.fast.graphs import StepGraphs
+from tunesmith.fast.graphs import Fingerprint, StepGraphs
 from tunesmith.fast.strategies import Strategies, strategies_of
-from tunesmith.fast.vocabulary import VocabularyCut
+from tunesmith.fast.vocabulary import VocabularyCut, train_whole_table, why_inexact
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.tokens.batches import Batch, Window
 

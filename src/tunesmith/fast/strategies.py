@@ -18,12 +18,9 @@ from tunesmith.errors import ConfigError
 from tunesmith.fast import cls_only, padding_free, vocabulary
 from tunesmith.fast.cpu_speed import enable_cpu_speed
 from tunesmith.fast.fused_modern import fuse_layers
-from tunesmith.fast.fused_stack import FusedStack
+from tunesmith.fast.fused_stack import FusedStack, why_not_fused
 from tunesmith.fast.graphs import StepGraphs
-from tunesmith.fast.layer_parts import why_not_fused
-from tunesmith.fast.length_buckets import bucketed, is_too_wide, why_not_captured
-from tunesmith.fast.packed_batches import Packing, collated, is_packed
-from tunesmith.fast.packing import FILLER
+from tunesmith.fast.packing import FILLER, Packing, bucketed, collated, is_packed, is_too_wide, why_not_captured
 from tunesmith.fast.vocabulary import VocabularyCut
 from tunesmith.ranks.runtime import Precision
 from tunesmith.tokens.batches import Batch, Collate, Padding
