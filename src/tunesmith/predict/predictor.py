@@ -19,9 +19,9 @@ from tunesmith.labels import LabelMap, Task, choose_labels
 from tunesmith.predict.facts import ModelFacts, model_folder_of, read_facts
 from tunesmith.predict.given_texts import given_columns
 from tunesmith.predict.graph_facts import is_graph_folder, read_graph_facts
-from tunesmith.predict.network import Network
 from tunesmith.predict.stream import (
     Chunk,
+    Network,
     TextPredictions,
     answer_tokens,
     chunks_of,
