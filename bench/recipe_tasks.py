@@ -9,7 +9,8 @@ Tasks made of others, none of which was looked at when the recipes were chosen: 
 the first; 15% do), `newsline` (forty words out of the middle of a post), `r8head` (the first ten words of a report),
 `newspair` (are two passages from the same newsgroup), `rare5`
 (`sickneg` with 5% of the rows that contradict). Regressions to choose rules on, so that `sts` stays one to report on: `mrpcnum`
-(MRPC's label as a number) and `subjshare` (which share of four sentences of SUBJ is subjective). The files are for measuring and are never committed.
+(MRPC's label as a number) and `subjshare` (which share of four sentences of SUBJ is subjective). The files are for measuring
+and are never committed.
 """
 
 from __future__ import annotations
