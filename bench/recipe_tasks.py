@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,10 +28,12 @@ import numpy as np
 import numpy.typing as npt
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared" / "data"
+SHARED = Path(os.environ.get("SHARED_DIR", ROOT.parent / "shared")) / "data"
 PACK = ROOT / "scratch" / "recipes_data"
-CHOSEN_ON = ("mrpc", "trec", "subj", "mrpcnum", "subjshare")
+CHOSEN_ON = ("mrpc", "trec", "subj", "subjshare", "overlap")
 """The rules of `auto` were chosen on these."""
+OUTSIDE = ("sections", "short_sections", "rare_games", "sizes", "same_source", "fortunes")
+"""Not of ../shared: what bench/outside_tasks.py writes (SHARED_DIR=scratch/outside)."""
 Row = tuple[tuple[str, ...], str]
 """One text or two, and the label."""
 
@@ -90,6 +93,15 @@ def _news_pairs(split: str) -> list[Row]:
     return made
 
 
+def _overlap(split: str) -> list[Row]:
+    """MRPC: the share of words that both sentences have, as a score from 1 to 5."""
+    made: list[Row] = []
+    for texts, _ in _table(SHARED / "mrpc" / f"{split}.tsv"):
+        one, other = (set(text.lower().split()) for text in texts)
+        made.append((texts, f"{1 + 4 * len(one & other) / len(one | other):.3f}"))
+    return made
+
+
 def _subjective_share(split: str) -> list[Row]:
     """Four sentences, as many of them subjective as a draw says: the score is their share, which no length gives away."""
     rows, rng = _table(SHARED / "subj" / f"{split}.tsv"), np.random.default_rng(2)
@@ -110,12 +122,13 @@ TASKS: dict[str, Callable[[str], list[Row]]] = {
     "r8head": _r8_heads,
     "newspair": _news_pairs,
     "rare5": _rare,
-    "mrpcnum": _plain("mrpc"),
+    "overlap": _overlap,
     "subjshare": _subjective_share,
+    **{name: _plain(name) for name in OUTSIDE},
 }
 LOOKED_AT = ("cr", "sick", "sts", "r8", "news6")
 NEW = ("sickneg", "newsline", "r8head", "newspair")
-REGRESSION = ("sts", "mrpcnum", "subjshare")
+REGRESSION = ("sts", "sizes", "overlap", "subjshare")
 
 
 def pack_task(task: str, tokenizer: Any, length: int, out: Path) -> npt.NDArray[np.int64]:
@@ -180,7 +193,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="*", type=Path, help="model folders [the embedded all-MiniLM-L6-v2]")
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=tuple(TASKS))
+    parser.add_argument("--tasks", nargs="+", default=[t for t in TASKS if t not in OUTSIDE], choices=tuple(TASKS))
     parser.add_argument("--output", type=Path, default=PACK)
     args = parser.parse_args()
     shutil.rmtree(args.output, ignore_errors=True)
