@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,13 @@ class NearTexts:
 def find_near(survey: TextSurvey, train_texts: int) -> NearTexts:
     """Compares each text that has no equal one. Texts below `train_texts` are those of train."""
     equal = first_equal(survey.keys)
-    only = np.flatnonzero(equal < 0)
+    only = np.flatnonzero(equal < 0).astype(np.int32)
     near = np.full(len(equal), -1, np.int32)
     in_train = np.full(len(equal), -1, np.int32)
     left = MOST_PAIRS
     with open(survey.bytes_file, "rb") as file:
         for path in survey.band_files:
-            pairs = _candidates(np.fromfile(path, np.uint64), only, train_texts)
+            pairs = _candidates(_numbered(path, only), len(equal), train_texts)
             pairs = _open_pairs(pairs, near, in_train, train_texts)
             for at in range(0, min(len(pairs), left), _CHUNK):
                 some = pairs[at : at + _CHUNK]
@@ -54,26 +55,41 @@ def find_near(survey: TextSurvey, train_texts: int) -> NearTexts:
 def first_equal(keys: Ints) -> Ints:
     """For each key the place of its first occurrence; -1 for the first ones themselves."""
     order = np.argsort(keys, kind="stable").astype(np.int32)
-    ordered = keys[order]
     new = np.ones(len(keys), bool)
+    ordered = keys[order]
     new[1:] = ordered[1:] != ordered[:-1]
-    leader = order[np.maximum.accumulate(np.where(new, np.arange(len(keys), dtype=np.int32), np.int32(0)))]
+    del ordered
+    leader = np.where(new, np.arange(len(keys), dtype=np.int32), np.int32(0))
+    np.maximum.accumulate(leader, out=leader)
+    again = np.flatnonzero(~new)
     found = np.full(len(keys), -1, np.int32)
-    found[order[~new]] = leader[~new]
+    found[order[again]] = order[leader[again]]
     return found
 
 
-def _candidates(band: Ints, only: Ints, train_texts: int) -> Ints:
-    """(earlier, later) text numbers in one bucket: neighbours, and the last text of train before the later one."""
-    bits = np.uint64(max(len(band).bit_length(), 1))
-    packed = (band[only] << bits) | only.astype(np.uint64)
+def _numbered(path: Path, only: Ints) -> Ints:
+    """The band values of some texts, each with the number of its text in the low bits; sorted."""
+    band = np.fromfile(path, np.uint64)
+    packed = band[only]
+    packed <<= np.uint64(_bits(len(band)))
+    packed |= only.view(np.uint32)
     packed.sort()
-    keys, numbers = packed >> bits, (packed & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int32)
-    same = np.zeros(len(keys), bool)
-    same[1:] = keys[1:] == keys[:-1]
+    return packed
+
+
+def _bits(texts: int) -> int:
+    return max(texts.bit_length(), 1)
+
+
+def _candidates(packed: Ints, texts: int, train_texts: int) -> Ints:
+    """(earlier, later) text numbers in one bucket: neighbours, and the last text of train before the later one."""
+    bits = _bits(texts)
+    numbers = (packed.astype(np.uint32) & np.uint32((1 << bits) - 1)).view(np.int32)
+    packed >>= np.uint64(bits)
+    same = np.zeros(len(packed), bool)
+    same[1:] = packed[1:] == packed[:-1]
     later = np.flatnonzero(same)
     neighbours = np.stack([numbers[later - 1], numbers[later]], axis=1)
-    del packed, keys
     places = np.arange(len(same), dtype=np.int32)
     begin = np.maximum.accumulate(np.where(same, np.int32(0), places))
     place = np.where(numbers < train_texts, places, np.int32(0))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tunesmith.audit.near_duplicates import NearTexts
+from tunesmith.audit.near_duplicates import NearTexts, first_equal
 from tunesmith.audit.text_survey import Ints, TextSurvey
 from tunesmith.findings import Finding, Severity
 from tunesmith.labels import LabelMap, Task
@@ -44,7 +44,7 @@ def find_overlaps(
 def near_roots(near: NearTexts, equal: Ints) -> Ints:
     """For each text the first of those that are equal or nearly so, along the chain of earlier ones."""
     before = np.where(near.near_in_train >= 0, near.near_in_train, near.near)
-    parent = np.where(before >= 0, before, np.arange(len(before)))
+    parent = np.where(before >= 0, before, np.arange(len(before), dtype=np.int32))
     parent = parent[equal]
     while True:
         above = parent[parent]
@@ -126,9 +126,7 @@ def _repeats(split: str, exact: Ints, like: Ints, *, complete: bool) -> list[Fin
 
 def _again(rows: Ints) -> Ints:
     """Rows whose key an earlier row has."""
-    _, first = np.unique(row_keys(rows), return_index=True)
-    again = np.ones(len(rows), bool)
-    again[first] = False
+    again: Ints = first_equal(row_keys(rows)) >= 0
     return again
 
 
@@ -175,10 +173,12 @@ def _contradictions(rows: Mapping[str, Ints], ids: Mapping[str, Ints]) -> list[F
     """Rows with the same text and another label, in all labelled rows together."""
     keys = np.concatenate([row_keys(found) for found in rows.values()])
     given = np.concatenate([ids[split] for split in rows])
-    group = np.unique(keys, return_inverse=True)[1]
+    first = first_equal(keys)
+    del keys
+    group = np.where(first >= 0, first, np.arange(len(first), dtype=np.int32))
     known = given >= 0
-    low = np.full(group.max(initial=-1) + 1, np.iinfo(np.int64).max)
-    high = np.full(len(low), -2, np.int64)
+    low, high = given.copy(), given.copy()
+    low[~known] = np.iinfo(low.dtype).max
     np.minimum.at(low, group[known], given[known])
     np.maximum.at(high, group[known], given[known])
     wrong = (low < high)[group] & known
@@ -202,8 +202,10 @@ def _contradictions(rows: Mapping[str, Ints], ids: Mapping[str, Ints]) -> list[F
 
 def row_keys(rows: Ints) -> Ints:
     """One number for each row; text numbers fit 31 bits, so two of them fit one int64."""
+    if rows.shape[1] == 1:
+        return rows[:, 0]
     wide = rows.astype(np.int64)
-    keys: Ints = wide[:, 0] if rows.shape[1] == 1 else (wide[:, 0] << 31) | wide[:, 1]
+    keys: Ints = (wide[:, 0] << 31) | wide[:, 1]
     return keys
 
 
