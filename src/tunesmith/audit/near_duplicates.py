@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.audit.text_survey import FoldedBlock, Ints, TextSurvey, list_grams, read_texts
+from tunesmith.audit.text_survey import FoldedBlock, Ints, TextSurvey, lengthen, list_grams, read_texts
 
 SIMILAR = 0.8
 """Share of pairs of neighbouring bytes, each as often as it occurs, that two nearly equal texts have in common."""
 SHARED_SHINGLES = 0.45
 """The same for the set of runs of four bytes: what only has like letters is not nearly equal (bench/audit_near.py)."""
+LONG_TEXT = 200
+"""From so many bytes on as many runs of sixteen bytes must be shared as well."""
 MOST_PAIRS = 4_000_000
 """Candidates checked in all; a file of texts from one template has more, and then the counts are lower bounds."""
 _CHUNK = 4_000
@@ -114,11 +116,14 @@ def similarity(file: Any, survey: TextSurvey, pairs: Ints) -> Ints:
     blocks = [read_texts(file, survey, pairs[alike, side]) for side in (0, 1)]
     letters = _letter_overlap(*map(_letter_counts, blocks))
     close = alike[letters >= SIMILAR]
-    shingles = _shingle_overlap(
-        [_shingles(read_texts(file, survey, pairs[close, side])) for side in (0, 1)], len(close)
-    )
+    close_blocks = [read_texts(file, survey, pairs[close, side]) for side in (0, 1)]
+    shared = _shingle_overlap([_shingles(block) for block in close_blocks], len(close))
+    long = sizes[close].min(axis=1) >= LONG_TEXT
+    if long.any():
+        wide = _shingle_overlap([_shingles(block, long=True) for block in close_blocks], len(close))
+        shared = np.where(long, np.minimum(shared, wide), shared)
     result[alike] = letters
-    result[close[shingles < SHARED_SHINGLES]] = 0.0
+    result[close[shared < SHARED_SHINGLES]] = 0.0
     return result
 
 
@@ -143,8 +148,11 @@ def _shingle_overlap(sides: list[Ints], pairs: int) -> Ints:
     return result
 
 
-def _shingles(block: FoldedBlock) -> Ints:
+def _shingles(block: FoldedBlock, *, long: bool = False) -> Ints:
     """text << 32 | shingle, each once, sorted."""
     grams, counts = list_grams(block)
     owners = np.repeat(np.arange(len(counts), dtype=np.uint64), counts)
+    if long:
+        grams, whole = lengthen(grams, counts)
+        grams, owners = grams[whole], owners[whole]
     return np.unique((owners << np.uint64(32)) | grams)
