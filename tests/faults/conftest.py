@@ -33,7 +33,7 @@ class Bench:
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     root = memory_folder("engine", tmp_path_factory.mktemp("faults"))
-    server = Server(root, "engine")
+    server = Server(root)
     try:
         server.engine(root / "warm")
         clean(root / "warm")

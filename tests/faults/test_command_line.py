@@ -65,7 +65,7 @@ def write_rows(file: Path, rows: int, seed: int) -> None:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     root = memory_folder("cli", tmp_path_factory.mktemp("cli"))
-    server = Server(root, "engine", "cli")
+    server = Server(root)
     try:
         write_rows(root / "train.csv", 48, 1)
         write_rows(root / "val.csv", 20, 2)

@@ -29,7 +29,7 @@ SECONDS = 6.0
 @pytest.fixture(scope="module")
 def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
     root = memory_folder("hostile", tmp_path_factory.mktemp("hostile"))
-    server = Server(root, "engine")
+    server = Server(root)
     try:
         assert server.run("model", {"folder": str(root / "good")}).code == 0
         ended = server.run("load", {"folder": str(root / "good"), "text": "word1 word2"})
