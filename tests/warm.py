@@ -4,7 +4,7 @@
 that process: a real process with its own arguments, environment, folder, standard streams and exit code. Signals sent to
 the command reach it, and it ends with the command. The process id that it sees is not the one of the command: what asserts
 process ids, process groups, start-up or imports starts `sys.executable` itself. With BLANK_PICTURES=1 in its environment
-a command saves blank pictures (`pictures.py`).
+a command saves blank pictures (`pictures.py`), with SMALL_EMBEDDED=FOLDER it has that embedded model (`small_embedded.py`).
 """
 
 from __future__ import annotations
@@ -216,6 +216,8 @@ def become(request: Any, streams: dict[int, int]) -> list[str]:
     os.environ.update(environment)
     if environment.get("BLANK_PICTURES"):
         importlib.import_module("pictures").blank_pictures()
+    if environment.get("SMALL_EMBEDDED"):
+        importlib.import_module("small_embedded").replace_embedded(Path(environment["SMALL_EMBEDDED"]))
     unbuffered = bool(environment.get("PYTHONUNBUFFERED"))
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         shown = None
