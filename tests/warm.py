@@ -130,11 +130,13 @@ def import_all() -> None:
 
 def serve(address: str) -> list[str]:
     """Forks for each request until stdin ends. Comes back in a child, with the words it is to run."""
+    gc.disable()
     import_all()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
     listener.listen(64)
     gc.collect()
+    gc.enable()
     gc.freeze()  # a collection in a child does not touch, and so copy, the pages of all modules
     os.write(1, b"ready\n")
     running: dict[int, socket.socket] = {}
