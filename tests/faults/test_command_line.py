@@ -92,7 +92,7 @@ def run(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Path]:
 def test_row_01_kills_of_the_command_at_any_moment(lab: Lab, run: Path) -> None:
     seed = seed_of("row_01_cli")
     rng = random.Random(seed)
-    for trial in range(size(full=40, ci=4)):
+    for trial in range(size(full=40, ci=2)):
         at = rng.uniform(0.0, lab.seconds)
         where = f"seed {seed}, trial {trial}, killed after {at:.2f} of {lab.seconds:.2f} s"
         ended = lab.train(run, signals=[[at, "KILL"]])
