@@ -104,7 +104,9 @@ def own_split_flags(reading: Reading) -> str:
     """Validation rows from the training file, where they have a file of their own: what differs between the two is gone."""
     if _file(reading, "validation_file") is None:
         return "check that all rows come from one source and use the same label ids (--label_names)"
-    return "--validation_file '' --validation_split_fraction 0.1: if the score is good on these rows, the two files differ"
+    return (
+        "--validation_file '' --validation_split_fraction 0.1: if the score is good on these rows, the two files differ"
+    )
 
 
 _FLAG = re.compile(r"--(\w+) (\S+)")
