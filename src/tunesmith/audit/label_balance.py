@@ -24,7 +24,7 @@ def label_ids(part: Part) -> Ints:
         shaped: Ints = flat.reshape(len(column), -1)
         return shaped
     ids: Ints = column.to_numpy(zero_copy_only=False)
-    return ids
+    return ids.astype(np.int32) if ids.dtype == np.int64 else ids
 
 
 def check_labels(ids: Mapping[str, Ints], labels: LabelMap, *, names_given: bool) -> list[Finding]:

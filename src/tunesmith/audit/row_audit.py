@@ -52,8 +52,9 @@ def audit_rows(
         split: [" ".join(row) for row in zip(*(s.columns[n] for n in text), strict=True)]
         for split, s in samples.items()
     }
-    lengths = {split: survey.of(split, survey.characters).sum(axis=1) for split in samples}
-    findings += find_drift({split: ids[split] for split in samples}, lengths, texts, labels)
+    if len(samples) > 1:
+        lengths = {split: survey.of(split, survey.characters).sum(axis=1) for split in samples}
+        findings += find_drift({split: ids[split] for split in samples}, lengths, texts, labels)
     return sort_findings(findings)
 
 
