@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -17,14 +17,15 @@ from tunesmith.encoder.families import anatomy_of, hook_tables, is_watched
 from tunesmith.errors import ConfigError
 from tunesmith.fast import cls_only, padding_free, vocabulary
 from tunesmith.fast.cpu_speed import enable_cpu_speed
-from tunesmith.fast.fused_modern import fuse_layers
-from tunesmith.fast.fused_stack import FusedStack, why_not_fused
 from tunesmith.fast.graphs import StepGraphs
 from tunesmith.fast.packing import FILLER, Packing, bucketed, collated, is_packed, is_too_wide, why_not_captured
 from tunesmith.fast.vocabulary import VocabularyCut
 from tunesmith.ranks.runtime import Precision
 from tunesmith.tokens.batches import Batch, Collate, Padding
 from tunesmith.tokens.token_rows import Sampling, TokenRows
+
+if TYPE_CHECKING:
+    from tunesmith.fast.fused_stack import FusedStack
 
 Wish = Literal["auto", "on", "off"]
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -71,7 +72,7 @@ class Strategies:
         asked = {
             "padding_free": padding_free.supports,
             "cls_only_last_layer": cls_only.supports,
-            "fused_layers": why_not_fused,
+            "fused_layers": _why_not_fused,
         }
         return asked[name](self.model) if name in asked else None
 
@@ -173,6 +174,8 @@ def choose_strategies(
     packed, fused, graphs, cut = "padding_free" in applied, None, None, None
     if _wanted("fused_layers", fused_layers, _no_fusing(model, device, precision, packed), notes):
         first = "cls_only_last_layer" in applied
+        from tunesmith.fast.fused_modern import fuse_layers
+
         applied["fused_layers"] = fused = fuse_layers(model, HALF[precision], first_token_only=first)
         on.append("fused layers")
     unknown = None if packed or device.type != "cuda" else why_not_captured(model)
@@ -236,7 +239,13 @@ def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, pac
         return "they are for bf16 and fp16"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "this GPU is older than compute capability 8.0"
-    return why_not_fused(model) or (None if packed else "rows are padded")
+    return _why_not_fused(model) or (None if packed else "rows are padded")
+
+
+def _why_not_fused(model: nn.Module) -> str | None:
+    from tunesmith.fast.fused_stack import why_not_fused  # with the kernels, which only a GPU needs
+
+    return why_not_fused(model)
 
 
 def _no_graphs(device: torch.device, world: int, unknown: str | None) -> str | None:

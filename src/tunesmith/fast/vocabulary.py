@@ -15,9 +15,8 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from tunesmith.encoder.families import replaced_method
+from tunesmith.encoder.families import is_hooked, replaced_method
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.fast.fused_ops import is_hooked
 
 
 class CutEmbedding(nn.Embedding):

@@ -19,8 +19,8 @@ from torch import nn
 from tunesmith.engine.optim import attach_kernel
 from tunesmith.engine.state import StepHooks, TrainState
 from tunesmith.errors import ConfigError
-from tunesmith.fast.fused_ops import has_triton
 from tunesmith.fast.strategies import Strategies, choose_strategies
+from tunesmith.ranks.runtime import has_triton
 from tunesmith.tokens.batches import Padding, Window
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.trainer.listeners import listens, tell
