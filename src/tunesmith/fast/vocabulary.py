@@ -37,7 +37,7 @@ class VocabularyCut:
     """A word embedding of which only the used rows are a parameter.
 
     A row that never occurs has gradient zero, so both Adam moments stay zero, and AdamW does nothing to it but
-    `row *= 1 - lr * weight_decay` at each step. `decay` takes these factors and keeps their product. `train/cut_optimizers.py`
+    `row *= 1 - lr * weight_decay` at each step. `decay` takes these factors and keeps their product. `why_inexact`
     knows for which optimizers that is exact: not for those that mix rows or put the decay into the gradient.
     """
 

@@ -18,7 +18,8 @@ from tunesmith.engine.losses import TaskLoss, resolve_class_weights
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.state import TrainState, make_deterministic, seed_everything
 from tunesmith.errors import ConfigError
-from tunesmith.fast.strategies import Strategies, choose_strategies
+from tunesmith.fast.in_force import Strategies
+from tunesmith.fast.strategies import choose_strategies
 from tunesmith.keep.checkpoint import Identity
 from tunesmith.metrics.row_evidence import BestConstant
 from tunesmith.metrics.suite import Suite, make_suite
