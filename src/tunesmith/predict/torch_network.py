@@ -22,7 +22,6 @@ from tunesmith.encoder.model_files import Seal
 from tunesmith.encoder.tokenizer import load_tokenizer, position_limit, require_segments
 from tunesmith.engine.evaluate import predict_rows
 from tunesmith.errors import ConfigError
-from tunesmith.fast.packed_products import pack_products
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.keep.snapshot import WEIGHTS, write_tensors
 from tunesmith.predict.facts import ModelFacts, read_facts
@@ -102,6 +101,8 @@ def load_torch_network(
         model, None, padding_of(tokenizer), device=runtime.device, precision=precision, cuda_graphs="off"
     )
     if runtime.device.type == "cpu" and precision == "no":
+        from tunesmith.fast.packed_products import pack_products
+
         pack_products(model)
     longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
     cores = threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))

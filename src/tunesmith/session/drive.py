@@ -18,7 +18,6 @@ from tunesmith.metrics.row_evidence import rows_to_keep
 from tunesmith.predict.torch_network import describe_model
 from tunesmith.ranks.roster import RankRoster
 from tunesmith.ranks.sharding import gathered_state
-from tunesmith.run.doctor import FINISHED
 from tunesmith.run.environment import describe_environment, reach
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ledger import write_own
@@ -60,7 +59,7 @@ def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
     if run.checkpoints() and not whole:
         return  # stopped, maybe on its way out (the report is written last): the checkpoints say whether it is the same run
     events = read_journal(run.journal_file) if run.journal_file.exists() else []
-    ended = bool(events) and isinstance(events[-1], RunEnded) and events[-1].reason in FINISHED
+    ended = bool(events) and isinstance(events[-1], RunEnded) and events[-1].finished
     if run.checkpoints() and not ended:
         return
     results = [p for p in (*run.folders, *run.result_files, run.report_file) if p.exists()]

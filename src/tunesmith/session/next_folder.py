@@ -12,7 +12,6 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import CheckpointError, TunesmithError
 from tunesmith.events import RunEnded
-from tunesmith.run.doctor import FINISHED
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ledger import is_run
 from tunesmith.run.reader import read_journal
@@ -60,7 +59,7 @@ def is_finished(run: RunDir) -> bool:
         events = read_journal(run.journal_file) if os.path.isfile(run.journal_file) else []
     except TunesmithError:
         return False  # damaged: resuming it says how
-    return bool(events) and isinstance(events[-1], RunEnded) and events[-1].reason in FINISHED
+    return bool(events) and isinstance(events[-1], RunEnded) and events[-1].finished
 
 
 def _same_settings(config: RunConfig, run: RunDir) -> bool:

@@ -17,7 +17,6 @@ from tunesmith.events import Evaluated, Resumed, RowsEvaluated, RunStarted
 from tunesmith.keep.checkpoint import PIECES
 from tunesmith.keep.record import RunRecord
 from tunesmith.keep.weight_files import holds, is_weights
-from tunesmith.labels import Task
 from tunesmith.ranks.sharding import is_sharded
 from tunesmith.run.journal import LOST_JOURNAL, require_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
@@ -39,6 +38,7 @@ from tunesmith.trainer.upstream import (
 )
 
 if TYPE_CHECKING:
+    from tunesmith.labels import Task
     from tunesmith.trainer.facade import Trainer
     from tunesmith.trainer.training import TrainerRun
 
@@ -207,6 +207,7 @@ def rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated |
 
 def _training_labels(trainer: Any, task: Task, width: int, otherwise: Any) -> Any:
     """The label column of the training set, or the evaluated labels where it has none of that kind."""
+    from tunesmith.labels import Task
     from tunesmith.metrics.rows import to_numpy
 
     dataset = trainer.train_dataset
