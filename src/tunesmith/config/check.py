@@ -232,7 +232,9 @@ def _check_batches(config: RunConfig) -> Iterator[Problem]:
     if config.token_budget is not None:
         longest = config.max_seq_length
         if longest is not None and config.token_budget < longest:
-            yield Problem("token_budget", f"{config.token_budget} holds not one row of {longest} tokens", "Raise it")
+            yield Problem(
+                "token_budget", f"{config.token_budget} is too small for one row of {longest} tokens", "Raise it"
+            )
         if config.train_sampling_strategy == "sequential":
             yield Problem(
                 "token_budget", "sorts rows, so it contradicts train_sampling_strategy sequential", "Give one"

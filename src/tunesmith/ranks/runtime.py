@@ -238,7 +238,7 @@ def _refuse_what_a_launcher_wants() -> None:
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         raise ConfigError(
             "DeepSpeed was asked for by the launcher; this engine does not use it",
-            fix="Launch with --use_fsdp to share the model out, or with --multi_gpu for a copy on each device.",
+            fix="Launch with --use_fsdp to shard the model, or with --multi_gpu for a copy on each device.",
         )
     asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if asked not in ("no", ""):

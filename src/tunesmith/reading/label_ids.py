@@ -254,5 +254,5 @@ def notes_on_classes(parts: Mapping[str, Part], labels: LabelMap) -> list[str]:
         missing = [name for i, name in enumerate(labels.names) if not (ids == i).any()]
         if split.startswith(("validation", "test")) and missing and (ids >= 0).any():
             shown = ", ".join(map(repr, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-            notes.append(f"No {split} row has the label {shown}: {split} scores say nothing about it.")
+            notes.append(f"No {split} row has the label {shown}: {split} scores do not measure it.")
     return notes
