@@ -23,7 +23,6 @@ from tunesmith.run.layout import RunDir
 from tunesmith.run.ledger import write_own
 from tunesmith.run.reader import read_journal
 from tunesmith.session.card import write_card
-from tunesmith.session.ending import RunEnding
 from tunesmith.session.finish import (
     draw_and_explain,
     export_run,
@@ -36,11 +35,10 @@ from tunesmith.session.finish import (
     write_data_summary,
     write_results,
 )
-from tunesmith.session.first_steps import announce_plan
-from tunesmith.session.planning import make_plan
+from tunesmith.session.inputs import is_installed
+from tunesmith.session.planning import announce_plan, make_plan
 from tunesmith.session.prepare import Prepared
-from tunesmith.session.refused import is_installed
-from tunesmith.session.result import RunResult
+from tunesmith.session.result import RunEnding, RunResult
 from tunesmith.session.run_session import Session, ending_well
 from tunesmith.session.watch import Watch
 

@@ -29,12 +29,11 @@ from tunesmith.ranks.runtime import Precision, Runtime, has_bf16, make_runtime
 from tunesmith.ranks.sharding_options import read_sharding
 from tunesmith.reading.load import DataBundle
 from tunesmith.run.environment import reach
-from tunesmith.session.identity import make_identity, with_order
 from tunesmith.session.inputs import RunData
-from tunesmith.session.run_tokens import tokenize_run
+from tunesmith.session.planning import make_identity, with_order
+from tunesmith.session.run_tokens import add_findings, audit_tokenized, tokenize_run
 from tunesmith.session.saying import say_data, say_lengths, say_model
 from tunesmith.session.settling import Settled, settle_recipe
-from tunesmith.session.token_audit import add_findings, audit_tokenized
 from tunesmith.session.watch import Watch
 from tunesmith.tokens.batches import Batches, Padding
 from tunesmith.tokens.token_rows import TokenRows
