@@ -111,7 +111,7 @@ def tiny(kind: str) -> Any:
 
 def make_state(model: Any, wish: str) -> tuple[Any, Any, Any]:
     """(engine state, a batch of four rows, its strategies); `wish` for packing."""
-    from tunesmith.engine.losses import TaskLoss
+    from tunesmith.engine.evaluate import TaskLoss
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.state import TrainState
     from tunesmith.fast.strategies import choose_strategies

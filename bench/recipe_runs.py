@@ -98,9 +98,8 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.config.load import load_config
     from tunesmith.encoder.load import load_model
     from tunesmith.encoder.pooling import dense_of
-    from tunesmith.engine.evaluate import predict_rows
+    from tunesmith.engine.evaluate import TaskLoss, predict_rows, resolve_class_weights
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss, resolve_class_weights
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.state import TrainState, seed_everything
     from tunesmith.fast.strategies import choose_strategies

@@ -96,7 +96,7 @@ TORCH_FREE = (
     "diagnose",
     "report",
 )
-TORCH_FREE_FILES = ("cli/main.py", "cli/parser.py", "cli/flags.py", "__init__.py", "__main__.py")
+TORCH_FREE_FILES = ("cli/main.py", "cli/parser.py", "__init__.py", "__main__.py")
 ENGINE = (
     *("engine/", "fast/", "ranks/", "keep/", "encoder/", "metrics/"),
     *("tokens/token_rows.py", "tokens/batches.py"),

@@ -12,8 +12,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from tunesmith.cli.flags import add_config_arguments, config_from_args
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_config_arguments, config_from_args, user_path
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError
 from tunesmith.measure.contest import CONTESTANTS, kinds_for

@@ -25,7 +25,7 @@ from tunesmith.ranks.runtime import Runtime
 from tunesmith.tokens.batches import Batch, Window
 
 if TYPE_CHECKING:
-    from tunesmith.engine.losses import Objective
+    from tunesmith.engine.evaluate import Objective
     from tunesmith.fast.vocabulary import VocabularyCut
 
 MicroStep = Callable[[Batch, Any], torch.Tensor]

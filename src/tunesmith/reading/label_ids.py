@@ -12,8 +12,8 @@ import numpy as np
 
 from tunesmith.errors import DataError
 from tunesmith.labels import UNLABELLED, LabelMap, Task, match_names
+from tunesmith.reading.column_profile import SEPARATOR_WORDS, find_separator, join_switches, unfold_cells
 from tunesmith.reading.columns import Columns, has_label, label_parts
-from tunesmith.reading.label_cells import SEPARATOR_WORDS, find_separator, join_switches, unfold_cells
 from tunesmith.reading.label_names import Naming, check_enough, check_split, choose_names, put_positive_last
 from tunesmith.reading.label_survey import (
     NUMBER,
