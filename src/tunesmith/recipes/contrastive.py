@@ -23,6 +23,7 @@ from tunesmith.engine.plan import Plan, epoch_ends_for
 from tunesmith.engine.schedule import Schedule
 from tunesmith.engine.state import TrainState
 from tunesmith.events import StepDone
+from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import LabelMap
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.recipes.linear_fit import fit_linear
@@ -81,13 +82,24 @@ def start_contrastively(
     """Trains the encoder and fits the last layer, in place. The model is on its device and has its pooling."""
     assert rows.labels is not None
     rows = rows.select(np.flatnonzero(rows.labels >= 0))
-    batches = Batches(rows, padding, ROWS_IN_A_BATCH, seed=seed)
+    how = choose_strategies(
+        model,
+        rows,
+        padding,
+        device=runtime.device,
+        precision=runtime.precision,
+        fused_layers="off",  # neither pays in so few steps
+        cuda_graphs="off",
+    )
+    batches = Batches(rows, how.train_collate, ROWS_IN_A_BATCH, seed=seed)
     steps, ends = epoch_ends_for(batches.steps_in_epoch, max_steps=STEPS, num_epochs=0)
     plan = Plan(steps, ends, Schedule("linear", learning_rate, steps // 10, steps), seed=seed)
-    state = TrainState(model, make_optimizer(model, learning_rate=learning_rate), ContrastiveLoss(), runtime)
+    optimizer = make_optimizer(model, learning_rate=learning_rate)
+    state = TrainState(model, optimizer, ContrastiveLoss(), runtime, strategies=how)
     for event in train_events(state, batches, plan):
         if isinstance(event, StepDone):
             on_step(event.step, steps)
+    how.disable()
     if fit_head:
         _fit_head(model, rows, padding, labels, runtime)
 
