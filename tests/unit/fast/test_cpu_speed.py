@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tunesmith.encoder.recognition import is_compiled
-from tunesmith.fast.cpu_speed import QuickDropout, QuickLinear, enable_cpu_speed
+from tunesmith.fast.cpu_speed import QuickDropout, QuickEmbedding, QuickLinear, enable_cpu_speed
 from tunesmith.fast.random_mask import draw_keep_mask
 
 
@@ -103,3 +103,46 @@ def test_a_compiled_model_keeps_its_classes() -> None:
     assert [type(m) for m in inner] == [nn.Linear, nn.Dropout]
     inner.compile(backend="eager")
     assert is_compiled(inner)
+
+
+def test_the_gradient_of_a_large_table_is_the_same_bits_in_the_same_memory() -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(2**15, 128, padding_idx=0)
+    ids, weights = torch.randint(0, 2**15, (2, 40)), torch.randn(2, 40, 128)
+    ids[0, :3], ids[1, 5] = 0, ids[1, 6]  # padding, and a token that is there twice
+
+    def run() -> torch.Tensor:
+        (table(ids) * weights).sum().backward()
+        grad, table.weight.grad = table.weight.grad, None
+        assert grad is not None
+        return grad
+
+    expected = run()
+    speed = enable_cpu_speed(table)
+    assert type(table) is QuickEmbedding
+    first = run()
+    assert torch.equal(first, expected)
+    held = run()  # the first is still in use: it stays as it is
+    assert first.data_ptr() != held.data_ptr()
+    assert torch.equal(first, expected)
+    place = held.data_ptr()
+    held.fill_(7.0)
+    del held
+    again = run()
+    assert again.data_ptr() == place
+    assert torch.equal(again, expected)
+    table.weight.grad = None
+    (table(ids) * weights).sum().backward()
+    (table(ids) * weights).sum().backward()
+    assert table.weight.grad is not None
+    assert torch.equal(table.weight.grad, 2 * expected)
+    speed.disable()
+    assert type(table) is nn.Embedding
+
+
+def test_a_large_table_has_its_second_derivative() -> None:
+    table = nn.Embedding(2**15, 128)
+    enable_cpu_speed(table)
+    (grad,) = torch.autograd.grad(table(torch.tensor([[3, 4]])).pow(2).sum(), table.weight, create_graph=True)
+    (second,) = torch.autograd.grad(grad.sum(), table.weight)
+    assert torch.equal(second[3:5], torch.full((2, 128), 2.0))
