@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -99,6 +100,16 @@ def attend_rotary(
     return found
 
 
+@lru_cache(maxsize=8)
+def _places(lengths: tuple[int, ...], heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `into` and `back` of a plan, for queries, keys and values that lie side by side; and the token of each place."""
+    plan = plan_rows(lengths, heads, False)
+    token, part = plan.into // heads, torch.arange(3)
+    into = (token * 3 * heads + plan.into % heads) + part.unsqueeze(1) * heads
+    back = plan.back.view(-1, 1, heads) + part.view(1, 3, 1) * len(token)
+    return into.flatten(), back.flatten(), token
+
+
 class _RotaryAttention(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -107,14 +118,13 @@ class _RotaryAttention(torch.autograd.Function):
     ) -> torch.Tensor:  # fmt: skip
         _, _, heads, size = qkv.shape
         plan = plan_rows(lengths, heads, False, window)
-        token, head = plan.into // heads, plan.into % heads
-        parts = torch.cat([token * 3 * heads + part * heads + head for part in range(3)])
-        spread = qkv.reshape(-1, size).index_select(0, parts).view(3, -1, size)
+        into, _, token = _places(lengths, heads)
+        spread = qkv.reshape(-1, size).index_select(0, into).view(3, -1, size)
         angles = [x.index_select(0, token) for x in (cos, sin)]
         turned = _turn(spread[:2], *angles)
         out, kept = attend_spread(plan, turned[0], turned[1], spread[2], scale, drop)
         ctx.save_for_backward(turned, spread[2], *angles, kept.weights, kept.used, kept.keep)
-        ctx.plan, ctx.scale, ctx.shape = plan, scale, qkv.shape
+        ctx.plan, ctx.lengths, ctx.scale, ctx.shape = plan, lengths, scale, qkv.shape
         return plan.gather(out, torch.Size((qkv.shape[0], heads, size)))
 
     @staticmethod
@@ -126,8 +136,8 @@ class _RotaryAttention(torch.autograd.Function):
         inputs = (turned[0], turned[1], given)
         differentiate_spread(plan, Kept(weights, used, keep), ctx.scale, plan.spread_gradient(grad), inputs, found)
         found[:2] = _turn(found[:2], cos, -sin.roll(size // 2, -1))
-        places = plan.back.view(-1, 1, heads) + torch.arange(3).view(1, 3, 1) * given.shape[0]
-        to_qkv = found.view(-1, size).index_select(0, places.reshape(-1)).view(-1, 3, heads, size)
+        _, back, _ = _places(ctx.lengths, heads)
+        to_qkv = found.view(-1, size).index_select(0, back).view(-1, 3, heads, size)
         if to_qkv.shape[0] < tokens:
             to_qkv = functional.pad(to_qkv, (0, 0, 0, 0, 0, 0, 0, tokens - to_qkv.shape[0]))
         return to_qkv, None, None, None, None, None, None
