@@ -59,11 +59,16 @@ def is_plain(x: torch.Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
+_ENOUGH_VALUES = 4096
+"""Below, torch's own mask costs less."""
+
+
 class QuickDropout(nn.Dropout):
     """`nn.Dropout` with a mask of `draw_keep_mask`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not self.training or not 0.0 < self.p < 1.0 or not is_plain(input):
+        usual = self.training and 0.0 < self.p < 1.0 and input.numel() >= _ENOUGH_VALUES
+        if not usual or not is_plain(input):
             return super().forward(input)
         return input * draw_keep_mask(input.numel(), self.p).view_as(input)
 
@@ -76,8 +81,8 @@ def _product() -> Callable[..., torch.Tensor] | None:
     return operator
 
 
-_ENOUGH_ROWS = 64
-"""Below, the call costs more than the product."""
+_ENOUGH_ROWS, _ENOUGH_PRODUCTS = 64, 2**25
+"""Below, the calls cost more than they save: rows, and multiplications of a product."""
 
 
 class QuickLinear(nn.Linear):
@@ -85,7 +90,8 @@ class QuickLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.numel() // self.in_features
-        if rows < _ENOUGH_ROWS or not is_plain(input):
+        small = rows < _ENOUGH_ROWS or rows * self.in_features * self.out_features < _ENOUGH_PRODUCTS
+        if small or not is_plain(input):
             return super().forward(input)
         flat = input.reshape(rows, self.in_features)
         if torch.is_grad_enabled():

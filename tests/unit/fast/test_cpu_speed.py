@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from tunesmith.encoder.recognition import is_compiled
+from tunesmith.fast import cpu_speed
 from tunesmith.fast.cpu_speed import QuickDropout, QuickEmbedding, QuickLinear, enable_cpu_speed
 from tunesmith.fast.random_mask import draw_keep_mask
 
@@ -36,6 +37,14 @@ def test_masks_follow_torchs_generator() -> None:
     assert torch.equal(draw_keep_mask(99, 0.3), first)
 
 
+@pytest.fixture
+def small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small products and masks take the quicker way, too."""
+    monkeypatch.setattr(cpu_speed, "_ENOUGH_PRODUCTS", 0)
+    monkeypatch.setattr(cpu_speed, "_ENOUGH_VALUES", 0)
+
+
+@pytest.mark.usefixtures("small_ones")
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(3, 16), (1, 100, 16), (4, 80, 16)])
 def test_a_quick_linear_gives_the_output_and_gradients_of_a_plain_one(shape: tuple[int, ...], bias: bool) -> None:
@@ -59,6 +68,7 @@ def test_a_quick_linear_gives_the_output_and_gradients_of_a_plain_one(shape: tup
     assert type(plain) is nn.Linear
 
 
+@pytest.mark.usefixtures("small_ones")
 def test_a_frozen_weight_and_a_strided_gradient_are_handled() -> None:
     layer = nn.Linear(16, 24)
     layer.weight.requires_grad_(False)
@@ -70,6 +80,7 @@ def test_a_frozen_weight_and_a_strided_gradient_are_handled() -> None:
     assert torch.allclose(x.grad, layer.weight.sum(0).expand(100, -1), atol=1e-5)
 
 
+@pytest.mark.usefixtures("small_ones")
 def test_quick_dropout_is_silent_in_evaluation_and_leaves_other_dtypes_alone() -> None:
     model = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.0))
     enable_cpu_speed(model)
@@ -79,6 +90,16 @@ def test_quick_dropout_is_silent_in_evaluation_and_leaves_other_dtypes_alone() -
     model.train()
     assert set(model(x).unique().tolist()) == {0.0, 2.0}
     assert model(x.double()).dtype == torch.float64
+
+
+def test_small_products_and_masks_are_torchs_own() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
+    x = torch.randn(100, 16)
+    torch.manual_seed(0)
+    expected = model(x)
+    enable_cpu_speed(model)
+    torch.manual_seed(0)
+    assert torch.equal(model(x), expected)
 
 
 def test_parameters_and_their_names_stay() -> None:
