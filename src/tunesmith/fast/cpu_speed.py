@@ -59,7 +59,7 @@ def is_plain(x: torch.Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
-_ENOUGH_VALUES = 4096
+_ENOUGH_VALUES = 2**15
 """Below, torch's own mask costs less."""
 
 
