@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from diagnose_causes import CAUSES, Key, make_options, make_rows, name_run
+from diagnose_causes import CAUSES, RISEN, Key, make_options, make_rows, name_run
 from diagnose_sources import SHARED, Rows, Splits
 from diagnose_tasks import label_map
 from tunesmith.config.load import load_config
