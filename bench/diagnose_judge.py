@@ -122,6 +122,8 @@ def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, fou
     if cause in MADE_WELL:
         few = curves.last_step < FEWEST_STEPS
         right, harm = (NOT_HEALTHY, "at chance") if is_at_chance(curves) else ((*right, *LATE) if few else right, "")
+        if harm and curves.rows["validation"] < FEW_VALIDATION:
+            right = (*right, "not_enough_evidence")
     elif cause in COMPARED or CAUSES[cause].right == RISEN:
         harm = _rise_on_test(curves, test) if CAUSES[cause].right == RISEN else _worse_than_usual(key, test, found)
         harm = harm or ("" if learnt else "at chance")
@@ -137,6 +139,8 @@ def is_at_chance(curves: Curves) -> bool:
 
 NOT_HEALTHY = ("underfitting", "stopped_too_early", "no_signal", "label_noise", "overfitting", "class_ignored")
 """What may be said of a run without a fault that is at chance."""
+FEW_VALIDATION = 100
+"""With fewer validation rows "not enough evidence" may be said of a run at chance, too."""
 
 
 def _worse_than_usual(key: Key, test: RowEvidence, found: dict[Key, Any]) -> str:

@@ -56,6 +56,18 @@ class Reading:
         """Index of the lowest validation loss."""
         return int(np.argmin(self.val_loss))
 
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the run keeps the weights of its best evaluation, and not the last ones."""
+        return self.curves.tracked_metric is not None and self.option("load_best_model_at_end", True) is not False
+
+    @property
+    def kept(self) -> int:
+        """Index of the evaluation whose weights the run keeps."""
+        best = self.curves.best()
+        at = np.flatnonzero(self.step == best[1]) if best is not None and self.keeps_best else ()
+        return int(at[0]) if len(at) else len(self) - 1
+
     def loss_noise(self, loss: float) -> float:
         """One standard error of the difference of two validation losses about this high."""
         return PAIRED * LOSS_SPREAD * loss * math.sqrt(2 / max(1, self.rows_evaluated))
