@@ -119,7 +119,8 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
 
 def _harms(reading: Reading) -> bool:
     """Whether the weights that the run keeps have a far higher validation loss than its best ones."""
-    return bool(reading.val_loss[reading.kept] > (1 + LARGE_RISE) * reading.val_loss.min()) or not reading.keeps_best
+    kept = reading.kept
+    return kept is None or bool(reading.val_loss[kept] > (1 + LARGE_RISE) * reading.val_loss.min())
 
 
 def _is_over(reading: Reading) -> bool:

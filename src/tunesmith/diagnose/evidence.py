@@ -57,16 +57,12 @@ class Reading:
         return int(np.argmin(self.val_loss))
 
     @property
-    def keeps_best(self) -> bool:
-        """Whether the run keeps the weights of its best evaluation, and not the last ones."""
-        return self.curves.tracked_metric is not None and self.option("load_best_model_at_end", True) is not False
-
-    @property
-    def kept(self) -> int:
-        """Index of the evaluation whose weights the run keeps."""
-        best = self.curves.best()
-        at = np.flatnonzero(self.step == best[1]) if best is not None and self.keeps_best else ()
-        return int(at[0]) if len(at) else len(self) - 1
+    def kept(self) -> int | None:
+        """Index of the evaluation whose weights the run keeps; None when it keeps the last weights, whatever their score."""
+        best = self.curves.best() if self.curves.tracked_metric else None
+        if best is None or self.option("load_best_model_at_end", True) is False:
+            return None
+        return next((at for at, step in enumerate(self.step) if step == best[1]), None)
 
     def loss_noise(self, loss: float) -> float:
         """One standard error of the difference of two validation losses about this high."""

@@ -123,7 +123,7 @@ def _overfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
         evidence += (
             f"; early stopping (patience 2) would have ended the run at step {stop} of {reading.curves.last_step}"
         )
-    if reading.keeps_best:
+    if reading.kept is not None:
         evidence += f"; the run keeps the weights of step {reading.step[reading.kept]}"
     return evidence, overfitting_advice(reading, at)
 
@@ -133,10 +133,10 @@ def overfitting_advice(reading: Reading, at: int) -> list[str]:
 
     Of a run that keeps its best weights neither early stopping, fewer epochs nor weight decay raised the score.
     """
-    rows, epochs = reading.curves.train_rows, math.ceil(float(reading.epoch[max(at, reading.kept)]))
+    rows, epochs = reading.curves.train_rows, math.ceil(float(reading.epoch[max(at, reading.kept or 0)]))
     more = f"label more rows: there are {rows:,} to train on" if rows else "label more rows"
     shorter = [f"{epochs_flag(epochs)}: saves the later epochs"] if epochs < planned_epochs(reading) else []
-    if not reading.keeps_best:
+    if reading.kept is None:
         return ["--early_stopping_patience 2 --load_best_model_at_end true", more, *shorter]
     by_loss = "--metric_for_best_model loss: keeps weights with better probabilities"
     return [more, *shorter, *([by_loss] if reading.curves.tracked_metric != "loss" else [])]
