@@ -94,8 +94,16 @@ def test_training_shows_warnings_before_beside_and_on_top(
     assert main([*words, "--strict_data"]) == 3
     assert "split_leak" in capsys.readouterr().err
     assert not (run / "run.yaml").exists()
-    assert main(words) == 0
+    review = tmp_path / "review.csv"
+    audit = ["audit", train, "--model_name_or_path", model, "--cache_dir", str(tmp_path / "c"), "--labels", "words"]
+    assert main([*audit, "--review_file", str(review)]) == 0
+    rows = list(csv.DictReader(review.read_text().splitlines()))
+    for row in rows:
+        row["label"] = row["suggested_label"]
+    write_csv(review, rows)
+    assert main([*words, "--labels_file", str(review)]) == 0
     out, err = capsys.readouterr()
+    assert f"{len(rows)} labels" in err
     assert err.index("Warning: 20 of 60 validation rows are in train") < err.index("Training:")
     assert out.index("validation scores") < out.index("before you trust these scores:") < out.index("20 of 60")
     page = (run / "report.html").read_text()
