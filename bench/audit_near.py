@@ -21,7 +21,7 @@ from datasets import Dataset
 
 from tunesmith.audit.near_duplicates import find_near
 from tunesmith.audit.text_survey import survey_texts
-from tunesmith.reading.part import Part
+from tunesmith.reading.source import Part
 
 DATA = Path("/work/shared/data")
 NAMES = ("Ann Lee", "J. Smith, Oslo", "sent from my phone", "Bob", "M. Rossi")

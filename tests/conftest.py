@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -51,6 +52,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if place_of(item).startswith(TRAINS):
             item.add_marker("trains")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """While modules are imported: what they make stays, and looking through it again and again takes seconds."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From now on only what tests make is collected."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

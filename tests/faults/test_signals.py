@@ -54,11 +54,11 @@ def test_row_05_a_signal_in_a_save_saves_and_stops(bench: Any, folder: Path, sta
 def test_row_05_random_signals_all_resume_exactly(bench: Any) -> None:
     seed = seed_of("row_05")
     rng = random.Random(seed)
-    stopped = 0
-    for trial in range(size(full=80, ci=10)):
+    stopped, seconds = 0, bench.seconds_now()
+    for trial in range(size(full=80, ci=5)):
         folder = bench.root / f"signal-{trial}"
         name = rng.choice(["TERM", "INT"])
-        at = rng.uniform(0.05, bench.seconds)
+        at = rng.uniform(0.05, max(0.1, seconds))
         where = f"seed {seed}, trial {trial}: {name} after {at:.3f} s"
         ended = bench.server.engine(folder, signals=[[at, name]])
         started = (folder / "journal.jsonl").exists()
@@ -68,6 +68,8 @@ def test_row_05_random_signals_all_resume_exactly(bench: Any) -> None:
         stopped += ended.code == CODES[name]
         if ended.code != 0:
             assert bench.server.engine(folder).code == 0, where
+        else:  # done before the signal came: the machine was busier when the run was timed
+            seconds *= 0.5
         assert fingerprint(folder) == bench.whole, where
         clean(folder)
     assert stopped

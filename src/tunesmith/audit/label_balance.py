@@ -9,8 +9,8 @@ import numpy as np
 from tunesmith.audit.text_survey import Ints
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
-from tunesmith.reading.label_alikes import find_alikes
-from tunesmith.reading.part import Part
+from tunesmith.reading.label_survey import find_alikes
+from tunesmith.reading.source import Part
 
 RARE_ROWS = 10
 IMBALANCE_SHARE = 0.8

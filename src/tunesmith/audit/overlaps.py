@@ -10,7 +10,7 @@ from tunesmith.audit.near_duplicates import NearTexts, first_equal
 from tunesmith.audit.text_survey import Ints, TextSurvey
 from tunesmith.findings import Finding, Severity
 from tunesmith.labels import LabelMap, Task
-from tunesmith.reading.part import Part
+from tunesmith.reading.source import Part
 
 LEAK_SHARE = 0.01
 """Share of the rows of a split that are in train, equal or nearly so, from which its score is too good to be trusted."""

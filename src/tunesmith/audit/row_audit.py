@@ -19,7 +19,7 @@ from tunesmith.errors import DataError
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap
 from tunesmith.reading.columns import Columns
-from tunesmith.reading.part import Part
+from tunesmith.reading.source import Part
 
 RANKS = {"error": 0, "warning": 1, "info": 2}
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tunesmith.reading.part import Part
+from tunesmith.reading.source import Part
 from tunesmith.run.writing import create
 
 BANDS, BAND_ROWS = 16, 3

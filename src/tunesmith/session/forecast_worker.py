@@ -163,7 +163,7 @@ def _spread_rows(rows: TokenRows) -> Any:
 def main() -> None:
     """Reads the options from stdin and prints the forecast; an error of ours is one marked line on stderr."""
     out = sys.stdout
-    sys.stdout = sys.stderr  # what libraries print is no answer
+    sys.stdout = sys.stderr  # what libraries print is not an answer
     asked = json.load(sys.stdin)
     try:
         found = measure_run(load_config(None, asked["options"]), asked["begun"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tunesmith.config.schema import RunConfig
-from tunesmith.engine.plan import Calendar, Plan, epoch_ends_for, warmup_steps_for
-from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
 from tunesmith.errors import ConfigError
 from tunesmith.metrics.suite import Suite
 from tunesmith.tokens.batches import Batches

@@ -17,7 +17,7 @@ from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
 from tunesmith.reading.columns import Columns
 from tunesmith.reading.load import load_data
-from tunesmith.reading.part import Part
+from tunesmith.reading.source import Part
 
 Rows = list[dict[str, Any]]
 WORDS = [a + b for a in "bdfgklmnprst" for b in ("ale", "ine", "orm", "ust", "ack", "ight", "oad", "eck", "ilm", "und")]
