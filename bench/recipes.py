@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe_runs import ABLATIONS, Unit, work
+from recipe_runs import ABLATIONS, LONG, Unit, work
 from recipe_tasks import LOOKED_AT, NEW, PACK, TASKS
 
 MOST_TRIES = 2
@@ -122,10 +122,10 @@ def print_table(runs: list[dict[str, Any]]) -> None:
         runs = runs + [
             {**run, "recipe": "hf"} for run in runs if run["recipe"] == "hf_equal" and run.get("epochs") == 3.0
         ]
-    known = ("hf", "hf_equal", "hf_seconds", "setfit", "auto", "best", *ABLATIONS)
+    known = ("hf", "hf_equal", "hf_seconds", "setfit", "auto", "best", *LONG, *ABLATIONS)
     names = [n for n in known if any(r["recipe"] == n for r in runs)]
     shown = [n for n in names if n not in ABLATIONS]
-    beside = [n for n in shown if n not in ("auto", "best")]
+    beside = [n for n in shown if n not in ("auto", "best", *LONG)]
     print(f"| model | task | rows | seeds | {' | '.join(shown)} | {' | '.join(f'auto - {n}' for n in beside)} |")
     print("|---" * (4 + len(shown) + len(beside)) + "|")
     scored = [run for run in runs if run.get("score") is not None]
@@ -142,6 +142,7 @@ def print_table(runs: list[dict[str, Any]]) -> None:
     )
     print("|---|---|---|---|---|---|---|---|")
     pairs = [("auto", n) for n in beside] + [(n, "auto") for n in names if n == "best" or n in ABLATIONS]
+    pairs += [(n, f"head {n.split()[-1]}") for n in names if n in LONG and not n.startswith("head ")]
     models = sorted({str(run["model"]) for run in scored})
     for model in [*models, "all"] if len(models) > 1 else models:
         for name, against in pairs:
