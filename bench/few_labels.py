@@ -48,7 +48,7 @@ def train_setfit(unit: dict[str, Any], rows: Any, task: Any, folder: Path, runti
     from torch.nn import functional
 
     from tunesmith.encoder.load import load_model
-    from tunesmith.engine.seed import seed_everything
+    from tunesmith.engine.state import seed_everything
     from tunesmith.metrics.suite import make_suite
     from tunesmith.tokens.batches import evaluation_batches, make_batch
 

@@ -129,12 +129,10 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.config.load import load_config
     from tunesmith.encoder.load import load_model
     from tunesmith.encoder.pooling import dense_of
-    from tunesmith.engine.evaluate import predict_rows
+    from tunesmith.engine.evaluate import TaskLoss, predict_rows, resolve_class_weights
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss, resolve_class_weights
     from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.seed import seed_everything
-    from tunesmith.engine.state import TrainState
+    from tunesmith.engine.state import TrainState, seed_everything
     from tunesmith.fast.strategies import choose_strategies
     from tunesmith.metrics.calibration import expected_calibration_error
     from tunesmith.metrics.suite import make_suite
@@ -219,7 +217,7 @@ def measure_rare(logits: Any, gold: Any, labels: Any) -> Found | None:
     F1 is that of the rare label of two, else the mean over labels; `moved` follows the gate of `--move_thresholds`.
     """
     from tunesmith.labels import Task
-    from tunesmith.metrics.moved_thresholds import fit_thresholds
+    from tunesmith.metrics.calibration import fit_thresholds
     from tunesmith.metrics.rows import softmax
     from tunesmith.metrics.suite import make_suite
 

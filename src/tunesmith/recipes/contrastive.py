@@ -19,8 +19,7 @@ from torch.nn import functional
 from tunesmith.encoder.pooling import last_linear
 from tunesmith.engine.loop import train_events
 from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Plan, epoch_ends_for
-from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
 from tunesmith.engine.state import TrainState
 from tunesmith.events import StepDone
 from tunesmith.fast.strategies import choose_strategies
