@@ -93,8 +93,8 @@ def rows_of(unit: Unit, rows: Any) -> Any:
 
 def shown(rows: Any, recipe: str, *, drawn: bool) -> Any:
     """The rows as `--long_texts` of a recipe shows them to the model."""
-    from tunesmith.tokens.text_windows import TextWindows
     from tunesmith.tokens.token_rows import TokenRows
+    from tunesmith.tokens.truncation import TextWindows
 
     if recipe not in LONG:
         return rows
