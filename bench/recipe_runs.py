@@ -249,7 +249,9 @@ def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bo
             task = _task(pack, unit["model"], unit["task"])
             if recipe == "setfit":
                 folder = _model(pack, unit["model"], place)
-                before[recipe] = train_setfit(unit, rows_of(unit, task[0]["train"]), task, folder, runtime)
+                auto = before["auto"]
+                taken = auto["seconds"] + (auto["probe_seconds"] or 0.0)
+                before[recipe] = train_setfit(unit, rows_of(unit, task[0]["train"]), task, folder, runtime, taken)
             elif recipe == "best":
                 from recipe_best import train_best
 

@@ -43,7 +43,11 @@ def run_all(units: list[Unit], args: argparse.Namespace) -> list[dict[str, Any]]
     for unit in units:
         todo.put(unit)
     left, found, lost = len(units), list[dict[str, Any]](), 0
-    warm = {**units[0], "size": 64, "task": args.tasks[0], "recipes": ["auto", "hf_equal"]} if args.warm else None
+    warm = (
+        {**units[0], "size": 8 if args.per_class else 64, "task": args.tasks[0], "recipes": ["auto", "hf_equal"]}
+        if args.warm
+        else None
+    )
     with tempfile.TemporaryDirectory() as place:
         arguments = (todo, done, str(args.data), place, args.cpu, warm)
         workers: list[Any] = []
@@ -253,7 +257,7 @@ def make_units(args: argparse.Namespace) -> list[Unit]:
     recipes = [n for name in args.recipes for n in (ABLATIONS if name == "ablations" else [name])]
     rows = {task: len(np.load(args.data / args.models[0] / f"{task}.npz")["train_lengths"]) for task in args.tasks}
     kind = {"per_class": True} if args.per_class else {}
-    sizes = sorted(args.sizes, key=lambda size: -size if size else -(10**9))
+    sizes = args.sizes if args.per_class else sorted(args.sizes, key=lambda size: -size if size else -(10**9))
     return [
         {"model": model, "task": task, "size": size, "seed": seed, "recipes": recipes, "tries": 0, **kind}
         for seed in args.seeds
