@@ -43,11 +43,8 @@ def run_all(units: list[Unit], args: argparse.Namespace) -> list[dict[str, Any]]
     for unit in units:
         todo.put(unit)
     left, found, lost = len(units), list[dict[str, Any]](), 0
-    warm = (
-        {**units[0], "size": 8 if args.per_class else 64, "task": args.tasks[0], "recipes": ["auto", "hf_equal"]}
-        if args.warm
-        else None
-    )
+    small = {"size": 8 if args.per_class else 64, "task": args.tasks[0], "recipes": ["auto", "hf_equal"]}
+    warm = {**units[0], **small} if args.warm else None
     with tempfile.TemporaryDirectory() as place:
         arguments = (todo, done, str(args.data), place, args.cpu, warm)
         workers: list[Any] = []
