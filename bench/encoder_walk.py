@@ -134,7 +134,7 @@ def tiny(kind: str) -> Any:
 
 def make_state(model: Any, wish: str) -> tuple[Any, Any, Any]:
     """(engine state, a batch of four rows, its strategies); `wish` for packing."""
-    from tunesmith.engine.losses import TaskLoss
+    from tunesmith.engine.evaluate import TaskLoss
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.state import TrainState
     from tunesmith.fast.strategies import choose_strategies
@@ -165,8 +165,7 @@ def digits(one: Any, other: Any) -> float:
 def look_at(kind: str) -> dict[str, Any]:
     """One line of the table."""
     from tunesmith.fast.compared import measure
-    from tunesmith.fast.length_buckets import bucketed, no_host_randomness, why_not_captured
-    from tunesmith.fast.packed_batches import collated
+    from tunesmith.fast.packing import bucketed, collated, no_host_randomness, why_not_captured
 
     state, batch, chosen = make_state(tiny(kind), "auto")
     packed = "padding-free" in chosen.on

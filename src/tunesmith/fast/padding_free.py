@@ -14,7 +14,6 @@ from tunesmith.fast.attention import use_registered_attention
 from tunesmith.fast.by_row import rows_of_tokens
 from tunesmith.fast.modern_cpu import quicken_modern
 from tunesmith.fast.packing import Layout, first_tokens
-from tunesmith.fast.relative_rows import attend_relative
 
 
 class PaddingFree:
@@ -32,6 +31,8 @@ class PaddingFree:
     def enable(self) -> None:
         """Put the hooks in and let the model attend within rows."""
         if self._anatomy.family.relative:
+            from tunesmith.fast.relative_rows import attend_relative
+
             self._undo += attend_relative(self._model, self._anatomy)
             return
         stack = self._anatomy.stack
