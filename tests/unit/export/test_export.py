@@ -204,6 +204,10 @@ def test_a_served_export_answers_all_it_accepted_before_it_ends(home: Path) -> N
     server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     port = int(server.stdout.readline().split("/predict")[0].rpartition(":")[2])
+    printed = "".join(server.stdout.readline() for _ in range(3))
+    if shutil.which("curl"):
+        said = subprocess.run(["sh", "-c", printed], env=environment, capture_output=True, text=True, check=True)
+        assert json.loads(said.stdout)["results"][0]["label"] in ("good", "bad"), "the printed command works as typed"
     sent = threading.Semaphore(0)
 
     def ask(number: int) -> tuple[int, Any]:
