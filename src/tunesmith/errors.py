@@ -83,13 +83,13 @@ class StoppedBySignal(TunesmithError):
 
 
 TRAINING_MODULES = (
-    "accelerate", "datasets", "fsspec", "huggingface_hub", "jinja2", "matplotlib", "pandas", "pyarrow", "python_calamine",
+    "accelerate", "datasets", "jinja2", "matplotlib", "pandas", "pyarrow", "python_calamine",
     "safetensors", "scipy", "shtab", "sklearn", "torch", "tqdm", "transformers", "yaml",
 )  # fmt: skip
 BROUGHT_BY = {
     **dict.fromkeys(TRAINING_MODULES, "'tunesmith[train]'"),
     **dict.fromkeys(("onnxruntime", "tokenizers"), "'tunesmith[runtime]'"),
-    "openvino": "openvino",
+    **{name: name for name in ("fsspec", "huggingface_hub", "openvino")},
 }
 """Module -> what pip installs to bring it."""
 
