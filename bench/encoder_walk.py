@@ -142,8 +142,7 @@ def digits(one: Any, other: Any) -> float:
 def look_at(kind: str) -> dict[str, Any]:
     """One line of the table."""
     from tunesmith.fast.compared import measure
-    from tunesmith.fast.length_buckets import bucketed, no_host_randomness, why_not_captured
-    from tunesmith.fast.packed_batches import collated
+    from tunesmith.fast.packing import bucketed, collated, no_host_randomness, why_not_captured
 
     state, batch, chosen = make_state(tiny(kind), "auto")
     packed = "padding-free" in chosen.on

@@ -36,10 +36,8 @@ def train_ours(name: str, seed: int, epochs: float, rows: int | None, sampling: 
     from tunesmith.engine.loop import train_events
     from tunesmith.engine.losses import TaskLoss
     from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.plan import Plan, epoch_ends_for
-    from tunesmith.engine.schedule import Schedule
-    from tunesmith.engine.seed import seed_everything
-    from tunesmith.engine.state import TrainState
+    from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
+    from tunesmith.engine.state import TrainState, seed_everything
     from tunesmith.fast.strategies import choose_strategies
     from tunesmith.labels import LabelMap
     from tunesmith.ranks.runtime import make_runtime

@@ -24,19 +24,26 @@ from recipe_tasks import REGRESSION, unpack_model
 ABLATIONS: dict[str, dict[str, Any]] = {
     "pooling first": {"pooling": "first"},
     "pooling pooler": {"pooling": "pooler"},
+    "pooling mean": {"pooling": "mean"},
+    "pooling first, dense trained": {"pooling": "first", "dense": "trained"},
+    "pooling mean, dense trained": {"pooling": "mean", "dense": "trained"},
     "head_start on": {"head_start": "on"},
     "learning_rate 5e-5": {"learning_rate": 5e-5},
     "learning_rate 2e-4": {"learning_rate": 2e-4},
     "layerwise_lr_decay 1": {"layerwise_lr_decay": 1.0},
+    "learning_rate 5e-5, layerwise_lr_decay 1": {"learning_rate": 5e-5, "layerwise_lr_decay": 1.0},
     "warmup_steps 0": {"warmup_steps": 0},
     "head_lr_scale 5": {"head_lr_scale": 5.0},
+    "head_lr_scale 10": {"head_lr_scale": 10.0},
+    "learning_rate 5e-5, head_lr_scale 10": {"learning_rate": 5e-5, "head_lr_scale": 10.0},
     "weight_decay 0.01": {"weight_decay": 0.01},
     "num_train_epochs 3": {"num_train_epochs": 3.0, "head_start": "off"},
     "num_train_epochs 3, head_start on": {"num_train_epochs": 3.0, "head_start": "on"},
     "per_device_train_batch_size 16": {"per_device_train_batch_size": 16},
     "class_weights balanced": {"class_weights": "balanced"},
 }
-"""`auto` with one choice changed."""
+"""`auto` with a choice changed. `dense` is no option: the dense layer in front of the last one starts as the identity that
+`pooling` makes of it and is trained."""
 RARE = ("r8", "r8head", "sickneg", "rare5")
 """Tasks with a label that has few rows."""
 MOST_SECONDS = 4.0
@@ -90,12 +97,12 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
 
     from tunesmith.config.load import load_config
     from tunesmith.encoder.load import load_model
+    from tunesmith.encoder.pooling import dense_of
     from tunesmith.engine.evaluate import predict_rows
     from tunesmith.engine.loop import train_events
     from tunesmith.engine.losses import TaskLoss, resolve_class_weights
     from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.seed import seed_everything
-    from tunesmith.engine.state import TrainState
+    from tunesmith.engine.state import TrainState, seed_everything
     from tunesmith.fast.strategies import choose_strategies
     from tunesmith.metrics.calibration import expected_calibration_error
     from tunesmith.metrics.suite import make_suite
@@ -112,7 +119,9 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     train = splits["train"].select(order[: unit["size"]] if unit["size"] else order)
     on_gpu = runtime.device.type == "cuda"
     given = {"model_name_or_path": str(folder), "seed": unit["seed"], "cache_dir": str(place)}
-    given |= {"output_dir": str(place / "none"), "use_cpu": not on_gpu, **options_of(recipe, before)}
+    options = options_of(recipe, before)
+    trained = options.pop("dense", None) is not None
+    given |= {"output_dir": str(place / "none"), "use_cpu": not on_gpu, **options}
     config = load_config(None, given, need_data=False)
     suite = make_suite(labels.task)
     seed_everything(config.seed)
@@ -120,6 +129,8 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     data: Any = SimpleNamespace(bundle=SimpleNamespace(labels=labels, splits={}), folder=folder)
     settled = settle_recipe(config, loaded, data, {"train": train}, padding, suite, runtime, Watch())
     config, model = settled.config, loaded.model.to(runtime.device)
+    if trained:
+        dense_of(model).requires_grad_(True)
     began = time.perf_counter()
     strategies = choose_strategies(model, train, padding, device=runtime.device, precision=runtime.precision)
     chosen = config.decided
@@ -174,7 +185,7 @@ def measure_rare(logits: Any, gold: Any, labels: Any) -> Found | None:
     F1 is that of the rare label of two, else the mean over labels; `moved` follows the gate of `--move_thresholds`.
     """
     from tunesmith.labels import Task
-    from tunesmith.metrics.moved_thresholds import fit_thresholds
+    from tunesmith.metrics.calibration import fit_thresholds
     from tunesmith.metrics.rows import softmax
     from tunesmith.metrics.suite import make_suite
 
@@ -197,6 +208,10 @@ def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bo
     before: dict[str, Found] = {run["recipe"]: run for run in unit.get("before", ())}
     for recipe in unit["recipes"]:
         if recipe in before:
+            continue
+        auto = before.get("auto", {})
+        if ABLATIONS.get(recipe) == {"pooling": auto.get("pooling")}:  # that is `auto`
+            put({**known, **auto, "recipe": recipe})
             continue
         try:
             if recipe == "best":

@@ -50,8 +50,7 @@ def our_turns(
     from tunesmith.engine.loop import train_events
     from tunesmith.engine.losses import TaskLoss
     from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.plan import Plan, epoch_ends_for
-    from tunesmith.engine.schedule import Schedule
+    from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
     from tunesmith.engine.state import TrainState
     from tunesmith.events import Event, SafePoint
     from tunesmith.fast.strategies import choose_strategies

@@ -125,7 +125,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something a person should know, said once."""
+    """Something the user should know, reported once."""
 
     step: int
     text: str

@@ -15,9 +15,8 @@ import pytest
 
 from tunesmith.cli.main import VERBS, list_verbs, load_verb, main, make_parser
 from tunesmith.cli.parser import Parser
-from tunesmith.config.old_names import IGNORED, REFUSED, RENAMED
-from tunesmith.config.recipe import Recipe
-from tunesmith.config.schema import RunConfig, list_options
+from tunesmith.config.load import IGNORED, REFUSED, RENAMED
+from tunesmith.config.schema import Recipe, RunConfig, list_options
 
 DESIGN_NAMES = [
     "output_dir",

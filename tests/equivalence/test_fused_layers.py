@@ -26,7 +26,7 @@ from equivalence.strategy_cases import (
 from tunesmith.errors import ConfigError
 from tunesmith.fast.cls_only import enable_first_token_only
 from tunesmith.fast.fused_modern import fuse_layers
-from tunesmith.fast.layer_parts import why_not_fused
+from tunesmith.fast.fused_stack import why_not_fused
 from tunesmith.fast.packing import pack
 from tunesmith.fast.padding_free import PaddingFree, enable_padding_free
 

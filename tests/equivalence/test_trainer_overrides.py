@@ -18,7 +18,7 @@ from sampling import crossed
 from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
 from tunesmith.errors import ConfigError
-from tunesmith.trainer.methods import NOT_CALLED
+from tunesmith.trainer.validation import NOT_CALLED
 
 DOORS = (transformers.Trainer, Trainer)
 METHODS = [n for n, v in vars(transformers.Trainer).items() if inspect.isfunction(v) and not n.startswith("__")]

@@ -19,7 +19,7 @@ import pytest
 
 from faults.trials import Ended, Server, memory_folder, seed_of, size
 from patience import patient
-from tunesmith.encoder.tensor_header import check_tensor_file
+from tunesmith.encoder.model_files import check_tensor_file
 from tunesmith.errors import ConfigError
 
 SECONDS = 6.0

@@ -21,7 +21,7 @@ from peft_models import lora
 from sampling import crossed
 from trainer_toys import Regression, RegressionDataset, arguments, arrow, tokenizer
 from tunesmith.errors import CheckpointError, DataError
-from tunesmith.trainer import Trainer, used_rows
+from tunesmith.trainer import Trainer, run_identity
 
 ROWS = 64
 
@@ -386,7 +386,7 @@ def test_row_14_a_row_that_was_not_read_again_is_reported_when_it_is_used_again(
     file = tmp_path / "rows.json"
     file.write_text(json.dumps(line()))
     stopped(lambda: toy(tmp_path / "run", FromFile(file)))
-    monkeypatch.setattr(used_rows, "READ_AGAIN", 1)  # the first row alone
+    monkeypatch.setattr(run_identity, "READ_AGAIN", 1)  # the first row alone
     file.write_text(json.dumps([r if i == 0 else {**r, "labels": 1.0} for i, r in enumerate(line())]))
     toy(tmp_path / "run", FromFile(file)).train(resume_from_checkpoint=True)
     journal = (tmp_path / "run" / "journal.jsonl").read_text()

@@ -9,8 +9,8 @@ import numpy as np
 from tunesmith.audit.text_survey import Ints
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
-from tunesmith.reading.label_alikes import find_alikes
-from tunesmith.reading.part import Part
+from tunesmith.reading.label_survey import find_alikes
+from tunesmith.reading.source import Part
 
 RARE_ROWS = 10
 IMBALANCE_SHARE = 0.8
@@ -24,7 +24,7 @@ def label_ids(part: Part) -> Ints:
         shaped: Ints = flat.reshape(len(column), -1)
         return shaped
     ids: Ints = column.to_numpy(zero_copy_only=False)
-    return ids
+    return ids.astype(np.int32) if ids.dtype == np.int64 else ids
 
 
 def check_labels(ids: Mapping[str, Ints], labels: LabelMap, *, names_given: bool) -> list[Finding]:

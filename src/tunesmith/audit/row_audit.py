@@ -19,7 +19,7 @@ from tunesmith.errors import DataError
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap
 from tunesmith.reading.columns import Columns
-from tunesmith.reading.part import Part
+from tunesmith.reading.source import Part
 
 RANKS = {"error": 0, "warning": 1, "info": 2}
 
@@ -52,8 +52,9 @@ def audit_rows(
         split: [" ".join(row) for row in zip(*(s.columns[n] for n in text), strict=True)]
         for split, s in samples.items()
     }
-    lengths = {split: survey.of(split, survey.characters).sum(axis=1) for split in samples}
-    findings += find_drift({split: ids[split] for split in samples}, lengths, texts, labels)
+    if len(samples) > 1:
+        lengths = {split: survey.of(split, survey.characters).sum(axis=1) for split in samples}
+        findings += find_drift({split: ids[split] for split in samples}, lengths, texts, labels)
     return sort_findings(findings)
 
 

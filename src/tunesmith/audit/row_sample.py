@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tunesmith.audit.text_survey import Ints
-from tunesmith.reading.part import Part
+from tunesmith.reading.source import Part
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tunesmith.reading.part import Part
+from tunesmith.reading.source import Part
 from tunesmith.run.writing import create
 
 BANDS, BAND_ROWS = 16, 3
 """A pair whose shingles have Jaccard similarity 0.6 shares a band with probability 0.98, one with 0.2 with 0.12."""
 GRAM = 4
 """Bytes of a shingle: it fits one uint32 exactly."""
+LONG_GRAM, LONG_TEXT = 16, 400
+"""Shingles of texts of so many bytes or more: texts of one subject share most runs of four bytes when they are long."""
 MOST_BYTES = 4_096
 """Of one text that are compared for near-duplicates."""
 BLOCK_BYTES = 1 << 20
@@ -200,11 +202,24 @@ def list_grams(block: FoldedBlock, length: int = GRAM) -> tuple[Ints, Ints]:
     return grams[np.cumsum(edges[:-1], dtype=np.int8).astype(bool)], counts
 
 
+def lengthen(grams: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """(hashes of LONG_GRAM bytes that begin with each run of GRAM bytes, which of them lie within their text)."""
+    left = np.repeat(np.cumsum(counts), counts) - np.arange(len(grams))
+    hashed = grams
+    for step in range(GRAM, LONG_GRAM, GRAM):
+        hashed = (hashed ^ (hashed >> np.uint32(15))) * np.uint32(0x9E3779B1) + np.roll(grams, -step)
+    return hashed, left > LONG_GRAM - GRAM
+
+
 def sign_texts(block: FoldedBlock) -> list[Ints]:
     """For each band one uint64 a text; a text too short for a shingle gets a value of its own (its hash)."""
     grams, counts = list_grams(block)
     some = np.flatnonzero(counts)
     firsts = (np.cumsum(counts) - counts)[some]
+    long = counts >= LONG_TEXT
+    if long.any():
+        hashed, whole = lengthen(grams, counts)
+        grams = np.where(np.repeat(long, counts) & whole, hashed, grams)
     mixed = (grams ^ (grams >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     mixed ^= mixed >> np.uint32(16)

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command beside all options of a run."""
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant [3]")
     parser.add_argument("--steps", type=int, default=8, help="steps of a turn [8]")
-    parser.add_argument("--against", nargs="+", metavar="NAME", help=f"of {', '.join(OTHERS)} [what suits the device]")
+    parser.add_argument("--against", nargs="*", metavar="NAME", help=f"of {', '.join(OTHERS)} [what suits the device]")
     parser.add_argument(
         "--start_up",
         action="store_true",
@@ -120,7 +120,7 @@ def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
     epochs, rows = config.num_train_epochs or 3, config.per_device_train_batch_size or 8
     config = replace(config, num_train_epochs=epochs, per_device_train_batch_size=rows)
     found = read_run_data(config, {}, lambda what, done, total: None).bundle.columns
-    kinds = ("train", *(args.against or ("script",)), "predict", "import")
+    kinds = ("train", *(("script",) if args.against is None else args.against), "predict", "import")
     title = f"{config.model_name_or_path or 'the default model'}, {config.train_file}, batch {rows}"
     print(f"{title}; {args.rounds} rounds after one that fills the caches, taking turns", flush=True)
     with tempfile.TemporaryDirectory(prefix="tunesmith-bench-") as name:

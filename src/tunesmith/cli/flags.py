@@ -8,8 +8,7 @@ from typing import Any
 
 from tunesmith.cli.parser import Switch, user_path
 from tunesmith.config.convert import choices_of, is_boolean, is_list
-from tunesmith.config.load import load_config
-from tunesmith.config.old_names import IGNORED, REFUSED, RENAMED
+from tunesmith.config.load import IGNORED, REFUSED, RENAMED, load_config
 from tunesmith.config.schema import Option, RunConfig, dump_value, list_options
 from tunesmith.errors import ConfigError
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tunesmith.config.convert import WORDS
-from tunesmith.config.load import load_config, raise_problems
-from tunesmith.config.old_names import suggest
+from tunesmith.config.load import load_config, raise_problems, suggest
 from tunesmith.errors import ConfigError
 
 

@@ -32,7 +32,7 @@ def convert(value: Any, hint: Any) -> Any:
 
 
 def describe(hint: Any) -> str:
-    """The type in words a person reads: "a whole number", "auto, on or off"."""
+    """The type in plain words: "a whole number", "auto, on or off"."""
     words: list[str] = []
     for kind in _kinds(hint):
         if kind is NoneType:

@@ -7,8 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from tunesmith.config.choices import OPTIMIZERS, SCHEDULE_OPTIONS
-from tunesmith.config.ranges import (
+from tunesmith.config.choices import (
+    OPTIMIZERS,
+    SCHEDULE_OPTIONS,
     AutoOnOff,
     FromOne,
     FromZero,
@@ -48,11 +49,11 @@ class Options:
     validation_split_fraction: Share = 0.1
     """Share of the training rows held out (seeded, stratified) when there is no validation set. 0: none."""
     folds: Annotated[int, Range(at_least=2, at_most=1000)] | None = None
-    """Train so many models, each evaluated on the part of the training rows it did not see: a score of all rows."""
+    """Number of models to train, each evaluated on the part of the training rows it did not see: a score of all rows."""
     fold: FromOne | None = None
     """With folds: train the model of this one alone."""
     seeds: Annotated[int, Range(at_least=1, at_most=1000)] = 1
-    """Train so many models, with `seed`, `seed` + 1 and so on: how much the score depends on chance."""
+    """Number of models to train, with `seed`, `seed` + 1 and so on: how much the score depends on chance."""
     max_train_samples: FromOne | None = None
     """Use at most this many training rows, drawn with the seed, the shares of the labels kept."""
     max_eval_samples: FromOne | None = None

@@ -159,9 +159,12 @@ def _blown_up(reading: Reading) -> tuple[str, float] | None:
         return None
     low, at = means[lowest], int(raw.step[min(len(raw) - 1, lowest * width + width // 2)])
     if end >= 1.3 * chance and end >= 1.5 * low:
-        return f"train loss rose from {low:.2f} (step {at}) to {end:.2f}; knowing nothing costs {chance:.2f}", 0.95
+        return f"train loss rose from {low:.2f} (step {at}) to {end:.2f}; the best constant has {chance:.2f}", 0.95
     if low <= 0.8 * chance and end >= 0.93 * chance:
-        return f"train loss had reached {low:.2f} (step {at}) and came back to {end:.2f}, the loss of chance", 0.9
+        return (
+            f"train loss had reached {low:.2f} (step {at}) and rose back to {end:.2f}, the loss of the best constant",
+            0.9,
+        )
     return None
 
 
@@ -179,11 +182,11 @@ def _too_little(reading: Reading, features: Features | None) -> Finding | None:
             advice.insert(0, f"wait: {needed - count} more evaluation{'s' * (needed - count != 1)} make a verdict")
     elif reading.rows_evaluated < MIN_ROWS:
         rows = reading.rows_evaluated
-        evidence = f"{rows} validation rows; one row more or less right moves the score by {1 / max(1, rows):.0%}"
+        evidence = f"{rows} validation rows; one row more or less moves the score by {1 / max(1, rows):.0%}"
         advice = ["--validation_split_fraction 0.2"]
     elif reading.regression and reading.rows is None and not reading.chance_known:
         evidence = f"validation loss is {reading.val_loss[-1]:.2f}; what the mean of the labels would cost is not known"
-        advice = ["--metric_name pearson,mse,r2: they say whether more than the mean was learnt"]
+        advice = ["--metric_name pearson,mse,r2: they show whether the model learned more than the mean"]
     if not evidence:
         return None
     return make_finding(reading, "not_enough_evidence", evidence, advice, confidence=0.9, severity="info")

@@ -97,14 +97,16 @@ def inspect_command(reading: Reading) -> str:
     """Some rows as the model sees them."""
     file = _file(reading, "train_file")
     rows = "tunesmith inspect" if file is None else f"tunesmith inspect --train_file {file} --rows 0,1,2,3,4"
-    return f"{rows}: read rows beside their labels; check --text_column_names and --label_column_name"
+    return f"{rows}: read some rows beside their labels; check --text_column_names and --label_column_name"
 
 
 def own_split_flags(reading: Reading) -> str:
     """Validation rows from the training file, where they have a file of their own: what differs between the two is gone."""
     if _file(reading, "validation_file") is None:
         return "check that all rows come from one source and use the same label ids (--label_names)"
-    return "--validation_file '' --validation_split_fraction 0.1: rows of one source; a good score says that the files differ"
+    return (
+        "--validation_file '' --validation_split_fraction 0.1: if the score is good on these rows, the two files differ"
+    )
 
 
 _FLAG = re.compile(r"--(\w+) (\S+)")

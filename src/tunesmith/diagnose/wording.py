@@ -69,9 +69,9 @@ def _healthy(reading: Reading, f: Features) -> tuple[str, list[str]]:
 
 
 def _diverged(reading: Reading, f: Features) -> tuple[str, list[str]]:
-    same = "; every row gets the same answer" if f.spread < 0.01 else ""
+    same = "; every row gets the same prediction" if f.spread < 0.01 else ""
     evidence = (
-        f"train loss is {reading.train_loss[-1]:.2f} after {reading.step[-1]} steps at a rate of {reading.rate:g}; "
+        f"train loss is {reading.train_loss[-1]:.2f} after {reading.step[-1]} steps at a learning rate of {reading.rate:g}; "
         f"chance is {reading.chance_loss:.2f}; {against_constant(reading)}{same}"
     )
     return evidence, diverged_advice(reading)
@@ -98,7 +98,8 @@ def _erratic(reading: Reading, f: Features) -> tuple[str, list[str]]:
     if f.swings:
         evidence = f"validation loss rose and fell back {f.swings} time{'s' * (f.swings > 1)}, between {low:.2f} and {high:.2f}"
     evidence += (
-        f"; single steps scatter by {f.step_noise * reading.chance_loss:.2f} (effective batch {batch}, rate {reading.rate:g}); "
+        f"; the loss of single steps varies by {f.step_noise * reading.chance_loss:.2f} (effective batch {batch}, learning rate "
+        f"{reading.rate:g}); "
         f"{against_constant(reading)}"
     )
     bigger = []
@@ -145,7 +146,7 @@ def overfitting_advice(reading: Reading, at: int) -> list[str]:
 
 def _drift(reading: Reading, f: Features) -> tuple[str, list[str]]:
     at, loss = reading.best, reading.val_loss
-    surer = "" if math.isnan(f.calibration) else f"; the model is surer than it is right by {f.calibration:.3f}"
+    surer = "" if math.isnan(f.calibration) else f"; its mean confidence exceeds its accuracy by {f.calibration:.3f}"
     evidence = (
         f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} while the score held "
         f"({against_constant(reading)}){surer}"
@@ -179,8 +180,8 @@ def underfitting_cause(reading: Reading, f: Features) -> str:
     if float(reading.option("weight_decay", 0.0)) >= 1.0:
         return f"weight_decay {reading.config['weight_decay']:g} pulls the weights back"
     if f.work < LITTLE_WORK:
-        return f"{reading.step[-1]} steps are few at a rate of {reading.rate:g}"
-    return "the settings are usual, so the model may be too small for the task"
+        return f"{reading.step[-1]} steps are few at a learning rate of {reading.rate:g}"
+    return "the settings are usual: the model may be too small for the task"
 
 
 def _resume(reading: Reading) -> list[str]:
@@ -206,14 +207,18 @@ def _stopped(reading: Reading, f: Features) -> tuple[str, list[str]]:
 def _no_signal(reading: Reading, f: Features) -> tuple[str, list[str]]:
     evidence = (
         f"validation loss was never below {reading.val_loss.min():.2f} (chance: {reading.chance_loss:.2f}) in "
-        f"{reading.step[-1]} steps at a usual rate ({reading.rate:g}), train loss is {reading.train_loss[-1]:.2f}; "
-        f"{against_constant(reading)}: the text does not tell the label"
+        f"{reading.step[-1]} steps at a usual learning rate ({reading.rate:g}), and train loss is {reading.train_loss[-1]:.2f}; "
+        f"{against_constant(reading)}: the texts do not predict the labels"
     )
     return evidence, [audit_command(reading), inspect_command(reading), own_split_flags(reading)]
 
 
 def _label_noise(reading: Reading, f: Features) -> tuple[str, list[str]]:
-    sure = "" if math.isnan(f.sure) else f"; of the quarter of rows that the model is surest of, {f.sure:.0%} are right"
+    sure = (
+        ""
+        if math.isnan(f.sure)
+        else f"; only {f.sure:.0%} of the quarter of rows with the highest confidence are right"
+    )
     tails = f"; the errors have heavy tails (excess kurtosis {f.tails:.1f})" if f.tails > 0.6 else ""
     evidence = f"{_losses(reading)}; {against_constant(reading)}{sure}{tails}: many labels look wrong"
     return evidence, [audit_command(reading), inspect_command(reading), "--label_smoothing_factor 0.1"]
@@ -224,20 +229,23 @@ def _mismatch(reading: Reading, f: Features) -> tuple[str, list[str]]:
         ""
         if math.isnan(f.fresh)
         else (
-            f"; in the first epoch training rows that were not yet trained on cost {f.fresh * reading.chance_loss:.2f}, "
-            f"validation rows {f.first * reading.chance_loss:.2f}"
+            f"; in the first epoch the loss was {f.fresh * reading.chance_loss:.2f} on training rows not yet trained on, "
+            f"and {f.first * reading.chance_loss:.2f} on validation rows"
         )
     )
-    evidence = f"{_losses(reading)}; {against_constant(reading)}{fresh}: the two splits do not mean the same"
+    evidence = (
+        f"{_losses(reading)}; {against_constant(reading)}{fresh}: the labels of the two splits do not mean the same"
+    )
     return evidence, [audit_command(reading), own_split_flags(reading), inspect_command(reading)]
 
 
 def _ignored(reading: Reading, f: Features) -> tuple[str, list[str]]:
     assert reading.rows is not None
     classes = ignored_classes(reading.rows.validation[-1])
+    verb = "is" if len(classes) == 1 else "are"
     names = ", ".join(f"{reading.label_name(k)} ({count} rows)" for k, count in classes[:4])
     evidence = (
-        f"{len(classes)} class{'es' * (len(classes) != 1)} with {f.ignored:.0%} of the validation rows are never predicted: "
+        f"{len(classes)} class{'es' * (len(classes) != 1)} with {f.ignored:.0%} of the validation rows {verb} never predicted: "
         f"{names}; {against_constant(reading)}"
     )
     return evidence, ["--class_weights balanced", longer_flag(reading), "label more rows of these classes"]
@@ -269,8 +277,8 @@ def telling_experiment(one: str, other: str, reading: Reading) -> str:
     if "split_mismatch" in pair:
         return own_split_flags(reading)
     if pair & {"diverged", "erratic"}:
-        return f"{rate_flag(reading.rate / 10)}: if the curve is smooth then, it was the rate"
+        return f"{rate_flag(reading.rate / 10)}: if the curve is smooth then, the learning rate was the cause"
     if "overfitting" in pair or "calibration_drift" in pair:
         best = max(1.0, float(np.ceil(reading.epoch[reading.best])))
-        return f"{epochs_flag(best)}: if the score is as good then, the rest was memorising"
-    return f"--seed {seed}: does it say the same?"
+        return f"{epochs_flag(best)}: if the score is as good, the later epochs only memorised the training rows"
+    return f"--seed {seed}: see whether the verdict stays the same"

@@ -17,9 +17,9 @@ from tunesmith.errors import ResourceError
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.ranks.sharding import gathered_weights
 from tunesmith.tokens.batches import Batch, Collate, evaluation_batches, pin_batch
-from tunesmith.tokens.prefetch import prefetched
-from tunesmith.tokens.text_windows import mean_by_row
+from tunesmith.tokens.encoding_processes import prefetched
 from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.tokens.truncation import mean_by_row
 
 TOKENS_AT_ONCE = {False: 4096, True: 32_768}
 """On a CPU and on a GPU. MiniLM-L6 on one core took 7% more with 512 tokens and with 8,192 (docs/performance.md); a GPU is

@@ -28,7 +28,7 @@ from tunesmith.predict.predictor import Predictor
 from tunesmith.predict.torch_network import TorchNetwork, padding_of
 from tunesmith.run.sealed import write_sealed
 from tunesmith.run.writing import make_folder, write_new
-from tunesmith.tokens.encoded_rows import make_token_rows
+from tunesmith.tokens.encoding_processes import make_token_rows
 from tunesmith.tokens.token_rows import pad_rows
 
 CALIBRATION_BATCH = 16

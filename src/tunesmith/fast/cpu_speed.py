@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tunesmith.encoder.recognition import is_compiled
+from tunesmith.encoder.families import is_compiled
 from tunesmith.fast.random_mask import draw_keep_mask
 
 

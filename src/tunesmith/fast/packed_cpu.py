@@ -1,4 +1,4 @@
-"""Packed attention on the CPU: stretches of equal length in one batched product, forward and backward written out."""
+"""Packed attention on the CPU: stretches of similar length in one batched product, forward and backward written out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from tunesmith.fast.packing import Layout
 from tunesmith.fast.random_mask import draw_keep_mask
+from tunesmith.fast.row_plan import plan_rows, too_far
 
 
 def attend_on_cpu(
@@ -54,35 +55,16 @@ def _attend_without_gradient(
     for q_at, k_at, _, count, queries, keys in length_groups(lengths, heads, first_only):
         asked = q[q_at].view(count, queries, heads, size).transpose(1, 2)
         known, given = (x[k_at].view(count, keys, heads, size).transpose(1, 2) for x in (k, v))
-        far = _too_far(queries, keys, window)
+        far = too_far(queries, keys, window)
         near = None if far is None else ~far
         found = functional.scaled_dot_product_attention(asked, known, given, attn_mask=near, scale=scale)
         out[q_at].view(count, queries, heads, size).copy_(found.transpose(1, 2))
     return out
 
 
-def _too_far(queries: int, keys: int, window: int | None) -> torch.Tensor | None:
-    """bool (queries, keys): further apart than `window`; None where nothing is."""
-    if window is None or keys - 1 <= window:
-        return None
-    places = torch.arange(keys)
-    return (places[:queries, None] - places).abs() > window
-
-
-def _by_head(x: torch.Tensor, count: int) -> torch.Tensor:
-    """(count * heads, tokens, head size). One stretch is a view; several are copied, which costs less than their calls."""
-    if count == 1:
-        return x.transpose(0, 1)
-    tokens, heads, size = x.shape
-    return x.view(count, tokens // count, heads, size).transpose(1, 2).reshape(count * heads, tokens // count, size)
-
-
-def _put_by_head(target: torch.Tensor, left: torch.Tensor, right: torch.Tensor, count: int) -> None:
-    """Write `left @ right`, as `_by_head` has it, into `target` (tokens, heads, head size)."""
-    tokens, heads, size = target.shape
-    # A product with a strided `out=` runs matrix by matrix; product and copy took 8% less.
-    product = torch.bmm(left, right).view(count, heads, tokens // count, size)
-    target.view(count, tokens // count, heads, size).copy_(product.transpose(1, 2))
+def _cut(x: torch.Tensor, at: slice, length: int) -> torch.Tensor:
+    """(stretches x heads, length, size): those of one cluster."""
+    return x[at].view(-1, length, x.shape[-1])
 
 
 class _PackedAttention(torch.autograd.Function):
@@ -90,62 +72,54 @@ class _PackedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        lengths: tuple[int, ...],
-        first_only: bool,
-        scale: float,
-        dropout: float,
-        window: int | None,
-    ) -> torch.Tensor:
-        heads = q.shape[1]
-        groups = list(length_groups(lengths, heads, first_only))
-        weights = q.new_empty(groups[-1][2].stop)
-        out = q.new_zeros(q.shape) if q.shape[0] > groups[-1][0].stop else q.new_empty(q.shape)
-        for q_at, k_at, w_at, count, queries, keys in groups:
-            scores = weights[w_at].view(count * heads, queries, keys)
-            torch.baddbmm(
-                scores,
-                _by_head(q[q_at], count),
-                _by_head(k[k_at], count).transpose(1, 2),
-                beta=0,
-                alpha=scale,
-                out=scores,
-            )
-            far = _too_far(queries, keys, window)
-            if far is not None:
-                scores.masked_fill_(far, -torch.inf)
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: tuple[int, ...], first_only: bool,
+        scale: float, dropout: float, window: int | None,
+    ) -> torch.Tensor:  # fmt: skip
+        heads, size = q.shape[1:]
+        plan = plan_rows(lengths, heads, first_only, window)
+        asked = q.reshape(-1, size) if first_only else plan.spread(q)
+        known, given = plan.spread(k), plan.spread(v)
+        weights = q.new_empty(plan.clusters[-1].weights.stop)
+        for one in plan.clusters:
+            scores = weights[one.weights].view(-1, one.queries, one.keys)
+            left, right = _cut(asked, one.asked, one.queries), _cut(known, one.known, one.keys)
+            torch.baddbmm(scores, left, right.transpose(1, 2), beta=0, alpha=scale, out=scores)
+            if one.mask is not None:
+                scores.view(one.count, heads, one.queries, one.keys).add_(one.mask)
             torch.softmax(scores, -1, out=scores)
         keep = draw_keep_mask(weights.numel(), dropout).to(q.dtype) if dropout > 0 else None
         used = weights * keep if keep is not None else weights
-        for q_at, k_at, w_at, count, queries, keys in groups:
-            _put_by_head(out[q_at], used[w_at].view(-1, queries, keys), _by_head(v[k_at], count), count)
-        ctx.save_for_backward(q, k, v, weights, used if keep is not None else None, keep)
-        ctx.groups, ctx.scale = groups, scale
-        return out
+        out = torch.zeros_like(asked) if first_only else torch.empty_like(asked)
+        for one in plan.clusters:
+            shares, values = used[one.weights].view(-1, one.queries, one.keys), _cut(given, one.known, one.keys)
+            torch.bmm(shares, values, out=_cut(out, one.asked, one.queries))
+        ctx.save_for_backward(asked, known, given, weights, used if keep is not None else None, keep)
+        ctx.plan, ctx.scale, ctx.first_only, ctx.shapes = plan, scale, first_only, (q.shape, k.shape)
+        return out.view(q.shape) if first_only else plan.gather(out, q.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        q, k, v, weights, used, keep = ctx.saved_tensors
-        used = weights if used is None else used
-        grad = grad.contiguous()
-        grad_weights = torch.empty_like(weights)
-        fresh = torch.zeros_like if k.shape[0] > ctx.groups[-1][1].stop else torch.empty_like
-        grad_q, grad_k, grad_v = (fresh(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-        for q_at, k_at, w_at, count, queries, keys in ctx.groups:
-            out_grad = _by_head(grad[q_at], count)
-            torch.bmm(
-                out_grad, _by_head(v[k_at], count).transpose(1, 2), out=grad_weights[w_at].view(-1, queries, keys)
-            )
-            _put_by_head(grad_v[k_at], used[w_at].view(-1, queries, keys).transpose(1, 2), out_grad, count)
+        asked, known, given, weights, used, keep = ctx.saved_tensors
+        plan, (q_shape, k_shape), used = ctx.plan, ctx.shapes, weights if used is None else used
+        grad = grad.reshape(asked.shape) if ctx.first_only else plan.spread(grad)
+        if plan.real is not None and not ctx.first_only:
+            grad.mul_(plan.real)  # nothing is asked for beyond the end of a stretch
+        to_asked, to_known, to_given = torch.zeros_like(asked), torch.empty_like(known), torch.empty_like(given)
+        to_weights = torch.empty_like(weights)
+        for one in plan.clusters:
+            shares, to_out = used[one.weights].view(-1, one.queries, one.keys), _cut(grad, one.asked, one.queries)
+            values = _cut(given, one.known, one.keys)
+            torch.bmm(to_out, values.transpose(1, 2), out=to_weights[one.weights].view_as(shares))
+            torch.bmm(shares.transpose(1, 2), to_out, out=_cut(to_given, one.known, one.keys))
         if keep is not None:
-            grad_weights.mul_(keep)
-        for q_at, k_at, w_at, count, queries, keys in ctx.groups:
-            probs = weights[w_at].view(-1, queries, keys)
-            scores = torch._softmax_backward_data(grad_weights[w_at].view_as(probs), probs, -1, probs.dtype)
-            _put_by_head(grad_q[q_at], scores, _by_head(k[k_at], count), count)
-            _put_by_head(grad_k[k_at], scores.transpose(1, 2), _by_head(q[q_at], count), count)
-        return grad_q.mul_(ctx.scale), grad_k.mul_(ctx.scale), grad_v, None, None, None, None, None
+            to_weights.mul_(keep)
+        for one in plan.clusters:
+            probs = weights[one.weights].view(-1, one.queries, one.keys)
+            scores = torch._softmax_backward_data(to_weights[one.weights].view_as(probs), probs, -1, probs.dtype)
+            left, to_left = (_cut(x, one.asked, one.queries) for x in (asked, to_asked))
+            right, to_right = (_cut(x, one.known, one.keys) for x in (known, to_known))
+            torch.baddbmm(to_left, scores, right, beta=0, alpha=ctx.scale, out=to_left)
+            torch.baddbmm(to_right, scores.transpose(1, 2), left, beta=0, alpha=ctx.scale, out=to_right)
+        to_q = to_asked.view(q_shape) if ctx.first_only else plan.gather(to_asked, q_shape)
+        return to_q, plan.gather(to_known, k_shape), plan.gather(to_given, k_shape), None, None, None, None, None

@@ -13,23 +13,18 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tunesmith.encoder.families import anatomy_of
-from tunesmith.encoder.recognition import hook_tables, is_watched
+from tunesmith.encoder.families import anatomy_of, hook_tables, is_watched
 from tunesmith.errors import ConfigError
 from tunesmith.fast import cls_only, padding_free, vocabulary
 from tunesmith.fast.cpu_speed import enable_cpu_speed
 from tunesmith.fast.fused_modern import fuse_layers
-from tunesmith.fast.fused_stack import FusedStack
+from tunesmith.fast.fused_stack import FusedStack, why_not_fused
 from tunesmith.fast.graphs import StepGraphs
-from tunesmith.fast.layer_parts import why_not_fused
-from tunesmith.fast.length_buckets import bucketed, is_too_wide, why_not_captured
-from tunesmith.fast.packed_batches import Packing, collated, is_packed
-from tunesmith.fast.packing import FILLER
+from tunesmith.fast.packing import FILLER, Packing, bucketed, collated, is_packed, is_too_wide, why_not_captured
 from tunesmith.fast.vocabulary import VocabularyCut
 from tunesmith.ranks.runtime import Precision
 from tunesmith.tokens.batches import Batch, Collate, Padding
-from tunesmith.tokens.order import Sampling
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.tokens.token_rows import Sampling, TokenRows
 
 Wish = Literal["auto", "on", "off"]
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}

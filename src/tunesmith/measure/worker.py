@@ -47,7 +47,7 @@ def make_contestant(kind: str, prepared: Prepared, folder: str) -> Train:
 def main(kind: str, options: dict[str, Any]) -> None:
     """Answers until stdin ends."""
     out = sys.stdout
-    sys.stdout = sys.stderr  # what libraries print is no answer
+    sys.stdout = sys.stderr  # what libraries print is not an answer
     prepared = make_prepared(load_config(None, options))
     with tempfile.TemporaryDirectory() as folder:
         train = make_contestant(kind, prepared, folder)

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from tunesmith.keep.snapshot import WEIGHTS
-from tunesmith.keep.tensor_file import write_tensors
+from tunesmith.keep.snapshot import WEIGHTS, write_tensors
 from tunesmith.predict.facts import ModelFacts
 from tunesmith.run.sealed import write_sealed
 from tunesmith.run.writing import write_new

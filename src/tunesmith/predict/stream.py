@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.errors import DataError, NumericsError
-from tunesmith.tokens.encoded_rows import CutCount
-from tunesmith.tokens.prefetch import prefetched
+from tunesmith.tokens.encoding_processes import CutCount, prefetched
 from tunesmith.tokens.token_encoder import require_text_cells
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.tokens.truncation import TruncationCount
@@ -83,7 +82,7 @@ def answer_tokens(
 
 
 def require_numbers(answers: npt.NDArray[Any], *, before: int = 0) -> None:
-    """A NumericsError that names the first row whose answer is not finite: it is no class, not even the first one."""
+    """A NumericsError that names the first row whose answer is not finite: it is not a class, not even the first one."""
     bad = np.flatnonzero(~np.isfinite(answers).all(axis=tuple(range(1, answers.ndim))))
     if len(bad):
         raise NumericsError(

@@ -103,7 +103,7 @@ def write_delimited(out: TextIO, columns: Mapping[str, Sequence[Any]], delimiter
 
 def _line(values: Sequence[Any], delimiter: str) -> str:
     cells = [_cell(value) for value in values]
-    # an empty line is no record to some readers
+    # an empty line is not a record to some readers
     return (delimiter.join(cells) if cells != [""] else '""') + "\n"
 
 

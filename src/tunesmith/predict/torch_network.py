@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from tunesmith.encoder.load import load_model, read_model_config
-from tunesmith.encoder.seal import Seal
+from tunesmith.encoder.model_files import Seal
 from tunesmith.encoder.tokenizer import load_tokenizer, position_limit, require_segments
 from tunesmith.engine.evaluate import predict_rows
 from tunesmith.errors import ConfigError
@@ -23,11 +23,11 @@ from tunesmith.predict.facts import ModelFacts, read_facts
 from tunesmith.ranks.runtime import Precision, Runtime, make_runtime
 from tunesmith.run.sealed import MANIFEST
 from tunesmith.tokens.batches import Collate, Padding
-from tunesmith.tokens.cutting import LongTexts
 from tunesmith.tokens.encoding_processes import SPARED_CORES, ChunkEncoder
 from tunesmith.tokens.token_encoder import TokenEncoder, make_token_encoder
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.tokens.tokenize import longest_allowed
+from tunesmith.tokens.truncation import LongTexts
 
 log = logging.getLogger(__name__)
 

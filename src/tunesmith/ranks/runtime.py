@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from tunesmith.encoder.families import why_not
 from tunesmith.errors import ConfigError, WorkerError, short_text
-from tunesmith.ranks.plain import from_bytes, to_bytes
+from tunesmith.keep.plain import from_bytes, to_bytes
 from tunesmith.ranks.sharding import is_sharded, shard_model
 from tunesmith.ranks.sharding_options import Sharding, sharding_of_launcher
 from tunesmith.run.environment import read_launch, without_fsdp
@@ -175,7 +175,7 @@ def make_runtime(
         )
     if accelerator.num_processes < asked:
         raise ConfigError(
-            f"this process was launched as one of {asked}, but it stands alone: each would train a whole run",
+            f"this process was launched as one of {asked}, but it has no other ranks: each would train a whole run",
             fix="Give use_cpu (--use_cpu) where there is no GPU, and make no Accelerator before.",
         )
     device = accelerator.device

@@ -19,10 +19,9 @@ from tunesmith.predict.model_folder import describe_model
 from tunesmith.ranks.roster import RankRoster
 from tunesmith.ranks.sharding import gathered_state
 from tunesmith.run.doctor import FINISHED
-from tunesmith.run.environment import describe_environment
+from tunesmith.run.environment import describe_environment, reach
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ledger import write_own
-from tunesmith.run.milestones import reach
 from tunesmith.run.reader import read_journal
 from tunesmith.session.card import write_card
 from tunesmith.session.ending import RunEnding

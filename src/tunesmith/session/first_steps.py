@@ -22,7 +22,7 @@ def announce_plan(prepared: Prepared, plan: Plan, say: Say) -> Callable[[Event],
     def on(event: Event) -> None:
         if not isinstance(event, StepDone) or plan.num_steps < FEWEST_STEPS or len(timed) >= TIMED_STEPS:
             return
-        if event.step > WARM_STEPS:
+        if event.step > max(WARM_STEPS, plan.read_back_every):  # the steps of one read share its time
             timed.append(event)
         if len(timed) == TIMED_STEPS:
             say(_sentence(prepared, plan, timed))

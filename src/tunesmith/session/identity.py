@@ -15,8 +15,8 @@ from tunesmith.ranks.runtime import Runtime
 from tunesmith.reading.load import DataBundle
 from tunesmith.run.environment import package_versions
 from tunesmith.run.remembered import known_hash
-from tunesmith.tokens.order import Sampling
 from tunesmith.tokens.token_encoder import padded_fingerprint
+from tunesmith.tokens.token_rows import Sampling
 
 INERT_NAMES = """
     output_dir run_name save_strategy save_steps save_total_limit save_only_model resume_from_checkpoint weights_only

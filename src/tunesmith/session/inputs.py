@@ -9,12 +9,11 @@ from typing import Any
 
 from tunesmith.audit.row_audit import audit_rows, require_clean
 from tunesmith.config.schema import RunConfig
-from tunesmith.encoder.config_file import read_config_file
-from tunesmith.encoder.head import HeadNames, read_head_names
+from tunesmith.encoder.config_file import HeadNames, read_config_file, read_head_names
 from tunesmith.encoder.resolve import resolve_model
 from tunesmith.labels import Task
 from tunesmith.reading.load import DataBundle, load_data
-from tunesmith.run.milestones import reach
+from tunesmith.run.environment import reach
 from tunesmith.session.watch import ShowProgress
 
 PLAIN_OPTIONS = (

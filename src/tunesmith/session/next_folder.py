@@ -69,7 +69,7 @@ def _same_settings(config: RunConfig, run: RunDir) -> bool:
     except TunesmithError:
         return True  # not a config of ours: what stands there is judged by the run itself
     asked, there, usual = _compared(config), _compared(stored), _compared(RunConfig())
-    # A run writes down what its recipe chose: what was not asked for is no difference.
+    # A run writes down what its recipe chose: what was not asked for is not a difference.
     return all(value in (there[name], usual[name]) for name, value in asked.items())
 
 

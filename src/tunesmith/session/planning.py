@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from tunesmith.config.schema import RunConfig
-from tunesmith.engine.plan import Calendar, Plan, epoch_ends_for, warmup_steps_for
-from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
 from tunesmith.errors import ConfigError
 from tunesmith.metrics.suite import Suite
 from tunesmith.tokens.batches import Batches
 
+STEPS_A_READ = 16
+"""Steps on a GPU whose numbers are read together: the host is ahead of the device in between."""
 CRASH_INTERVAL = 500
 """Steps between checkpoints within a long epoch, so that a crash never costs more."""
 
@@ -38,7 +39,7 @@ def make_plan(config: RunConfig, batches: Batches, suite: Suite, *, has_validati
         nan_action=config.nan_action,
         evaluate=evaluate,
         save=_save_calendar(config, steps, ends, evaluate),
-        read_back_every=16 if on_gpu else 1,
+        read_back_every=STEPS_A_READ if on_gpu else 1,
         metric=metric if keeps_best or config.early_stopping_patience is not None else None,
         greater_is_better=greater,
         patience=config.early_stopping_patience,

@@ -14,8 +14,8 @@ from tunesmith.encoder.tokenizer import position_limit
 from tunesmith.reading.load import DataBundle
 from tunesmith.recipes.deciding import Decision
 from tunesmith.session.watch import ShowProgress
-from tunesmith.tokens.cutting import LongTexts
 from tunesmith.tokens.tokenize import LONGEST_LENGTH, USUAL_LENGTH, Tokenized, longest_allowed, tokenize
+from tunesmith.tokens.truncation import LongTexts
 
 FEW_CUT = 0.02
 """Share of the training rows that may be cut before `auto` does anything about it."""

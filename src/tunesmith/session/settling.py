@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 
 from tunesmith.config.load import load_config
-from tunesmith.config.recipe import Recipe
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.schema import Recipe, RunConfig
 from tunesmith.encoder.load import LoadedModel
 from tunesmith.encoder.params import count_layers
 from tunesmith.encoder.pooling import Pooling, last_linear, reads_linearly, set_pooling
@@ -24,8 +23,7 @@ from tunesmith.ranks.runtime import Runtime
 from tunesmith.reading.load import DataBundle
 from tunesmith.recipes.deciding import Decision, RunFacts, decide
 from tunesmith.recipes.probing import Floors, Prober, ProbeResult
-from tunesmith.run.layout import RunDir
-from tunesmith.run.records import read_summary
+from tunesmith.run.layout import RunDir, read_summary
 from tunesmith.run.remembered import known_hash
 from tunesmith.session.inputs import RunData
 from tunesmith.session.watch import Say, Watch

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.errors import ResourceError
-from tunesmith.reading.mapped_pages import release_pages
+from tunesmith.reading.table_cache import release_pages
 from tunesmith.run.remembered import known_hash, own_cache
 from tunesmith.run.sealed import seal, verify
 from tunesmith.run.writing import fsync_folder
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _HASH_ROWS = 10_000
 _RELEASE_EVERY = 20
-"""Batches: often enough that a large file never stands in memory, seldom enough to cost nothing."""
+"""Batches: often enough that a large file is never in memory as a whole, seldom enough to cost nothing."""
 
 
 def default_token_cache() -> Path:
@@ -75,7 +75,7 @@ class TokenCache:
     def build(
         self, key: str, write: Callable[[Path], None], count: Callable[[list[Path]], dict[str, Any]]
     ) -> tuple[Dataset, dict[str, Any]]:
-        """Let `write` put Arrow files into a hidden folder and publish it with the facts of `count`; gives what `open` gives.
+        """`write` puts Arrow files into a hidden folder, which is published with the facts of `count`; the result of `open`.
 
         A process killed on the way leaves only a hidden folder that is never read; the next build removes old ones.
         """

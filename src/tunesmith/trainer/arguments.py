@@ -9,8 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from tunesmith.engine.plan import MOST_EPOCHS, Plan
-from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.plan import MOST_EPOCHS, Plan, Schedule
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.ranks.runtime import Precision, Runtime, ddp_handler, make_runtime
 from tunesmith.ranks.sharding_options import read_sharding

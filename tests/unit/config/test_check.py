@@ -158,7 +158,7 @@ def test_a_possible_config_has_no_problem(options: dict[str, Any]) -> None:
 
 
 def test_the_schedules_known_here_are_those_that_are_computed() -> None:
-    from tunesmith.engine.schedule import SCHEDULES
+    from tunesmith.engine.plan import SCHEDULES
 
     assert set(SCHEDULE_OPTIONS) == set(SCHEDULES)
 

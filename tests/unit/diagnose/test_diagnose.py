@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith.curves.from_journal import curves_from_events
+from tunesmith.curves.series import curves_from_events
 from tunesmith.diagnose.advise import CODES, diagnose
 from tunesmith.diagnose.verdict import advised_options, rate_flag
 from tunesmith.events import StepDone
@@ -304,7 +304,7 @@ def test_without_label_counts_the_first_steps_tell_what_chance_is(synthetic: Sim
             "--early_stopping_patience 2 --load_best_model_at_end true",
             {"early_stopping_patience": "2", "load_best_model_at_end": "true"},
         ),
-        ("--seed 43: does it say the same?", {"seed": "43"}),
+        ("--seed 43: see whether the verdict stays the same", {"seed": "43"}),
         ("leave out --freeze: the whole encoder learns then", {"freeze": None}),
         ("label more rows: there are 73 to train on", {}),
     ],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tunesmith.encoder.recognition import is_compiled
+from tunesmith.encoder.families import is_compiled
 from tunesmith.fast.cpu_speed import QuickDropout, QuickLinear, enable_cpu_speed
 from tunesmith.fast.random_mask import draw_keep_mask
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith.config.recipe import Recipe
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.schema import Recipe, RunConfig
 from tunesmith.labels import Task
 from tunesmith.recipes.deciding import FEWEST_STEPS, RunFacts, decide
 

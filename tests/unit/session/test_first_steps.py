@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tunesmith.engine.plan import Plan
-from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.plan import Plan, Schedule
 from tunesmith.events import StepDone
 from tunesmith.session.first_steps import announce_plan
 
