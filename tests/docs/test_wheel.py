@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from patience import patient
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -32,7 +34,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(command: list[str], folder: Path) -> str:
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     env |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=patient(300), check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
