@@ -16,10 +16,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from patience import patient
 from tiny_model import save_tiny_bert
 from tunesmith.export.runtime_packages import NEEDED
-
-from patience import patient
 
 ROOT = Path(__file__).resolve().parents[2]
 
