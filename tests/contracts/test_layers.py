@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import source_tree
+from patience import patient
 from source_tree import FILES, SRC, imports_of, name_of, parse, room_of
 
 LEVELS = {
@@ -186,7 +187,9 @@ def test_importing_all_torch_free_modules_does_not_import_torch() -> None:
         "    importlib.import_module(name)\n"
         "    if 'torch' in sys.modules: sys.exit(f'{name} imports torch')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patient(120), check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
