@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,8 @@ class Prober:
     content: str
     """Equal for equal weights."""
     cache_dir: str | None = None
+    start: Callable[..., Callable[[], Any]] = partial
+    """Starts a job beside this process: the function that is given back gives its result."""
 
     def look(self, on_rows: Callable[[int, int], None] = lambda done, total: None) -> ProbeResult | None:
         """The result, or None for too few rows. Tells `on_rows` how many of how many rows are done."""
@@ -92,6 +95,7 @@ class Prober:
         judged = {name: _some(rows, most) for name, rows in self.splits.items() if name != "train"}
         judged = {name: rows for name, rows in judged.items() if len(rows)}
         total = len(seen) + sum(map(len, judged.values()))
+        words = self._start_words(judged)
         features, rate = self._features("train", seen, on_rows, 0, total)
         labels = torch.from_numpy(train.labels[seen])
         fits = {
@@ -100,7 +104,7 @@ class Prober:
         }
         pooling, why = choose_pooling(fits)
         floors: Floors = {}
-        words = self._word_scores(judged)
+        by_words = dict(zip(judged, words(), strict=True))
         done = len(seen)
         for name, rows in judged.items():
             other, _ = self._features(name, rows, on_rows, done, total)
@@ -108,7 +112,7 @@ class Prober:
             logits = fits[pooling].logits(self._pooled(other, pooling).double()).cpu().numpy()
             gold = self.splits[name].labels
             assert gold is not None
-            pairs = {"frozen features + linear head": logits, "TF-IDF + linear model": words[name]}
+            pairs = {"frozen features + linear head": logits, "TF-IDF + linear model": by_words[name]}
             floors[name] = {
                 floor: {m: s.to_json() for m, s in self.suite.compute_with_intervals(scores, gold[rows]).items()}
                 for floor, scores in pairs.items()
@@ -148,15 +152,15 @@ class Prober:
         )
         return found, None if known else len(rows) / max(time.perf_counter() - began, 1e-9)
 
-    def _word_scores(self, judged: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, Any]:
+    def _start_words(self, judged: Mapping[str, npt.NDArray[np.int64]]) -> Callable[[], list[Any]]:
         train = self.splits["train"]
         assert train.labels is not None
         some = rows_to_see(len(train)) if len(train) > 20 * MOST_SEEN else np.arange(len(train))
         others = [self.texts(name, rows) for name, rows in judged.items()]
         if not others:
-            return {}
-        scores = word_scores(self.texts("train", some), train.labels[some], others, self.labels.task, len(self.labels))
-        return dict(zip(judged, scores, strict=True))
+            return list
+        texts = self.texts("train", some)
+        return self.start(word_scores, texts, train.labels[some], others, self.labels.task, len(self.labels))
 
 
 def choose_pooling(fits: Mapping[Pooling, LinearFit]) -> tuple[Pooling, str]:

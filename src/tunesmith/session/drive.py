@@ -27,7 +27,6 @@ from tunesmith.run.reader import read_journal
 from tunesmith.session.card import write_card
 from tunesmith.session.ending import RunEnding
 from tunesmith.session.finish import (
-    draw_and_explain,
     export_run,
     make_counter,
     move_thresholds,
@@ -39,6 +38,7 @@ from tunesmith.session.finish import (
     write_results,
 )
 from tunesmith.session.first_steps import announce_plan
+from tunesmith.session.pages import draw_run, explain_run, load_pages
 from tunesmith.session.planning import make_plan
 from tunesmith.session.prepare import Prepared
 from tunesmith.session.refused import is_installed
@@ -79,6 +79,8 @@ def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
 
 def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding | None = None) -> RunResult:
     """Trains what was prepared, in this folder; resumes an unfinished run that is there."""
+    if watch.pages:
+        watch.aside.start(load_pages)
     state = prepared.state
     has_validation = "validation" in prepared.tokenized
     on_gpu = prepared.runtime.device.type == "cuda"
@@ -196,6 +198,7 @@ def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunKeeper) -> Evalu
 def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch, ending: RunEnding) -> RunResult:
     state = prepared.state
     early = state.step < keeper.plan.num_steps
+    drawn = watch.aside.start(draw_run, run) if watch.pages else None  # while the best weights are scored and written
     predictions = predict_splits(prepared, keeper.best_weights(), watch.progress, ending.change)
     prepared = with_ending(run, move_thresholds(prepared, predictions, watch.say), ending)
     scores = score_splits(prepared, predictions) | ending.scores
@@ -209,7 +212,9 @@ def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch, en
         export_run(run, prepared, weights, card)
         reach("model folder")
         keeper.end("early_stopping" if early else "completed")
-        diagnosis = draw_and_explain(run) if watch.pages else ()
+        if drawn is not None:
+            drawn()
+            diagnosis = watch.aside.start(explain_run, run)()
         reach("curves and report")
     prepared.runtime.barrier()
     warnings = tuple(finding.line() for finding in prepared.bundle.findings if finding.severity != "info")

@@ -20,6 +20,7 @@ from tunesmith.run.environment import read_launch
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ledger import require_own_folder, start_ledger
 from tunesmith.run.lock import RunLock
+from tunesmith.run.milestones import reach
 from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import verify
 from tunesmith.session.ending import RunEnding
@@ -73,7 +74,8 @@ def finetune(
         _require_checkpoint(config, run)
     # Several ranks read one after the other: the first builds the table that the others find.
     read = partial(read_run_data, config, data, use_test=use_test)
-    found = read(watch.progress) if alone else None
+    found = watch.aside.start(read, progress=watch.progress)() if alone else None
+    reach("data")
     # One rank holds the lock for all of them.
     with RunLock(run.lock_file) if first else nullcontext():
         if first:
@@ -85,7 +87,7 @@ def finetune(
         runtime = start_runtime(config)
         heard = watch if runtime.is_main else Watch()
         with rank_watch(runtime):
-            prepared = prepare(config, runtime, lambda: found or read(heard.progress), heard)
+            prepared = prepare(config, runtime, lambda: found or read(progress=heard.progress), heard)
             return train_run(run, prepared, heard, ending)
 
 

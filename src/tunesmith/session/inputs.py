@@ -14,7 +14,6 @@ from tunesmith.encoder.head import HeadNames, read_head_names
 from tunesmith.encoder.resolve import resolve_model
 from tunesmith.labels import Task
 from tunesmith.reading.load import DataBundle, load_data
-from tunesmith.run.milestones import reach
 from tunesmith.session.watch import ShowProgress
 
 PLAIN_OPTIONS = (
@@ -95,7 +94,6 @@ def read_run_data(
     found = _match_head(bundle, folder, head, allow_new=config.ignore_mismatched_sizes)
     findings = audit_rows(bundle.parts, bundle.columns, bundle.labels, names_given=bundle.names_given)
     require_clean(findings, strict=config.strict_data)
-    reach("data")
     return replace(found, bundle=replace(bundle, findings=tuple(findings)))
 
 
