@@ -21,10 +21,10 @@ from typing import Any
 from tunesmith.cli.late_modules import loading
 from tunesmith.errors import TunesmithError
 from tunesmith.run.milestones import milestones
-from tunesmith.session.watch import Aside, ShowProgress
+from tunesmith.session.watch import ShowProgress, SideWork
 
 
-class SideProcess(Aside):
+class SideProcess(SideWork):
     """`modules` are loaded here while the first job is done there."""
 
     def __init__(self, modules: Sequence[str] = ()) -> None:

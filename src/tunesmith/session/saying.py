@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from tunesmith.config.schema import RunConfig
 from tunesmith.encoder.load import LoadedModel
 from tunesmith.encoder.resolve import EMBEDDED
+from tunesmith.fast.fused_ops import has_triton
 from tunesmith.fast.strategies import Strategies
 from tunesmith.predict.column_names import describe_renaming, names_of_run
 from tunesmith.ranks.runtime import Runtime
@@ -53,5 +57,20 @@ def say_model(say: Say, config: RunConfig, loaded: LoadedModel, strategies: Stra
         say(f"FSDP: weights, gradients and optimizer state are sharded over {runtime.world} ranks.")
     for note in (*loaded.notes, *strategies.notes):
         say(f"{note[0].upper()}{note[1:]}.")
+    if runtime.device.type == "cuda" and has_triton() and is_empty(kernel_cache()):
+        say(
+            f"Kernels: compiled for this GPU now and kept in {kernel_cache()}: the first start takes longer, others do not."
+        )
     if strategies.on:
         say(f"Exact speed-ups: {', '.join(strategies.on)}.")
+
+
+def kernel_cache() -> Path:
+    """Where triton keeps compiled kernels for all runs of a user."""
+    home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton"
+    return Path(os.environ.get("TRITON_CACHE_DIR") or home / "cache")
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether there is no such folder, or nothing in it."""
+    return not folder.is_dir() or not any(folder.iterdir())

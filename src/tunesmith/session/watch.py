@@ -13,7 +13,7 @@ ShowProgress = Callable[[str, int, int], None]
 """Called with (what, done, in all): rows, or bytes while a file is read."""
 
 
-class Aside:
+class SideWork:
     """Where a run has work done that does not need it. Here is no other place: a job is done when its result is wanted."""
 
     def start(self, job: Callable[..., Any], *args: Any, progress: ShowProgress | None = None) -> Callable[[], Any]:
@@ -34,7 +34,7 @@ class Watch:
     plan: Callable[[int, float], None] = lambda num_steps, steps_per_epoch: None
     listeners: list[Callable[[Event], None]] = field(default_factory=list)
     pages: bool = True
-    aside: Aside = field(default_factory=Aside)
+    aside: SideWork = field(default_factory=SideWork)
     positive_name: str | None = None
     """The class that F1, precision and recall are about; set before the first event."""
 
