@@ -121,9 +121,17 @@ with SideProcess() as aside:
         pid = int(note.read_text())
         command.send_signal(by)
         assert command.wait(60) != 0
-        wait_until(lambda: not Path(f"/proc/{pid}").exists())
+        wait_until(lambda: has_ended(pid))
     finally:
         command.kill()
+
+
+def has_ended(pid: int) -> bool:
+    """Whether the process is gone, or waits to be reaped by whoever has adopted it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 def wait_until(true: object, seconds: float = 60) -> None:
