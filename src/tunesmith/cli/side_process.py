@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pickle import PicklingError
 from types import TracebackType
 from typing import Any
 
@@ -67,7 +66,7 @@ class SideProcess(SideWork):
             return here
         try:
             self._pipe.send((job, args, progress is not None))
-        except (OSError, PicklingError, TypeError, AttributeError):  # the process is gone, or the job cannot be sent
+        except Exception:  # the process is gone, or the job cannot be sent
             return here
         self._started += 1
         number = self._started
@@ -114,7 +113,7 @@ def _do_jobs(pipe: Connection, alive: int) -> None:
             number += 1
             try:
                 pipe.send((number, *_do(job, args, pipe if told else None, number)))
-            except (PicklingError, TypeError, AttributeError):  # a result that cannot be sent
+            except Exception:  # a result that cannot be sent
                 pipe.send((number, "again", None))
     finally:
         os._exit(0)

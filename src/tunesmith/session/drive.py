@@ -38,11 +38,11 @@ from tunesmith.session.finish import (
     write_results,
 )
 from tunesmith.session.first_steps import announce_plan
-from tunesmith.session.pages import draw_run, explain_run, load_pages
 from tunesmith.session.planning import make_plan
 from tunesmith.session.prepare import Prepared
 from tunesmith.session.refused import is_installed
 from tunesmith.session.result import RunResult
+from tunesmith.session.run_pages import draw_run, explain_run, load_pages
 from tunesmith.session.run_session import Session, ending_well
 from tunesmith.session.watch import Watch
 

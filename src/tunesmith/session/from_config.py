@@ -66,15 +66,14 @@ def finetune(
     watch = watch or Watch()
     config, moved = choose_folder(config, in_memory=train_data is not None)
     run, launch = RunDir(config.run_folder), read_launch()
-    alone, first = launch.world == 1, launch.rank == 0
+    first = launch.rank == 0
     if moved is not None and first:
         watch.say(moved)
     if first:
-        require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
-        _require_checkpoint(config, run)
+        _require_folder(config, run)
     # Several ranks read one after the other: the first builds the table that the others find.
     read = partial(read_run_data, config, data, use_test=use_test)
-    found = watch.aside.start(read, progress=watch.progress)() if alone else None
+    found = watch.aside.start(read, progress=watch.progress)() if launch.world == 1 else None
     reach("data")
     # One rank holds the lock for all of them.
     with RunLock(run.lock_file) if first else nullcontext():
@@ -91,7 +90,8 @@ def finetune(
             return train_run(run, prepared, heard, ending)
 
 
-def _require_checkpoint(config: RunConfig, run: RunDir) -> None:
+def _require_folder(config: RunConfig, run: RunDir) -> None:
+    require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
     if config.resume_from_checkpoint and not run.checkpoints():
         raise CheckpointError(
             "holds no checkpoint to resume from",
