@@ -42,7 +42,7 @@ from tunesmith.session.planning import make_plan
 from tunesmith.session.prepare import Prepared
 from tunesmith.session.refused import is_installed
 from tunesmith.session.result import RunResult
-from tunesmith.session.run_pages import draw_run, explain_run, load_pages
+from tunesmith.session.run_pages import draw_and_explain, load_pages
 from tunesmith.session.run_session import Session, ending_well
 from tunesmith.session.watch import Watch
 
@@ -198,7 +198,6 @@ def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunKeeper) -> Evalu
 def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch, ending: RunEnding) -> RunResult:
     state = prepared.state
     early = state.step < keeper.plan.num_steps
-    drawn = watch.aside.start(draw_run, run) if watch.pages else None  # while the best weights are scored and written
     predictions = predict_splits(prepared, keeper.best_weights(), watch.progress, ending.change)
     prepared = with_ending(run, move_thresholds(prepared, predictions, watch.say), ending)
     scores = score_splits(prepared, predictions) | ending.scores
@@ -212,9 +211,7 @@ def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch, en
         export_run(run, prepared, weights, card)
         reach("model folder")
         keeper.end("early_stopping" if early else "completed")
-        if drawn is not None:
-            drawn()
-            diagnosis = watch.aside.start(explain_run, run)()
+        diagnosis = watch.aside.start(draw_and_explain, run)() if watch.pages else ()
         reach("curves and report")
     prepared.runtime.barrier()
     warnings = tuple(finding.line() for finding in prepared.bundle.findings if finding.severity != "info")

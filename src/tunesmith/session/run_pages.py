@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from tunesmith.curves.from_journal import load_curves
 from tunesmith.curves.plot import save_curves
 from tunesmith.report.build import build_report
 from tunesmith.report.render import write_report
@@ -17,14 +16,10 @@ def load_pages() -> None:
         import_module(name)
 
 
-def draw_run(run: RunDir) -> None:
-    """Writes curves.png and curves.svg: they need the journal alone, so they can be drawn before there are scores."""
-    save_curves(load_curves(run.path), png=run.curves_png, svg=run.curves_svg)
-
-
-def explain_run(run: RunDir) -> list[str]:
-    """Writes the report; returns the diagnosis in lines."""
+def draw_and_explain(run: RunDir) -> list[str]:
+    """Writes curves and the report; returns the diagnosis in lines."""
     report = build_report(run)
+    save_curves(report.curves, png=run.curves_png, svg=run.curves_svg)
     write_report(report, run.report_file)
     lines = []
     for finding in report.findings:
