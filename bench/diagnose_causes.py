@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +28,11 @@ class Cause:
     right: tuple[str, ...]
     rate: float = 1.0
     exact: float | None = None
-    epochs: float = 3.0
+    epochs: float | None = None
+    """None: three, or what the recipe decides."""
     rows: int | None = None
+    held_out: int | None = None
+    """At most so many validation rows."""
     many: bool = False
     """More rows than the task has otherwise, as far as there are any."""
     recipe: str = ""
@@ -112,6 +115,8 @@ CAUSES = {
     "healthy_10": Cause(("healthy",), evaluations=10),
     "auto": Cause(("healthy",), recipe="auto"),
     "auto_300": Cause(("healthy",), recipe="auto", rows=300),
+    "auto_10": Cause(("healthy",), recipe="auto", rows=600, evaluations=10),
+    "auto_small": Cause(("healthy",), recipe="auto", rows=300, held_out=50),
     "auto_3000": Cause(("healthy",), recipe="auto", rows=3000, many=True),
     "hf": Cause(("healthy",), recipe="hf"),
     "hf_3000": Cause(("healthy",), recipe="hf", rows=3000, many=True, evaluations=4),
@@ -122,10 +127,12 @@ CAUSES = {
     "auto_rate_1e-6": Cause(("underfitting",), exact=1e-6, recipe="auto"),
     "short": Cause(LATE, exact=1e-5, epochs=1, rows=400, evaluations=4),
     "shorter": Cause(LATE, exact=1e-5, epochs=1, rows=240, evaluations=1),
+    "auto_short": Cause(LATE, exact=1e-5, epochs=1, rows=400, recipe="auto"),
     "half_learnt": Cause(LATE, rate=0.3, epochs=1, rows=600, evaluations=4),
     "frozen": Cause(("underfitting",), frozen=True),
     "few_rows": Cause(RISEN, rate=1.0, epochs=20, rows=240),
     "fewer_rows": Cause(RISEN, rate=1.5, epochs=30, rows=100),
+    "auto_few_rows": Cause(RISEN, epochs=20, rows=240, recipe="auto"),
     "shuffled": Cause(("no_signal",), spoil=_shuffled),
     "shuffled_long": Cause(("no_signal",), spoil=_shuffled, epochs=8),
     "auto_shuffled": Cause(("no_signal",), spoil=_shuffled, recipe="auto"),
@@ -140,10 +147,28 @@ CAUSES = {
     "without_class": Cause(("class_ignored", "split_mismatch"), spoil=_without_class, only=_has_classes),
 }
 ORDER = (
-    *("rate_1e-2", "auto", "shuffled", "short", "few_rows", "frozen", "healthy_10", "noise_40", "swapped", "hf"),
+    *("rate_1e-2", "auto", "auto_shuffled", "short", "few_rows", "frozen", "healthy_10", "noise_40", "swapped", "hf"),
     *("rate_1e-6", "auto_300", "shorter", "swapped_60", "half_learnt", "rate_2e-3", "without_class", "batch_1"),
-    *("auto_shuffled", "auto_noise_40", "auto_swapped", "healthy_3", "fewer_rows", "shuffled_long", "auto_rate_1e-2"),
-    *("noise_40_long", "auto_rate_1e-6", "auto_3000", "noise_20", "hf_3000"),
+    *(
+        "auto_few_rows",
+        "auto_short",
+        "auto_rate_1e-2",
+        "auto_small",
+        "auto_10",
+        "shuffled",
+        "auto_noise_40",
+        "auto_swapped",
+    ),
+    *(
+        "healthy_3",
+        "fewer_rows",
+        "shuffled_long",
+        "noise_40_long",
+        "auto_rate_1e-6",
+        "auto_3000",
+        "noise_20",
+        "hf_3000",
+    ),
 )
 """So that a bank that is stopped early has the most wanted runs."""
 MADE_WELL = tuple(name for name, cause in CAUSES.items() if cause.right == ("healthy",))
@@ -154,11 +179,15 @@ def name_run(key: Key) -> str:
     return "-".join(map(str, key))
 
 
-def list_runs(group: str | None = None) -> list[Key]:
+def list_runs(group: str | None = None, numbers: Mapping[str, int] | None = None) -> list[Key]:
     """Every run, in the order of making: the usual run of every task, then each cause on half of the tasks, then on the
-    other half. Models and seeds by turns, the groups of tasks mixed; without a name, all groups but the last."""
+    other half. Models and seeds by turns, the groups of tasks mixed; without a name, all groups but the last.
+
+    `numbers`: these causes in this order, each on so many tasks."""
     tasks = [task.name for task in TASKS.values() if task.group == group or (group is None and task.group != "fresh")]
     mixed = [tasks[place * 11 % len(tasks)] for place in range(len(tasks))]  # 11 and their number have no common factor
+    if numbers is not None:
+        return [key for at, (cause, count) in enumerate(numbers.items()) for key in _some(cause, mixed, count, at)]
     found: list[Key] = [
         (("L3", "G")[(place + turn) % 2], t, "healthy", turn) for turn in (0, 1) for place, t in enumerate(mixed)
     ]
@@ -170,13 +199,24 @@ def list_runs(group: str | None = None) -> list[Key]:
     return found
 
 
+def _some(cause: str, tasks: list[str], count: int, at: int) -> list[Key]:
+    """A cause on so many of the tasks, from another one on for each cause."""
+    turned = [tasks[(place + 7 * at) % len(tasks)] for place in range(len(tasks))]
+    number = ORDER.index(cause) if cause in ORDER else 0
+    fitting = [task for task in turned if _fits(cause, task)][:count]
+    models = {task: _model(number, 2 * place) for place, task in enumerate(fitting)}
+    if cause in COMPARED:  # the model of the task's usual run
+        models = {task: ("L3", "G")[tasks.index(task) % 2] for task in fitting}
+    return [(models[task], task, cause, place % SEEDS) for place, task in enumerate(fitting)]
+
+
 def _model(number: int, place: int) -> str:
     """By turns; the third one for causes whose harm is not compared with the usual run of a model."""
     alone = ORDER[number] not in COMPARED
     return ("L3", "G", "G3", "L3", "G")[(number + place // 2) % 5] if alone else ("L3", "G")[(number + place // 2) % 2]
 
 
-COMPARED = ("batch_1", "rate_2e-3", "frozen", "half_learnt", "without_class")
+COMPARED = ("healthy", "batch_1", "rate_2e-3", "frozen", "half_learnt", "without_class", "auto_short")
 """Causes that do no harm on some tasks, as a comparison with the usual run of the same model and task shows."""
 
 
@@ -200,6 +240,7 @@ def make_rows(key: Key) -> Splits:
             splits["train"].append(
                 next(r for r in train if name_ == r[1] or (isinstance(r[1], tuple) and name_ in r[1]))
             )
+    splits["validation"] = splits["validation"][: cause.held_out]
     if cause.spoil is not None:
         cause.spoil(splits, task, pick)
     return splits
@@ -218,10 +259,13 @@ def make_options(key: Key, rows: int) -> dict[str, Any]:
     }
     if cause.exact is not None or not cause.recipe:
         given["learning_rate"] = RATES[model] * cause.rate if cause.exact is None else cause.exact
+    epochs = cause.epochs or 3.0
+    if cause.recipe and cause.epochs is not None:
+        given["num_train_epochs"] = epochs
     if not cause.recipe:
-        given |= {"num_train_epochs": cause.epochs, "per_device_train_batch_size": cause.batch}
+        given |= {"num_train_epochs": epochs, "per_device_train_batch_size": cause.batch}
         if cause.right == ("healthy",):  # a run without a fault has enough steps
-            given["num_train_epochs"] = float(min(10, max(cause.epochs, -(-FEWEST_STEPS * cause.batch // rows))))
+            given["num_train_epochs"] = float(min(10, max(epochs, -(-FEWEST_STEPS * cause.batch // rows))))
     return given | ({"load_best_model_at_end": False} if not cause.recipe else {})
 
 

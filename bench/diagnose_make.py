@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from diagnose_causes import Key, list_runs, name_run
+from diagnose_causes import Key, name_run
 from diagnose_tasks import TASKS
 from diagnose_train import make_run
 from tunesmith.diagnose.verdict import advised_options
 from tunesmith.findings import Finding
+from tunesmith.session.settling import NAMES
 
 
 def advice_of(findings: list[Finding]) -> dict[str, str | None]:
@@ -26,7 +27,7 @@ def advice_of(findings: list[Finding]) -> dict[str, str | None]:
 
 def judge_run(run: Mapping[str, Any]) -> list[Finding]:
     """The findings of the present code about a run of the bank."""
-    from tunesmith.curves.from_journal import build_curves
+    from tunesmith.curves.series import build_curves
     from tunesmith.report.diagnosis import diagnose_with
     from tunesmith.run.reader import columns_of, parse_events
 
@@ -34,19 +35,29 @@ def judge_run(run: Mapping[str, Any]) -> list[Finding]:
     return diagnose_with(build_curves(columns_of(events), name=run["key"][1]), run["options"], run["summary"])
 
 
-OTHER = {"recipe": "auto", **dict.fromkeys(("learning_rate", "num_train_epochs", "per_device_train_batch_size"))}
-"""What else may mend a run on few rows: all options by the recipe."""
+OTHER = {"recipe": "auto", **dict.fromkeys((*NAMES, "load_best_model_at_end", "freeze", "gradient_accumulation_steps"))}
+"""What else may mend a run: all options by the recipe."""
+TRIED = {
+    "overfitting": ({"load_best_model_at_end": "true"}, OTHER),
+    "calibration_drift": ({"load_best_model_at_end": "true"}, OTHER),
+    "class_ignored": (OTHER,),
+    "erratic": (OTHER,),
+    "underfitting": (OTHER,),
+    "stopped_too_early": (OTHER,),
+}
+"""Other changes that are tried to choose the advice."""
 
 
 def list_changes(run: Mapping[str, Any], findings: list[Finding]) -> list[dict[str, str | None]]:
-    """The first advice of a run that is not healthy; on tasks that rules are chosen on, the others for half of the runs."""
+    """The first advice of a run that is not healthy; on tasks that rules are chosen on, what else could be advised."""
     first = advised_options(findings[0].advice[0]) if findings[0].advice else {}
-    if findings[0].code == "healthy" or not first:
+    if findings[0].code in ("healthy", "not_enough_evidence") or not first:
         return []
-    if TASKS[run["key"][1]].group != "choose" or zlib.crc32(name_run(tuple(run["key"])).encode()) % 2:
+    if TASKS[run["key"][1]].group == "fresh":
         return [first]
-    rest = [found for advice in findings[0].advice if (found := advised_options(advice)) not in ({}, first)]
-    return [first, *rest, *([OTHER] if findings[0].code in ("overfitting", "calibration_drift") else [])]
+    some = findings[0].code in ("overfitting", "calibration_drift", "class_ignored", "erratic")
+    rest = [advised_options(advice) for advice in findings[0].advice[1:3] if some]
+    return [first, *(found for found in (*rest, *TRIED.get(findings[0].code, ())) if found not in ({}, first))]
 
 
 def follow_run(run: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -85,14 +96,14 @@ def _work(number: int, todo: list[Key], following: Any, until: float, output: Pa
                 print(name_run(todo[at]), traceback.format_exc()[-1500:], flush=True)
 
 
-def make_bank(output: Path, *, seconds: float, processes: int, follow: float = 0.0, group: str | None = None) -> None:
-    """Makes runs that are not in `output` until the time is up; each process writes one file there.
+def make_bank(output: Path, keys: list[Key], *, seconds: float, processes: int, follow: float = 0.0) -> None:
+    """Makes those of these runs that are not in `output` until the time is up; each process writes one file there.
 
     `follow`: the share of runs whose first advice is followed in a second run.
     """
     output.mkdir(parents=True, exist_ok=True)
     done = {tuple(run["key"]) for run in read_bank(output)}
-    wanted = [key for key in list_runs(group) if key not in done]
+    wanted = [key for key in keys if key not in done]
     context = multiprocessing.get_context("spawn")
     following, until, first = context.Value("i", 0), time.time() + seconds, len(list(output.glob("bank-*.gz")))
     rest = (wanted, following, until, output, follow)

@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="no run is started later than this")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--follow", type=float, default=0.0, help="share of runs whose first advice is followed")
+    parser.add_argument("--causes", type=_numbers, help="only these, in this order: CAUSE:NUMBER_OF_TASKS,...")
     parser.add_argument("--merge", type=int, help="leave at most so many files")
     parser.add_argument("--table", action="store_true", help="print the tables")
     parser.add_argument("--list", action="store_true", help="print one line a run")
@@ -36,9 +37,11 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, help="what bench/diagnose_peers.py wrote")
     args = parser.parse_args()
     if args.make:
+        from diagnose_causes import list_runs
         from diagnose_make import make_bank
 
-        make_bank(args.output, seconds=args.seconds, processes=args.processes, follow=args.follow, group=args.group)
+        wanted = list_runs(args.group, args.causes)
+        make_bank(args.output, wanted, seconds=args.seconds, processes=args.processes, follow=args.follow)
     if args.merge:
         from diagnose_make import merge_bank
 
@@ -58,6 +61,10 @@ def main() -> None:
         for group in (args.group,) if args.group else GROUPS:
             print_table(group, [run for run in runs if run.group == group], peers)
             print_followed(group, [later for later in followed if later.run.group == group])
+
+
+def _numbers(text: str) -> dict[str, int]:
+    return {name: int(count) for name, _, count in (part.partition(":") for part in text.split(","))}
 
 
 if __name__ == "__main__":

@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from diagnose_causes import CAUSES, Key, make_options, make_rows, name_run
+from diagnose_causes import CAUSES, RISEN, Key, make_options, make_rows, name_run
 from diagnose_sources import SHARED, Rows, Splits
 from diagnose_tasks import label_map
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.events import Evaluated, Event, Improved, NonFinite, RowsEvaluated, RunEnded, RunStarted
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.constant import BestConstant, describe_constant
-from tunesmith.metrics.row_evidence import encode_rows, keep_rows
+from tunesmith.metrics.row_evidence import BestConstant, describe_constant, encode_rows, keep_rows
 from tunesmith.metrics.suite import Suite, make_suite
 from tunesmith.run.journal import encode_event
 
@@ -70,7 +69,7 @@ def _prepare(key: Key, options: Mapping[str, Any] | None) -> Material:
     """`options`: of an earlier run with changes to them; else what the cause asks for."""
     from tunesmith.encoder.load import load_model
     from tunesmith.encoder.params import freeze
-    from tunesmith.engine.seed import seed_everything
+    from tunesmith.engine.state import seed_everything
     from tunesmith.ranks.runtime import has_bf16, make_runtime
     from tunesmith.tokens.batches import Padding
 
@@ -120,8 +119,8 @@ def _settle(made: Material, loaded: Any) -> None:
 
 def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """One run: its options, its data summary and its journal; the last evaluation of "test" is of the weights it would keep."""
+    from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss, resolve_class_weights
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.state import TrainState
     from tunesmith.session.planning import make_plan
@@ -145,7 +144,7 @@ def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, An
     weights = config.class_weights and resolve_class_weights(config.class_weights, train.labels, labels.names)
     objective = TaskLoss(labels.task, len(labels), weights or None, config.label_smoothing_factor)
     state = TrainState(made.model, optimizer, objective, made.runtime)
-    judge = _Judge(made, state, BestConstant.of(labels.task, train.labels, len(labels)), key[2].startswith("few"))
+    judge = _Judge(made, state, BestConstant.of(labels.task, train.labels, len(labels)), CAUSES[key[2]].right == RISEN)
     rows, ends = len(train), plan.epoch_ends
     judge.events.append(
         RunStarted(name_run(key), 0, plan.num_steps, float(ends[0]), plan.fraction(plan.num_steps), rows, began)

@@ -46,7 +46,7 @@ class DataError(TunesmithError):
 
 
 class ResourceError(TunesmithError):
-    """Disk, memory, permission or a lock stands in the way."""
+    """Disk, memory, permission or a lock prevents the work."""
 
     exit_code = 4
 

@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader (`| head`) has gone
         drop(sys.stdout)
         return 141
-    except BaseException as error:  # PanicException of Rust libraries is no Exception
+    except BaseException as error:  # PanicException of Rust libraries is not an Exception
         if debug and not isinstance(error, KeyboardInterrupt):
             import traceback
 

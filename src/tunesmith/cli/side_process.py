@@ -19,7 +19,6 @@ from typing import Any
 
 from tunesmith.cli.late_modules import loading
 from tunesmith.errors import TunesmithError
-from tunesmith.run.milestones import milestones
 from tunesmith.session.watch import ShowProgress, SideWork
 
 
@@ -105,7 +104,6 @@ def _do_jobs(pipe: Connection, alive: int) -> None:
     """The other process: one job after the other, to the end of the command."""
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command
-        milestones.disabled = True
         threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
         number = 0
         while True:

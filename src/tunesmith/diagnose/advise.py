@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from tunesmith.curves.series import Curves
+from tunesmith.diagnose.doubt import cannot_tell, telling_experiment
 from tunesmith.diagnose.evidence import Reading, read_curves
 from tunesmith.diagnose.features import Features, read_features
 from tunesmith.diagnose.signs import needed_z
 from tunesmith.diagnose.supports import weigh_verdicts
-from tunesmith.diagnose.thresholds import CLOSE, MIN_EVALUATIONS, MIN_ROWS
+from tunesmith.diagnose.thresholds import CLOSE, LARGE_RISE, MIN_EVALUATIONS, MIN_ROWS
 from tunesmith.diagnose.verdict import make_finding
-from tunesmith.diagnose.wording import diverged_advice, explain_verdict, telling_experiment
+from tunesmith.diagnose.wording import diverged_advice, explain_verdict
 from tunesmith.findings import Finding, Severity
 
 CODES = (
@@ -43,6 +44,8 @@ SEVERITY: dict[str, Severity] = {
     "label_noise": "error",
     "split_mismatch": "error",
 }
+CERTAIN = ("healthy", "diverged", "stopped_too_early")
+"""Verdicts that do not rest on the validation score alone."""
 
 
 def diagnose(
@@ -95,7 +98,12 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
             "not_enough_evidence",
             ["train with tunesmith, which keeps the class shares and the rows", *advice],
         )
+    if code not in CERTAIN and (unsure := cannot_tell(reading, features)) is not None:
+        evidence, advice = f"{unsure[0]}. Most likely otherwise: {code.replace('_', ' ')}", unsure[1]
+        code, close = "not_enough_evidence", []
     severity: Severity = SEVERITY.get(code, "warning")
+    if code in ("overfitting", "calibration_drift") and not _harms(reading):
+        severity = "info"
     if reading.running and code in ("stopped_too_early", "underfitting") and not _is_over(reading):
         run = reading.curves
         left = f"let it continue: step {run.last_step}" + (f" of {run.num_steps}" if run.num_steps else "")
@@ -107,6 +115,12 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
         numbers["lowest_loss_step"] = int(reading.step[reading.best])
     found = [make_finding(reading, code, evidence, advice, confidence=sure, severity=severity, **numbers)]
     return found + _remarks(reading, features, code)
+
+
+def _harms(reading: Reading) -> bool:
+    """Whether the weights that the run keeps have a far higher validation loss than its best ones."""
+    kept = reading.kept
+    return kept is None or bool(reading.val_loss[kept] > (1 + LARGE_RISE) * reading.val_loss.min())
 
 
 def _is_over(reading: Reading) -> bool:
@@ -159,9 +173,12 @@ def _blown_up(reading: Reading) -> tuple[str, float] | None:
         return None
     low, at = means[lowest], int(raw.step[min(len(raw) - 1, lowest * width + width // 2)])
     if end >= 1.3 * chance and end >= 1.5 * low:
-        return f"train loss rose from {low:.2f} (step {at}) to {end:.2f}; knowing nothing costs {chance:.2f}", 0.95
+        return f"train loss rose from {low:.2f} (step {at}) to {end:.2f}; the best constant has {chance:.2f}", 0.95
     if low <= 0.8 * chance and end >= 0.93 * chance:
-        return f"train loss had reached {low:.2f} (step {at}) and came back to {end:.2f}, the loss of chance", 0.9
+        return (
+            f"train loss had reached {low:.2f} (step {at}) and rose back to {end:.2f}, the loss of the best constant",
+            0.9,
+        )
     return None
 
 
@@ -179,11 +196,11 @@ def _too_little(reading: Reading, features: Features | None) -> Finding | None:
             advice.insert(0, f"wait: {needed - count} more evaluation{'s' * (needed - count != 1)} make a verdict")
     elif reading.rows_evaluated < MIN_ROWS:
         rows = reading.rows_evaluated
-        evidence = f"{rows} validation rows; one row more or less right moves the score by {1 / max(1, rows):.0%}"
+        evidence = f"{rows} validation rows; one row more or less moves the score by {1 / max(1, rows):.0%}"
         advice = ["--validation_split_fraction 0.2"]
     elif reading.regression and reading.rows is None and not reading.chance_known:
         evidence = f"validation loss is {reading.val_loss[-1]:.2f}; what the mean of the labels would cost is not known"
-        advice = ["--metric_name pearson,mse,r2: they say whether more than the mean was learnt"]
+        advice = ["--metric_name pearson,mse,r2: they show whether the model learned more than the mean"]
     if not evidence:
         return None
     return make_finding(reading, "not_enough_evidence", evidence, advice, confidence=0.9, severity="info")

@@ -14,7 +14,7 @@ from tunesmith.curves.series import Curves, Floats
 from tunesmith.diagnose.signs import RowSigns, read_rows
 from tunesmith.diagnose.thresholds import HIGH_RATE, LOSS_SPREAD, LOW_RATE, PAIRED
 from tunesmith.labels import Task
-from tunesmith.metrics.names import greater_is_better
+from tunesmith.metrics.suite import greater_is_better
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +55,14 @@ class Reading:
     def best(self) -> int:
         """Index of the lowest validation loss."""
         return int(np.argmin(self.val_loss))
+
+    @property
+    def kept(self) -> int | None:
+        """Index of the evaluation whose weights the run keeps; None when it keeps the last weights, whatever their score."""
+        best = self.curves.best() if self.curves.tracked_metric else None
+        if best is None or self.option("load_best_model_at_end", True) is False:
+            return None
+        return next((at for at, step in enumerate(self.step) if step == best[1]), None)
 
     def loss_noise(self, loss: float) -> float:
         """One standard error of the difference of two validation losses about this high."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tunesmith.diagnose.signs import finite_mean
+from tunesmith.diagnose.signs import finite_mean, needed_z
+from tunesmith.diagnose.thresholds import ERROR_RATE
 from tunesmith.labels import Task
 from tunesmith.metrics.row_evidence import RowEvidence
 
@@ -61,3 +63,32 @@ def error_tails(rows: RowEvidence) -> float:
     rest = rest - rest.mean()
     scale = float((rest**2).mean())
     return float((rest**4).mean() / scale**2 - 3) if scale > 0 and np.isfinite(scale) else math.nan
+
+
+def turned(rows: RowEvidence) -> float:
+    """How surely the answers mean other labels than the rows have: 1 is significant at 1% over all pairs of labels.
+
+    Rows of another label are called "a" more often than rows of label "a" are (a test of two shares); the answers of a regression
+    fall where its labels rise. Neither a hard task nor labels without meaning do that.
+    """
+    if rows.task is Task.REGRESSION:
+        return -rows.score_parts()[0] * math.sqrt(max(1, len(rows) - 1)) / needed_z(1, ERROR_RATE)
+    width = len(rows.constant.values)
+    many = rows.task is Task.MULTILABEL
+    has = rows.labels.astype(bool) if many else rows.labels[:, None] == np.arange(width)
+    said = rows.predictions.astype(bool) if many else rows.predictions[:, None] == np.arange(width)
+    best = -math.inf
+    for name in range(width):
+        own = said[has[:, name], name]
+        for other in range(width):
+            others = said[has[:, other] & ~has[:, name], name]
+            if other != name and min(len(own), len(others)) >= 5:
+                best = max(best, _share_z(others, own))
+    return best / needed_z(width * (width - 1), ERROR_RATE)
+
+
+def _share_z(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
+    """By how many standard errors the first share is above the second."""
+    both = float(np.concatenate([one, other]).mean())
+    error = math.sqrt(both * (1 - both) * (1 / len(one) + 1 / len(other)))
+    return float(one.mean() - other.mean()) / error if error > 0 else 0.0

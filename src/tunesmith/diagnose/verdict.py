@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunesmith.diagnose.evidence import Reading
-from tunesmith.diagnose.thresholds import ENOUGH_WORK, MOST_TIMES
+from tunesmith.diagnose.thresholds import ENOUGH_WORK, MOST_TIMES, USUAL_BATCH
 from tunesmith.findings import Finding, Severity
 
 
@@ -69,6 +69,17 @@ def longer_flag(reading: Reading, rate: float | None = None) -> str:
     return epochs_flag(min(times, MOST_TIMES) * planned_epochs(reading))
 
 
+def usual_flags(reading: Reading, rate: float) -> str:
+    """This rate, a batch of 8 where it is smaller, and epochs enough at both."""
+    batch = effective_batch(reading)
+    wider = max(1, math.ceil(USUAL_BATCH / 2 / batch))
+    size = wider * int(reading.option("per_device_train_batch_size", 8))
+    flags = [rate_flag(rate)] + [f"--per_device_train_batch_size {size}"] * (wider > 1)
+    done = rate * max(1, int(reading.step[-1])) / wider / 2
+    times = min(math.ceil(ENOUGH_WORK / done), MOST_TIMES)
+    return " ".join(flags + [epochs_flag(times * planned_epochs(reading))] * (times > 1))
+
+
 def early_stop_step(reading: Reading, *, patience: int = 2) -> int | None:
     """Where early stopping on validation loss would have ended the run; None when it would have run to its end."""
     best, waited = math.inf, 0
@@ -97,14 +108,16 @@ def inspect_command(reading: Reading) -> str:
     """Some rows as the model sees them."""
     file = _file(reading, "train_file")
     rows = "tunesmith inspect" if file is None else f"tunesmith inspect --train_file {file} --rows 0,1,2,3,4"
-    return f"{rows}: read rows beside their labels; check --text_column_names and --label_column_name"
+    return f"{rows}: read some rows beside their labels; check --text_column_names and --label_column_name"
 
 
 def own_split_flags(reading: Reading) -> str:
     """Validation rows from the training file, where they have a file of their own: what differs between the two is gone."""
     if _file(reading, "validation_file") is None:
         return "check that all rows come from one source and use the same label ids (--label_names)"
-    return "--validation_file '' --validation_split_fraction 0.1: rows of one source; a good score says that the files differ"
+    return (
+        "--validation_file '' --validation_split_fraction 0.1: if the score is good on these rows, the two files differ"
+    )
 
 
 _FLAG = re.compile(r"--(\w+) (\S+)")

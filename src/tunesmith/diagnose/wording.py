@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from tunesmith.diagnose.evidence import Reading
 from tunesmith.diagnose.features import Features
 from tunesmith.diagnose.row_measures import ignored_classes
-from tunesmith.diagnose.thresholds import FEW_ROWS, LITTLE_WORK, USUAL_BATCH, USUAL_HEAD_RATE, USUAL_RATE
+from tunesmith.diagnose.thresholds import LITTLE_WORK, USUAL_BATCH, USUAL_HEAD_RATE, USUAL_RATE
 from tunesmith.diagnose.verdict import (
     audit_command,
     early_stop_step,
@@ -21,6 +19,7 @@ from tunesmith.diagnose.verdict import (
     own_split_flags,
     planned_epochs,
     rate_flag,
+    usual_flags,
 )
 
 
@@ -69,9 +68,9 @@ def _healthy(reading: Reading, f: Features) -> tuple[str, list[str]]:
 
 
 def _diverged(reading: Reading, f: Features) -> tuple[str, list[str]]:
-    same = "; every row gets the same answer" if f.spread < 0.01 else ""
+    same = "; every row gets the same prediction" if f.spread < 0.01 else ""
     evidence = (
-        f"train loss is {reading.train_loss[-1]:.2f} after {reading.step[-1]} steps at a rate of {reading.rate:g}; "
+        f"train loss is {reading.train_loss[-1]:.2f} after {reading.step[-1]} steps at a learning rate of {reading.rate:g}; "
         f"chance is {reading.chance_loss:.2f}; {against_constant(reading)}{same}"
     )
     return evidence, diverged_advice(reading)
@@ -80,7 +79,7 @@ def _diverged(reading: Reading, f: Features) -> tuple[str, list[str]]:
 def diverged_advice(reading: Reading) -> list[str]:
     """A far lower rate, then what steadies the first steps."""
     lower = min(reading.rate / 10, USUAL_RATE) if reading.rate_is("high") else reading.rate / 5
-    advice = [rate_flag(lower)]
+    advice = [usual_flags(reading, lower) if len(reading) else rate_flag(lower)]
     if reading.option("fp16", False):
         advice.append("--bf16 true --fp16 false")
     return advice + _steadier(reading)
@@ -98,15 +97,16 @@ def _erratic(reading: Reading, f: Features) -> tuple[str, list[str]]:
     if f.swings:
         evidence = f"validation loss rose and fell back {f.swings} time{'s' * (f.swings > 1)}, between {low:.2f} and {high:.2f}"
     evidence += (
-        f"; single steps scatter by {f.step_noise * reading.chance_loss:.2f} (effective batch {batch}, rate {reading.rate:g}); "
+        f"; the loss of single steps varies by {f.step_noise * reading.chance_loss:.2f} (effective batch {batch}, learning rate "
+        f"{reading.rate:g}); "
         f"{against_constant(reading)}"
     )
-    bigger = []
+    lower = min(reading.rate / 3, USUAL_RATE if reading.rate_is("high") else math.inf)
+    advice = [usual_flags(reading, min(reading.rate, USUAL_RATE) if batch < USUAL_BATCH / 2 else lower)]
     if batch < USUAL_BATCH:
         steps = int(reading.option("gradient_accumulation_steps", 1)) * math.ceil(USUAL_BATCH / batch)
-        bigger = [f"--gradient_accumulation_steps {steps}"]
-    lower = [rate_flag(min(reading.rate / 3, USUAL_RATE if reading.rate_is("high") else math.inf))]
-    return evidence, (bigger + lower if batch <= 4 else lower + bigger) + _steadier(reading)
+        advice.append(f"--gradient_accumulation_steps {steps}")
+    return evidence, advice + _steadier(reading)
 
 
 def _overfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
@@ -123,35 +123,34 @@ def _overfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
         evidence += (
             f"; early stopping (patience 2) would have ended the run at step {stop} of {reading.curves.last_step}"
         )
+    if reading.kept is not None:
+        evidence += f"; the run keeps the weights of step {reading.step[reading.kept]}"
     return evidence, overfitting_advice(reading, at)
 
 
 def overfitting_advice(reading: Reading, at: int) -> list[str]:
-    """Early stopping, fewer epochs, more rows or a lower rate, weight decay."""
-    best_epochs = float(reading.epoch[at])
-    advice = []
-    if reading.option("early_stopping_patience", None) is None:
-        advice.append("--early_stopping_patience 2 --load_best_model_at_end true")
-    if math.ceil(best_epochs) < planned_epochs(reading):
-        advice.append(epochs_flag(math.ceil(best_epochs)))
-    if 0 < reading.curves.train_rows < FEW_ROWS:
-        advice.append(f"label more rows: there are {reading.curves.train_rows} to train on")
-    elif best_epochs < 1.5:
-        advice.append(rate_flag(reading.rate / 2.5))
-    if float(reading.option("weight_decay", 0.0)) < 0.01:
-        advice.append("--weight_decay 0.01")
-    return advice
+    """The weights of the best evaluation where the last ones were kept; then more rows, and fewer epochs to save time.
+
+    Of a run that keeps its best weights neither early stopping, fewer epochs nor weight decay raised the score.
+    """
+    rows, epochs = reading.curves.train_rows, math.ceil(float(reading.epoch[max(at, reading.kept or 0)]))
+    more = f"label more rows: there are {rows:,} to train on" if rows else "label more rows"
+    shorter = [f"{epochs_flag(epochs)}: saves the later epochs"] if epochs < planned_epochs(reading) else []
+    if reading.kept is None:
+        return ["--early_stopping_patience 2 --load_best_model_at_end true", more, *shorter]
+    by_loss = "--metric_for_best_model loss: keeps weights with better probabilities"
+    return [more, *shorter, *([by_loss] if reading.curves.tracked_metric != "loss" else [])]
 
 
 def _drift(reading: Reading, f: Features) -> tuple[str, list[str]]:
     at, loss = reading.best, reading.val_loss
-    surer = "" if math.isnan(f.calibration) else f"; the model is surer than it is right by {f.calibration:.3f}"
+    surer = "" if math.isnan(f.calibration) else f"; its mean confidence exceeds its accuracy by {f.calibration:.3f}"
     evidence = (
         f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} while the score held "
         f"({against_constant(reading)}){surer}"
     )
-    best = "--load_best_model_at_end true --metric_for_best_model loss"
-    return evidence, [best, "--label_smoothing_factor 0.1", *overfitting_advice(reading, at)]
+    best = "--load_best_model_at_end true --metric_for_best_model loss: the score held; the probabilities get better"
+    return evidence, [best, "--label_smoothing_factor 0.1", *overfitting_advice(reading, at)[:1]]
 
 
 def _underfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
@@ -179,8 +178,8 @@ def underfitting_cause(reading: Reading, f: Features) -> str:
     if float(reading.option("weight_decay", 0.0)) >= 1.0:
         return f"weight_decay {reading.config['weight_decay']:g} pulls the weights back"
     if f.work < LITTLE_WORK:
-        return f"{reading.step[-1]} steps are few at a rate of {reading.rate:g}"
-    return "the settings are usual, so the model may be too small for the task"
+        return f"{reading.step[-1]} steps are few at a learning rate of {reading.rate:g}"
+    return "the settings are usual: the model may be too small for the task"
 
 
 def _resume(reading: Reading) -> list[str]:
@@ -206,14 +205,18 @@ def _stopped(reading: Reading, f: Features) -> tuple[str, list[str]]:
 def _no_signal(reading: Reading, f: Features) -> tuple[str, list[str]]:
     evidence = (
         f"validation loss was never below {reading.val_loss.min():.2f} (chance: {reading.chance_loss:.2f}) in "
-        f"{reading.step[-1]} steps at a usual rate ({reading.rate:g}), train loss is {reading.train_loss[-1]:.2f}; "
-        f"{against_constant(reading)}: the text does not tell the label"
+        f"{reading.step[-1]} steps at a usual learning rate ({reading.rate:g}), and train loss is {reading.train_loss[-1]:.2f}; "
+        f"{against_constant(reading)}: the texts do not predict the labels"
     )
     return evidence, [audit_command(reading), inspect_command(reading), own_split_flags(reading)]
 
 
 def _label_noise(reading: Reading, f: Features) -> tuple[str, list[str]]:
-    sure = "" if math.isnan(f.sure) else f"; of the quarter of rows that the model is surest of, {f.sure:.0%} are right"
+    sure = (
+        ""
+        if math.isnan(f.sure)
+        else f"; only {f.sure:.0%} of the quarter of rows with the highest confidence are right"
+    )
     tails = f"; the errors have heavy tails (excess kurtosis {f.tails:.1f})" if f.tails > 0.6 else ""
     evidence = f"{_losses(reading)}; {against_constant(reading)}{sure}{tails}: many labels look wrong"
     return evidence, [audit_command(reading), inspect_command(reading), "--label_smoothing_factor 0.1"]
@@ -224,23 +227,31 @@ def _mismatch(reading: Reading, f: Features) -> tuple[str, list[str]]:
         ""
         if math.isnan(f.fresh)
         else (
-            f"; in the first epoch training rows that were not yet trained on cost {f.fresh * reading.chance_loss:.2f}, "
-            f"validation rows {f.first * reading.chance_loss:.2f}"
+            f"; in the first epoch the loss was {f.fresh * reading.chance_loss:.2f} on training rows not yet trained on, "
+            f"and {f.first * reading.chance_loss:.2f} on validation rows"
         )
     )
-    evidence = f"{_losses(reading)}; {against_constant(reading)}{fresh}: the two splits do not mean the same"
+    if f.turned > 1:
+        fresh += "; rows of one label are predicted as another label more often than the rows of that label"
+    evidence = (
+        f"{_losses(reading)}; {against_constant(reading)}{fresh}: the labels of the two splits do not mean the same"
+    )
     return evidence, [audit_command(reading), own_split_flags(reading), inspect_command(reading)]
 
 
 def _ignored(reading: Reading, f: Features) -> tuple[str, list[str]]:
     assert reading.rows is not None
     classes = ignored_classes(reading.rows.validation[-1])
-    names = ", ".join(f"{reading.label_name(k)} ({count} rows)" for k, count in classes[:4])
+    verb, shares = "is" if len(classes) == 1 else "are", reading.rows.validation[-1].constant.values
+    names = ", ".join(
+        f"{reading.label_name(k)} ({count} rows, {shares[k]:.1%} of the training rows)" for k, count in classes[:4]
+    )
     evidence = (
-        f"{len(classes)} class{'es' * (len(classes) != 1)} with {f.ignored:.0%} of the validation rows are never predicted: "
+        f"{len(classes)} class{'es' * (len(classes) != 1)} with {f.ignored:.0%} of the validation rows {verb} never predicted: "
         f"{names}; {against_constant(reading)}"
     )
-    return evidence, ["--class_weights balanced", longer_flag(reading), "label more rows of these classes"]
+    weights = "--class_weights balanced: raises the macro F1; the accuracy may fall"
+    return evidence, [longer_flag(reading), weights, "label more rows of these classes"]
 
 
 _WORDS: dict[str, Callable[[Reading, Features], tuple[str, list[str]]]] = {
@@ -256,21 +267,3 @@ _WORDS: dict[str, Callable[[Reading, Features], tuple[str, list[str]]]] = {
     "split_mismatch": _mismatch,
     "class_ignored": _ignored,
 }
-
-
-def telling_experiment(one: str, other: str, reading: Reading) -> str:
-    """The one cheap run that would tell two verdicts apart."""
-    pair = {one, other}
-    if "healthy" in pair and pair & {"stopped_too_early", "underfitting"}:
-        return f"{longer_flag(reading)}: if the score rises, the run had stopped too early"
-    longer, seed = longer_flag(reading), int(reading.option("seed", 42)) + 1
-    if pair <= {"underfitting", "stopped_too_early", "no_signal", "label_noise", "class_ignored"}:
-        return f"{longer}: if train loss falls and validation loss does not, the labels are the cause"
-    if "split_mismatch" in pair:
-        return own_split_flags(reading)
-    if pair & {"diverged", "erratic"}:
-        return f"{rate_flag(reading.rate / 10)}: if the curve is smooth then, it was the rate"
-    if "overfitting" in pair or "calibration_drift" in pair:
-        best = max(1.0, float(np.ceil(reading.epoch[reading.best])))
-        return f"{epochs_flag(best)}: if the score is as good then, the rest was memorising"
-    return f"--seed {seed}: does it say the same?"

@@ -22,13 +22,12 @@ from tunesmith.export.runtime_packages import runtime_requirements
 from tunesmith.predict.facts import ModelFacts, model_folder_of
 from tunesmith.predict.graph_facts import GraphFacts
 from tunesmith.predict.graph_network import GraphNetwork, load_onnx, load_openvino
-from tunesmith.predict.model_folder import describe_model
-from tunesmith.predict.network import Network
 from tunesmith.predict.predictor import Predictor
-from tunesmith.predict.torch_network import TorchNetwork, padding_of
+from tunesmith.predict.stream import Network
+from tunesmith.predict.torch_network import TorchNetwork, describe_model, padding_of
 from tunesmith.run.sealed import write_sealed
 from tunesmith.run.writing import make_folder, write_new
-from tunesmith.tokens.encoded_rows import make_token_rows
+from tunesmith.tokens.encoding_processes import make_token_rows
 from tunesmith.tokens.token_rows import pad_rows
 
 CALIBRATION_BATCH = 16

@@ -12,13 +12,10 @@ import numpy.typing as npt
 
 from tunesmith.errors import ConfigError, ResourceError, short_text
 from tunesmith.predict.graph_facts import GraphFacts
-from tunesmith.tokens.cutting import LongTexts
 from tunesmith.tokens.encoding_processes import ChunkEncoder
-from tunesmith.tokens.order import length_batches
-from tunesmith.tokens.plain_tokenizer import load_plain_tokenizer
-from tunesmith.tokens.text_windows import mean_by_row
-from tunesmith.tokens.token_encoder import RustEncoder, TokenEncoder
-from tunesmith.tokens.token_rows import TokenRows, pad_rows
+from tunesmith.tokens.token_encoder import RustEncoder, TokenEncoder, load_plain_tokenizer
+from tunesmith.tokens.token_rows import TokenRows, length_batches, pad_rows
+from tunesmith.tokens.truncation import LongTexts, mean_by_row
 
 TOKENS_AT_ONCE = 2048
 Infer = Callable[[dict[str, npt.NDArray[Any]]], npt.NDArray[np.float32]]

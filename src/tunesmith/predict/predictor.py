@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.encoder.config_file import read_config_file
-from tunesmith.encoder.seal import Seal
+from tunesmith.encoder.model_files import Seal
 from tunesmith.errors import ConfigError, ResourceError
 from tunesmith.labels import LabelMap, Task, choose_labels
 from tunesmith.predict.facts import ModelFacts, model_folder_of, read_facts
 from tunesmith.predict.given_texts import given_columns
 from tunesmith.predict.graph_facts import is_graph_folder, read_graph_facts
-from tunesmith.predict.network import Network
 from tunesmith.predict.stream import (
     Chunk,
+    Network,
     TextPredictions,
     answer_tokens,
     chunks_of,
@@ -29,8 +29,8 @@ from tunesmith.predict.stream import (
     require_numbers,
 )
 from tunesmith.run.sealed import MANIFEST
-from tunesmith.tokens.cutting import EncodedRow
-from tunesmith.tokens.encoded_rows import make_token_rows
+from tunesmith.tokens.encoding_processes import make_token_rows
+from tunesmith.tokens.truncation import EncodedRow
 
 if TYPE_CHECKING:
     from tunesmith.ranks.runtime import Precision

@@ -61,7 +61,7 @@ def _known(entry: Path, paths: Sequence[Path], ask: Callable[[], Any]) -> Any:
 
 
 def signature(folder: Path, names: Iterable[str] | None = None) -> tuple[tuple[object, ...], ...]:
-    """What tells whether files of a folder were changed or replaced, without reading them; all files by default."""
+    """What shows whether files of a folder were changed or replaced, without reading them; all files by default."""
     chosen = sorted(p.name for p in folder.iterdir() if p.is_file()) if names is None else sorted(names)
     return tuple((name, *_facts(folder / name)) for name in chosen)
 

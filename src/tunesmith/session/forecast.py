@@ -12,7 +12,7 @@ from typing import Any
 
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError, ResourceError
-from tunesmith.session.refused import refuse_what_is_not_built
+from tunesmith.session.inputs import refuse_what_is_not_built
 
 ERROR_MARK = "tunesmith-forecast-error: "
 
