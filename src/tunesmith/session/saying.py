@@ -8,10 +8,9 @@ from pathlib import Path
 from tunesmith.config.schema import RunConfig
 from tunesmith.encoder.load import LoadedModel
 from tunesmith.encoder.resolve import EMBEDDED
-from tunesmith.fast.fused_ops import has_triton
 from tunesmith.fast.in_force import Strategies
 from tunesmith.predict.tables import describe_renaming, names_of_run
-from tunesmith.ranks.runtime import Runtime
+from tunesmith.ranks.runtime import Runtime, has_triton
 from tunesmith.session.inputs import RunData
 from tunesmith.session.watch import Say
 from tunesmith.tokens.tokenize import Tokenized
