@@ -153,3 +153,16 @@ with SideProcess() as aside:
 """
     done = run(source, tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_the_other_process_does_needs_no_torch() -> None:
+    source = """
+import sys
+from tunesmith.recipes.probing import word_scores
+from tunesmith.session.drive import draw_and_explain, load_pages
+from tunesmith.session.from_config import read_run_data
+print(*{job.__module__ for job in (word_scores, draw_and_explain, load_pages, read_run_data)})
+"""
+    found = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=True)
+    alone = f"import sys, {', '.join(found.stdout.split())}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", alone], timeout=120).returncode == 0
