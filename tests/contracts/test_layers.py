@@ -76,7 +76,7 @@ HOMES = {
     ),
     "accelerate": ("ranks/runtime.py",),
     "matplotlib": ("curves/",),
-    "sklearn": ("metrics/", "audit/", "notebook/", "recipes/probing.py", "measure/glue_script.py"),
+    "sklearn": ("metrics/", "audit/", "notebook/", "recipes/word_floor.py", "measure/glue_script.py"),
     "scipy": ("metrics/",),
     "pyarrow": ("reading/", "tokens/", "predict/", "bulk/", "audit/text_survey.py", "run/reader.py"),
     "fsspec": ("bulk/places.py",),
