@@ -1,10 +1,10 @@
-# make setup | demo | quick | test | lint | format | faults | audit | clean
+# make setup | demo | quick | test | long | lint | format | faults | audit | clean
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo quick test lint format faults audit clean
+.PHONY: setup demo quick test long lint format faults audit clean
 
 setup: $(STAMP)
 
@@ -21,6 +21,10 @@ demo: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
+# What `make test` samples: the other cases of its matrices, the notebook.
+long: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m long
+
 lint: setup
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/ruff check src tests bench
@@ -32,7 +36,7 @@ format: setup
 
 # While you work: format, lint and types are among the contracts; unit tests without those that train whole runs.
 quick: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not trains and not slow' tests/contracts tests/unit
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not trains and not slow and not long' tests/contracts tests/unit
 
 # Half an hour: the fault tests at their published sizes, then docs/reliability.md.
 faults: setup

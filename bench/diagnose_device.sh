@@ -6,18 +6,7 @@ set -euo pipefail
 folder=$1 out=$2 seconds=${3:-300} processes=${4:-14} shared=${TMPDIR:-/tmp}/bank_shared
 export SHARED_DIR=$shared OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 
-# Small steps of many processes run at the same time under MPS, and by turns without it.
-if command -v nvidia-cuda-mps-control > /dev/null; then
-    export CUDA_MPS_PIPE_DIRECTORY=$shared-mps CUDA_MPS_LOG_DIRECTORY=$shared-mps
-    mkdir -p "$CUDA_MPS_PIPE_DIRECTORY"
-    if timeout 20 nvidia-cuda-mps-control -d && timeout 60 python3 -c "import torch; torch.zeros(1).cuda().item()"; then
-        echo "MPS is on"
-    else
-        (echo quit | timeout 20 nvidia-cuda-mps-control) || true
-        unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
-        echo "MPS is off"
-    fi
-fi
+source bench/mps.sh
 python3 bench/diagnose_pack.py --unpack "$folder" "$shared"
 python3 bench/diagnose_runs.py --output "$out" --make --seconds "$seconds" --processes "$processes" --follow "${FOLLOW:-0.5}" ${GROUP:+--group "$GROUP"} ${CAUSES:+--causes "$CAUSES"} --merge 6
 ls -l "$out"

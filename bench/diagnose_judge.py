@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from diagnose_causes import CAUSES, COMPARED, FEWEST_STEPS, LATE, MADE_WELL, RISEN, Key, name_run
 from diagnose_make import advice_of, judge_run, read_bank
 from diagnose_tasks import TASKS
-from tunesmith.curves.from_journal import build_curves
-from tunesmith.curves.series import Curves
+from tunesmith.curves.series import Curves, build_curves
 from tunesmith.diagnose.signs import Change, change_between, gain_of_score
 from tunesmith.diagnose.thresholds import LEAST_CHANGE
 from tunesmith.events import RowsEvaluated

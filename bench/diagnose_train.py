@@ -18,8 +18,7 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.events import Evaluated, Event, Improved, NonFinite, RowsEvaluated, RunEnded, RunStarted
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.constant import BestConstant, describe_constant
-from tunesmith.metrics.row_evidence import encode_rows, keep_rows
+from tunesmith.metrics.row_evidence import BestConstant, describe_constant, encode_rows, keep_rows
 from tunesmith.metrics.suite import Suite, make_suite
 from tunesmith.run.journal import encode_event
 
@@ -70,7 +69,7 @@ def _prepare(key: Key, options: Mapping[str, Any] | None) -> Material:
     """`options`: of an earlier run with changes to them; else what the cause asks for."""
     from tunesmith.encoder.load import load_model
     from tunesmith.encoder.params import freeze
-    from tunesmith.engine.seed import seed_everything
+    from tunesmith.engine.state import seed_everything
     from tunesmith.ranks.runtime import has_bf16, make_runtime
     from tunesmith.tokens.batches import Padding
 
@@ -120,8 +119,8 @@ def _settle(made: Material, loaded: Any) -> None:
 
 def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """One run: its options, its data summary and its journal; the last evaluation of "test" is of the weights it would keep."""
+    from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss, resolve_class_weights
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.state import TrainState
     from tunesmith.session.planning import make_plan

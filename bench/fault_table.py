@@ -249,7 +249,7 @@ ROWS: list[tuple[str, Callable[[Side], None]]] = [
 def run_rows(say: Callable[[str], None]) -> list[tuple[str, str, str, str]]:
     """(row, fault, our outcome, theirs) of every row."""
     root = memory_folder("table", Path("/tmp"))
-    server = Server(root, "engine", "peer")
+    server = Server(root)
     sides = [Side("engine", server, root / "ours"), Side("peer", server, root / "theirs")]
     table = []
     try:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from tunesmith.labels import Task
-from tunesmith.metrics.names import metric_of
 from tunesmith.metrics.paired import compare_predictions, mcnemar
 from tunesmith.metrics.rows import Rows
+from tunesmith.metrics.suite import metric_of
 
 Array = Any
 

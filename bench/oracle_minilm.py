@@ -46,7 +46,7 @@ def load_plain(folder: Path) -> Any:
     import torch
 
     from tunesmith.encoder.load import load_model
-    from tunesmith.engine.seed import seed_everything
+    from tunesmith.engine.state import seed_everything
     from tunesmith.labels import LabelMap
 
     seed_everything(42)
@@ -105,11 +105,10 @@ def train_theirs(rows: Any, model: Any, steps: int, batch: int, accumulation: in
 
 def train_ours(rows: Any, model: Any, steps: int, batch: int, accumulation: int, wish: Any) -> list[float]:
     """Losses of our engine, plain ("off") or with every exact strategy ("auto"); the model is whole again afterwards."""
+    from tunesmith.engine.evaluate import TaskLoss
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss
     from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.plan import Plan, epoch_ends_for
-    from tunesmith.engine.schedule import Schedule
+    from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
     from tunesmith.engine.state import TrainState
     from tunesmith.events import StepDone
     from tunesmith.fast.strategies import choose_strategies

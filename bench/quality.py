@@ -32,14 +32,11 @@ BF16 = bool(os.environ.get("QUALITY_BF16"))
 def train_ours(name: str, seed: int, epochs: float, rows: int | None, sampling: Any) -> Any:
     """Logits of the evaluation split by our engine."""
     from tunesmith.encoder.load import load_model
-    from tunesmith.engine.evaluate import predict_rows
+    from tunesmith.engine.evaluate import TaskLoss, predict_rows
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss
     from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.plan import Plan, epoch_ends_for
-    from tunesmith.engine.schedule import Schedule
-    from tunesmith.engine.seed import seed_everything
-    from tunesmith.engine.state import TrainState
+    from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
+    from tunesmith.engine.state import TrainState, seed_everything
     from tunesmith.fast.strategies import choose_strategies
     from tunesmith.labels import LabelMap
     from tunesmith.ranks.runtime import make_runtime

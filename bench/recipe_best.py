@@ -92,12 +92,10 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
     import torch
 
     from tunesmith.encoder.load import load_model
-    from tunesmith.engine.evaluate import predict_rows
+    from tunesmith.engine.evaluate import TaskLoss, predict_rows
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss
     from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.seed import seed_everything
-    from tunesmith.engine.state import TrainState
+    from tunesmith.engine.state import TrainState, seed_everything
     from tunesmith.events import SafePoint, StepDone
     from tunesmith.fast.strategies import choose_strategies
     from tunesmith.metrics.suite import make_suite

@@ -7,8 +7,10 @@ uses are kept, in half precision; `unpack_model` writes a whole model folder aga
 of the tasks reads: what is trained is the same. Rows with an empty text are left out (CR has one).
 Tasks made of others, none of which was looked at when the recipes were chosen: `sickneg` (does the second sentence contradict
 the first; 15% do), `newsline` (forty words out of the middle of a post), `r8head` (the first ten words of a report),
-`newspair` (are two passages from the same newsgroup), `rare5`
-(`sickneg` with 5% of the rows that contradict). The files are for measuring and are never committed.
+`newspair` (are two passages from the same newsgroup), `late` (reports of R8, then forty words of a post), `rare5`
+(`sickneg` with 5% of the rows that contradict). Regressions to choose rules on, so that `sts` stays one to report on: `overlap`
+(the share of words that the sentences of MRPC have in common) and `subjshare` (which share of four sentences of SUBJ is
+subjective). The files are for measuring and are never committed.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,10 +28,12 @@ import numpy as np
 import numpy.typing as npt
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared" / "data"
+SHARED = Path(os.environ.get("SHARED_DIR", ROOT.parent / "shared")) / "data"
 PACK = ROOT / "scratch" / "recipes_data"
-CHOSEN_ON = ("mrpc", "trec", "subj")
+CHOSEN_ON = ("mrpc", "trec", "subj", "subjshare", "overlap")
 """The rules of `auto` were chosen on these."""
+OUTSIDE = ("sections", "short_sections", "rare_games", "sizes", "same_source", "fortunes")
+"""Not of ../shared: what bench/outside_tasks.py writes (SHARED_DIR=scratch/outside)."""
 Row = tuple[tuple[str, ...], str]
 """One text or two, and the label."""
 
@@ -74,6 +79,15 @@ def _r8_heads(split: str) -> list[Row]:
     return [((" ".join(texts[0].split()[:10]),), label) for texts, label in _table(SHARED / "r8" / f"{split}.tsv")]
 
 
+def _late(split: str) -> list[Row]:
+    """Two or three reports of R8, then forty words of a newsgroup post, whose group is the label: what matters comes last."""
+    reports, rng = [texts[0] for texts, _ in _table(SHARED / "r8" / f"{split}.tsv")], np.random.default_rng(3)
+    return [
+        ((" ".join([*(str(rng.choice(reports)) for _ in range(rng.integers(2, 4))), texts[0]]),), label)
+        for texts, label in _news_lines(split)
+    ]
+
+
 def _news_pairs(split: str) -> list[Row]:
     """Each post twice as the first text: with one of its own group and with one of another."""
     rows, rng = _news_lines(split), np.random.default_rng(1)
@@ -88,6 +102,26 @@ def _news_pairs(split: str) -> list[Row]:
     return made
 
 
+def _overlap(split: str) -> list[Row]:
+    """MRPC: the share of words that both sentences have, as a score from 1 to 5."""
+    made: list[Row] = []
+    for texts, _ in _table(SHARED / "mrpc" / f"{split}.tsv"):
+        one, other = (set(text.lower().split()) for text in texts)
+        made.append((texts, f"{1 + 4 * len(one & other) / len(one | other):.3f}"))
+    return made
+
+
+def _subjective_share(split: str) -> list[Row]:
+    """Four sentences, as many of them subjective as a draw says: the score is their share, which no length gives away."""
+    rows, rng = _table(SHARED / "subj" / f"{split}.tsv"), np.random.default_rng(2)
+    pools = [[texts[0] for texts, label in rows if label == name] for name in ("objective", "subjective")]
+    made: list[Row] = []
+    for _ in range(min(len(rows), 4000)):
+        kinds = rng.random(4) < rng.random()
+        made.append(((" ".join(str(rng.choice(pools[int(kind)])) for kind in kinds),), str(kinds.mean())))
+    return made
+
+
 TASKS: dict[str, Callable[[str], list[Row]]] = {
     **{name: _plain(name) for name in ("mrpc", "trec", "subj", "cr", "r8", "news6")},
     "sick": _plain("sick", "_entailment"),
@@ -97,10 +131,14 @@ TASKS: dict[str, Callable[[str], list[Row]]] = {
     "r8head": _r8_heads,
     "newspair": _news_pairs,
     "rare5": _rare,
+    "overlap": _overlap,
+    "late": _late,
+    "subjshare": _subjective_share,
+    **{name: _plain(name) for name in OUTSIDE},
 }
 LOOKED_AT = ("cr", "sick", "sts", "r8", "news6")
 NEW = ("sickneg", "newsline", "r8head", "newspair")
-REGRESSION = ("sts",)
+REGRESSION = ("sts", "sizes", "overlap", "subjshare")
 
 
 def pack_task(task: str, tokenizer: Any, length: int, out: Path) -> npt.NDArray[np.int64]:
@@ -165,7 +203,8 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="*", type=Path, help="model folders [the embedded all-MiniLM-L6-v2]")
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=tuple(TASKS))
+    parser.add_argument("--tasks", nargs="+", default=[t for t in TASKS if t not in OUTSIDE], choices=tuple(TASKS))
+    parser.add_argument("--length", type=int, help="tokens of a row [what a run takes]; more for recipes that cut rows")
     parser.add_argument("--output", type=Path, default=PACK)
     args = parser.parse_args()
     shutil.rmtree(args.output, ignore_errors=True)
@@ -174,6 +213,7 @@ def main() -> None:
         tokenizer = load_tokenizer(folder)
         limit = position_limit(read_model_config(folder))
         length = longest_allowed(tokenizer, model_max=limit, asked=None, usual=USUAL_LENGTH)
+        length = args.length or length
         out = args.output / name
         special = {"pad": tokenizer.pad_token_id, "sep": tokenizer.sep_token_id}
         special["types"] = "token_type_ids" in tokenizer.model_input_names

@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--max_steps", type=int)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--against", nargs="+", default=["script"])
+    parser.add_argument("--against", nargs="*", default=["script"])
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -1,6 +1,7 @@
 """Blank pictures for runs whose pictures no test looks at: drawing them is three quarters of the work of a tiny run.
 
-Figures are made all the same; what is left out is matplotlib's own work of turning one into the bytes of a file.
+The panels of a report are not drawn; other figures are made all the same, without matplotlib's own work of turning one
+into the bytes of a file. `make faults` draws all of them.
 """
 
 from __future__ import annotations
@@ -15,22 +16,33 @@ BLANK = {
     ),
 }
 DRAWN = (
-    *("unit/curves/", "unit/report/", "unit/session/test_tasks.py", "course/", "docs/", "browser/", "gpu/"),
+    *("unit/curves/", "unit/report/", "unit/session/test_tasks.py", "course/", "browser/", "gpu/"),
+    *("docs/test_made_pages.py", "docs/test_wheel.py"),
     "contracts/",  # which draw nothing and need no matplotlib
 )
 """Tests that look at pictures, and one run of each task."""
 _savefig: Any = None
+_make_picture: Any = None
 
 
 def blank_pictures(blank: bool = True) -> None:
-    """From now on figures are saved as a blank picture, or as they are."""
-    global _savefig
+    """From now on figures are saved as a blank picture and panels of reports are blank, or they are what they are."""
+    global _savefig, _make_picture
     if _savefig is None and not blank:
         return
     from matplotlib.figure import Figure
 
-    _savefig = _savefig or Figure.savefig
+    from tunesmith.curves import pictures
+
+    _savefig, _make_picture = _savefig or Figure.savefig, _make_picture or pictures._make_picture
     Figure.savefig = _save_blank if blank else _savefig
+    pictures._make_picture = _make_blank if blank else _make_picture
+
+
+def _make_blank(draw: Any) -> Any:
+    from tunesmith.curves.pictures import BOTTOM, TOP, Picture
+
+    return Picture(BLANK["svg"], BLANK["svg"], (0.1, 1 - TOP, 0.87, TOP - BOTTOM), (0.0, 1.0))
 
 
 def _save_blank(figure: Any, out: Any, **options: Any) -> None:

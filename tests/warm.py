@@ -4,7 +4,7 @@
 that process: a real process with its own arguments, environment, folder, standard streams and exit code. Signals sent to
 the command reach it, and it ends with the command. The process id that it sees is not the one of the command: what asserts
 process ids, process groups, start-up or imports starts `sys.executable` itself. With BLANK_PICTURES=1 in its environment
-a command saves blank pictures (`pictures.py`).
+a command saves blank pictures (`pictures.py`), with SMALL_EMBEDDED=FOLDER it has that embedded model (`small_embedded.py`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ IMPORTED = (
     *("accelerate.commands.launch", "datasets", "matplotlib.pyplot", "sklearn.metrics", "torch.distributed.run"),
     *("transformers.trainer", "transformers.models.auto.modeling_auto", "transformers.models.bert.modeling_bert"),
     *("sklearn.tree", "tunesmith.cli.console", "tunesmith.cli.main", "tunesmith.cli.train", "tunesmith.trainer.facade"),
-    *("tunesmith.audit.readable", "tunesmith.config.yaml_events", "tunesmith.engine.evaluate", "PIL.PngImagePlugin"),
+    *("tunesmith.audit.readable", "tunesmith.config.entries", "tunesmith.engine.evaluate", "PIL.PngImagePlugin"),
 )
 """What commands import. None of it starts a thread."""
 ROOMS = ("curves", "encoder", "fast", "metrics", "predict", "recipes", "report", "session", "tokens")
@@ -130,11 +130,13 @@ def import_all() -> None:
 
 def serve(address: str) -> list[str]:
     """Forks for each request until stdin ends. Comes back in a child, with the words it is to run."""
+    gc.disable()
     import_all()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(address)
     listener.listen(64)
     gc.collect()
+    gc.enable()
     gc.freeze()  # a collection in a child does not touch, and so copy, the pages of all modules
     os.write(1, b"ready\n")
     running: dict[int, socket.socket] = {}
@@ -216,6 +218,8 @@ def become(request: Any, streams: dict[int, int]) -> list[str]:
     os.environ.update(environment)
     if environment.get("BLANK_PICTURES"):
         importlib.import_module("pictures").blank_pictures()
+    if environment.get("SMALL_EMBEDDED"):
+        importlib.import_module("small_embedded").replace_embedded(Path(environment["SMALL_EMBEDDED"]))
     unbuffered = bool(environment.get("PYTHONUNBUFFERED"))
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         shown = None

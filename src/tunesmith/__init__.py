@@ -18,18 +18,15 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.cli.console import Console
     from tunesmith.config.load import load_config
     from tunesmith.config.schema import RunConfig
-    from tunesmith.curves.from_journal import curves_from_events, load_curves
+    from tunesmith.curves.panels import sketch_curves
     from tunesmith.curves.plot import draw_curves
-    from tunesmith.curves.series import Curves
-    from tunesmith.curves.sketch import sketch_curves
+    from tunesmith.curves.series import Curves, curves_from_events, load_curves
     from tunesmith.diagnose.advise import diagnose as diagnose_curves
     from tunesmith.encoder.resolve import find_embedded
-    from tunesmith.engine.evaluate import predict_rows
+    from tunesmith.engine.evaluate import TaskLoss, predict_rows
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss
     from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.plan import Calendar, Plan, epoch_ends_for
-    from tunesmith.engine.schedule import Schedule, lr_at
+    from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for, lr_at
     from tunesmith.engine.state import TrainState
     from tunesmith.fast.strategies import choose_strategies
     from tunesmith.keep.checkpoint import Identity, load_checkpoint, save_checkpoint
@@ -41,7 +38,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.predict.predictor import Predictor
     from tunesmith.predict.torch_network import padding_of
     from tunesmith.ranks.runtime import make_runtime
-    from tunesmith.reading.hub import load_from_hub as load_dataset
+    from tunesmith.reading.gather import load_from_hub as load_dataset
     from tunesmith.sample import sample_file
     from tunesmith.tokens.batches import Batches, Padding
     from tunesmith.tokens.token_rows import TokenRows
@@ -112,9 +109,9 @@ _HOMES: dict[str, str] = {
     "Plan": "tunesmith.engine.plan",
     "Predictor": "tunesmith.predict.predictor",
     "RunConfig": "tunesmith.config.schema",
-    "Schedule": "tunesmith.engine.schedule",
+    "Schedule": "tunesmith.engine.plan",
     "Task": "tunesmith.labels",
-    "TaskLoss": "tunesmith.engine.losses",
+    "TaskLoss": "tunesmith.engine.evaluate",
     "TextClassifier": "tunesmith.notebook.estimators",
     "TextRegressor": "tunesmith.notebook.estimators",
     "TokenRows": "tunesmith.tokens.token_rows",
@@ -123,7 +120,7 @@ _HOMES: dict[str, str] = {
     "TrainerCallback": "transformers",
     "TrainingArguments": "tunesmith.trainer",
     "choose_strategies": "tunesmith.fast.strategies",
-    "curves_from_events": "tunesmith.curves.from_journal",
+    "curves_from_events": "tunesmith.curves.series",
     "diagnose_curves": "tunesmith.diagnose.advise:diagnose",
     "draw_curves": "tunesmith.curves.plot",
     "epoch_ends_for": "tunesmith.engine.plan",
@@ -132,10 +129,10 @@ _HOMES: dict[str, str] = {
     "get_scheduler": "transformers",
     "load_checkpoint": "tunesmith.keep.checkpoint",
     "load_config": "tunesmith.config.load",
-    "load_curves": "tunesmith.curves.from_journal",
-    "load_dataset": "tunesmith.reading.hub:load_from_hub",
+    "load_curves": "tunesmith.curves.series",
+    "load_dataset": "tunesmith.reading.gather:load_from_hub",
     "load_metric": "tunesmith.metrics.suite:load",
-    "lr_at": "tunesmith.engine.schedule",
+    "lr_at": "tunesmith.engine.plan",
     "make_optimizer": "tunesmith.engine.optim",
     "make_runtime": "tunesmith.ranks.runtime",
     "make_suite": "tunesmith.metrics.suite",
@@ -144,7 +141,7 @@ _HOMES: dict[str, str] = {
     "sample_file": "tunesmith.sample",
     "save_checkpoint": "tunesmith.keep.checkpoint",
     "set_seed": "transformers",
-    "sketch_curves": "tunesmith.curves.sketch",
+    "sketch_curves": "tunesmith.curves.panels",
     "train_events": "tunesmith.engine.loop",
 }
 """Public name -> module it lives in (`module:name` where it is called otherwise there).
@@ -157,7 +154,13 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tunesmith' has no attribute {name!r}")
     module, _, own_name = _HOMES[name].partition(":")
-    return getattr(import_module(module), own_name or name)
+    try:
+        return getattr(import_module(module), own_name or name)
+    except ModuleNotFoundError as error:
+        from tunesmith.errors import name_the_extra
+
+        name_the_extra(error, f"tunesmith.{name}")
+        raise
 
 
 def __dir__() -> list[str]:

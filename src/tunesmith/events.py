@@ -125,7 +125,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something a person should know, said once."""
+    """Something the user should know, reported once."""
 
     step: int
     text: str
@@ -146,6 +146,11 @@ class RunEnded:
     step: int
     reason: str
     time: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run did all it was asked for; else it was stopped, or an error ended it."""
+        return self.reason in ("completed", "early_stopping")
 
 
 Event = (

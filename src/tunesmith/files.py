@@ -1,4 +1,4 @@
-"""Files that a stranger may have written: plain files only, at most so many bytes, JSON of bounded depth and plain numbers.
+"""Files from an untrusted source: plain files only, a bounded number of bytes, JSON of bounded depth and plain numbers.
 
 Nothing here waits: a named pipe, a socket or a device is refused without opening it.
 """

@@ -13,8 +13,7 @@ from devtools import Browser
 
 from tunesmith.report.build import build_report
 from tunesmith.report.compare import compare_runs
-from tunesmith.report.compare_page import render_comparison
-from tunesmith.report.render import render_report
+from tunesmith.report.render import render_comparison, render_report
 
 pytestmark = pytest.mark.slow
 TITLE = "mrpc-bert-base · tunesmith report"

@@ -15,9 +15,8 @@ import pytest
 
 from tunesmith.cli.main import VERBS, list_verbs, load_verb, main, make_parser
 from tunesmith.cli.parser import Parser
-from tunesmith.config.old_names import IGNORED, REFUSED, RENAMED
-from tunesmith.config.recipe import Recipe
-from tunesmith.config.schema import RunConfig, list_options
+from tunesmith.config.load import IGNORED, REFUSED, RENAMED
+from tunesmith.config.schema import Recipe, RunConfig, list_options
 
 DESIGN_NAMES = [
     "output_dir",
@@ -186,7 +185,7 @@ def test_help_and_config_errors_import_nothing_heavy(tmp_path: Path) -> None:
 import contextlib, io, sys
 from tunesmith.cli.main import main
 from tunesmith.cli.parser import Parser
-from tunesmith.cli.flags import add_config_arguments, config_from_args
+from tunesmith.cli.parser import add_config_arguments, config_from_args
 from tunesmith.errors import ConfigError
 with contextlib.redirect_stdout(io.StringIO()):
     assert main(["--help"]) == 0

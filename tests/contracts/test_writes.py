@@ -27,12 +27,11 @@ LIBRARIES = {
 IN_NEW_FOLDERS = {
     "curves/plot.py": {"figure_bytes"},  # into memory
     "notebook/estimators.py": {"fill"},
-    "predict/model_folder.py": {"describe"},
+    "predict/torch_network.py": {"describe"},
     "export/exporting.py": {"_export"},
-    "keep/tensor_file.py": {"write_tensors"},
+    "keep/snapshot.py": {"write_tensors"},
     "trainer/checkpoints.py": {"_describe"},
-    "trainer/push.py": {"write"},
-    "trainer/saving.py": {"fill", "save_companions", "write_trainer_state"},
+    "trainer/saving.py": {"write", "fill", "save_companions", "write_trainer_state"},
 }
 """Functions that let a library write: into memory, or into a folder that `write_sealed` or the function itself made."""
 

@@ -16,10 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from small_embedded import embedded_replaced, small_embedded
 from warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNABLE = ("python", "bash")
+REAL = ("docs/quickstart.md", "docs/course/01_one_batch.md")
+"""Pages that run with the embedded model itself; the others with a small one in its place."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ def run_page(page: Path, folder: Path) -> int:
     """Runs what the page shows; gives how many blocks were run. An error says page and line."""
     space: dict[str, Any] = {"__name__": "__main__"}
     count = 0
-    with contextlib.chdir(folder):
+    small = None if page.relative_to(ROOT).as_posix() in REAL else small_embedded()
+    with contextlib.chdir(folder), embedded_replaced(small) if small else contextlib.nullcontext():
         for block in read_blocks(page):
             if block.not_run or block.kind not in (*RUNNABLE, "check"):
                 continue
@@ -77,7 +81,7 @@ def run_page(page: Path, folder: Path) -> int:
             if block.title is not None:
                 (folder / block.title).write_text(block.text + "\n", encoding="utf-8")
             elif block.kind == "bash":
-                run_shell(block.text, folder, where)
+                run_shell(block.text, folder, where, {"SMALL_EMBEDDED": str(small or "")})
             else:
                 # Empty lines in front, so that a traceback shows the line of the page.
                 exec(compile("\n" * (block.line - 1) + block.text, str(page), "exec"), space)
@@ -91,10 +95,10 @@ def commands_first() -> dict[str, str]:
     return {"PATH": path, "PYTHON_EXEC": str(warm)}
 
 
-def run_shell(text: str, folder: Path, where: str) -> None:
+def run_shell(text: str, folder: Path, where: str, variables: dict[str, str]) -> None:
     """The block in bash, with the commands of this environment first on the path."""
     env = {**os.environ, **commands_first(), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-    env["BLANK_PICTURES"] = "1"
+    env |= {"BLANK_PICTURES": "1", **variables}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         cwd=folder,

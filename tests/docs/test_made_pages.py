@@ -54,7 +54,7 @@ def test_the_notebook_ships_with_small_outputs_and_no_error() -> None:
     assert NOTEBOOK.stat().st_size < 1_000_000
 
 
-@pytest.mark.slow
+@pytest.mark.long  # its cells are those of the pages (above), which run in test_docs.py
 @pytest.mark.filterwarnings("default")
 def test_the_notebook_runs_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat", reason="needs nbformat and nbclient (extra dev)")

@@ -13,12 +13,10 @@ from safetensors.torch import load_file
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith import Trainer, TrainingArguments, finetune, load_metric, lr_at, train_events
 from tunesmith.cli.main import main
-from tunesmith.engine.losses import TaskLoss
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.optim import make_optimizer, set_rate
-from tunesmith.engine.plan import Plan, epoch_ends_for
-from tunesmith.engine.schedule import Schedule
-from tunesmith.engine.seed import seed_step
-from tunesmith.engine.state import TrainState
+from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
+from tunesmith.engine.state import TrainState, seed_step
 from tunesmith.events import StepDone
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import Task

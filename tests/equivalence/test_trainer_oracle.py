@@ -16,11 +16,10 @@ from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
 from conftest import tiny_bert, token_lists
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Plan, epoch_ends_for
-from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
 from tunesmith.engine.state import TrainState
 from tunesmith.events import StepDone
 from tunesmith.labels import Task

@@ -4,7 +4,7 @@
 set -e
 python="${PYTHON:-.venv/bin/python}"
 mkdir -p build
-TUNESMITH_FAULT_TRIALS="${TUNESMITH_FAULT_TRIALS:-full}" "$python" -m pytest -p no:cacheprovider tests/faults \
+TUNESMITH_FAULT_TRIALS="${TUNESMITH_FAULT_TRIALS:-full}" "$python" -m pytest -m '' -p no:cacheprovider tests/faults \
     --ignore=tests/faults/test_bad_data.py --junitxml=build/faults.xml || failed=1
 "$python" tests/faults/fuzz.py --cases "${TUNESMITH_FUZZ_CASES:-10000}" --seed 0 || failed=1
 "$python" bench/fault_table.py --junit build/faults.xml --write docs/reliability.md

@@ -65,7 +65,7 @@ def write_rows(file: Path, rows: int, seed: int) -> None:
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     root = memory_folder("cli", tmp_path_factory.mktemp("cli"))
-    server = Server(root, "engine", "cli")
+    server = Server(root)
     try:
         write_rows(root / "train.csv", 48, 1)
         write_rows(root / "val.csv", 20, 2)
@@ -92,7 +92,7 @@ def run(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Path]:
 def test_row_01_kills_of_the_command_at_any_moment(lab: Lab, run: Path) -> None:
     seed = seed_of("row_01_cli")
     rng = random.Random(seed)
-    for trial in range(size(full=40, ci=4)):
+    for trial in range(size(full=40, ci=2)):
         at = rng.uniform(0.0, lab.seconds)
         where = f"seed {seed}, trial {trial}, killed after {at:.2f} of {lab.seconds:.2f} s"
         ended = lab.train(run, signals=[[at, "KILL"]])

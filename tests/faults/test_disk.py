@@ -120,7 +120,7 @@ def test_row_07_failing_calls_end_with_exit_4_and_lose_no_checkpoint(bench: Any)
     text = log.read_text()
     trials = [(name, error, k) for name, error in ERRORS for k in range(1, len(re.findall(rf" {name}\(", text)) + 1)]
     rng.shuffle(trials)
-    for name, error, k in trials[: size(full=len(trials), ci=18)]:
+    for name, error, k in trials[: size(full=len(trials), ci=8)]:
         folder = bench.root / f"error-{name}-{k}"
         fail = ["-e", f"trace={name}", "-e", f"inject={name}:error={error}:when={k}"]
         where = f"seed {seed}, {error} at {name} number {k}"

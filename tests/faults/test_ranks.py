@@ -48,7 +48,7 @@ def test_row_19_a_killed_rank_ends_the_others_by_name(
 ) -> None:
     seed = seed_of("row_19")
     rng = random.Random(seed)
-    for _ in range(size(full=25, ci=2)):
+    for _ in range(size(full=25, ci=1)):
         at = rng.uniform(0.0, 0.6) * pair["seconds"]
         where = f"seed {seed}, rank {lost} killed {at:.2f} s after the run began"
         # counted from the journal on: a rank that dies before the ranks have met is the launcher's to notice
@@ -124,7 +124,7 @@ def test_row_19_a_signal_to_one_rank_stops_all_at_one_step(bench: Any, pair: dic
 
 def test_row_20_saves_of_two_ranks_do_not_race(bench: Any, folder: Path) -> None:
     """Random sleeps on each side of every barrier; as many saves as steps."""
-    saves = size(full=200, ci=24)
+    saves = size(full=200, ci=12)
     options = {"rows": 4 * saves, "epochs": 1, "save_every": 1, "evaluate_every": 10, "keep": 2}
     longest = 200 if saves == 200 else 40
     ended = bench.server.engine(folder, fault=f"sleepy_save:{longest}", options=options, ranks=2, timeout=300)
@@ -149,14 +149,14 @@ def test_row_20_a_save_at_the_same_step_replaces_the_first(bench: Any, pair: dic
 @pytest.mark.slow
 def test_row_19_torchrun_leaves_no_orphans(bench: Any, folder: Path, tmp_path: Path) -> None:
     """True processes: torchrun starts two ranks, one is killed, all are gone soon after."""
-    from faults.trials import TESTS, free_port
+    from faults.trials import free_port, tests_first
 
     script = tmp_path / "rank.py"
     script.write_text(
         "import sys\nfrom faults import engine_trial\n"
         f"sys.exit(engine_trial.main({{'folder': {str(folder)!r}, 'fault': 'slow:100'}}))\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    env = {**os.environ, "PYTHONPATH": tests_first(), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     launcher = subprocess.Popen(
         [*words, str(script)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

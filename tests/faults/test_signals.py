@@ -10,6 +10,7 @@ import pytest
 
 from faults.trials import clean, damaged_checkpoints, fingerprint, intact_checkpoints, seed_of, size
 from patience import patient
+from sampling import crossed
 from tunesmith.events import Evaluated
 from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import read_journal
@@ -18,8 +19,7 @@ POINTS = ["forward", "backward", "optimizer", "evaluate", "data"]
 CODES = {"TERM": 143, "INT": 130}
 
 
-@pytest.mark.parametrize("name", ["TERM", "INT"])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(("point", "name"), crossed(POINTS, ["TERM", "INT"]))
 def test_row_05_a_signal_in_a_step_saves_and_stops(bench: Any, folder: Path, point: str, name: str) -> None:
     n = 3 if point == "evaluate" else 7
     ended = bench.server.engine(folder, fault=f"signal:{point}:{n}:{name}")
@@ -42,8 +42,10 @@ def test_row_05_a_signal_does_not_wait_for_the_rest_of_an_evaluation(bench: Any,
     bench.same_as_whole(folder)
 
 
-@pytest.mark.parametrize("name", ["term", "int"])
-@pytest.mark.parametrize("stage", ["save.begin", "save.filled", "save.sealed", "save.renamed", "best.begin"])
+@pytest.mark.parametrize(
+    ("stage", "name"),
+    crossed(["save.begin", "save.filled", "save.sealed", "save.renamed", "best.begin"], ["term", "int"]),
+)
 def test_row_05_a_signal_in_a_save_saves_and_stops(bench: Any, folder: Path, stage: str, name: str) -> None:
     ended = bench.server.engine(folder, env={"TUNESMITH_FAULT": f"{stage}:{name}:3"})
     assert ended.code == CODES[name.upper()], ended.log
@@ -54,11 +56,11 @@ def test_row_05_a_signal_in_a_save_saves_and_stops(bench: Any, folder: Path, sta
 def test_row_05_random_signals_all_resume_exactly(bench: Any) -> None:
     seed = seed_of("row_05")
     rng = random.Random(seed)
-    stopped = 0
-    for trial in range(size(full=80, ci=10)):
+    stopped, seconds = 0, bench.seconds_now()
+    for trial in range(size(full=80, ci=5)):
         folder = bench.root / f"signal-{trial}"
         name = rng.choice(["TERM", "INT"])
-        at = rng.uniform(0.05, bench.seconds)
+        at = rng.uniform(0.05, max(0.1, seconds))
         where = f"seed {seed}, trial {trial}: {name} after {at:.3f} s"
         ended = bench.server.engine(folder, signals=[[at, name]])
         started = (folder / "journal.jsonl").exists()
@@ -68,6 +70,8 @@ def test_row_05_random_signals_all_resume_exactly(bench: Any) -> None:
         stopped += ended.code == CODES[name]
         if ended.code != 0:
             assert bench.server.engine(folder).code == 0, where
+        else:  # done before the signal came: the machine was busier when the run was timed
+            seconds *= 0.5
         assert fingerprint(folder) == bench.whole, where
         clean(folder)
     assert stopped

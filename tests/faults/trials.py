@@ -8,7 +8,6 @@ import random
 import shutil
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import read_manifest, verify
 from tunesmith.run.writing import TMP_PREFIX
+from warm import ENVIRONMENT, warm_python
 
 TESTS = Path(__file__).resolve().parents[1]
 FULL = os.environ.get("TUNESMITH_FAULT_TRIALS", "") == "full"
@@ -60,15 +60,15 @@ class Ended:
 class Server:
     """A fork server; `run` is one trial."""
 
-    def __init__(self, root: Path, *kinds: str) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
         self.root.mkdir(parents=True, exist_ok=True)
-        env = {**os.environ, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+        env = {**ENVIRONMENT, "PYTHONPATH": tests_first(), "PYTHONWARNINGS": "ignore"}
         env["BLANK_PICTURES"] = "" if FULL else "1"
         env.pop("TUNESMITH_FAULT", None)
         self.errors = (root / "server.log").open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "faults.fork_server", *kinds],
+            [warm_python(), "-m", "faults.fork_server"],
             cwd=root,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -119,6 +119,11 @@ class Server:
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer
+
+
+def tests_first() -> str:
+    """A PYTHONPATH with this folder of tests before what is on it already."""
+    return os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
 
 
 def free_port() -> int:

@@ -30,7 +30,7 @@ from equivalence.strategy_cases import (
 )
 from tunesmith.fast import attention_kernels, fused_layers, fused_ops, triton_kernels
 from tunesmith.fast.adamw_kernel import OneKernelAdamW
-from tunesmith.fast.fused_distances import attend_by_distance
+from tunesmith.fast.fused_attention import attend_by_distance
 from tunesmith.fast.packing import Layout, pack
 from tunesmith.fast.padding_free import enable_padding_free
 

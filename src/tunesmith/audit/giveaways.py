@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.audit.row_sample import RowSample
-from tunesmith.audit.text_survey import Ints
+from tunesmith.audit.text_survey import Ints, RowSample
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
 
@@ -79,7 +78,7 @@ def judge_features(name: str, values: Ints, ids: Ints, folds: Ints, *, regressio
         score, floor = 1 - ((ids - answers) ** 2).sum() / max(((ids - constant) ** 2).sum(), 1e-12), 0.0
     else:
         gain = (answers == ids).astype(float) - (constant == ids)
-        score, floor = float((answers == ids).mean()), float((constant == ids).mean())
+        score, floor = float((answers == ids).mean()), float(np.bincount(ids).max() / len(ids))
     error = float(gain.std()) / np.sqrt(len(gain))
     return ContentFree(name, float(score), floor, bool(gain.mean() > 4 * error))
 
@@ -179,12 +178,12 @@ def _numbers_in(cells: Sequence[Any]) -> Ints:
 
 
 def column_features(cells: Sequence[Any]) -> Ints:
-    """A number for each cell that is one or holds one, and a code for the words around it."""
+    """First and last number of each cell, all of its digits as one, and a code for the words around them."""
     texts = ["" if cell is None else str(cell) for cell in cells]
-    numbers = [NUMBER.search(text) for text in texts]
-    value = np.array([float(found[0][:15]) if found else -1.0 for found in numbers])
-    later = np.array([float("".join(NUMBER.findall(text))[:15].replace(".", "") or -1) for text in texts])
+    numbers = [NUMBER.findall(text) or ["-1"] for text in texts]
+    ends = [np.array([float(found[at][:15]) for found in numbers]) for at in (0, -1)]
+    digits = np.array([float("".join(found)[:15].replace(".", "")) for found in numbers])
     words = [re.sub(r"\d+", "", text) for text in texts]
     codes = {word: code for code, word in enumerate(dict.fromkeys(words))}
     code = np.array([codes[word] for word in words], dtype=np.float64)
-    return np.stack([value, later, code if len(codes) <= len(cells) // 4 else np.zeros(len(cells))], axis=1)
+    return np.stack([*ends, digits, code if len(codes) <= len(cells) // 4 else np.zeros(len(cells))], axis=1)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tunesmith.audit.text_survey import FoldedBlock, Ints, TextSurvey, list_grams, read_texts
+from tunesmith.audit.text_survey import FoldedBlock, Ints, TextSurvey, lengthen, list_grams, read_texts
 
 SIMILAR = 0.8
 """Share of pairs of neighbouring bytes, each as often as it occurs, that two nearly equal texts have in common."""
 SHARED_SHINGLES = 0.45
 """The same for the set of runs of four bytes: what only has like letters is not nearly equal (bench/audit_near.py)."""
+LONG_TEXT = 200
+"""From so many bytes on as many runs of sixteen bytes must be shared as well."""
 MOST_PAIRS = 4_000_000
 """Candidates checked in all; a file of texts from one template has more, and then the counts are lower bounds."""
 _CHUNK = 4_000
@@ -31,13 +34,13 @@ class NearTexts:
 def find_near(survey: TextSurvey, train_texts: int) -> NearTexts:
     """Compares each text that has no equal one. Texts below `train_texts` are those of train."""
     equal = first_equal(survey.keys)
-    only = np.flatnonzero(equal < 0)
+    only = np.flatnonzero(equal < 0).astype(np.int32)
     near = np.full(len(equal), -1, np.int32)
     in_train = np.full(len(equal), -1, np.int32)
     left = MOST_PAIRS
     with open(survey.bytes_file, "rb") as file:
         for path in survey.band_files:
-            pairs = _candidates(np.fromfile(path, np.uint64), only, train_texts)
+            pairs = _candidates(_numbered(path, only), len(equal), train_texts)
             pairs = _open_pairs(pairs, near, in_train, train_texts)
             for at in range(0, min(len(pairs), left), _CHUNK):
                 some = pairs[at : at + _CHUNK]
@@ -54,26 +57,41 @@ def find_near(survey: TextSurvey, train_texts: int) -> NearTexts:
 def first_equal(keys: Ints) -> Ints:
     """For each key the place of its first occurrence; -1 for the first ones themselves."""
     order = np.argsort(keys, kind="stable").astype(np.int32)
-    ordered = keys[order]
     new = np.ones(len(keys), bool)
+    ordered = keys[order]
     new[1:] = ordered[1:] != ordered[:-1]
-    leader = order[np.maximum.accumulate(np.where(new, np.arange(len(keys), dtype=np.int32), np.int32(0)))]
+    del ordered
+    leader = np.where(new, np.arange(len(keys), dtype=np.int32), np.int32(0))
+    np.maximum.accumulate(leader, out=leader)
+    again = np.flatnonzero(~new)
     found = np.full(len(keys), -1, np.int32)
-    found[order[~new]] = leader[~new]
+    found[order[again]] = order[leader[again]]
     return found
 
 
-def _candidates(band: Ints, only: Ints, train_texts: int) -> Ints:
-    """(earlier, later) text numbers in one bucket: neighbours, and the last text of train before the later one."""
-    bits = np.uint64(max(len(band).bit_length(), 1))
-    packed = (band[only] << bits) | only.astype(np.uint64)
+def _numbered(path: Path, only: Ints) -> Ints:
+    """The band values of some texts, each with the number of its text in the low bits; sorted."""
+    band = np.fromfile(path, np.uint64)
+    packed = band[only]
+    packed <<= np.uint64(_bits(len(band)))
+    packed |= only.view(np.uint32)
     packed.sort()
-    keys, numbers = packed >> bits, (packed & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int32)
-    same = np.zeros(len(keys), bool)
-    same[1:] = keys[1:] == keys[:-1]
+    return packed
+
+
+def _bits(texts: int) -> int:
+    return max(texts.bit_length(), 1)
+
+
+def _candidates(packed: Ints, texts: int, train_texts: int) -> Ints:
+    """(earlier, later) text numbers in one bucket: neighbours, and the last text of train before the later one."""
+    bits = _bits(texts)
+    numbers = (packed.astype(np.uint32) & np.uint32((1 << bits) - 1)).view(np.int32)
+    packed >>= np.uint64(bits)
+    same = np.zeros(len(packed), bool)
+    same[1:] = packed[1:] == packed[:-1]
     later = np.flatnonzero(same)
     neighbours = np.stack([numbers[later - 1], numbers[later]], axis=1)
-    del packed, keys
     places = np.arange(len(same), dtype=np.int32)
     begin = np.maximum.accumulate(np.where(same, np.int32(0), places))
     place = np.where(numbers < train_texts, places, np.int32(0))
@@ -98,11 +116,14 @@ def similarity(file: Any, survey: TextSurvey, pairs: Ints) -> Ints:
     blocks = [read_texts(file, survey, pairs[alike, side]) for side in (0, 1)]
     letters = _letter_overlap(*map(_letter_counts, blocks))
     close = alike[letters >= SIMILAR]
-    shingles = _shingle_overlap(
-        [_shingles(read_texts(file, survey, pairs[close, side])) for side in (0, 1)], len(close)
-    )
+    close_blocks = [read_texts(file, survey, pairs[close, side]) for side in (0, 1)]
+    shared = _shingle_overlap([_shingles(block) for block in close_blocks], len(close))
+    long = sizes[close].min(axis=1) >= LONG_TEXT
+    if long.any():
+        wide = _shingle_overlap([_shingles(block, long=True) for block in close_blocks], len(close))
+        shared = np.where(long, np.minimum(shared, wide), shared)
     result[alike] = letters
-    result[close[shingles < SHARED_SHINGLES]] = 0.0
+    result[close[shared < SHARED_SHINGLES]] = 0.0
     return result
 
 
@@ -127,8 +148,11 @@ def _shingle_overlap(sides: list[Ints], pairs: int) -> Ints:
     return result
 
 
-def _shingles(block: FoldedBlock) -> Ints:
+def _shingles(block: FoldedBlock, *, long: bool = False) -> Ints:
     """text << 32 | shingle, each once, sorted."""
     grams, counts = list_grams(block)
     owners = np.repeat(np.arange(len(counts), dtype=np.uint64), counts)
+    if long:
+        grams, whole = lengthen(grams, counts)
+        grams, owners = grams[whole], owners[whole]
     return np.unique((owners << np.uint64(32)) | grams)

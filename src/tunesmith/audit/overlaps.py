@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tunesmith.audit.near_duplicates import NearTexts
+from tunesmith.audit.near_duplicates import NearTexts, first_equal
 from tunesmith.audit.text_survey import Ints, TextSurvey
 from tunesmith.findings import Finding, Severity
 from tunesmith.labels import LabelMap, Task
-from tunesmith.reading.part import Part
+from tunesmith.reading.source import Part
 
 LEAK_SHARE = 0.01
 """Share of the rows of a split that are in train, equal or nearly so, from which its score is too good to be trusted."""
@@ -36,15 +36,13 @@ def find_overlaps(
         findings += _repeats(split, exact, like, complete=near.complete)
         findings += _swaps(split, exact)
         findings += _constant(split, exact, survey.of(split, survey.characters))
-    if labels.task in (Task.BINARY, Task.MULTICLASS):
-        findings += _contradictions({split: found[0] for split, found in rows.items()}, ids)
-    return findings
+    return findings + _contradictions({split: found[0] for split, found in rows.items()}, ids, labels)
 
 
 def near_roots(near: NearTexts, equal: Ints) -> Ints:
     """For each text the first of those that are equal or nearly so, along the chain of earlier ones."""
     before = np.where(near.near_in_train >= 0, near.near_in_train, near.near)
-    parent = np.where(before >= 0, before, np.arange(len(before)))
+    parent = np.where(before >= 0, before, np.arange(len(before), dtype=np.int32))
     parent = parent[equal]
     while True:
         above = parent[parent]
@@ -85,17 +83,21 @@ def _leaks(
     }
     findings = []
     if count:
-        least = "" if complete else "at least "
+        least, so = "" if complete else "at least ", " or nearly so" if nearly.any() else ""
         evidence = (
-            f"{least}{count:,} of {len(exact):,} {split} rows are in train: {int(whole.sum()):,} equal, "
+            f"{least}{count:,} of {len(exact):,} {split} rows are in train{so}: {int(whole.sum()):,} equal, "
             f"{int(nearly.sum()):,} nearly equal (first: {_rows(numbers['first_rows'])})."
         )
-        advice = (f"Remove them from train or from {split}: the {split} score is too good by what was memorised.",)
+        advice = [f"Remove them from train or from {split}: the {split} score is too good by what was memorised."]
+        if not whole.any():
+            advice.append("If rows are made from templates, keep all rows of one template on one side.")
         serious = count if agree else int(whole.sum())
         if not agree:
             evidence += " The nearly equal ones have another label as often as by chance."
         severity: Severity = "warning" if serious >= max(3, LEAK_SHARE * len(exact)) else "info"
-        findings.append(Finding("split_leak", severity, evidence[0].upper() + evidence[1:], advice, numbers=numbers))
+        findings.append(
+            Finding("split_leak", severity, evidence[0].upper() + evidence[1:], tuple(advice), numbers=numbers)
+        )
     only = int((shared & ~whole & ~nearly).sum())
     if exact.shape[1] == 2 and only:
         evidence = f"{only:,} of {len(exact):,} {split} pairs have one sentence that is in train, in another pair."
@@ -115,10 +117,12 @@ def _repeats(split: str, exact: Ints, like: Ints, *, complete: bool) -> list[Fin
         count = int(rows.sum())
         if not count:
             continue
-        severity: Severity = "warning" if count >= REPEAT_SHARE * len(rows) and len(rows) >= 20 else "info"
+        many = code == "duplicate_rows" and count >= REPEAT_SHARE * len(rows) and len(rows) >= 20
+        severity: Severity = "warning" if many else "info"
         least = "" if complete or code == "duplicate_rows" else "At least "
         evidence = f"{least}{count:,} of {len(rows):,} {split} rows {what} (first: {_rows(_first(rows))})."
-        advice = ("Remove the repeats unless they are meant: they weigh more than other rows.",)
+        meant = "they are meant" if code == "duplicate_rows" else "the rows come from a template"
+        advice = (f"Remove the repeats unless {meant}: they weigh more than other rows.",)
         numbers = {"split": split, "rows": count, "of": len(rows), "first_rows": _first(rows)}
         found.append(Finding(code, severity, evidence, advice, numbers=numbers))
     return found
@@ -126,9 +130,7 @@ def _repeats(split: str, exact: Ints, like: Ints, *, complete: bool) -> list[Fin
 
 def _again(rows: Ints) -> Ints:
     """Rows whose key an earlier row has."""
-    _, first = np.unique(row_keys(rows), return_index=True)
-    again = np.ones(len(rows), bool)
-    again[first] = False
+    again: Ints = first_equal(row_keys(rows)) >= 0
     return again
 
 
@@ -171,17 +173,25 @@ def _constant(split: str, rows: Ints, characters: Ints) -> list[Finding]:
     return findings
 
 
-def _contradictions(rows: Mapping[str, Ints], ids: Mapping[str, Ints]) -> list[Finding]:
-    """Rows with the same text and another label, in all labelled rows together."""
-    keys = np.concatenate([row_keys(found) for found in rows.values()])
-    given = np.concatenate([ids[split] for split in rows])
-    group = np.unique(keys, return_inverse=True)[1]
-    known = given >= 0
-    low = np.full(group.max(initial=-1) + 1, np.iinfo(np.int64).max)
-    high = np.full(len(low), -2, np.int64)
+def _contradictions(rows: Mapping[str, Ints], ids: Mapping[str, Ints], labels: LabelMap) -> list[Finding]:
+    """Rows with the same text and another label (other labels, a number far away), in all labelled rows together."""
+    first = first_equal(np.concatenate([row_keys(found) for found in rows.values()]))
+    group = np.where(first >= 0, first, np.arange(len(first), dtype=np.int32))
+    given, apart, what = np.concatenate([ids[split] for split in rows]), 0.0, "a different label"
+    if labels.task is Task.MULTILABEL:
+        known, what = np.isfinite(given).all(axis=1), "different labels"
+        given = np.unique(given, axis=0, return_inverse=True)[1].reshape(-1)
+    elif labels.task is Task.REGRESSION:
+        known = np.isfinite(given)
+        apart = float(given[known].std()) if known.any() else 0.0
+        what = f"a number more than {apart:.2g} away (a standard deviation)"
+    else:
+        known = given >= 0
+    low = np.where(known, given, given[known].max(initial=0))
+    high = np.where(known, given, given[known].min(initial=0))
     np.minimum.at(low, group[known], given[known])
     np.maximum.at(high, group[known], given[known])
-    wrong = (low < high)[group] & known
+    wrong = (high - low > apart)[group] & known
     findings, at = [], 0
     for split, found in rows.items():
         here = wrong[at : at + len(found)]
@@ -190,7 +200,7 @@ def _contradictions(rows: Mapping[str, Ints], ids: Mapping[str, Ints]) -> list[F
         if not count:
             continue
         evidence = (
-            f"{count:,} of {len(found):,} {split} rows have the same text as another row but a different label "
+            f"{count:,} of {len(found):,} {split} rows have the same text as another row but {what} "
             f"(first: {_rows(_first(here))})."
         )
         numbers = {"split": split, "rows": count, "first_rows": _first(here)}
@@ -202,8 +212,10 @@ def _contradictions(rows: Mapping[str, Ints], ids: Mapping[str, Ints]) -> list[F
 
 def row_keys(rows: Ints) -> Ints:
     """One number for each row; text numbers fit 31 bits, so two of them fit one int64."""
+    if rows.shape[1] == 1:
+        return rows[:, 0]
     wide = rows.astype(np.int64)
-    keys: Ints = wide[:, 0] if rows.shape[1] == 1 else (wide[:, 0] << 31) | wide[:, 1]
+    keys: Ints = (wide[:, 0] << 31) | wide[:, 1]
     return keys
 
 

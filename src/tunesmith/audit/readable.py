@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,11 @@ def check_tokens(texts: Mapping[str, Sequence[str]], tokenizer: Any) -> list[Fin
     if tokenizer.unk_token_id is not None:
         unknown = np.array([row.count(tokenizer.unk_token_id) for row in ids])
     letters = count_letters(every)
-    return [*_unknown(counts, unknown, every), *_scripts(letters, counts, unknown), *_languages(every, letters)]
+    return [
+        *_unknown(counts, unknown, every, tokenizer),
+        *_scripts(letters, counts, unknown),
+        *_languages(every, letters),
+    ]
 
 
 def check_cut(
@@ -96,15 +101,16 @@ def count_letters(texts: Sequence[str]) -> Ints:
     return found
 
 
-def _unknown(counts: Ints, unknown: Ints, texts: Sequence[str]) -> list[Finding]:
+def _unknown(counts: Ints, unknown: Ints, texts: Sequence[str], tokenizer: Any) -> list[Finding]:
     share = float(unknown.sum() / max(counts.sum(), 1))
     lost = float((unknown * 2 > counts).mean())
     if share < UNKNOWN_SHARE and lost < UNKNOWN_SHARE:
         return []
-    worst = texts[int((unknown / np.maximum(counts, 1)).argmax())][:60]
-    evidence = (
-        f"{share:.1%} of the tokens are unknown to the tokenizer, and {lost:.1%} of the rows mostly so: {worst!r}."
-    )
+    words = Counter(word for at in np.flatnonzero(unknown)[:200] for word in texts[at].split())
+    ids = tokenizer(list(words), add_special_tokens=False, verbose=False)["input_ids"]
+    lacking = [word for word, found in zip(words, ids, strict=True) if tokenizer.unk_token_id in found]
+    shown = ", ".join(repr(word[:20]) for word in sorted(lacking, key=lambda word: -words[word])[:5])
+    evidence = f"{share:.1%} of the tokens are unknown to the tokenizer, and {lost:.1%} of the rows mostly so: {shown}."
     advice = ("Use a model whose tokenizer knows this text, such as a multilingual one.",)
     return [Finding("unknown_tokens", "warning", evidence, advice, numbers={"share": share, "rows": lost})]
 

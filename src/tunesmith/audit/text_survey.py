@@ -1,7 +1,8 @@
-"""One pass over the texts of all splits: a key, a length and a signature for each text, in bounded memory.
+"""One pass over the texts of all splits: a key, a length and a signature for each text, in bounded memory; and an evenly spread
+sample of the rows of a part, with their columns.
 
-Texts are compared as bytes after folding. Two keys are kept in memory, the folded bytes and the signatures go to scratch
-files, so that ten million rows need some hundred megabytes.
+Texts are compared as bytes after folding. Two keys are kept in memory, the folded bytes and the signatures go to scratch files,
+so that ten million rows need some hundred megabytes.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tunesmith.reading.part import Part
+from tunesmith.reading.source import Part
 from tunesmith.run.writing import create
 
 BANDS, BAND_ROWS = 16, 3
 """A pair whose shingles have Jaccard similarity 0.6 shares a band with probability 0.98, one with 0.2 with 0.12."""
 GRAM = 4
 """Bytes of a shingle: it fits one uint32 exactly."""
+LONG_GRAM, LONG_TEXT = 16, 400
+"""Shingles of texts of so many bytes or more: texts of one subject share most runs of four bytes when they are long."""
 MOST_BYTES = 4_096
 """Of one text that are compared for near-duplicates."""
 BLOCK_BYTES = 1 << 20
@@ -200,19 +203,37 @@ def list_grams(block: FoldedBlock, length: int = GRAM) -> tuple[Ints, Ints]:
     return grams[np.cumsum(edges[:-1], dtype=np.int8).astype(bool)], counts
 
 
+def lengthen(grams: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """(hashes of LONG_GRAM bytes that begin with each run of GRAM bytes, which of them lie within their text)."""
+    left = np.repeat(np.cumsum(counts), counts) - np.arange(len(grams))
+    hashed = grams
+    for step in range(GRAM, LONG_GRAM, GRAM):
+        hashed = (hashed ^ (hashed >> np.uint32(15))) * np.uint32(0x9E3779B1) + np.roll(grams, -step)
+    return hashed, left > LONG_GRAM - GRAM
+
+
+def _mix_grams(grams: Ints) -> Ints:
+    mixed = (grams ^ (grams >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    mixed ^= mixed >> np.uint32(16)
+    return mixed
+
+
 def sign_texts(block: FoldedBlock) -> list[Ints]:
     """For each band one uint64 a text; a text too short for a shingle gets a value of its own (its hash)."""
     grams, counts = list_grams(block)
     some = np.flatnonzero(counts)
     firsts = (np.cumsum(counts) - counts)[some]
-    mixed = (grams ^ (grams >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    mixed ^= mixed >> np.uint32(16)
+    sources = [_mix_grams(grams)] * BANDS
+    long = counts >= LONG_TEXT
+    if long.any():  # half of the bands: a text that an edit makes shorter than that still shares the others
+        hashed, whole = lengthen(grams, counts)
+        sources[BANDS // 2 :] = [_mix_grams(np.where(np.repeat(long, counts) & whole, hashed, grams))] * (BANDS // 2)
     rng = np.random.default_rng(20_261_117)
     own = hash_texts(block) if len(some) < len(counts) else None
     bands = []
-    scratch = np.empty_like(mixed)
-    for _ in range(BANDS):
+    scratch = np.empty_like(grams)
+    for mixed in sources:
         key = np.zeros(len(some), np.uint64)
         for _ in range(BAND_ROWS):
             factor, shift = rng.integers(0, 1 << 32, 2, dtype=np.uint32)
@@ -233,3 +254,20 @@ def read_texts(file: Any, survey: TextSurvey, numbers: Ints) -> FoldedBlock:
     long = np.asarray(sizes, np.int64)
     ends = np.cumsum(long)
     return FoldedBlock(np.frombuffer(data, np.uint8), ends - long, ends)
+
+
+@dataclass(frozen=True)
+class RowSample:
+    """`rows` are places within the part, ascending; `columns` hold the cells of these rows."""
+
+    rows: Ints
+    columns: dict[str, list[Any]]
+
+
+def sample_rows(part: Part, names: list[str], most: int) -> RowSample:
+    """At most `most` rows, from the whole length of the part."""
+    count = len(part)
+    rows = np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+    table = part.source.dataset.select(rows if part.rows is None else part.rows[rows])
+    cells = table.select_columns(names).with_format("arrow")[:] if names else None
+    return RowSample(rows, {name: cells.column(name).to_pylist() for name in names} if cells is not None else {})

@@ -12,8 +12,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from tunesmith.cli.flags import add_config_arguments, config_from_args
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_config_arguments, config_from_args, user_path
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError
 from tunesmith.measure.contest import CONTESTANTS, kinds_for
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command beside all options of a run."""
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant [3]")
     parser.add_argument("--steps", type=int, default=8, help="steps of a turn [8]")
-    parser.add_argument("--against", nargs="+", metavar="NAME", help=f"of {', '.join(OTHERS)} [what suits the device]")
+    parser.add_argument("--against", nargs="*", metavar="NAME", help=f"of {', '.join(OTHERS)} [what suits the device]")
     parser.add_argument(
         "--start_up",
         action="store_true",
@@ -65,7 +64,7 @@ def _measure(config: RunConfig, args: argparse.Namespace) -> None:
     from tunesmith.measure.same_maths import compare_losses
     from tunesmith.measure.table import failures_of, format_lines, lines_to_json, make_lines
     from tunesmith.measure.worker import make_prepared
-    from tunesmith.session.refused import refuse_what_is_not_built
+    from tunesmith.session.inputs import refuse_what_is_not_built
 
     refuse_what_is_not_built(config)
     prepared = make_prepared(config)  # tokens are in the cache from here on: start-up is compared without tokenizing
@@ -120,7 +119,7 @@ def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
     epochs, rows = config.num_train_epochs or 3, config.per_device_train_batch_size or 8
     config = replace(config, num_train_epochs=epochs, per_device_train_batch_size=rows)
     found = read_run_data(config, {}, lambda what, done, total: None).bundle.columns
-    kinds = ("train", *(args.against or ("script",)), "predict", "import")
+    kinds = ("train", *(("script",) if args.against is None else args.against), "predict", "import")
     title = f"{config.model_name_or_path or 'the default model'}, {config.train_file}, batch {rows}"
     print(f"{title}; {args.rounds} rounds after one that fills the caches, taking turns", flush=True)
     with tempfile.TemporaryDirectory(prefix="tunesmith-bench-") as name:

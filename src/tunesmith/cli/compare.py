@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     comparison = compare_runs(args.runs, metric=args.metric, split=args.split)
     print(json.dumps(comparison_to_json(comparison), allow_nan=False, indent=1) if args.json else to_text(comparison))
     if args.output:
-        from tunesmith.report.compare_page import write_comparison
+        from tunesmith.report.render import write_comparison
         from tunesmith.run.writing import make_folder
 
         path = Path(args.output)

@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the pictures, prints the sketch and the paths; gives the exit code."""
-    from tunesmith.curves.from_journal import load_curves
+    from tunesmith.curves.panels import sketch_curves
     from tunesmith.curves.plot import save_curves
-    from tunesmith.curves.sketch import sketch_curves
+    from tunesmith.curves.series import load_curves
 
     curves = [load_curves(path) for path in args.runs]
     png, svg = _targets(args.output, args.runs)

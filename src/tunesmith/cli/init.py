@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tunesmith.cli.flags import add_option_flags
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_option_flags, user_path
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, dump_value, list_options
 from tunesmith.errors import ConfigError
@@ -86,7 +85,7 @@ def look_at(files: dict[str, str], asked: dict[str, Any]) -> tuple[dict[str, Any
     """Columns and task of the files as options, and the sentences that say why."""
     from tunesmith.reading.columns import infer_columns
     from tunesmith.reading.read import read_source
-    from tunesmith.reading.split_column import follow_split_column
+    from tunesmith.reading.split import follow_split_column
 
     how = {name: asked[name] for name in ("encoding", "delimiter", "quoting", "sheet_name")}
     sources = {

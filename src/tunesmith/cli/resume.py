@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains on and prints the scores; gives the exit code. A finished run has nothing left to do, which is no error."""
+    """Trains on and prints the scores; gives the exit code. A finished run has nothing left to do, which is not an error."""
     from tunesmith.run.doctor import end_of
 
     folder = RunDir(args.run_folder)
@@ -72,7 +72,7 @@ def config_of_run(folder: RunDir) -> RunConfig:
 def _home_of(folder: RunDir) -> Path:
     """The folder that the run was started in."""
     from tunesmith.errors import CheckpointError
-    from tunesmith.run.records import read_environment
+    from tunesmith.run.layout import read_environment
 
     try:
         return Path(read_environment(folder.environment_file).get("folder") or "")

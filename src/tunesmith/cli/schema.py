@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from tunesmith.config.json_schema import make_json_schema
-from tunesmith.config.schema import dump_value, list_options
+from tunesmith.config.schema import dump_value, list_options, make_json_schema
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

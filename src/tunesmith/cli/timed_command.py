@@ -9,7 +9,7 @@ import sys
 import time
 
 from tunesmith.cli.main import entry
-from tunesmith.run.milestones import milestones
+from tunesmith.run.environment import milestones
 
 
 class PipeHandler(logging.Handler):

@@ -11,12 +11,11 @@ import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from tunesmith.cli.flags import add_config_arguments, config_from_args
 from tunesmith.cli.late_modules import load_aside
+from tunesmith.cli.parser import add_config_arguments, config_from_args
 from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError
-from tunesmith.run.environment import read_launch
-from tunesmith.run.milestones import reach
+from tunesmith.run.environment import reach, read_launch
 
 if TYPE_CHECKING:
     from tunesmith.session.from_config import RunResult, Watch

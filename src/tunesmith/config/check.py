@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tunesmith.config.choices import schedule_problems
-from tunesmith.config.durations import read_duration
-from tunesmith.config.ranges import Range
+from tunesmith.config.choices import read_duration, schedule_problems
+from tunesmith.config.convert import Range
 from tunesmith.config.schema import PATH_OPTIONS, RunConfig, list_options
 from tunesmith.errors import did_you_mean
 
@@ -191,7 +190,7 @@ def _check_metrics(config: RunConfig) -> Iterator[Problem]:
     best = config.metric_for_best_model
     if config.metric_name is None and best is None:
         return
-    from tunesmith.metrics.names import metric_names  # numpy: only where a metric is named
+    from tunesmith.metrics.suite import metric_names  # numpy: only where a metric is named
 
     for name in config.metric_name or ():
         if name not in metric_names():
@@ -205,7 +204,7 @@ def _check_metrics(config: RunConfig) -> Iterator[Problem]:
 
 
 def _unknown_metric(option: str, name: str, known: tuple[str, ...]) -> Problem:
-    from tunesmith.metrics.names import metric_aliases
+    from tunesmith.metrics.suite import metric_aliases
 
     near = did_you_mean(name, (*known, *metric_aliases()))
     return Problem(option, f"{name!r} is not a metric", near or f"Use one of {', '.join(known)}")
@@ -233,7 +232,9 @@ def _check_batches(config: RunConfig) -> Iterator[Problem]:
     if config.token_budget is not None:
         longest = config.max_seq_length
         if longest is not None and config.token_budget < longest:
-            yield Problem("token_budget", f"{config.token_budget} holds not one row of {longest} tokens", "Raise it")
+            yield Problem(
+                "token_budget", f"{config.token_budget} is too small for one row of {longest} tokens", "Raise it"
+            )
         if config.train_sampling_strategy == "sequential":
             yield Problem(
                 "token_budget", "sorts rows, so it contradicts train_sampling_strategy sequential", "Give one"
@@ -271,14 +272,14 @@ def _check_saving(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_paths(config: RunConfig) -> Iterator[Problem]:
-    """Names of files and folders that cannot be used, told before anything is read or made."""
+    """Names of files and folders that cannot be used, reported before anything is read or made."""
     for name in list_options():
         value = getattr(config, name)
         texts = (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
         if any(isinstance(text, str) and not _is_text(text) for text in texts):
             yield Problem(name, "is not UTF-8 text, or holds a NUL character", "Use another name")
         elif name in PATH_OPTIONS and isinstance(value, str) and value.startswith("~"):
-            yield Problem(name, f"{value.split('/')[0]} is no home folder", "Write the path out, or ./~name")
+            yield Problem(name, f"{value.split('/')[0]} is not a home folder", "Write the path out, or ./~name")
     asked = config.run_name
     if asked is None or config.output_dir is not None:
         return

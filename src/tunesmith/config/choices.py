@@ -1,7 +1,11 @@
-"""The optimizers and schedules that a run can name, and what each takes. Light: the engine reads these tables, too."""
+"""The values that options accept: optimizers and schedules by name with what each takes, and lengths of time.
+
+Light: the engine reads these tables, too.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,3 +64,16 @@ def _number_problems(name: str, value: Any) -> Iterator[tuple[str, str]]:
         yield f"{name} {value!r} is not a {'whole ' if whole else ''}number", f"Write {name}: 1"
     elif not low <= value <= _LARGEST:
         yield f"{name} {value} is out of range", f"Use a number from {low} to {_LARGEST:.0e}"
+
+
+_PARTS = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_SECONDS = (86400.0, 3600.0, 60.0, 1.0)
+
+
+def read_duration(text: str) -> float:
+    """Seconds. A ValueError says how to write it."""
+    match = _PARTS.fullmatch(text.strip().lower())
+    seconds = sum(float(n or 0) * unit for n, unit in zip(match.groups(), _SECONDS, strict=True)) if match else 0.0
+    if not 0 < seconds < 10**9:
+        raise ValueError(f"{text!r} is not a length of time. Write 90s, 20m, 2h or 1h30m")
+    return seconds

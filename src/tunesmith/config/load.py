@@ -1,4 +1,7 @@
-"""File and flags -> RunConfig. Flags go over the file, the file over the defaults; all problems are reported at once."""
+"""File and flags -> RunConfig. Flags go over the file, the file over the defaults; all problems are reported at once.
+
+Names of earlier transformers versions are accepted with a one-line note; names of peers that mean nothing here are refused.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,126 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.config.check import DATA_SOURCES, find_problems
-from tunesmith.config.convert import convert
+from tunesmith.config.convert import WORDS, convert
 from tunesmith.config.entries import Entry, read_entries
-from tunesmith.config.old_names import rename, suggest
 from tunesmith.config.schema import RunConfig, list_options
-from tunesmith.errors import ConfigError
+from tunesmith.errors import ConfigError, did_you_mean
+
+RENAMED: dict[str, str] = {
+    "evaluation_strategy": "eval_strategy",
+    "warmup_ratio": "warmup_steps",
+    "group_by_length": "train_sampling_strategy",
+    "tokenizer": "tokenizer_name",
+    "no_cuda": "use_cpu",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "max_length": "max_seq_length",
+}
+"""Old name -> the name it has now."""
+
+SILENT_ALIASES = ("max_length",)
+"""Second names that are as good as the first: no note."""
+
+IGNORED: dict[str, str] = {
+    "overwrite_output_dir": "it has no effect, as in transformers v5",
+    "logging_dir": "curves and journal go into the run folder",
+    "include_inputs_for_metrics": "it has no effect here",
+    "do_train": "`tunesmith train` trains",
+    "do_eval": "a run evaluates whenever there is an evaluation set",
+    "do_predict": "a run predicts whenever there is a test set",
+    "remove_unused_columns": "only the text and label columns reach the model",
+    "length_column_name": "lengths come from the tokenized rows",
+}
+"""Name -> why it is not needed. A note is given, the value is not used."""
+
+REFUSED: dict[str, str] = {
+    "trust_remote_code": "code from a model repository is never run",
+    "problem_type": "the task is found in the data; do_regression (true or false) decides about numbers",
+    "token": "a token does not belong in a config; set the environment variable HF_TOKEN",
+    "push_to_hub": "this version does not upload; use `hf upload` on the model folder",
+    "hub_model_id": "this version does not upload; use `hf upload` on the model folder",
+    "deepspeed": "it is not used here; fsdp shards the model over the devices",
+}
+"""Name -> why it cannot be given. A value that means off is accepted in silence."""
+
+SHORT_NAMES: dict[str, str] = {
+    "lr": "learning_rate",
+    "batch_size": "per_device_train_batch_size",
+    "train_batch_size": "per_device_train_batch_size",
+    "eval_batch_size": "per_device_eval_batch_size",
+    "epochs": "num_train_epochs",
+    "num_epochs": "num_train_epochs",
+    "model": "model_name_or_path",
+    "model_name": "model_name_or_path",
+    "output": "output_dir",
+    "name": "run_name",
+    "task": "task_name",
+    "dataset": "dataset_name",
+    "data": "train_file",
+    "text_column": "text_column_names",
+    "label_column": "label_column_name",
+    "metric": "metric_name",
+    "patience": "early_stopping_patience",
+    "warmup": "warmup_steps",
+    "scheduler": "lr_scheduler_type",
+    "optimizer": "optim",
+}
+"""What people write first -> the name they mean. Only a hint: these are not accepted."""
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """What an old name turned into. `name` is None when the option is not used any more; `note` follows the old name."""
+
+    name: str | None
+    value: Any = None
+    note: str | None = None
+
+
+def rename(name: str, value: Any) -> Renamed:
+    """The present name and value of an option, with a note where the name is old. A ValueError says what is not possible."""
+    if name in REFUSED:
+        if not value or (isinstance(value, str) and WORDS.get(value.lower()) is False):
+            return Renamed(None)
+        raise ValueError(REFUSED[name])
+    if name in IGNORED:
+        return Renamed(None, note=f"is ignored: {IGNORED[name]}")
+    if name not in RENAMED:
+        return Renamed(name, value)
+    new = RENAMED[name]
+    note = None if name in SILENT_ALIASES else f"is an old name: use {new}"
+    if name == "group_by_length":
+        value = _sampling(value)
+        note = f"is an old name: use {new}, here with the value {value}"
+    elif name == "warmup_ratio":
+        value = _ratio(value)
+    return Renamed(new, value, note)
+
+
+def suggest(name: str, known: tuple[str, ...]) -> str | None:
+    """The sentence "Did you mean 'x'?" for an unknown name, or None."""
+    plain = name.replace("-", "_").lower()
+    if SHORT_NAMES.get(plain) in known:
+        return f"Did you mean {SHORT_NAMES[plain]!r}?"
+    return did_you_mean(plain, known)
+
+
+def _sampling(value: Any) -> str:
+    chosen = WORDS.get(str(value).lower())
+    if chosen is None:
+        raise ValueError(f"expected true or false, got {value!r}")
+    return "group_by_length" if chosen else "random"
+
+
+def _ratio(value: Any) -> float | int:
+    try:
+        ratio = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"expected a number from 0 to 1, got {value!r}") from None
+    if not 0 <= ratio < 1:
+        raise ValueError(f"expected a number from 0 to 1 (1 excluded), got {value!r}")
+    return ratio or 0
+
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +169,7 @@ def load_config(
     wheres = {**resolved.wheres, **given.wheres}
     known = {name: getattr(start, name) for name in list_options()} if start is not None else {}
     config = RunConfig(**{**known, **values})
-    # A misspelt or wrong source is already told; "no training rows" beside it would only confuse.
+    # A misspelt or wrong source is already reported; "no training rows" beside it would only confuse.
     told = any(name in problem for problem in problems for name in DATA_SOURCES)
     problems += find_problems(config, need_data=need_data and not told, wheres=wheres)
     raise_problems(problems)

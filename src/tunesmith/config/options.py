@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from tunesmith.config.choices import OPTIMIZERS, SCHEDULE_OPTIONS
-from tunesmith.config.ranges import (
+from tunesmith.config.convert import (
     AutoOnOff,
     FromOne,
     FromZero,
@@ -48,11 +48,11 @@ class Options:
     validation_split_fraction: Share = 0.1
     """Share of the training rows held out (seeded, stratified) when there is no validation set. 0: none."""
     folds: Annotated[int, Range(at_least=2, at_most=1000)] | None = None
-    """Train so many models, each evaluated on the part of the training rows it did not see: a score of all rows."""
+    """Number of models to train, each evaluated on the part of the training rows it did not see: a score of all rows."""
     fold: FromOne | None = None
     """With folds: train the model of this one alone."""
     seeds: Annotated[int, Range(at_least=1, at_most=1000)] = 1
-    """Train so many models, with `seed`, `seed` + 1 and so on: how much the score depends on chance."""
+    """Number of models to train, with `seed`, `seed` + 1 and so on: how much the score depends on chance."""
     max_train_samples: FromOne | None = None
     """Use at most this many training rows, drawn with the seed, the shares of the labels kept."""
     max_eval_samples: FromOne | None = None
@@ -145,6 +145,8 @@ class Options:
     """What the head reads: the model's own pooler of the first token, the first token, or the mean. Default: by the recipe."""
     head_start: AutoOnOff = "auto"
     """Start the last layer from a linear model of the frozen features instead of random values. Default: by the recipe."""
+    contrastive_start: AutoOnOff = "auto"
+    """First teach the encoder which rows have one label, then fit the head: for few rows a label. Default: by the recipe."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third slower."""
 

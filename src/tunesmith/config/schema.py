@@ -1,4 +1,5 @@
-"""The config of a run: one frozen dataclass with flat names, and what is known about each of its options.
+"""The config of a run: one frozen dataclass with flat names, what is known about each of its options, and its JSON schema for
+editors.
 
 The string under a field is its only help text: `--help`, the reference page and the error messages read it from there.
 """
@@ -11,12 +12,27 @@ from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tunesmith.config import options
+from tunesmith.config.convert import Range
 from tunesmith.config.options import Options
-from tunesmith.config.ranges import Range
-from tunesmith.config.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Options of the same names. The defaults are those of `transformers.TrainingArguments`: `--recipe hf`."""
+
+    pooling: Literal["pooler", "first", "mean"] = "pooler"
+    num_train_epochs: float = 3.0
+    per_device_train_batch_size: int = 8
+    learning_rate: float = 5e-5
+    layerwise_lr_decay: float = 1.0
+    head_lr_scale: float = 1.0
+    warmup_steps: int | float = 0
+    weight_decay: float = 0.0
+
 
 DELIMITER_WORDS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}
 """Separators that are hard to type in a shell."""
@@ -31,7 +47,7 @@ PATH_OPTIONS = (
 
 def _spell_metric(name: str) -> str:
     """The name a metric is reported under. An unknown name comes back as it is."""
-    from tunesmith.metrics.names import canonical_name, metric_names  # numpy: only where a metric is named
+    from tunesmith.metrics.suite import canonical_name, metric_names  # numpy: only where a metric is named
 
     plain = canonical_name(name)
     return plain if plain in (*metric_names(), "loss") else name
@@ -181,3 +197,41 @@ def _escape(char: str) -> str:
     if char.isprintable() and char != "\ufeff":
         return char
     return f"\\U{ord(char):08x}" if ord(char) > 0xFFFF else f"\\u{ord(char):04x}"
+
+
+_TYPES: dict[Any, dict[str, Any]] = {
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    NoneType: {"type": "null"},
+    dict: {"type": "object"},
+}
+
+
+def make_json_schema() -> dict[str, Any]:
+    """A JSON schema (draft 2020-12) of the config file."""
+    properties = {}
+    for option in list_options().values():
+        default = list(option.default) if isinstance(option.default, tuple) else option.default
+        properties[option.name] = {**_of(option.hint), "description": option.help, "default": default}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "tunesmith run config",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+    }
+
+
+def _of(hint: Any) -> dict[str, Any]:
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return {"anyOf": [_of(part) for part in get_args(hint)]}
+    if origin is Literal:
+        return {"enum": list(get_args(hint))}
+    if origin is tuple:
+        # The loader splits text at commas, so one name needs no brackets.
+        items = {"type": "array", "items": _of(get_args(hint)[0])}
+        return {"anyOf": [items, {"type": "string"}]} if get_args(hint)[0] is str else items
+    return dict(_TYPES[origin or hint])

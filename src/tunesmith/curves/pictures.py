@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunesmith.curves.panels import Panel
+from tunesmith.curves.panels import THEMES, Panel, Theme, darken
 from tunesmith.curves.plot import draw_legend, draw_panel, figure_bytes, new_figure, style_axes
 from tunesmith.curves.series import Curves, Floats
-from tunesmith.curves.themes import THEMES, Theme, darken
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

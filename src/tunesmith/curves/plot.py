@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tunesmith.curves.panels import Panel, PanelLine, main_panels
+from tunesmith.curves.panels import THEMES, Panel, PanelLine, Theme, ThemeName, main_panels
 from tunesmith.curves.series import Curves, Floats, Series
-from tunesmith.curves.themes import THEMES, Theme, ThemeName
 from tunesmith.run.ledger import require_own, write_own
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def figure_bytes(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
 
 
 def save_curves(curves: Curves | Sequence[Curves], *, png: Path, svg: Path, x: XAxis = "step") -> None:
-    """Writes both pictures, or neither where one of them would replace a person's file."""
+    """Writes both pictures, or neither where one of them would replace a file of the user."""
     for file in (png, svg):
         require_own(file)
     figure = draw_curves(curves, x=x)

@@ -14,7 +14,7 @@ from tunesmith.curves.series import Curves, Floats
 from tunesmith.diagnose.signs import RowSigns, read_rows
 from tunesmith.diagnose.thresholds import HIGH_RATE, LOSS_SPREAD, LOW_RATE, PAIRED
 from tunesmith.labels import Task
-from tunesmith.metrics.names import greater_is_better
+from tunesmith.metrics.suite import greater_is_better
 
 
 @dataclass(frozen=True, slots=True, eq=False)

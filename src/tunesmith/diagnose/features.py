@@ -236,7 +236,7 @@ def _late_fall(reading: Reading, val: Floats) -> tuple[float, float]:
 def step_noise(reading: Reading) -> float:
     """Spread of steps around the smoothed curve in the second half, relative to chance. Robust: a few spikes do not make it.
 
-    The first half is left out: a regression begins far from the mean, and its descent is no noise.
+    The first half is left out: a regression begins far from the mean, and its descent is not noise.
     """
     raw = reading.curves.train_loss.finite()
     if len(raw) < 30:

@@ -1,15 +1,20 @@
-"""config.json of a model folder, read as if its author meant harm: what it asks for is bounded before a library sees it."""
+"""config.json of a model folder, read as if its author meant harm: what it asks for is bounded before a library sees it.
+
+It also holds the names of the outputs of a trained classification head, in order.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import ConfigError
+from tunesmith.labels import match_names
 
 LONGEST_FILE = 16_000_000
 """Bytes of a JSON file beside the weights; 100,000 label names take a quarter of it."""
@@ -36,7 +41,7 @@ def read_json_object(file: Path) -> dict[str, Any]:
     except ConfigError:
         raise
     except UnicodeEncodeError:
-        raise ConfigError("holds half of a surrogate pair, which is no character", where=str(file)) from None
+        raise ConfigError("holds half of a surrogate pair, which is not a character", where=str(file)) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot be read as JSON ({error})", where=str(file)) from None
     if not isinstance(stored, dict):
@@ -122,3 +127,56 @@ def _short(number: int) -> str:
 
 def _refuse_constant(word: str) -> Any:
     raise ValueError(f"{word} is not a number")
+
+
+@dataclass(frozen=True)
+class HeadNames:
+    """`names` in id order; empty when the model has no trained head, or one whose outputs were never named."""
+
+    names: tuple[str, ...]
+
+    def fits(self, names: Sequence[str]) -> bool:
+        """Whether these labels, in this order, mean what the outputs of the head mean."""
+        return match_names(self.names, names) == tuple(names)
+
+    def refusal(self, names: Sequence[str], where: str) -> ConfigError:
+        """The error for labels that could mean anything to this head."""
+        theirs, ours = ", ".join(self.names[:6]), ", ".join(names[:6])
+        if match_names(self.names, names) is not None:
+            fix = "Leave --label_names out: the order of the model is used."
+        else:
+            fix = (
+                f"If they mean the same in this order, give --label_names {','.join(self.names)}; "
+                "--ignore_mismatched_sizes starts a new head."
+            )
+        return ConfigError(f"its head was trained for {theirs} and the data has {ours}", where=where, fix=fix)
+
+
+def read_head_names(config: dict[str, Any]) -> HeadNames:
+    """The names in a model's config.json. LABEL_0, LABEL_1, ... name nothing: they mean the ids."""
+    kinds = config.get("architectures")
+    classifier = isinstance(kinds, list) and any(str(kind).endswith("ForSequenceClassification") for kind in kinds)
+    table = config.get("id2label")
+    if not classifier or not isinstance(table, dict) or not all(str(key).isdecimal() for key in table):
+        return HeadNames(())
+    ordered = tuple(str(table[key]) for key in sorted(table, key=int))
+    if all(re.fullmatch(r"LABEL_\d+", name) for name in ordered):
+        return HeadNames(())
+    return HeadNames(ordered)
+
+
+def start_head_afresh(model: Any) -> tuple[str, ...]:
+    """Draws everything above the encoder anew, as the model's own class does; gives the names of those parameters."""
+    import torch
+
+    fresh: list[str] = []
+    for name, part in model.named_children():
+        if name == model.base_model_prefix:
+            continue
+        for module in part.modules():
+            for parameter in module.parameters(recurse=False):
+                parameter._is_hf_initialized = False
+            with torch.no_grad():
+                model._init_weights(module)
+        fresh += [f"{name}.{key}" for key, _ in part.named_parameters()]
+    return tuple(fresh)

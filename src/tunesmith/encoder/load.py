@@ -1,21 +1,120 @@
-"""A pretrained encoder with a classification head for a LabelMap. Home of `transformers`' model classes."""
+"""A pretrained encoder with a classification head for a LabelMap. Home of `transformers`' model classes.
+
+The size of a model is counted on the meta device before a byte of it is allocated, and a loaded model computes one short row at
+once: a config that cannot compute is refused before anything is written.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunesmith.encoder.config_file import name_field, read_config_file
-from tunesmith.encoder.guard import naming
-from tunesmith.encoder.head import start_head_afresh
-from tunesmith.encoder.probe import require_answer
-from tunesmith.encoder.sizes import require_fitting, without_first_values
-from tunesmith.errors import ConfigError
+from tunesmith.encoder.config_file import name_field, read_config_file, start_head_afresh
+from tunesmith.encoder.model_files import count_parameters, naming
+from tunesmith.errors import ConfigError, NumericsError, ResourceError
 from tunesmith.labels import LabelMap
 from tunesmith.run.environment import without_fsdp
+
+LARGEST_MODEL = 20_000_000_000
+"""Parameters; a config that asks for more is refused."""
+MOST_NEW = 16_000_000
+"""Parameters that may be new beside twice those in the folder: a head of 10,000 labels over 1,024 dimensions has 11 million."""
+
+
+def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
+    """Refuses a model that is far larger than the weights in its folder, or than the memory of this machine."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    make: Any = AutoModelForSequenceClassification.from_config
+    described = naming("its config.json describes no model", folder)
+    with described, without_first_values(), torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = make(deepcopy(config))
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    total = sum(tensor.numel() for tensor in tensors.values())
+    there = count_parameters(folder)
+    if total > min(LARGEST_MODEL, 2 * there + MOST_NEW):
+        name, largest = max(tensors.items(), key=lambda item: item[1].numel())
+        field = name_field(stored, max(largest.shape, default=0))
+        raise ConfigError(
+            f"describes a model of {total:,} parameters, {largest.numel():,} of them in {name}{field}; "
+            f"the weights there have {there:,}",
+            where=str(folder / "config.json"),
+        )
+    free = _free_memory()
+    if free is not None and 4 * total > free:
+        raise ResourceError(
+            f"the model takes {4 * total / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free", where=str(folder)
+        )
+
+
+@contextmanager
+def without_first_values() -> Iterator[None]:
+    """No random numbers for weights on the meta device: they have none, and drawing them loads the compiler of torch."""
+    import torch
+
+    kinds: list[Any] = [torch.nn.Linear, torch.nn.Embedding, torch.nn.LayerNorm]
+    drawing = [kind.reset_parameters for kind in kinds]
+
+    def unless_meta(draw: Any) -> Any:
+        return lambda module: None if module.weight is not None and module.weight.is_meta else draw(module)
+
+    for kind, draw in zip(kinds, drawing, strict=True):
+        kind.reset_parameters = unless_meta(draw)
+    try:
+        yield
+    finally:
+        for kind, draw in zip(kinds, drawing, strict=True):
+            kind.reset_parameters = draw
+
+
+def _free_memory() -> int | None:
+    """Free bytes, counting swap, that push no other process out of memory; None where Linux does not report them."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
+    free = found.get("MemAvailable")
+    return None if free is None else free + found.get("SwapFree", 0)
+
+
+LENGTH = 5
+
+
+def require_answer(model: Any, folder: Path) -> None:
+    """A ConfigError when the model cannot compute a row of a few tokens, a NumericsError when the answer is not a number."""
+    import torch
+
+    try:
+        rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except NotImplementedError:
+        rows = None
+    if rows is None or hasattr(model.base_model, "set_attention_type"):
+        return  # CANINE has no table of tokens; BigBird switches to full attention permanently when it sees a short row
+    ids = torch.arange(LENGTH).remainder(rows)[None]
+    end = getattr(model.config, "eos_token_id", None)
+    if isinstance(end, int) and 0 <= end < rows:
+        ids[0, -1] = end  # BART and its kin read the place of this token
+    was = model.training
+    model.eval()
+    with naming("its config.json describes a model that cannot compute", folder):
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        finite, shape = bool(torch.isfinite(logits).all()), tuple(logits.shape)
+        if shape != (1, model.config.num_labels):
+            raise ValueError(f"its answer to one row has the shape {shape}")
+    model.train(was)
+    if not finite:
+        raise NumericsError(
+            "the model answers a row of a few tokens with something that is not a number",
+            where=str(folder),
+            fix="Use an undamaged copy of the model and its config.json.",
+        )
 
 
 @dataclass(frozen=True)
@@ -162,8 +261,6 @@ def _leave_file(model: Any) -> None:
 
 def _refuse_non_finite(model: Any, where: str) -> None:
     import torch
-
-    from tunesmith.errors import NumericsError
 
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):

@@ -52,7 +52,7 @@ def set_pooling(model: nn.Module, pooling: Pooling) -> None:
     if config.model_type == "modernbert":
         config.classifier_pooling = "mean" if pooling == "mean" else "cls"
         return
-    dense = _head_dense(model)
+    dense = dense_of(model)
     _make_identity(dense, _scale_for(model, pooling))
     _freeze(dense)
     if pooling == "mean":
@@ -71,7 +71,7 @@ def pooled_features(model: nn.Module, hidden: torch.Tensor, mean: torch.Tensor, 
     if config.model_type not in _TANH_HEADS:
         return hidden if pooling == "first" else mean
     if pooling == "pooler":
-        return torch.tanh(nn.functional.linear(hidden, *_matrix(_head_dense(model))))
+        return torch.tanh(nn.functional.linear(hidden, *_matrix(dense_of(model))))
     if pooling == "first":
         return torch.tanh(_scale_for(model, pooling) * hidden)
     blended = mean + hidden / VALUE_SCALE
@@ -122,7 +122,7 @@ def _averaging_parts(model: nn.Module) -> tuple[nn.Module, ...]:
             module.p = 0.0
     if isinstance(getattr(layer.attention.self, "attention_dropout", None), float):
         layer.attention.self.attention_dropout = 0.0
-    return (layer, _head_dense(model))
+    return (layer, dense_of(model))
 
 
 def _add_averaging_layer(model: nn.Module) -> None:
@@ -147,7 +147,8 @@ def _add_averaging_layer(model: nn.Module) -> None:
     _freeze(*_averaging_parts(model))
 
 
-def _head_dense(model: Any) -> nn.Linear:
+def dense_of(model: Any) -> nn.Linear:
+    """The layer in front of tanh in the head of BERT and RoBERTa."""
     dense: nn.Linear = model.bert.pooler.dense if model.config.model_type == "bert" else model.classifier.dense
     return dense
 

@@ -8,11 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tunesmith.encoder.seal import check_seal
-from tunesmith.encoder.tensor_header import check_tensor_file
+from tunesmith.encoder.model_files import check_seal, check_tensor_file
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, did_you_mean, short_text
-from tunesmith.run.bars import library_bars_off
-from tunesmith.run.environment import answer_within
+from tunesmith.run.environment import ask_hub, library_bars_off
 from tunesmith.run.remembered import known_hash
 
 EMBEDDED = "all-MiniLM-L6-v2"
@@ -24,8 +22,6 @@ WANTED = ("config.json", "model*.safetensors", "*.json", "*.txt", "*.model")
 UNWANTED = ("*/*", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.py", "*.h5", "*.msgpack", "*.onnx")
 """Subfolders hold exports for other programs; the rest is code, pickles or other frameworks."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-ASK_SECONDS = 4.0
-"""How long the Hub may take for its first answer: a wrong name must be told within 5 seconds, also without a network."""
 WELL_KNOWN = (
     "bert-base-uncased",
     "bert-base-cased",
@@ -66,7 +62,7 @@ def resolve_model(
     if isinstance(name_or_path, Path) or text.startswith((".", "/", "~")) or "\\" in text or text.count("/") > 1:
         raise ConfigError("there is no such folder", where=text, fix=_nearest_folder(folder))
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", text):
-        raise ConfigError(f"{text!r} is neither a folder nor a name of a model")
+        raise ConfigError(f"{text!r} is neither a folder nor the name of a model")
     found = _from_hub(text, revision, token, cache_dir, allow_download, need_weights)
     return _check_folder(found, need_weights, name=text)
 
@@ -143,10 +139,13 @@ def _from_hub(
     reason = "downloads are not allowed" if not allow_download else "offline mode is on"
     if not offline:
         try:
-            files = _ask_for_files(name, revision, token)
+            info = ask_hub(
+                "model", name, revision, token, lambda: list(dict.fromkeys((*_cached_models(), *WELL_KNOWN)))
+            )
         except ConnectionError as error:
             offline, reason = True, str(error)
         else:
+            files = [s.rfilename for s in info.siblings or []]
             if need_weights and not any(re.fullmatch(r"model[^/]*\.safetensors", f) for f in files):
                 raise _no_weights(name, [f for f in files if "/" not in f])
     options: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
@@ -160,32 +159,6 @@ def _from_hub(
     return Path(folder)
 
 
-def _ask_for_files(name: str, revision: str | None, token: str | None) -> list[str]:
-    """The files of the repository; ConnectionError when the Hub does not answer in time."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    try:
-        info = answer_within(
-            ASK_SECONDS, lambda: HfApi(token=token).model_info(name, revision=revision, timeout=ASK_SECONDS)
-        )
-    except GatedRepoError:
-        raise ConfigError(
-            f"the model {name} asks for permission", fix="Get access on its page and log in with `hf auth login`."
-        ) from None
-    except RepositoryNotFoundError:
-        known = tuple(dict.fromkeys((*_cached_models(), *WELL_KNOWN)))
-        raise ConfigError(
-            f"there is no folder and no Hub model named {name!r}",
-            fix=did_you_mean(name, known) or "Private models need a token: `hf auth login`.",
-        ) from None
-    except RevisionNotFoundError:
-        raise ConfigError(f"the model {name} has no revision {revision!r}") from None
-    except Exception as error:  # of httpx, httpx2 or the socket: the class differs by version
-        raise ConnectionError(f"the Hub cannot be reached: {short_text(error)}") from error
-    return [s.rfilename for s in info.siblings or []]
-
-
 def _explain(error: Exception, name: str, offline: bool, reason: str) -> TunesmithError:
     if offline:
         nearest = did_you_mean(name, (*_cached_models(), *EMBEDDED_NAMES))
@@ -194,7 +167,7 @@ def _explain(error: Exception, name: str, offline: bool, reason: str) -> Tunesmi
             fix=nearest or "Give a local folder, or connect and try again.",
         )
     return ResourceError(
-        f"the download of the model {name} broke off ({short_text(error)})",
+        f"the download of the model {name} was interrupted ({short_text(error)})",
         fix="Run the same command again: what has arrived is kept.",
     )
 

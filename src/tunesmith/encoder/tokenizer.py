@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.encoder.config_file import read_config_file, read_json_object, refuse_code
-from tunesmith.encoder.guard import naming
+from tunesmith.encoder.model_files import naming
 from tunesmith.encoder.resolve import resolve_model
 from tunesmith.errors import ConfigError
 

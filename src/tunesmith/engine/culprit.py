@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from tunesmith.engine.seed import seed_step
-from tunesmith.engine.state import TrainState
+from tunesmith.engine.state import TrainState, seed_step
 from tunesmith.engine.step import StepResult
 from tunesmith.ranks.sharding import gathered_weights
 

@@ -1,23 +1,25 @@
-"""THE engine: a generator of events. Forward, backward, clip, optimizer, schedule, zero; evaluate when due; a safe point."""
+"""THE engine: a generator of events. Forward, backward, clip, optimizer, schedule, zero; evaluate when due; a safe point.
+
+Ranks compare their plans before the first step: a difference between them would split the run without a word.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from dataclasses import fields
+from typing import Any, Protocol
 
 import torch
 
-from tunesmith.engine.agreement import require_one_plan, require_own_epochs
 from tunesmith.engine.culprit import find_culprit
 from tunesmith.engine.optim import current_rate
-from tunesmith.engine.plan import Plan
-from tunesmith.engine.schedule import lr_at
-from tunesmith.engine.signals import Interrupted
+from tunesmith.engine.plan import Plan, lr_at
 from tunesmith.engine.state import TrainState
 from tunesmith.engine.step import StepResult, train_step
-from tunesmith.engine.stopping import is_exhausted, metric_value, update_progress
-from tunesmith.errors import DataError
+from tunesmith.engine.stopping import Interrupted, is_exhausted, metric_value, update_progress
+from tunesmith.errors import ConfigError, DataError
 from tunesmith.events import (
     EpochStarted,
     Evaluated,
@@ -30,6 +32,7 @@ from tunesmith.events import (
     StepDone,
     finite_or_none,
 )
+from tunesmith.ranks.runtime import Runtime
 from tunesmith.tokens.batches import Window
 
 
@@ -188,3 +191,51 @@ def _evaluate(state: TrainState, plan: Plan, evaluate: Evaluate) -> Iterator[Eve
     )
     if improved and value is not None:
         yield Improved(state.step, plan.metric.removeprefix("eval_"), value)
+
+
+def require_agreement(runtime: Runtime, facts: Mapping[str, Any]) -> None:
+    """Returns when every rank holds the same facts; else a ConfigError on every rank, naming each that differs."""
+    if runtime.world == 1:
+        return
+    notes = runtime.gather_objects({name: repr(fact) for name, fact in facts.items()})
+    wrong = [
+        f"{name} is {_short(notes[0].get(name))} on rank 0 and {_short(other.get(name))} on rank {rank}"
+        for rank, other in enumerate(notes)
+        for name in notes[0].keys() | other.keys()
+        if notes[0].get(name) != other.get(name)
+    ]
+    if wrong:
+        raise ConfigError(
+            f"the ranks were not started with the same thing: {'; '.join(sorted(wrong)[:5])}",
+            fix="Start every rank with the same command, config and data.",
+        )
+
+
+def require_one_plan(state: TrainState, batches: Any, plan: Plan) -> None:
+    """Refuses ranks that would take different steps or see their rows in different orders."""
+    if state.runtime.world == 1:
+        return
+    facts = {field.name: getattr(plan, field.name) for field in fields(plan)}
+    facts |= {"step": state.step, "progress": state.progress, "data_seed": getattr(batches, "seed", None)}
+    if hasattr(batches, "order"):
+        rows = batches.order(plan.epoch_of(state.step)[0]).rows
+        facts["row order"] = hashlib.sha256(rows.tobytes()).hexdigest()[:12]
+    require_agreement(state.runtime, facts)
+
+
+def require_own_epochs(batches: Any, plan: Plan, step: int) -> None:
+    """Refuses to resume with a plan whose epochs end elsewhere than those of the batches: it would be at other rows."""
+    epoch = plan.epoch_of(step)[0]
+    if epoch == 0 or not hasattr(batches, "steps_in_epoch"):
+        return
+    ended = sum(batches.steps_in_epoch(e) for e in range(epoch))
+    if ended != plan.epoch_ends[epoch - 1]:
+        raise ConfigError(
+            f"epoch {epoch} of the plan ends at step {plan.epoch_ends[epoch - 1]}, that of the batches at step {ended}",
+            fix="Make the plan with epoch_ends_for(batches.steps_in_epoch, ...): with a token budget epochs differ in length.",
+        )
+
+
+def _short(text: str | None) -> str:
+    text = str(text)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,25 +1,60 @@
-"""Everything that changes during a run."""
+"""Everything that changes during a run, what a caller may do inside a step, and random numbers: what they are seeded with, and
+generators as tensors and JSON, and back.
+
+Every hook is None in an ordinary run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import random
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from tunesmith.engine.hooks import StepHooks
-from tunesmith.engine.losses import Objective
 from tunesmith.engine.stopping import BestSoFar
 from tunesmith.errors import ConfigError, ResourceError
-from tunesmith.fast.cut_rows import train_whole_table, why_inexact
-from tunesmith.fast.fingerprint import Fingerprint
-from tunesmith.fast.graphs import StepGraphs
-from tunesmith.fast.strategies import Strategies, strategies_of
-from tunesmith.fast.vocabulary import VocabularyCut
+from tunesmith.fast.graphs import Fingerprint, StepGraphs
+from tunesmith.fast.in_force import Strategies, strategies_of
 from tunesmith.ranks.runtime import Runtime
+from tunesmith.tokens.batches import Batch, Window
+
+if TYPE_CHECKING:
+    from tunesmith.engine.evaluate import Objective
+    from tunesmith.fast.vocabulary import VocabularyCut
+
+MicroStep = Callable[[Batch, Any], torch.Tensor]
+"""(micro-batch on the device, factor for its summed loss: a number, or where a captured step reads it) -> its share of the
+window's loss, after the backward pass."""
+
+
+@dataclass
+class StepHooks:
+    """Called by `train_step` in the order of the fields; `micro_step` stands in for forward and backward."""
+
+    begin: Callable[[Window], None] | None = None
+    micro_step: MicroStep | None = None
+    substep_end: Callable[[], None] | None = None
+    before_update: Callable[[], None] | None = None
+    """Sees the gradients as the optimizer will: unscaled and clipped."""
+    after_update: Callable[[torch.Tensor], None] | None = None
+    """Gets the step's numbers, on the device. Gradients are still there, but after a replay."""
+    capturable: bool = False
+    """A replay need not call `micro_step`, and may call `after_update` when all is over."""
+    sets_rate: bool = False
+    """A scheduler object of the caller's sets the rate of the optimizer's groups, not the plan."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether a hook takes part in the step itself, which then cannot be replayed without it."""
+        own = self.sets_rate or any((self.micro_step, self.after_update))
+        return (own and not self.capturable) or any((self.substep_end, self.before_update))
+
 
 SMALLEST = 2.0**-10
 """26 halvings of the scale that a run starts with."""
@@ -104,6 +139,8 @@ class TrainState:
 
     def stop_cutting(self, reason: str) -> None:
         """From now on the whole word embedding is trained; what the optimizer knows of the used rows is kept."""
+        from tunesmith.fast.vocabulary import train_whole_table
+
         assert self.cut is not None
         if self.runtime.world > 1 and hasattr(self, "wrapped"):
             raise ConfigError(
@@ -115,6 +152,16 @@ class TrainState:
             self.strategies.forget_cut()
         self.cut = None
         self.notes.append(f"restrict_vocabulary is off: {reason}")
+
+    def require_exact_cut(self) -> None:
+        """Stops cutting the vocabulary where this optimizer does more to an unused row than shrink it."""
+        if self.cut is None:
+            return
+        from tunesmith.fast.vocabulary import why_inexact
+
+        reason = why_inexact(self.optimizer, self.cut.parameter)
+        if reason is not None:
+            self.stop_cutting(reason)
 
     def require_whole(self, consequence: str) -> None:
         """A ResourceError while the weights are half-updated: an update was begun and not finished."""
@@ -129,11 +176,75 @@ class TrainState:
             self.strategies = strategies_of(self.model)
         if self.strategies is not None:
             self.cut = self.strategies.cut
-        inexact = None if self.cut is None else why_inexact(self.optimizer, self.cut.parameter)
-        if inexact is not None:
-            self.stop_cutting(inexact)
+        self.require_exact_cut()
         self.wrapped = self.runtime.wrap(self.model, self.optimizer)
         self.poisoned = torch.zeros((), device=self.runtime.device)
         self.fingerprint = Fingerprint(self.model, self.optimizer)
         if self.runtime.precision == "fp16":
             self.loss_scale = LossScale.start(self.runtime.device)
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy and torch (all devices), as transformers' `set_seed` does."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """63 well-mixed bits from (seed, step, rank)."""
+    return int(np.random.SeedSequence([seed & (2**63 - 1), step, rank]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def seed_step(seed: int, step: int, rank: int, device: torch.device | None = None) -> None:
+    """Sets torch's generators for the dropout of one optimizer step: those of the CPU and of this device, or all there are."""
+    number = step_seed(seed, step, rank)
+    if device is None or device.type not in ("cpu", "cuda"):
+        torch.manual_seed(number)
+        return
+    # torch.manual_seed also keeps the number for each kind of accelerator that is not in use, with the call's stack as text:
+    # one to two milliseconds a step.
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(number)
+
+
+def make_deterministic() -> None:
+    """Only deterministic kernels, as `full_determinism` asks; torch raises where there is none."""
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def generator_states(device: torch.device) -> dict[str, Any]:
+    """Python's, NumPy's and torch's generators: for user code, as the engine's own dropout needs none of them."""
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    version, numbers, gauss = random.getstate()
+    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
+    if device.type == "cuda":
+        tensors["cuda"] = torch.cuda.get_rng_state(device)
+    plain = {"numpy": [kind, int(position), int(has_gauss), float(cached)], "python": [version, list(numbers), gauss]}
+    return {"tensors": tensors, "plain": plain}
+
+
+@contextmanager
+def generators_untouched() -> Iterator[None]:
+    """Whatever is drawn inside, the generators of the CPU are afterwards as they were."""
+    found = generator_states(torch.device("cpu"))
+    try:
+        yield
+    finally:
+        restore_generators({f"{k}.0": v for k, v in found["tensors"].items()}, found["plain"], 0, torch.device("cpu"))
+
+
+def restore_generators(
+    tensors: dict[str, torch.Tensor], plain: dict[str, Any], rank: int, device: torch.device
+) -> None:
+    """Puts the generators of one rank back as `generator_states` found them."""
+    version, numbers, gauss = plain["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, position, has_gauss, cached = plain["numpy"]
+    np.random.set_state((kind, tensors[f"numpy.{rank}"].numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(tensors[f"torch.{rank}"])
+    if device.type == "cuda" and f"cuda.{rank}" in tensors:
+        torch.cuda.set_rng_state(tensors[f"cuda.{rank}"], device)

@@ -20,11 +20,9 @@ from tunesmith.engine.optim import (
     set_rate,
     trained_parameters,
 )
-from tunesmith.engine.seed import seed_step
-from tunesmith.engine.state import TrainState
+from tunesmith.engine.state import TrainState, seed_step
 from tunesmith.errors import ResourceError
-from tunesmith.fast.in_step import decay_unused, free_memory, replayed
-from tunesmith.fast.proof import ready
+from tunesmith.fast.in_step import decay_unused, free_memory, ready, replayed
 from tunesmith.tokens.batches import Batch, Window
 
 

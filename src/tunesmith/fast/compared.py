@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from tunesmith.encoder.families import why_not
-from tunesmith.engine.seed import generator_states, restore_generators, seed_everything
-from tunesmith.engine.state import TrainState
+from tunesmith.engine.state import TrainState, generator_states, restore_generators, seed_everything
 from tunesmith.tokens.batches import Batch
 
 TOLERANCE = 1e-4

@@ -9,11 +9,9 @@ import torch
 from torch import nn
 
 from tunesmith.encoder.families import anatomy_of
-from tunesmith.fast.fused_attention import attend_fused
-from tunesmith.fast.fused_distances import attend_by_distance, attends_fused
+from tunesmith.fast.fused_attention import attend_by_distance, attend_fused, attends_fused
 from tunesmith.fast.fused_ops import add_norm, gelu_linear, linear
-from tunesmith.fast.fused_stack import FusedStack, probability
-from tunesmith.fast.layer_parts import LayerParts, parts_of
+from tunesmith.fast.fused_stack import FusedStack, LayerParts, parts_of, probability
 from tunesmith.fast.packing import Layout
 from tunesmith.fast.relative_attention import DebertaRows, MpnetRows, RowAttention, context_of, row_attention
 

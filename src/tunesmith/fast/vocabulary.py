@@ -1,4 +1,6 @@
-"""Vocabulary-restricted embeddings: train the rows that occur in the data, keep the rest in closed form."""
+"""Vocabulary-restricted embeddings: train the rows that occur in the data, keep the rest in closed form; for which optimizers
+that is exact, and the way back to the whole table.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from tunesmith.encoder.recognition import replaced_method
+from tunesmith.encoder.families import is_hooked, replaced_method
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.fast.fused_ops import is_hooked
 
 
 class CutEmbedding(nn.Embedding):
@@ -35,7 +37,7 @@ class VocabularyCut:
     """A word embedding of which only the used rows are a parameter.
 
     A row that never occurs has gradient zero, so both Adam moments stay zero, and AdamW does nothing to it but
-    `row *= 1 - lr * weight_decay` at each step. `decay` takes these factors and keeps their product. `train/cut_optimizers.py`
+    `row *= 1 - lr * weight_decay` at each step. `decay` takes these factors and keeps their product. `why_inexact`
     knows for which optimizers that is exact: not for those that mix rows or put the decay into the gradient.
     """
 
@@ -175,3 +177,36 @@ def _with_padding(used_ids: NDArray[np.integer], embedding: nn.Embedding) -> NDA
     ids = np.unique(np.concatenate([np.asarray(used_ids, dtype=np.int64).ravel(), np.array(extra, dtype=np.int64)]))
     assert embedding.num_embeddings > ids[-1] >= ids[0] >= 0, "a token id lies outside the model's vocabulary"
     return ids
+
+
+def why_inexact(optimizer: Optimizer, parameter: nn.Parameter) -> str | None:
+    """Why rows that never have a gradient do more under this optimizer than shrink by `1 - lr * weight_decay`; None if not.
+
+    By class: a subclass, or an optimizer of the user's own, may do anything to a row.
+    """
+    group = next((g for g in optimizer.param_groups if any(p is parameter for p in g["params"])), None)
+    if group is None:
+        return None
+    kind, decay = type(optimizer), group.get("weight_decay", 0.0)
+    decoupled = kind is AdamW or (kind is Adam and group.get("decoupled_weight_decay", False))
+    if decoupled or (kind in (Adam, SGD, RMSprop, Adagrad) and not decay):
+        return None
+    if kind is SGD and not group["momentum"]:
+        return None
+    if kind in (Adam, SGD, RMSprop, Adagrad):
+        return f"the weight decay of {kind.__name__} goes through its moments, also for tokens that do not occur"
+    return f"{kind.__name__} is not an optimizer known to leave alone the rows of tokens that do not occur"
+
+
+def train_whole_table(cut: VocabularyCut, optimizer: Optimizer) -> nn.Parameter:
+    """The whole table in the model and in the optimizer's groups, with the state of the used rows; the parameter comes back."""
+    old, new = cut.parameter, cut.restore()
+    for group in optimizer.param_groups:
+        group["params"] = [new if p is old else p for p in group["params"]]
+    known = optimizer.state.pop(old, None)
+    if known is not None:
+        optimizer.state[new] = {
+            k: cut.expand(v).to(v.device) if isinstance(v, torch.Tensor) and v.shape == old.shape else v
+            for k, v in known.items()
+        }
+    return new

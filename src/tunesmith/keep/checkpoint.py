@@ -14,12 +14,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from tunesmith.engine.seed import generator_states, restore_generators
-from tunesmith.engine.state import TrainState
+from tunesmith.engine.state import TrainState, generator_states, restore_generators
 from tunesmith.engine.stopping import BestSoFar
 from tunesmith.errors import CheckpointError
 from tunesmith.files import MAX_JSON_BYTES, read_plain
-from tunesmith.keep.optimizer_state import pack_optimizer, unpack_optimizer
+from tunesmith.keep.plain import pack_optimizer, unpack_optimizer
 from tunesmith.keep.snapshot import STATE, WEIGHTS, Snapshot
 from tunesmith.keep.weight_files import (
     contiguous,
@@ -218,7 +217,7 @@ def _load_weights_into(state: TrainState, folder: Path) -> None:
 
 
 def content_mark(*parts: str) -> str:
-    """How an identity holds something too large to be shown: a hash of it, of which only "changed" is said."""
+    """How an identity holds something too large to be shown: a hash of it, which is reported only as "changed"."""
     return MARK + hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunesmith.engine.plan import Plan
-from tunesmith.engine.signals import StopRequest
 from tunesmith.engine.state import TrainState
-from tunesmith.engine.stopping import is_exhausted
+from tunesmith.engine.stopping import StopRequest, is_exhausted
 from tunesmith.errors import CheckpointError, TunesmithError, short_text
 from tunesmith.events import Event, Improved, NonFinite, Resumed, RunStarted, SafePoint, Saved
 from tunesmith.keep.checkpoint import (
@@ -21,9 +20,9 @@ from tunesmith.keep.checkpoint import (
     bytes_of,
     capture,
 )
-from tunesmith.keep.history import newest_intact, rotate
 from tunesmith.keep.record import GOOD_ENDS, Listener, RunRecord
 from tunesmith.keep.snapshot import ASIDE_FROM, Aside, Snapshot, has_room, link_files
+from tunesmith.keep.weight_files import newest_intact, rotate
 from tunesmith.run.environment import fault_point
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import read_manifest, require_space, sweep, verify, write_sealed

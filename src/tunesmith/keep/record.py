@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunesmith.engine.signals import StopRequest
 from tunesmith.engine.state import TrainState
+from tunesmith.engine.stopping import StopRequest
 from tunesmith.errors import CheckpointError, NumericsError, StoppedBySignal
 from tunesmith.events import Event, NonFinite, Note, Resumed, RunEnded, RunStarted
 from tunesmith.keep.checkpoint import Identity, differences, load_checkpoint, version_changes
 from tunesmith.run.journal import LOST_JOURNAL, Journal, truncate_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
-from tunesmith.run.resealed import CHANGED
+from tunesmith.run.ledger import CHANGED
 from tunesmith.run.sealed import read_manifest
 from tunesmith.run.writing import disk_error
 
@@ -34,7 +34,7 @@ class Wording:
     resume: str
     """What continues a run that was stopped."""
     option: str = "--"
-    """What stands in front of the name of an option."""
+    """The prefix of an option's name."""
 
 
 COMMAND = Wording(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import sys
@@ -43,7 +44,7 @@ def _reach(name: str) -> None:
 def _read_files(options: dict[str, Any]) -> Any:
     suffix = options["train_file"].rsplit(".", 1)[-1]
     files = {split: options[f"{split}_file"] for split in ("train", "validation") if options.get(f"{split}_file")}
-    more = {"delimiter": "\t"} if suffix == "tsv" else {}
+    more: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if suffix == "tsv" else {}
     kind = {"tsv": "csv", "jsonl": "json"}.get(suffix, suffix)
     raw: Any = load_dataset(kind, data_files=files, cache_dir=options["cache_dir"], **more)
     if "validation" not in raw:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.plan import Plan, epoch_ends_for
-from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
 from tunesmith.events import Event, SafePoint, StepDone
 from tunesmith.measure.contest import Turn
 from tunesmith.measure.hardware import wait_for

@@ -10,8 +10,7 @@ import torch
 from transformers import DataCollatorWithPadding, PrinterCallback, Trainer, TrainingArguments
 
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.plan import Plan, epoch_ends_for
-from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
 from tunesmith.events import StepDone
 from tunesmith.keep.checkpoint import full_weights
 from tunesmith.measure.peers import RowsOfDicts, load_plain_model

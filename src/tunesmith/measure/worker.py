@@ -12,8 +12,8 @@ from typing import Any
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig
 from tunesmith.measure.contest import Turn
-from tunesmith.session.first_steps import peak_bytes
 from tunesmith.session.inputs import read_run_data
+from tunesmith.session.planning import peak_bytes
 from tunesmith.session.prepare import Prepared, prepare, start_runtime
 from tunesmith.session.watch import Watch
 
@@ -47,7 +47,7 @@ def make_contestant(kind: str, prepared: Prepared, folder: str) -> Train:
 def main(kind: str, options: dict[str, Any]) -> None:
     """Answers until stdin ends."""
     out = sys.stdout
-    sys.stdout = sys.stderr  # what libraries print is no answer
+    sys.stdout = sys.stderr  # what libraries print is not an answer
     prepared = make_prepared(load_config(None, options))
     with tempfile.TemporaryDirectory() as folder:
         train = make_contestant(kind, prepared, folder)

@@ -1,14 +1,20 @@
-"""Does 0.8 mean right 8 times in 10? Reliability bins, expected calibration error; arrays in, numbers out."""
+"""Does 0.8 mean right 8 times in 10? Reliability bins and expected calibration error, and what is fitted to rows that were not
+trained on to improve the answers: a temperature of the logits, and thresholds of labels.
+
+For F1 of a rare label a threshold of one half is seldom the best.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from tunesmith.errors import DataError
-from tunesmith.metrics.rows import IGNORED_LABELS, Array, to_numpy
+from tunesmith.labels import Task, choose_labels
+from tunesmith.metrics.rows import IGNORED_LABELS, Array, softmax, to_numpy
+from tunesmith.metrics.suite import make_suite
 from tunesmith.metrics.uncertainty import wilson_limits
 
 
@@ -69,3 +75,169 @@ def _labelled(probabilities: Any, references: Any) -> tuple[Array, Array]:
     if len(labels) and (labels.min() < 0 or labels.max() >= table.shape[1]):
         raise DataError(f"labels must be 0 to {table.shape[1] - 1}, got {int(labels.min())} to {int(labels.max())}")
     return table, labels
+
+
+FEWEST_ROWS = 30
+FOLDS = 5
+LIMITS = (0.1, 10.0)
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """`value` was fitted to all rows. The errors are those of rows whose temperature was fitted to other rows."""
+
+    value: float
+    loss_before: float
+    loss_after: float
+    error_before: float
+    error_after: float
+    rows: int
+
+    def line(self) -> str:
+        """As it is printed."""
+        return (
+            f"temperature {self.value:.3g}: calibration error {self.error_before:.3f} -> {self.error_after:.3f}, log loss "
+            f"{self.loss_before:.3f} -> {self.loss_after:.3f} on {self.rows:,} rows, each with the temperature of others"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict."""
+        return asdict(self)
+
+
+def fit_temperature(logits: Array, gold: Array, task: Task, *, seed: int = 0) -> Temperature | None:
+    """None for regression, for too few rows, and where the log loss of rows that did not fit it is no better."""
+    if task is Task.REGRESSION:
+        return None
+    known = (gold >= 0).all(axis=1) if gold.ndim == 2 else gold >= 0
+    logits, gold = np.asarray(logits, dtype=np.float64)[known], gold[known].astype(np.int64)
+    if len(gold) < FEWEST_ROWS:
+        return None
+    fold = np.random.default_rng(seed).permutation(len(gold)) % FOLDS
+    heat = np.empty(len(gold))
+    for k in range(FOLDS):
+        heat[fold == k] = _fit_temperature(logits[fold != k], gold[fold != k])
+    after, before = log_loss_of(logits / heat[:, None], gold), log_loss_of(logits, gold)
+    if after >= before:
+        return None
+    worse, better = _calibration(logits, gold), _calibration(logits / heat[:, None], gold)
+    return Temperature(_fit_temperature(logits, gold), before, after, worse, better, len(gold))
+
+
+def log_loss_of(logits: Array, gold: Array) -> float:
+    """The mean of -log p of the label; of each label where rows have several."""
+    if gold.ndim == 2:
+        return float(np.logaddexp(0.0, np.where(gold == 1, -logits, logits)).mean())
+    top = logits.max(axis=1, keepdims=True)
+    norm = np.log(np.exp(logits - top).sum(axis=1)) + top[:, 0]
+    return float((norm - logits[np.arange(len(gold)), gold]).mean())
+
+
+def _fit_temperature(logits: Array, gold: Array) -> float:
+    from scipy.optimize import minimize_scalar
+
+    low, high = np.log(LIMITS)
+    found = minimize_scalar(lambda t: log_loss_of(logits / np.exp(t), gold), bounds=(low, high), method="bounded")
+    return float(np.exp(found.x))
+
+
+def _calibration(logits: Array, gold: Array) -> float:
+    if gold.ndim == 2:
+        return expected_calibration_error((1 / (1 + np.exp(-logits))).ravel(), gold.ravel()) or 0.0
+    return expected_calibration_error(softmax(logits), gold) or 0.0
+
+
+DRAWS = 200
+FEWEST_OF_A_LABEL = 10
+"""Rows with the label, and rows without: with fewer a threshold is fitted to chance."""
+EXPONENTS = tuple(k / 10 for k in range(16))
+ERRORS = 2.0
+"""A gain must be this many times its standard error: chance alone moves a threshold in one run of forty, with 1 in one of six."""
+
+
+@dataclass(frozen=True)
+class MovedThresholds:
+    """`after` is the score of rows whose thresholds were fitted to other rows; `error` that of the gain, by a bootstrap.
+
+    `thresholds` were fitted to all rows; None: moving them is not surely better.
+    """
+
+    thresholds: tuple[float, ...] | None
+    metric: str
+    before: float
+    after: float
+    error: float
+    rows: int
+    decisions: Array | None = field(default=None, compare=False)
+    """The labels of the rows that have one, each decided by thresholds of the others; None where they are not moved."""
+
+    def line(self, what: str = "validation") -> str:
+        """As it is printed."""
+        gain = (
+            f"{self.metric} {self.before:.3f} -> {self.after:.3f} ({self.after - self.before:+.3f} ± {self.error:.3f})"
+        )
+        where = f"on {self.rows:,} {what} rows, each decided by thresholds of the others"
+        if self.thresholds is None:
+            return f"Thresholds stay at one half: moved ones have {gain} {where}."
+        shown = ", ".join(f"{t:.2f}" for t in self.thresholds)
+        return f"Thresholds moved to {shown}: {gain} {where}."
+
+
+def fit_thresholds(probabilities: Array, gold: Array, task: Task, *, seed: int = 0) -> MovedThresholds | None:
+    """Binary: for F1 of label 1. Multilabel: for F1 of each label. Many classes: a power of each label's share, for macro F1.
+
+    None for regression, and for too few rows of the rarest label.
+    """
+    known = (gold >= 0).all(axis=1) if gold.ndim == 2 else gold >= 0
+    probabilities, gold = np.asarray(probabilities, dtype=np.float64)[known], gold[known].astype(np.int64)
+    if task is Task.REGRESSION or not len(gold) or _fewest(gold, probabilities.shape[1]) < FEWEST_OF_A_LABEL:
+        return None
+    rng = np.random.default_rng(seed)
+    fold = rng.permutation(len(gold)) % FOLDS
+    plain, moved = choose_labels(probabilities, task), np.empty_like(choose_labels(probabilities, task))
+    for k in range(FOLDS):
+        fitted = _fit_thresholds(probabilities[fold != k], gold[fold != k], task)
+        moved[fold == k] = choose_labels(probabilities[fold == k], task, fitted)
+    metric = "f1" if task is Task.BINARY else "f1_macro"
+    suite = make_suite(task, names=(metric,))
+
+    def score(decisions: Array, some: Array) -> float:
+        return suite.compute(decisions[some].astype(np.int64), gold[some])[metric] or 0.0
+
+    every = np.arange(len(gold))
+    before, after = score(plain, every), score(moved, every)
+    draws = [rng.integers(len(gold), size=len(gold)) for _ in range(DRAWS)]
+    error = float(np.std([score(moved, some) - score(plain, some) for some in draws]))
+    moves = after - before > ERRORS * error
+    kept = _fit_thresholds(probabilities, gold, task) if moves else None
+    return MovedThresholds(kept, metric, before, after, error, len(gold), moved.astype(np.int64) if moves else None)
+
+
+def _fewest(gold: Array, labels: int) -> int:
+    if gold.ndim == 2:
+        counts = gold.sum(axis=0)
+        return int(np.minimum(counts, len(gold) - counts).min())
+    return int(np.bincount(gold, minlength=labels).min())
+
+
+def _fit_thresholds(probabilities: Array, gold: Array, task: Task) -> tuple[float, ...]:
+    if task is Task.BINARY:
+        found = _best_for_f1(probabilities[:, 1], gold == 1)
+        return (1 - found, found)
+    if task is Task.MULTILABEL:
+        return tuple(_best_for_f1(probabilities[:, k], gold[:, k] == 1) for k in range(gold.shape[1]))
+    shares = (np.bincount(gold, minlength=probabilities.shape[1]) + 1) / (len(gold) + probabilities.shape[1])
+    tried = [shares**power / (shares**power).max() for power in EXPONENTS]
+    suite = make_suite(task, names=("f1_macro",))
+    scores = [suite.compute(choose_labels(probabilities, task, t), gold)["f1_macro"] or 0.0 for t in tried]
+    return tuple(float(t) for t in tried[int(np.argmax(scores))])
+
+
+def _best_for_f1(scores: Array, positive: Array) -> float:
+    """The threshold with the best F1, between the score that it lets in and the next one below."""
+    order = np.argsort(-scores, kind="stable")
+    hits = np.cumsum(positive[order])
+    f1 = 2 * hits / (np.arange(1, len(order) + 1) + max(int(positive.sum()), 1))
+    at = int(np.argmax(f1))
+    below = scores[order[at + 1]] if at + 1 < len(order) else 0.0
+    return float(np.clip((scores[order[at]] + below) / 2, 1e-6, 1 - 1e-6))

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from tunesmith.labels import Task
-from tunesmith.metrics import classification as single
-from tunesmith.metrics import multilabel, regression
+from tunesmith.metrics import metric_values as values
 from tunesmith.metrics import uncertainty as limits
 from tunesmith.metrics.rows import Array, Rows
 from tunesmith.metrics.uncertainty import Limits, Score
@@ -68,13 +67,13 @@ class Metric:
 def _count(
     name: str, help: str, formula: Callable[[Array], Array], interval: CountLimits, method: str, **more: Any
 ) -> Metric:
-    """A metric of confusion matrices, of single-label tasks unless told otherwise."""
+    """A metric of confusion matrices, of single-label tasks by default."""
 
     def of_rows(rows: Rows, value: float, confidence: float, seed: int) -> Limits:
-        return interval(single.counts_of(rows), value, confidence)
+        return interval(values.counts_of(rows), value, confidence)
 
     def value(rows: Rows) -> float:
-        return float(formula(single.counts_of(rows)))
+        return float(formula(values.counts_of(rows)))
 
     tasks = more.pop("tasks", SINGLE)
     return Metric(name, tasks, help, value, of_rows, method, of_counts=formula, **more)
@@ -121,7 +120,7 @@ def _by_class(trials: Callable[[Array], Array], *, absent: bool) -> CountLimits:
     """The mean over classes of hits / trials; `absent`: a class without trials counts."""
 
     def interval(counts: Array, value: float, confidence: float) -> Limits:
-        seen = single.seen_classes(counts)
+        seen = values.seen_classes(counts)
         tried, hits = trials(seen), np.diagonal(seen)
         used = np.ones(len(tried), bool) if absent else tried > 0
         share = hits[used] / np.maximum(tried[used], 1)
@@ -131,9 +130,9 @@ def _by_class(trials: Callable[[Array], Array], *, absent: bool) -> CountLimits:
 
 
 def _f1_by_class(counts: Array, value: float, confidence: float) -> Limits:
-    seen = single.seen_classes(counts)
+    seen = values.seen_classes(counts)
     low, high = limits.f1_limits(seen, confidence)
-    return limits.combine_limits(single.per_class_f1(seen), low, high, limits.f1_correlation(seen))
+    return limits.combine_limits(values.per_class_f1(seen), low, high, limits.f1_correlation(seen))
 
 
 def _f1_of_class_1(counts: Array, value: float, confidence: float) -> Limits:
@@ -143,7 +142,7 @@ def _f1_of_class_1(counts: Array, value: float, confidence: float) -> Limits:
 
 def _designed(design: Callable[[Array], tuple[float, float]], floor: float) -> CountLimits:
     return lambda counts, value, confidence: limits.designed_limits(
-        design(single.seen_classes(counts)), value, counts.sum(), floor=floor, confidence=confidence
+        design(values.seen_classes(counts)), value, counts.sum(), floor=floor, confidence=confidence
     )
 
 
@@ -164,13 +163,13 @@ def _true(counts: Array) -> Array:
 def _auroc(rows: Rows) -> tuple[float, Array]:
     if rows.probabilities is None:
         return math.nan, np.zeros(len(rows))
-    return single.auroc_one_vs_rest(rows.references, rows.probabilities)
+    return values.auroc_one_vs_rest(rows.references, rows.probabilities)
 
 
 def _auroc_multilabel(rows: Rows) -> tuple[float, Array]:
     if rows.probabilities is None:
         return math.nan, np.zeros(len(rows))
-    return multilabel.auroc_macro_parts(rows.references, rows.probabilities)
+    return values.auroc_macro_parts(rows.references, rows.probabilities)
 
 
 def _smallest_class(rows: Rows) -> float:
@@ -181,20 +180,20 @@ def _smallest_class(rows: Rows) -> float:
 def _average_precision(rows: Rows) -> float:
     if rows.probabilities is None:
         return math.nan
-    return single.average_precision(rows.references == 1, single.log_odds(rows.probabilities))
+    return values.average_precision(rows.references == 1, values.log_odds(rows.probabilities))
 
 
 def _average_precision_limits(rows: Rows, value: float, confidence: float, seed: int) -> Limits:
     assert rows.probabilities is not None
     positive = rows.references == 1
-    variance = single.average_precision_variance(positive, single.log_odds(rows.probabilities), seed)
+    variance = values.average_precision_variance(positive, values.log_odds(rows.probabilities), seed)
     return limits.effective_limits(value, variance, rows=float(positive.sum()), confidence=confidence)
 
 
 def _row_losses(rows: Rows) -> Array:
     if rows.probabilities is None:
         return np.full(len(rows), np.nan)
-    return single.row_log_loss(rows.references, rows.probabilities)
+    return values.row_log_loss(rows.references, rows.probabilities)
 
 
 def _squares(x: Array, y: Array, value: float, confidence: float) -> Limits | None:
@@ -208,26 +207,26 @@ def _distances(x: Array, y: Array, value: float, confidence: float) -> Limits | 
 _COMBINED, _EFFECTIVE, _LOG = "wilson by class, combined", "wilson at effective n", "t on the log scale"
 
 METRICS: tuple[Metric, ...] = (
-    _count("accuracy", "Share of rows with the right label.", single.accuracy, _all_rows, "wilson",
+    _count("accuracy", "Share of rows with the right label.", values.accuracy, _all_rows, "wilson",
            aliases=("acc",), counts_right_rows=True),
-    _count("f1", "Harmonic mean of precision and recall of label 1, as in GLUE.", single.f1, _f1_of_class_1,
+    _count("f1", "Harmonic mean of precision and recall of label 1, as in GLUE.", values.f1, _f1_of_class_1,
            "wilson given TP+FP+FN", tasks=BINARY),
-    _count("precision", "Share of rows predicted 1 that are 1.", single.precision, _of_class_1(_predicted), "wilson",
+    _count("precision", "Share of rows predicted 1 that are 1.", values.precision, _of_class_1(_predicted), "wilson",
            tasks=BINARY),
-    _count("recall", "Share of rows that are 1 and predicted 1.", single.recall, _of_class_1(_true), "wilson",
+    _count("recall", "Share of rows that are 1 and predicted 1.", values.recall, _of_class_1(_true), "wilson",
            tasks=BINARY),
-    _count("f1_macro", "Mean F1 of the classes.", single.f1_macro, _f1_by_class, _COMBINED, aliases=("macro_f1",)),
+    _count("f1_macro", "Mean F1 of the classes.", values.f1_macro, _f1_by_class, _COMBINED, aliases=("macro_f1",)),
     # Every row has one label, so micro F1 is accuracy.
-    _count("f1_micro", "F1 over all rows: accuracy.", single.accuracy, _all_rows, "wilson", aliases=("micro_f1",),
+    _count("f1_micro", "F1 over all rows: accuracy.", values.accuracy, _all_rows, "wilson", aliases=("micro_f1",),
            counts_right_rows=True),
-    _count("f1_weighted", "F1 of the classes, weighted by their rows.", single.f1_weighted,
+    _count("f1_weighted", "F1 of the classes, weighted by their rows.", values.f1_weighted,
            _designed(limits.weighted_f1_design, 0.0), _EFFECTIVE, aliases=("weighted_f1",)),
-    _count("precision_macro", "Mean precision of the classes.", single.precision_macro,
+    _count("precision_macro", "Mean precision of the classes.", values.precision_macro,
            _by_class(_predicted, absent=True), _COMBINED),
-    _count("recall_macro", "Mean recall of the classes.", single.recall_macro, _by_class(_true, absent=True), _COMBINED),
-    _count("balanced_accuracy", "Mean recall of the classes that are present.", single.balanced_accuracy,
+    _count("recall_macro", "Mean recall of the classes.", values.recall_macro, _by_class(_true, absent=True), _COMBINED),
+    _count("balanced_accuracy", "Mean recall of the classes that are present.", values.balanced_accuracy,
            _by_class(_true, absent=False), _COMBINED),
-    _count("matthews_correlation", "Correlation of true and predicted classes (MCC).", single.matthews_correlation,
+    _count("matthews_correlation", "Correlation of true and predicted classes (MCC).", values.matthews_correlation,
            _designed(limits.matthews_design, -1.0), _EFFECTIVE, aliases=("mcc", "matthews")),
     _influence("auroc", SINGLE, "Area under the ROC curve; one class against the rest, mean over classes.", _auroc,
                f"DeLong, {_EFFECTIVE}", _smallest_class, aliases=("roc_auc", "auc")),
@@ -238,20 +237,20 @@ METRICS: tuple[Metric, ...] = (
            lambda rows, value, confidence, seed: limits.log_mean_limits(_row_losses(rows), confidence), _LOG,
            greater_is_better=False),
     _influence("f1_macro", MULTILABEL, "Mean F1 of the labels.",
-               lambda rows: multilabel.f1_macro_parts(rows.references, rows.decisions), _EFFECTIVE, len),
+               lambda rows: values.f1_macro_parts(rows.references, rows.decisions), _EFFECTIVE, len),
     _influence("f1_micro", MULTILABEL, "F1 over all cells of rows and labels.",
-               lambda rows: multilabel.f1_micro_parts(rows.references, rows.decisions), _EFFECTIVE, len),
+               lambda rows: values.f1_micro_parts(rows.references, rows.decisions), _EFFECTIVE, len),
     _influence("auroc", MULTILABEL, "Area under the ROC curve, mean over labels.", _auroc_multilabel, _EFFECTIVE, len),
     Metric("subset_accuracy", MULTILABEL, "Share of rows with every label right.",
-           lambda rows: multilabel.subset_accuracy(rows.references, rows.decisions),
+           lambda rows: values.subset_accuracy(rows.references, rows.decisions),
            lambda rows, value, confidence, seed: limits.wilson_pair(value, len(rows), confidence), "wilson",
            counts_right_rows=True),
-    _number("pearson", "Linear correlation.", regression.pearson, limits.pearson_limits, "robust Fisher z",
+    _number("pearson", "Linear correlation.", values.pearson, limits.pearson_limits, "robust Fisher z",
             aliases=("pearsonr",)),
-    _number("spearmanr", "Rank correlation.", regression.spearmanr, limits.spearman_limits, "robust Fisher z",
+    _number("spearmanr", "Rank correlation.", values.spearmanr, limits.spearman_limits, "robust Fisher z",
             aliases=("spearman",)),
-    _number("mse", "Mean squared error.", regression.mse, _squares, _LOG, greater_is_better=False),
-    _number("mae", "Mean absolute error.", regression.mae, _distances, _LOG, greater_is_better=False),
-    _number("r2", "Share of the variance that is explained.", regression.r2, limits.r2_limits, _LOG),
+    _number("mse", "Mean squared error.", values.mse, _squares, _LOG, greater_is_better=False),
+    _number("mae", "Mean absolute error.", values.mae, _distances, _LOG, greater_is_better=False),
+    _number("r2", "Share of the variance that is explained.", values.r2, limits.r2_limits, _LOG),
 )  # fmt: skip
 """In the order in which names are listed."""

@@ -15,8 +15,8 @@ import numpy as np
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
 from tunesmith.metrics.metric_table import Metric
-from tunesmith.metrics.names import metric_of
 from tunesmith.metrics.rows import Array, Rows, Scale, make_rows
+from tunesmith.metrics.suite import metric_of
 from tunesmith.metrics.uncertainty import normal_quantile
 
 ROW_DRAWS = 10_000_000

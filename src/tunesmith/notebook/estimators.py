@@ -23,7 +23,7 @@ from tunesmith.predict.predictor import Predictor, predicted_names
 from tunesmith.reading.in_memory import columns_table, text_columns_of
 from tunesmith.run.sealed import MANIFEST, write_sealed
 from tunesmith.run.writing import write_new
-from tunesmith.session.next_folder import free_folder
+from tunesmith.session.from_config import free_folder
 from tunesmith.session.watch import Watch
 
 ESTIMATOR_FILE = "estimator.json"
@@ -35,7 +35,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
     """What both estimators share: parameters are options of a run, `options` holds those that are no parameter."""
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
-        """Refuses a name that is no parameter with the way to give it: scikit-learn needs a plain signature."""
+        """Refuses a name that is not a parameter with the way to give it: scikit-learn needs a plain signature."""
         known = cls._get_param_names()
         for name in given:
             if name not in known:

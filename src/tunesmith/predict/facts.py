@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from tunesmith.encoder.model_files import Seal, check_seal
 from tunesmith.encoder.resolve import resolve_model
-from tunesmith.encoder.seal import Seal, check_seal
 from tunesmith.errors import ConfigError
 from tunesmith.files import read_json
 from tunesmith.labels import LabelMap, Task
 from tunesmith.predict.graph_facts import is_graph_folder
 from tunesmith.run.layout import RunDir, best_trial_of
 from tunesmith.run.writing import write_new
-from tunesmith.tokens.cutting import LongTexts
+from tunesmith.tokens.truncation import LongTexts
 
 FACTS_FILE = "tunesmith.json"
 

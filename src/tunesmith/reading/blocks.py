@@ -1,7 +1,8 @@
 """Bytes to text, block by block, with the exact place of what cannot be decoded.
 
 Rules: a byte order mark decides (UTF-8, UTF-16, UTF-32); without one the text is UTF-8 unless an encoding is asked for.
-Bytes that do not decode are refused, never replaced. NUL is refused: it is the mark of UTF-16 or of a damaged file.
+Bytes that do not decode are refused, never replaced; the error names a likely encoding for the user to confirm. NUL is refused:
+it is the mark of UTF-16 or of a damaged file.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Callable, Iterator
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.containers import CHUNK_BYTES, CountedBytes
-from tunesmith.reading.encoding_guess import guess_encoding
 from tunesmith.reading.ready_commands import train_with
 
 _MARKS = (
@@ -120,3 +120,35 @@ def describe_nul(text: str, origin: str) -> UnreadableText:
         command = train_with(origin, f"--encoding {codec}")
         return UnreadableText("a NUL character", f"It looks like UTF-16 without a byte order mark: {command}")
     return UnreadableText("a NUL character", "Remove it; the file may be damaged.")
+
+
+def guess_encoding(head: bytes) -> tuple[str, str]:
+    """The likely codec, and a few words of the first line that needs it, as they read in it."""
+    codec = _guess(head)
+    line = next((part for part in head.splitlines() if not part.isascii()), b"")
+    at = next((k for k, byte in enumerate(line) if byte > 127), 0)
+    text = line.decode(codec, "replace")
+    start = len(line[:at].decode(codec, "replace"))
+    begin = max(text.rfind(mark, 0, start) for mark in ' ,;\t"') + 1
+    return codec, text[begin : begin + 24].strip()
+
+
+def _guess(head: bytes) -> str:
+    high = sum(byte > 127 for byte in head)
+    letters = sum(65 <= byte <= 90 or 97 <= byte <= 122 for byte in head)
+    if high * 2 < letters:  # Latin letters with some accents
+        western, central = (_letters(head, codec) for codec in ("cp1252", "cp1250"))
+        return "cp1250" if central > western else "cp1252"
+    try:
+        from charset_normalizer import from_bytes
+
+        best = from_bytes(head).best()
+    except ImportError:
+        best = None
+    return str(best.encoding) if best is not None else "cp1252"
+
+
+def _letters(head: bytes, codec: str) -> int:
+    """How many characters that are not ASCII are letters within or at the end of a small word."""
+    text = head.decode(codec, "replace")
+    return sum(char.isalpha() and char.islower() for char in text if ord(char) > 127)

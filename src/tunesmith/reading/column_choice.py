@@ -9,7 +9,7 @@ from typing import Any
 
 from tunesmith.errors import DataError
 from tunesmith.reading.column_profile import SAMPLE_ROWS, ColumnProfile, profile_columns
-from tunesmith.reading.json_shapes import describe_leaves
+from tunesmith.reading.json_rows import describe_leaves
 from tunesmith.reading.ready_commands import train_after, train_with
 from tunesmith.reading.source import Source
 

@@ -1,4 +1,7 @@
-"""Which columns hold the text and the label, and what kind of task it is. Every decision says why."""
+"""Which columns hold the text and the label, and what kind of task it is. Every decision has a stated reason.
+
+The facts of the GLUE tasks are known: their text columns, the names of their label ids, their splits.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,58 @@ from typing import NoReturn
 from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.labels import UNLABELLED, Task
 from tunesmith.reading.column_choice import choose_by_content, first_rows, is_sure_label, profile_source
-from tunesmith.reading.glue_tasks import GlueTask, find_glue_task
-from tunesmith.reading.label_alikes import alike
-from tunesmith.reading.label_cells import (
+from tunesmith.reading.column_profile import (
     DOUBTFUL_SEPARATORS,
     find_separator,
     has_other_numbers,
     looks_like_thousands,
     number_style,
 )
-from tunesmith.reading.label_survey import Survey, class_names, holds_places, is_list_type, survey_labels
+from tunesmith.reading.label_survey import Survey, alike, class_names, holds_places, is_list_type, survey_labels
 from tunesmith.reading.ready_commands import train_with, train_with_header
 from tunesmith.reading.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class GlueTask:
+    """`labels` are in id order; none for a score."""
+
+    name: str
+    text: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the label is a score."""
+        return not self.labels
+
+
+GLUE_TASKS = {
+    task.name: task
+    for task in (
+        GlueTask("cola", ("sentence",), ("unacceptable", "acceptable")),
+        GlueTask("mnli", ("premise", "hypothesis"), ("entailment", "neutral", "contradiction")),
+        GlueTask("mrpc", ("sentence1", "sentence2"), ("not_equivalent", "equivalent")),
+        GlueTask("qnli", ("question", "sentence"), ("entailment", "not_entailment")),
+        GlueTask("qqp", ("question1", "question2"), ("not_duplicate", "duplicate")),
+        GlueTask("rte", ("sentence1", "sentence2"), ("entailment", "not_entailment")),
+        GlueTask("sst2", ("sentence",), ("negative", "positive")),
+        GlueTask("stsb", ("sentence1", "sentence2")),
+        GlueTask("wnli", ("sentence1", "sentence2"), ("not_entailment", "entailment")),
+    )
+}
+
+
+def find_glue_task(name: str | None) -> GlueTask | None:
+    """The task, or None for None; an unknown name is a ConfigError with the nearest one."""
+    if name is None:
+        return None
+    task = GLUE_TASKS.get(name.lower().replace("-", "").replace("sts_b", "stsb").replace("sst_2", "sst2"))
+    if task is None:
+        known = tuple(GLUE_TASKS)
+        raise ConfigError(f"--task_name {name!r} is not one of {', '.join(known)}", fix=did_you_mean(name, known))
+    return task
+
 
 _HEADERS = {"text": "text", "id": "id", "date": "date", "empty": "empty", "list": "list", "other": "other"}
 """What a column without a name is called, by its kind; others may be labels."""

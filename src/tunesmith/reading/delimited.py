@@ -29,7 +29,7 @@ _QUOTE_FIX = "Double a quote that is part of the text and enclose the field in q
 class Records:
     """A run of records: `columns[k][i]` is field k of record i, `lines[i]` the line it starts on.
 
-    `bad` is why a record has not the fields of the header, with its text, by index.
+    `bad` is why a record does not have the fields of the header, with its text, by index.
     """
 
     columns: list[list[str]]

@@ -1,18 +1,21 @@
 """Python values to Arrow columns: one kind of value a column, found while reading, widened when it must be.
 
-Rules. A key that a record has not is null there, unless the record has a key of almost that name.
+Rules. A key that a record does not have is null there, unless the record has a key of almost that name.
 A column holds text, whole numbers, numbers, true/false or lists of one of these, and null; whole numbers beside
 fractions become numbers. An object inside a record gives a column for each of its keys, `data.text`; lists of objects are kept
-as their JSON text.
+as their JSON text. A JSON file that holds one object with all rows inside is refused with the command that converts it.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunesmith.errors import DataError, did_you_mean
+from tunesmith.reading.ready_commands import train_after
 from tunesmith.reading.source import BAD_COLUMN, LINE_COLUMN
 
 MOST_KEYS = 1_000
@@ -72,7 +75,7 @@ class ColumnKinds:
         return pa.record_batch(arrays, names=list(self.kinds))
 
     def _add_keys(self, record: Mapping[str, Any], number: int) -> None:
-        """Takes in keys that were not seen before; one that reads like a key the record has not is refused."""
+        """Takes in keys that were not seen before; one that reads like a key the record does not have is refused."""
         where = f"{self.origin}:{number}"
         if not record:
             raise DataError("an object without keys", where=where)
@@ -84,7 +87,7 @@ class ColumnKinds:
             if key in (LINE_COLUMN, BAD_COLUMN):
                 raise DataError(f"the key {key!r} is taken", where=where, fix="Rename it.")
             if any("\ud800" <= char <= "\udfff" for char in key):
-                problem = f"the key {key!r} holds half of a surrogate pair, which is no character"
+                problem = f"the key {key!r} holds half of a surrogate pair, which is not a character"
                 raise DataError(problem, where=where, fix="Rename it.")
             hint = did_you_mean(key, [name for name in missing if "." not in name]) if "." not in key else None
             if hint is not None or len(self.kinds) >= MOST_KEYS:
@@ -184,3 +187,48 @@ def _arrow_type(kind: str) -> Any:
         return pa.list_(_arrow_type(kind[5:]))
     types = {"null": pa.string(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "text": pa.string()}
     return types[kind]
+
+
+_TABLE = re.compile(r'^\s*\{\s*"(?:[^"\\]|\\.)+"\s*:\s*(?:\{\s*"0"\s*:|\[\s*(?:"|-?\d))')
+_ROWS = re.compile(r'"((?:[^"\\]|\\.)+)"\s*:\s*\[\s*\{')
+_COLUMNS = "import pandas, sys; pandas.read_json(sys.argv[1]).to_json(sys.stdout, orient='records', lines=True)"
+_LIST = "import json, sys; [print(json.dumps(row)) for row in json.load(open(sys.argv[1]))[{key!r}]]"
+
+
+def refuse_one_object(head: str, origin: str) -> None:
+    """Refuses columns as pandas writes them by default, and a list of rows under a key such as "data"."""
+    if not head.lstrip().startswith("{") or _is_lines(head):
+        return
+    found = _ROWS.search(head)
+    if _TABLE.match(head):
+        problem, code = "one object with a key for each column, not a row for each line", _COLUMNS
+    elif found is not None:
+        key = json.loads(f'"{found[1]}"')
+        problem, code = f"one object with the rows in its key {key!r}, not a row for each line", _LIST.format(key=key)
+    else:
+        return
+    command = train_after(f"python -c {shlex.quote(code)}", origin, suffix=".jsonl")
+    raise DataError(problem, where=f"{origin}:1", fix=f"Write it as JSON lines: {command}")
+
+
+def _is_lines(head: str) -> bool:
+    """Whether the first line is a whole object and the next one starts another."""
+    lines = [line for line in head.split("\n") if line.strip()][:2]
+    try:
+        return len(lines) == 2 and lines[1].lstrip().startswith("{") and isinstance(json.loads(lines[0]), dict)
+    except ValueError:
+        return False
+
+
+def describe_leaves(cell: str) -> tuple[str, str] | None:
+    """(path as jq writes it, value) of the first name inside a cell of JSON text; None when there is none."""
+    value: Any = json.loads(cell)
+    path = ""
+    while isinstance(value, (dict, list)) and value:
+        if isinstance(value, list):
+            path, value = f"{path}[0]", value[0]
+            continue
+        wanted = ("label", "labels", "choices", "choice", "class", "category", "answer", "value", "result")
+        key = next((name for name in wanted if name in value), next(iter(value)))
+        path, value = f"{path}.{key}", value[key]
+    return (path, str(value)) if isinstance(value, (str, int)) and re.fullmatch(r"[\w.\[\]]+", path) else None

@@ -13,22 +13,15 @@ import numpy as np
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
-from tunesmith.reading.bad_rows import BadRow, sort_out
-from tunesmith.reading.columns import Columns, infer_columns
-from tunesmith.reading.content_hash import fingerprint_parts
+from tunesmith.reading.bad_rows import BadRow, correct_labels, sort_out
+from tunesmith.reading.columns import Columns, find_glue_task, infer_columns
 from tunesmith.reading.gather import gather_sources
-from tunesmith.reading.glue_tasks import find_glue_task
-from tunesmith.reading.label_corrections import correct_labels
-from tunesmith.reading.label_ids import encode_labels
-from tunesmith.reading.label_rows import notes_on_classes, unfold_labels
-from tunesmith.reading.label_spelling import merge_variants
-from tunesmith.reading.mapped_pages import release_pages
-from tunesmith.reading.part import Part
+from tunesmith.reading.label_ids import encode_labels, notes_on_classes, unfold_labels
+from tunesmith.reading.label_names import merge_variants
 from tunesmith.reading.read import read_source
-from tunesmith.reading.sentences import check_texts
-from tunesmith.reading.source import Source
-from tunesmith.reading.split import MAX_GROUPED_ROWS, draw_fold, draw_split
-from tunesmith.reading.stratified import sample_part
+from tunesmith.reading.source import Part, Source, check_texts, fingerprint_parts
+from tunesmith.reading.split import MAX_GROUPED_ROWS, draw_fold, draw_split, sample_part
+from tunesmith.tokens.token_cache import release_pages
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -167,7 +160,7 @@ def _read(reading: Mapping[str, Any], skip_bad_rows: bool, source: Any, split: s
 
 
 def _load_hub(name: str, config: str | None, *, options: Mapping[str, Any]) -> Any:
-    from tunesmith.reading.hub import load_from_hub
+    from tunesmith.reading.gather import load_from_hub
 
     return load_from_hub(name, config, **options)
 

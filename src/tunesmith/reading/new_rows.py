@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.labels import LabelMap, Task
 from tunesmith.reading.columns import Columns, require_text
-from tunesmith.reading.label_ids import encode_labels
-from tunesmith.reading.label_rows import unfold_labels
-from tunesmith.reading.label_spelling import merge_variants
+from tunesmith.reading.label_ids import encode_labels, unfold_labels
+from tunesmith.reading.label_names import merge_variants
 from tunesmith.reading.read import read_source
-from tunesmith.reading.sentences import check_texts
-from tunesmith.reading.source import Source
+from tunesmith.reading.source import Source, check_texts
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -18,19 +18,18 @@ from typing import Any
 from tunesmith.errors import DataError
 from tunesmith.reading.blocks import OnProgress, check_encoding, choose_codec, text_blocks
 from tunesmith.reading.containers import (
+    KINDS,
     CountedBytes,
     DecompressionLimits,
     arrow_batches,
     binary_errors,
+    kind_of_file,
     parquet_batches,
     readable,
 )
-from tunesmith.reading.file_kinds import KINDS, kind_of_file
 from tunesmith.reading.in_memory import read_memory
 from tunesmith.reading.json_files import json_batches
-from tunesmith.reading.json_rows import ColumnKinds, Widened
-from tunesmith.reading.json_shapes import refuse_one_object
-from tunesmith.reading.line_files import fasttext_batches, recognise_lines
+from tunesmith.reading.json_rows import ColumnKinds, Widened, refuse_one_object
 from tunesmith.reading.sheets import note_sheet, sheet_batches
 from tunesmith.reading.source import Source, checked
 from tunesmith.reading.table_cache import cache_table, default_table_cache, find_table
@@ -39,6 +38,8 @@ from tunesmith.reading.text_files import (
     Dialect,
     choose_dialect,
     delimited_batches,
+    fasttext_batches,
+    recognise_lines,
     refuse_title,
     sniff_dialect,
 )
@@ -141,7 +142,7 @@ def _first_text(file: _File) -> str:
 
 
 def _reading_note(file: _File) -> str | None:
-    """A sentence when columns are set apart by something else than the suffix says."""
+    """A sentence when columns are separated by something else than the suffix says."""
     if file.kind == "sheet" and not file.gzipped:
         return note_sheet(file.path, file.origin, file.sheet)
     if file.kind == "fasttext":
@@ -150,7 +151,7 @@ def _reading_note(file: _File) -> str | None:
     if file.dialect is None or usual is None or file.dialect.delimiter == usual.delimiter:
         return None
     name = DELIMITER_NAMES.get(file.dialect.delimiter, repr(file.dialect.delimiter))
-    return f"Reading: the columns of {file.origin} are set apart by {name}."
+    return f"Reading: the columns of {file.origin} are separated by {name}."
 
 
 def _refuse_zeros(path: Path, origin: str) -> None:

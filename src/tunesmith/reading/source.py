@@ -1,13 +1,23 @@
-"""A source: the rows of one split, on disk, and the name a person knows each row by."""
+"""A source: the rows of one split, on disk, and the name a person knows each row by. A part: the rows of a source that make up
+one split, with their encoded labels.
+
+Split and audit compare sentences as numbers: equal after folding case and spaces = the same number. The content of all splits
+is one number, too: same rows in the same order, same number, whatever file they came from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tunesmith.errors import DataError
+from tunesmith.labels import LabelMap
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -87,3 +97,135 @@ def checked(source: Source) -> Source:
     if source.dataset.num_rows == 0:
         raise DataError("no rows", where=source.origin, fix="It needs at least one row.")
     return source
+
+
+Ints = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """`rows` are the row numbers used, in ascending order; None for all. `encoded` has every row of the source."""
+
+    source: Source
+    encoded: Dataset
+    rows: Ints | None = None
+
+    def dataset(self) -> Dataset:
+        """The rows used."""
+        return self.encoded if self.rows is None else self.encoded.select(self.rows)
+
+    def __len__(self) -> int:
+        return int(self.encoded.num_rows) if self.rows is None else len(self.rows)
+
+    def scan(self, columns: Sequence[str]) -> Iterator[Any]:
+        """Tables of the source's columns, only the rows used, read from the file rather than its memory map."""
+        for start, table in self.source.scan(columns):
+            if self.rows is None:
+                yield table
+                continue
+            low, high = np.searchsorted(self.rows, (start, start + table.num_rows))
+            yield table.take(self.rows[low:high] - start)
+
+    def labels(self) -> Any:
+        """The encoded labels of the rows used, as one Arrow array."""
+        table = self.encoded.select_columns(["labels"]).with_format("arrow")[:]
+        column = table.column("labels").combine_chunks()
+        return column if self.rows is None else column.take(self.rows)
+
+    @classmethod
+    def of(cls, dataset: Dataset, name: str = "train") -> Part:
+        """All rows of a dataset that has the column "labels"."""
+        return cls(Source(name, dataset, name), dataset)
+
+
+def number_sentences(parts: Mapping[str, Part], text: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
+    """For each split an int array (rows, texts) of sentence numbers, comparable between splits and columns."""
+    import pyarrow as pa
+
+    chunks: list[Any] = []
+    shapes: list[tuple[str, int]] = []
+    for split, part in parts.items():
+        for name in text:
+            chunks.extend(_fold(table.column(name).combine_chunks()) for table in part.scan([name]))
+            shapes.append((split, len(part)))
+    codes = pa.chunked_array(chunks, pa.large_string()).combine_chunks().dictionary_encode().indices
+    flat = codes.to_numpy(zero_copy_only=False)
+    columns: dict[str, list[np.ndarray[Any, Any]]] = {split: [] for split in parts}
+    at = 0
+    for split, rows in shapes:
+        columns[split].append(flat[at : at + rows])
+        at += rows
+    return {split: np.stack(column, axis=1) for split, column in columns.items()}
+
+
+def _fold(cells: Any) -> Any:
+    """ " ".join(text.lower().split()), for a whole column."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.utf8_lower(cells)))
+    return pc.binary_join(words, pa.scalar(" ", words.type.value_type)).cast(pa.large_string())
+
+
+def check_texts(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> None:
+    """Refuses a missing text, and one that is empty or only spaces unless that is allowed; each text of a pair counts."""
+    import pyarrow.compute as pc
+
+    for start, table in source.scan(list(text)):
+        for name in text:
+            cells = table.column(name).combine_chunks()
+            if cells.null_count:
+                row = start + pc.index(pc.is_null(cells), True).as_py()
+                raise DataError(
+                    "the text is missing", where=source.where(row, name), fix="Fill it in or remove the row."
+                )
+            if allow_empty_text:
+                continue
+            empty = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(cells)), 0)
+            if pc.any(empty).as_py():
+                row = start + pc.index(empty, True).as_py()
+                fix = "Fill it in or remove the row; --allow_empty_text keeps it."
+                raise DataError("the text is empty", where=source.where(row, name), fix=fix)
+
+
+def fingerprint_parts(parts: Mapping[str, Part], text: Sequence[str], labels: LabelMap) -> tuple[str, dict[str, str]]:
+    """sha256 (hex) over split names, texts, labels, label names and their order, and one for each split.
+
+    Columns that are neither text nor label do not count.
+    """
+    whole = hashlib.sha256(json.dumps([labels.to_json(), list(text)]).encode())
+    found = {}
+    for split, part in parts.items():
+        pieces = [f"\n{split} {len(part)}".encode(), *(_hash_text(part, name) for name in text), _hash_labels(part)]
+        found[split] = hashlib.sha256(b"".join(pieces)).hexdigest()
+        whole.update(b"".join(pieces))
+    return whole.hexdigest(), found
+
+
+def _hash_text(part: Part, name: str) -> bytes:
+    """Lengths and bytes are hashed apart, so that the result does not depend on how rows are cut into batches."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lengths, content = hashlib.sha256(), hashlib.sha256()
+    for table in part.scan([name]):
+        cells = pc.fill_null(table.column(name).cast(pa.large_string()).combine_chunks(), "")
+        if not len(cells):
+            continue
+        lengths.update(pc.binary_length(cells).to_numpy(zero_copy_only=False).astype("<i8").tobytes())
+        _, offsets, data = cells.buffers()
+        ends = np.frombuffer(offsets, dtype=np.int64)
+        first, last = ends[cells.offset], ends[cells.offset + len(cells)]
+        if data is not None:
+            content.update(memoryview(data)[first:last])
+    return lengths.digest() + content.digest()
+
+
+def _hash_labels(part: Part) -> bytes:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    cells = part.labels()
+    if pa.types.is_list(cells.type):
+        cells = pc.list_flatten(cells)
+    return hashlib.sha256(np.ascontiguousarray(cells.to_numpy(zero_copy_only=False)).tobytes()).digest()

@@ -1,7 +1,7 @@
 """Tables on disk, made once for each content: written to a temporary file, renamed when complete, memory-mapped after.
 
-The name of a table holds its rows, its size and a mark of its bytes: a damaged one is made again, and one of another size
-is not read for that.
+The name of a table holds its rows, its size and a mark of its bytes: a damaged one is made again, and one of another size is
+not read for that.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tunesmith.errors import ResourceError
 from tunesmith.run.remembered import known_hash, own_cache
 from tunesmith.run.writing import create
+
+if TYPE_CHECKING:
+    pass
 
 log = logging.getLogger(__name__)
 _STALE_SECONDS = 24 * 3600
@@ -81,7 +84,7 @@ def cache_table(key: str, cache_dir: Path, batches: Iterator[Any]) -> tuple[Path
 
 
 def _mark(key: str, rows: str, digest: str) -> str:
-    """What stands in the name of a table: of its bytes, and of the content they belong to."""
+    """The part of a table's name that comes from its bytes and from the content they belong to."""
     return hashlib.sha256(f"{key} {rows} {digest}".encode()).hexdigest()[:32]
 
 

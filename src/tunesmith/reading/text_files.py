@@ -1,4 +1,7 @@
-"""CSV and TSV files: every cell is the exact text, `NA`, `007` and `1e5` included."""
+"""CSV and TSV files: every cell is the exact text, `NA`, `007` and `1e5` included.
+
+A text file whose name does not tell the format (.txt) is recognised by its lines. fastText: `__label__NAME text`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunesmith.errors import ConfigError, DataError
+from tunesmith.reading.blocks import describe_nul
 from tunesmith.reading.delimited import Records, parse_delimited
+from tunesmith.reading.json_files import text_lines
+from tunesmith.reading.json_rows import ColumnKinds, Widened
 from tunesmith.reading.ready_commands import rewrite_csv, train_after, train_with, train_with_header
 from tunesmith.reading.source import BAD_COLUMN, LINE_COLUMN
 
@@ -19,7 +25,7 @@ DELIMITER_NAMES = {";": "semicolon", "\t": "tab", "|": "pipe", ",": "comma"}
 _RARE_DELIMITERS = ("^", "~", "#", "¦", "§", "\x01", "\x1f")
 _SNIFFED_LINES = 20
 SHOWN = 10
-"""So many bad rows are shown of all that are counted."""
+"""How many bad rows are shown; all are counted."""
 _DEFAULT_DELIMITER = {"csv": ",", "tsv": "\t"}
 _QUOTING = {
     "none": False,
@@ -55,7 +61,7 @@ def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | bool | No
     character = _DELIMITERS.get(delimiter.lower(), delimiter)
     if len(character) != 1 or character in '"\r\n\0':
         fix = "Use one character, or tab, comma, semicolon, pipe, space."
-        raise ConfigError(f"--delimiter {delimiter!r} cannot set fields apart", fix=fix)
+        raise ConfigError(f"--delimiter {delimiter!r} cannot separate fields", fix=fix)
     return Dialect(character, quoted, sure=True)
 
 
@@ -180,7 +186,7 @@ def refuse_title(head: str, dialect: Dialect, origin: str) -> None:
     for start in range(1, min(6, len(lines) - 3)):
         title = lines[0] and lines[start] and not any(dialect.delimiter in line for line in lines[:start])
         if title and _width("\n".join(lines[start:]), dialect.delimiter, quoting=dialect.quoting) > 1:
-            problem = f"the first line is {lines[0][:60]!r}, and the column names seem to stand in line {start + 1}"
+            problem = f"the first line is {lines[0][:60]!r}, and the column names seem to be in line {start + 1}"
             cut = train_after(f"tail -n +{start + 1}", origin)
             raise DataError(problem, where=f"{origin}:1", fix=f"Remove what is above them: {cut}")
 
@@ -206,3 +212,65 @@ def _check_delimiter(only: str, *, origin: str, dialect: Dialect) -> None:
     own = words.get(dialect.delimiter, repr(dialect.delimiter))
     problem = f"the header is one field, {only[:60]!r}: fields look set apart by {words[likely]}, not by {own}"
     raise DataError(problem, where=f"{origin}:1", fix=f"Give --delimiter {words[likely]}.")
+
+
+MARK = "__label__"
+_ROWS = 4_096
+
+
+def recognise_lines(head: str, origin: str) -> tuple[str, Dialect | None]:
+    """("fasttext" | "jsonl" | "csv" | "tsv", how its cells are set apart) of a file that begins with this text."""
+    if "\0" in head:
+        raise describe_nul(head, origin).at(f"{origin}:1")
+    lines = [line for line in head.splitlines()[:200] if line.strip()]
+    if sum(line.startswith(MARK) for line in lines) * 2 > len(lines):
+        return "fasttext", None
+    if head.lstrip().startswith("{"):
+        return "jsonl", None
+    dialect = sniff_dialect(head, choose_dialect("tsv", delimiter=None, quoting=None))
+    if cuts_alike(head, dialect) and len(lines) > 2:
+        return ("tsv" if dialect.delimiter == "\t" else "csv"), dialect
+    raise _no_columns(lines, origin)
+
+
+def _no_columns(lines: list[str], origin: str) -> DataError:
+    firsts = Counter(line.split(maxsplit=1)[0] for line in lines)
+    problem = f"no columns seen: no {', '.join(DELIMITER_NAMES.values())} cuts all of the first lines alike"
+    if len(lines) >= 10 and len(firsts) <= len(lines) / 4 and len(firsts) > 1:
+        shown = ", ".join(word for word, _ in firsts.most_common(3))
+        cut = train_after(r"sed -e 's/[[:space:]]\+/\t/' -e '1i label\ttext'", origin, suffix=".tsv")
+        return DataError(problem, where=origin, fix=f"If the first word of a line is its label ({shown}): {cut}")
+    fix = "Give --delimiter, or a file with a text and a label in each line, such as .csv, .tsv or .jsonl."
+    return DataError(problem, where=origin, fix=fix)
+
+
+def fasttext_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds) -> Iterator[Any]:
+    """Record batches with the columns text and label: names, or lists of names where some line has several."""
+    rows: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    for number, line in text_lines(blocks, origin):
+        if not line.strip():
+            continue
+        names, text = split_line(line)
+        several = kinds.kinds.get("label", "").startswith("list")
+        if len(names) > 1 and not several:
+            kinds.kinds.update(text="text", label="list:text")
+            raise Widened
+        rows.append({"text": text, "label": names if several else names[0] if names else None})
+        numbers.append(number)
+        if len(rows) == _ROWS:
+            yield kinds.batch(rows, numbers)
+            rows, numbers = [], []
+    if rows:
+        yield kinds.batch(rows, numbers)
+
+
+def split_line(line: str) -> tuple[list[str], str]:
+    """The labels at the start of a line and the text after them."""
+    names = []
+    rest = line.strip()
+    while rest.startswith(MARK):
+        first, _, rest = rest.partition(" ")
+        names.append(first.removeprefix(MARK))
+        rest = rest.lstrip()
+    return names, rest

@@ -1,33 +1,173 @@
-"""A run folder -> everything the report says, as plain data. What is absent is left out, never made up."""
+"""A run folder -> everything the report shows, as plain data: what was run, on what, where and when, and how it ended.
+
+What is absent is left out, never made up.
+"""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tunesmith.config.schema import list_options
-from tunesmith.curves.from_journal import load_curves
-from tunesmith.curves.series import Curves
+from tunesmith.curves.series import Curves, load_curves
 from tunesmith.findings import Finding
 from tunesmith.reading.prediction_file import read_prediction_columns
+from tunesmith.report.charts import Explained, explain_rows
 from tunesmith.report.diagnosis import diagnose_with, goes_on, read_run_config
-from tunesmith.report.explained import Explained, explain_rows
-from tunesmith.report.particulars import (
-    TableRows,
-    column_facts,
-    command_again,
-    data_findings,
-    data_notes,
-    environment_facts,
-    floor_scores,
-    option_facts,
-    run_facts,
-    split_facts,
-)
 from tunesmith.report.predictions import make_predictions
-from tunesmith.report.score_table import Headline, choose_headline, headline_scores
-from tunesmith.run.layout import RunDir, open_run
-from tunesmith.run.records import read_environment, read_metrics, read_summary
+from tunesmith.report.score_table import Headline, choose_headline, headline_scores, scores_in_file
+from tunesmith.run.layout import RunDir, open_run, read_environment, read_metrics, read_summary
+
+TableRows = tuple[tuple[str, ...], ...]
+SEVERITIES = ("error", "warning")
+"""Of findings about the data that stand on top of the page, the worst first."""
+
+
+def run_facts(
+    curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any], environment: Mapping[str, Any]
+) -> TableRows:
+    """(name, value): model, time, machine, steps, as far as they are known."""
+    best = curves.best()
+    speed = curves.tokens_per_second.finite().value
+    epochs = curves.last_step / curves.steps_per_epoch if curves.steps_per_epoch else 0
+    facts = {
+        "model": config.get("model_name_or_path"),
+        "task": summary.get("task"),
+        "started": say_date(curves.times[0]),
+        "duration": _duration(curves),
+        "machine": _machine(environment),
+        "training rows": f"{curves.train_rows:,}" if curves.train_rows else None,
+        "steps": f"{curves.last_step:,} of {curves.num_steps:,}" if curves.num_steps else curves.last_step,
+        "epochs": f"{epochs:.3g}" if epochs else None,
+        "best step": f"{best[1]:,} ({best[0]} {best[2]:.4g})" if best else None,
+        "speed": f"{sum(speed) / len(speed):,.0f} real tokens a second" if len(speed) else None,
+        "resumed at": ", ".join(f"step {s:,}" for s in curves.resumed_at) or None,
+        "not finite": f"{len(curves.non_finite)} steps, first {curves.non_finite[0]}" if curves.non_finite else None,
+        "ended": curves.ended or "still running, or killed",
+    }
+    return tuple((name, str(value)) for name, value in facts.items() if value is not None)
+
+
+def say_date(seconds: float) -> str | None:
+    """`17 November 2026, 06:53 UTC`; None for no time or one that no calendar has."""
+    try:
+        when = datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    return f"{when.day} {when:%B %Y, %H:%M} UTC" if seconds > 0 else None
+
+
+def _duration(curves: Curves) -> str | None:
+    seconds = round(curves.times[1] - curves.times[0])
+    if curves.times[0] <= 0 or not 0 < seconds < 1e9:
+        return None
+    minutes, hours = divmod(seconds, 60)[0], seconds // 3600
+    shown = f"{seconds} s" if minutes < 1 else f"{minutes} min {seconds % 60} s"
+    if hours:
+        shown = f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24} days {hours % 24} h"
+    return f"{shown}, with the time between its parts" if curves.resumed_at else shown
+
+
+def _machine(environment: Mapping[str, Any]) -> str | None:
+    device, cpus = environment.get("device"), environment.get("cpus")
+    system = str(environment.get("platform") or "").split("-")[0]
+    parts = (device, environment.get("gpu"), f"{cpus} cores" if cpus else None, system, environment.get("machine"))
+    return ", ".join(str(part) for part in parts if part) or None
+
+
+def floor_scores(metrics: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, list[Headline]]:
+    """By the name of a simpler model its scores: what the run has to be better than."""
+    found: dict[str, list[Headline]] = {}
+    for split, by_name in (_mapping(metrics, "floors") or _mapping(summary, "floors")).items():
+        for name, scores in (by_name if isinstance(by_name, dict) else {}).items():
+            found.setdefault(str(name), []).extend(scores_in_file({str(split): scores}))
+    return found
+
+
+def split_facts(summary: Mapping[str, Any]) -> TableRows:
+    """(split, rows, labels, truncation)."""
+    rows, counts, cuts = (_mapping(summary, key) for key in ("rows", "label_counts", "truncation"))
+    found = []
+    for split in dict.fromkeys([*rows, *counts, *cuts]):
+        labels = _mapping(counts, split)
+        total = sum(v for v in labels.values() if isinstance(v, (int, float))) or 1
+        shown = sorted(labels.items(), key=lambda item: -item[1])[:12]
+        words = ", ".join(f"{name} {count:,} ({count / total:.0%})" for name, count in shown) or "–"
+        more = f", and {len(labels) - 12} more" if len(labels) > 12 else ""
+        found.append((str(split), f"{rows.get(split, 0):,}", words + more, _truncation(_mapping(cuts, split))))
+    return tuple(found)
+
+
+def _truncation(cut: Mapping[str, Any]) -> str:
+    if not cut:
+        return "unknown"
+    rows, of = cut.get("rows_cut", 0), cut.get("rows", 0)
+    if not rows:
+        return f"none (limit {cut.get('max_length', '?')} tokens)"
+    share = f" ({rows / of:.1%})" if of else ""
+    return f"{rows:,} rows{share} cut at {cut.get('max_length', '?')} tokens, {cut.get('tokens_cut', 0):,} tokens lost"
+
+
+def _mapping(data: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = data.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def column_facts(summary: Mapping[str, Any]) -> TableRows:
+    """(use, column)."""
+    return tuple((str(k), _say(v)) for k, v in _mapping(summary, "columns").items())
+
+
+def data_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """What reading and checking the data brought up, but for the warnings, which stand on top."""
+    notes, findings = (v if isinstance(v := summary.get(key), list) else [] for key in ("notes", "findings"))
+    found = [f["evidence"] for f in findings if isinstance(f, dict) and f.get("evidence")]
+    above = {finding.evidence for finding in data_findings(summary)}
+    return tuple(text for text in dict.fromkeys(map(str, [*notes, *found])) if text not in above)[:40]
+
+
+def data_findings(summary: Mapping[str, Any]) -> list[Finding]:
+    """The errors and warnings about the data, as far as the file holds them whole; the worst first."""
+    found = summary.get("findings")
+    texts = [f for f in found if isinstance(f, dict)] if isinstance(found, list) else []
+    kept = [
+        f for f in texts if f.get("severity") in SEVERITIES and isinstance(f.get("code"), str) and f.get("evidence")
+    ]
+    made = [Finding(f["code"], f["severity"], str(f["evidence"]), _advice(f)) for f in kept]
+    return sorted(made, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _advice(finding: Mapping[str, Any]) -> tuple[str, ...]:
+    found = finding.get("advice")
+    return tuple(map(str, found)) if isinstance(found, (list, tuple)) else ()
+
+
+def option_facts(config: Mapping[str, Any]) -> TableRows:
+    """(option, value) by name."""
+    return tuple((name, _say(value)) for name, value in sorted(config.items()))
+
+
+def _say(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def environment_facts(environment: Mapping[str, Any]) -> TableRows:
+    """(name, value): machine and versions."""
+    flat = {k: v for k, v in environment.items() if not isinstance(v, dict) and k != "command"}
+    flat |= {name: version for name, version in _mapping(environment, "packages").items() if version}
+    return tuple((str(k), _say(v)) for k, v in flat.items() if v is not None)
+
+
+def command_again(environment: Mapping[str, Any], folder: RunDir) -> str:
+    """The command line that makes the run again."""
+    words = environment.get("command")
+    if isinstance(words, list) and words:
+        return shlex.join(["tunesmith" if words[0] == "__main__.py" else str(words[0]), *map(str, words[1:])])
+    return f"tunesmith train {shlex.quote(str(folder.config_file))}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

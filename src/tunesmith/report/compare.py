@@ -10,21 +10,19 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from tunesmith.curves.from_journal import load_curves
-from tunesmith.curves.series import Curves
+from tunesmith.curves.series import Curves, load_curves
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
-from tunesmith.metrics.names import DEFAULTS, canonical_name, greater_is_better, metric_names
 from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
 from tunesmith.metrics.rows import Scale
+from tunesmith.metrics.suite import DEFAULTS, canonical_name, greater_is_better, metric_names
 from tunesmith.reading.prediction_file import read_prediction_columns
 from tunesmith.report.diagnosis import diagnose_with, goes_on, read_run_config
 from tunesmith.report.pairing import labelled_splits, pair_sides, read_side
 from tunesmith.report.predictions import make_predictions, own_columns
 from tunesmith.report.score_table import Headline, headline_scores, split_rank
-from tunesmith.run.layout import RunDir, open_run
-from tunesmith.run.records import read_metrics, read_summary
+from tunesmith.run.layout import RunDir, open_run, read_metrics, read_summary
 
 MAX_RUNS = 8
 """As many line colours as a picture has."""

@@ -9,14 +9,12 @@ from typing import Any
 
 from tunesmith.config.entries import read_entries
 from tunesmith.config.load import resolve
-from tunesmith.curves.from_journal import load_curves
-from tunesmith.curves.series import Curves
+from tunesmith.curves.series import Curves, load_curves
 from tunesmith.diagnose.advise import diagnose
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
-from tunesmith.run.layout import RunDir, open_run
+from tunesmith.run.layout import RunDir, open_run, read_summary
 from tunesmith.run.lock import read_holder
-from tunesmith.run.records import read_summary
 
 
 def diagnose_run(run: str | Path | RunDir) -> list[Finding]:

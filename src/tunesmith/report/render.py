@@ -1,4 +1,4 @@
-"""Report -> one HTML file that needs nothing else: no server, no network, no script but its own.
+"""Report or Comparison -> one HTML file that needs nothing else: no server, no network, no script but its own.
 
 Every text goes through the template's autoescape. The policy in the page allows exactly one script and one style sheet, by
 their hashes, and pictures in data addresses: should a text ever reach the page unescaped, it still cannot run or load.
@@ -13,14 +13,18 @@ from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tunesmith.report.build import Report
-from tunesmith.report.charts import make_charts, reliability_chart, value_charts
+from tunesmith.report.charts import make_charts, overlay_charts, reliability_chart, value_charts
 from tunesmith.report.score_table import Headline, ScoreGrid, make_grid
 from tunesmith.run.ledger import write_own
+from tunesmith.run.writing import write_file
+
+if TYPE_CHECKING:
+    from tunesmith.report.compare import Comparison
 
 TEXT_LIMIT = 700
 """Characters of a mistake's text shown at once; the rest unfolds."""
@@ -173,3 +177,26 @@ def _heat(report: Report) -> list[list[tuple[int, int, str]]]:
         total = sum(row) or 1
         cells.append([(n, round(10 * n / total), f"{n / total:.0%}") for n in row])
     return cells
+
+
+def write_comparison(comparison: Comparison, path: Path) -> Path:
+    """Writes the page, whole or not at all; gives its path."""
+    write_file(path, render_comparison(comparison).encode("utf-8", "backslashreplace"))
+    return path
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """The page."""
+    charts = overlay_charts([run.curves for run in comparison.runs])
+    style, script = page_asset("page.css") + page_asset("compare.css"), page_asset("page.js")
+    return str(
+        page_template("compare.html.j2", score=score_text, title_of=score_title).render(
+            c=comparison,
+            charts=charts,
+            verdicts=VERDICTS,
+            style=style,
+            script=script,
+            policy=content_policy(style, script),
+            data=embed_json({chart.key: chart.data for chart in charts}),
+        )
+    )

@@ -1,5 +1,5 @@
-"""What surrounds this process: its versions, machine, command and commit; what a launcher told it; faults that a test asks for;
-calls into other people's code that may never return.
+"""What surrounds this process: its versions, machine, command and commit; what a launcher gave it; faults that a test asks for;
+calls into other people's code that may never return; progress bars of libraries; the milestones of a command.
 
 The commit is read from the files of git. No program is started: what a repository configures (`core.fsmonitor`, hooks,
 filters) would run with it.
@@ -8,6 +8,7 @@ filters) would run with it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import platform
 import re
@@ -16,15 +17,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import Any, Literal, TypeVar
 
-from tunesmith.errors import ConfigError
+from tunesmith.errors import ConfigError, did_you_mean, short_text
 from tunesmith.files import BadFile, read_plain
 
 T = TypeVar("T")
+HUB_SECONDS = 4.0
+"""How long the Hub may take for its first answer: a wrong name is reported within 5 s (`datasets` alone tries for 25 s)."""
 PACKAGES = [
     "tunesmith",
     "torch",
@@ -46,13 +52,16 @@ _FIX = (
 
 def package_versions() -> dict[str, str | None]:
     """Installed versions of the packages a result depends on; None where one is missing."""
-    found: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
+    return {name: _version_of(name) for name in PACKAGES}
+
+
+@cache
+def _version_of(name: str) -> str | None:
+    """Read once in a process: a package's metadata is a file of up to 50 kB."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def describe_environment() -> dict[str, Any]:
@@ -155,7 +164,7 @@ def _number(given: Mapping[str, str], name: str, default: int, *, low: int = 0, 
 
 
 def answer_within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` gives or raises; a TimeoutError after so many seconds, whatever it hangs in.
+    """What `work` returns or raises; a TimeoutError after this many seconds, whatever it hangs in.
 
     The call runs in a daemon thread: Ctrl-C is heard meanwhile, and an endless call cannot hold the process.
     """
@@ -165,7 +174,7 @@ def answer_within(seconds: float, work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             box.append(work())
-        except BaseException as error:  # a panic of a Rust library is no Exception
+        except BaseException as error:  # a panic of a Rust library is not an Exception
             failure.append(error)
 
     thread = threading.Thread(target=run, daemon=True, name="tunesmith-answer")
@@ -176,6 +185,35 @@ def answer_within(seconds: float, work: Callable[[], T]) -> T:
     if not box:
         raise TimeoutError(f"no answer within {seconds:.0f} s")
     return box[0]
+
+
+def ask_hub(
+    kind: Literal["model", "dataset"],
+    name: str,
+    revision: str | None,
+    token: str | None,
+    known: Callable[[], list[str]],
+) -> Any:
+    """What the Hub knows of a repository; ConnectionError when it does not answer in time. `known` are names to suggest."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    ask = getattr(HfApi(token=token), f"{kind}_info")
+    try:
+        return answer_within(HUB_SECONDS, lambda: ask(name, revision=revision, timeout=HUB_SECONDS))
+    except GatedRepoError:
+        raise ConfigError(
+            f"the {kind} {name} asks for permission", fix="Get access on its page and log in with `hf auth login`."
+        ) from None
+    except RepositoryNotFoundError:
+        raise ConfigError(
+            f"there is {'no folder and ' if kind == 'model' else ''}no Hub {kind} named {name!r}",
+            fix=did_you_mean(name, known()) or f"Private {kind}s need a token: `hf auth login`.",
+        ) from None
+    except RevisionNotFoundError:
+        raise ConfigError(f"the {kind} {name} has no revision {revision!r}") from None
+    except Exception as error:  # of httpx, httpx2 or the socket: the class differs by version
+        raise ConnectionError(f"the Hub cannot be reached: {short_text(error)}") from error
 
 
 _counts: dict[str, int] = {}
@@ -227,3 +265,24 @@ def without_fsdp() -> Iterator[None]:
     finally:
         if asked is not None:
             os.environ["ACCELERATE_USE_FSDP"] = asked
+
+
+@contextmanager
+def library_bars_off(library: ModuleType, *, except_on_a_terminal: bool = False) -> Iterator[None]:
+    """`library` is `datasets` or `huggingface_hub.utils`; bars that were off before stay off."""
+    if library.are_progress_bars_disabled() or (except_on_a_terminal and sys.stderr.isatty()):
+        yield
+        return
+    library.disable_progress_bars()
+    try:
+        yield
+    finally:
+        library.enable_progress_bars()
+
+
+milestones = logging.getLogger(__name__)
+
+
+def reach(milestone: str) -> None:
+    """Notes that something is done. Costs nothing unless a handler asks for it."""
+    milestones.info(milestone)

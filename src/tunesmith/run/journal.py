@@ -107,7 +107,7 @@ def is_journal(path: Path) -> bool:
 
 
 def require_journal(path: Path) -> None:
-    """A ResourceError when something else than a journal of ours, or nothing, stands here."""
+    """A ResourceError when there is something other than a journal of ours here."""
     if kind_of(path) is not None and not is_journal(path):
         raise ResourceError(
             "is not a journal that tunesmith wrote, so it is neither replaced nor added to",
@@ -117,7 +117,7 @@ def require_journal(path: Path) -> None:
 
 
 def drop_cut_line(path: Path) -> int:
-    """Removes what stands behind the last newline; gives the number of bytes removed."""
+    """Removes the text after the last newline; returns the number of bytes removed."""
     if not path.exists():
         return 0
     with open(open_in_place(path), "r+b") as file:

@@ -67,7 +67,7 @@ def first_event(path: str | Path) -> Event | None:
 
 
 def parse_events(data: bytes, path: str | Path, *, first_line: int = 1) -> Iterator[Event]:
-    """The events of whole lines; what stands behind the last newline is being written, or was cut by a kill."""
+    """The events of whole lines; the text after the last newline is being written, or was cut by a kill."""
     end = data.rfind(b"\n") + 1
     for number, line in enumerate(data[:end].splitlines(), start=first_line):
         event = decode_line(line, where=f"{path}:{number}")
@@ -97,7 +97,7 @@ def _damage(where: str, what: str) -> CheckpointError:
 
 @dataclass(frozen=True, slots=True)
 class JournalColumns:
-    """`steps[name]` holds one value per StepDone (NaN for null); `steps["line"]` and `others` tell the order."""
+    """`steps[name]` holds one value per StepDone (NaN for null); `steps["line"]` and `others` give the order."""
 
     steps: dict[str, NDArray[Any]]
     others: list[tuple[int, Event]]

@@ -48,7 +48,7 @@ def known_hash(file: Path) -> str:
 
 
 def signature(folder: Path, names: Iterable[str] | None = None) -> tuple[tuple[object, ...], ...]:
-    """What tells whether files of a folder were changed or replaced, without reading them; all files by default."""
+    """What shows whether files of a folder were changed or replaced, without reading them; all files by default."""
     chosen = sorted(p.name for p in folder.iterdir() if p.is_file()) if names is None else sorted(names)
     return tuple((name, *_facts(folder / name)) for name in chosen)
 

@@ -96,7 +96,7 @@ def _publish(tmp: Path, target: Path) -> None:
 
 
 def is_sealed(folder: Path) -> bool:
-    """Whether we wrote this folder, intact or damaged: a real folder with a manifest of ours, or one that is no JSON any more."""
+    """Whether we wrote this folder, intact or damaged: a real folder with a manifest of ours, or one that no longer is JSON."""
     if kind_of(folder) != "a folder":
         return False
     if kind_of(folder / MANIFEST) is None:

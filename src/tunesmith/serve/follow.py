@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.curves.from_journal import build_curves
 from tunesmith.curves.panels import PanelLine, main_panels, more_panels
-from tunesmith.curves.series import Curves, Series
+from tunesmith.curves.series import Curves, Series, build_curves
 from tunesmith.errors import TunesmithError
 from tunesmith.events import Evaluated, NonFinite, Note, RunEnded
 from tunesmith.findings import Finding
 from tunesmith.report.diagnosis import diagnose_with, read_run_config
-from tunesmith.run.layout import RunDir
+from tunesmith.run.layout import RunDir, read_summary
 from tunesmith.run.reader import ColumnsTail
-from tunesmith.run.records import read_summary
 from tunesmith.serve.runs import status_of
 from tunesmith.serve.verdicts import with_title
 

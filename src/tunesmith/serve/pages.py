@@ -79,7 +79,7 @@ class PageCache:
     def comparison(self, runs: Sequence[RunDir]) -> str:
         """Several runs side by side."""
         from tunesmith.report.compare import compare_runs
-        from tunesmith.report.compare_page import render_comparison
+        from tunesmith.report.render import render_comparison
 
         marks = tuple(_marks(run) for run in runs)
         return self._get(

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from tunesmith import __version__
 from tunesmith.encoder.config_file import read_config_file
-from tunesmith.encoder.seal import check_seal
+from tunesmith.encoder.model_files import check_seal
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.predict.facts import FACTS_FILE, read_facts
 from tunesmith.run.layout import RunDir

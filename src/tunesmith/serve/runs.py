@@ -14,9 +14,8 @@ from typing import Any
 from tunesmith.errors import CheckpointError
 from tunesmith.files import BadFile, is_plain, open_plain, parse_json
 from tunesmith.report.score_table import scores_in_file
-from tunesmith.run.layout import RunDir
+from tunesmith.run.layout import RunDir, read_metrics
 from tunesmith.run.reader import Peek, peek_journal
-from tunesmith.run.records import read_metrics
 from tunesmith.serve.jobs import is_running
 from tunesmith.serve.verdicts import Verdict, Verdicts
 

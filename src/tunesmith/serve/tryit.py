@@ -233,7 +233,7 @@ class Classifier:
             problem, alone = error, True
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # PanicException of a tokenizer is no Exception
+        except BaseException as error:  # PanicException of a tokenizer is not an Exception
             log.warning("a text could not be classified: %s", type(error).__name__)
             problem = BadRequest(422, "the model could not read this text")
         for item in items:

@@ -18,13 +18,12 @@ import numpy as np
 
 from tunesmith.config.schema import RunConfig
 from tunesmith.labels import Task, choose_labels
-from tunesmith.metrics.moved_thresholds import fit_thresholds
+from tunesmith.metrics.calibration import fit_thresholds
 from tunesmith.metrics.suite import make_suite
 from tunesmith.metrics.uncertainty import Score
 from tunesmith.reading.prediction_file import read_prediction_columns
 from tunesmith.report.predictions import PredictedRows, make_predictions
-from tunesmith.run.layout import RunDir
-from tunesmith.run.records import read_summary
+from tunesmith.run.layout import RunDir, read_summary
 from tunesmith.run.writing import write_file
 from tunesmith.session.from_config import finetune, is_complete
 from tunesmith.session.watch import Say, Watch

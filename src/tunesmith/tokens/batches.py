@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tunesmith.tokens.order import EpochOrder, Sampling, epoch_order, length_batches
-from tunesmith.tokens.prefetch import prefetched
-from tunesmith.tokens.token_rows import TokenRows, pad_rows
+from tunesmith.tokens.encoding_processes import prefetched
+from tunesmith.tokens.token_rows import EpochOrder, Sampling, TokenRows, epoch_order, length_batches, pad_rows
 
 Split = Callable[["Batch", int], "list[Batch]"]
 
@@ -27,7 +26,7 @@ class Batch:
     tokens: int
     padded_tokens: int
     split: Split | None = None
-    """How a batch that is not plainly padded is split into pieces of at most so many rows."""
+    """How a batch that is not plainly padded is split into pieces of at most this many rows."""
     features: Any = None
     """A collated batch as the user's own collator made it, where a loss of the user's gets it."""
     block: torch.Tensor | None = None
@@ -45,7 +44,7 @@ class Window:
     rows: npt.NDArray[np.int64]
     labels: npt.NDArray[Any] | None
     idle: bool = False
-    """This rank has no row of its own here: it computes one for the others' sake, weighted 0."""
+    """This rank has no row of its own here: it computes one with weight 0, because the other ranks wait for it."""
 
 
 class Collate(Protocol):

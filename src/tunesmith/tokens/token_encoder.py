@@ -1,7 +1,7 @@
 """Texts -> token ids, and how many tokens `max_length` cut.
 
-A fast tokenizer's Rust core is copied and called directly: the caller's tokenizer is never changed, and one that
-hangs or panics ends in an error, not in a dead process.
+A fast tokenizer's Rust core is copied and called directly: the caller's tokenizer is never changed, and one that hangs or panics
+ends in an error, not in a dead process. A graph runtime has tokenizer.json and the `tokenizers` library alone.
 """
 
 from __future__ import annotations
@@ -11,17 +11,45 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tunesmith.errors import ConfigError, DataError, short_text
+from tunesmith.files import MAX_JSON_BYTES, BadFile, read_plain
 from tunesmith.run.environment import answer_within
 from tunesmith.run.remembered import hash_file
-from tunesmith.tokens.cutting import EncodedRow, LongTexts, cut_row, shorten
-from tunesmith.tokens.plain_tokenizer import PlainTokenizer
-from tunesmith.tokens.text_windows import TextWindows
+from tunesmith.tokens.truncation import EncodedRow, LongTexts, TextWindows, cut_row, shorten
+
+
+@dataclass(frozen=True)
+class PlainTokenizer:
+    """The Rust core, and the settings that transformers keeps beside it."""
+
+    backend_tokenizer: Any
+    truncation_side: str
+    split_special_tokens: bool
+
+    @property
+    def special(self) -> tuple[int, int]:
+        """Special tokens of a row with one text, and with two."""
+        count = self.backend_tokenizer.num_special_tokens_to_add
+        return int(count(False)), int(count(True))
+
+
+def load_plain_tokenizer(file: Path, *, truncation_side: str, split_special_tokens: bool) -> PlainTokenizer:
+    """The tokenizer in a tokenizer.json."""
+    from tokenizers import Tokenizer
+
+    try:
+        core = Tokenizer.from_str(read_plain(file, MAX_JSON_BYTES, follow=True).decode("utf-8"))
+    except (OSError, BadFile) as error:
+        raise ConfigError("cannot be read", where=str(file)) from error
+    except Exception as error:  # the library raises plain Exception for a damaged file
+        raise ConfigError(f"is not a tokenizer ({short_text(error)})", where=str(file)) from None
+    return PlainTokenizer(core, truncation_side, split_special_tokens)
+
 
 T = TypeVar("T")
 _BATCH_CHARS = 2_000_000  # an Encoding takes about 100 bytes a token: a batch of long documents stays near 50 MB
@@ -177,7 +205,7 @@ def call_within(seconds: float, work: Callable[[], T]) -> T:
             f"the tokenizer did not finish a batch within {seconds:.0f} s",
             fix="Look for a runaway regular expression in its tokenizer.json.",
         ) from None
-    except BaseException as error:  # pyo3's PanicException is no Exception
+    except BaseException as error:  # pyo3's PanicException is not an Exception
         raise DataError(
             f"the tokenizer failed ({short_text(error)})",
             fix="Its tokenizer.json may be damaged or hostile; use another copy.",

@@ -18,14 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.reading.mapped_pages import release_pages
-from tunesmith.run.bars import library_bars_off
-from tunesmith.tokens.cutting import LongTexts
+from tunesmith.run.environment import library_bars_off
 from tunesmith.tokens.map_workers import naming_map_workers, note_rows
-from tunesmith.tokens.token_cache import TokenCache, content_hash, default_token_cache
+from tunesmith.tokens.token_cache import TokenCache, content_hash, default_token_cache, release_pages
 from tunesmith.tokens.token_encoder import UNKNOWN, TokenEncoder, make_token_encoder, require_text_cells
 from tunesmith.tokens.token_rows import TokenRows
-from tunesmith.tokens.truncation import TruncationCount
+from tunesmith.tokens.truncation import LongTexts, TruncationCount
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -165,7 +163,7 @@ def _write(dataset: Dataset, job: _Job, num_proc: int | None, on_progress: OnPro
     if labels:
         features["labels"] = dataset.features["labels"]
     processes = None if num_proc is None or num_proc < 2 else min(num_proc, len(dataset))
-    # `on_progress` tells how far it is; a second bar of `datasets` would draw over it.
+    # `on_progress` shows how far it is; a second bar of `datasets` would draw over it.
     with library_bars_off(datasets), _unchanged_environment("TOKENIZERS_PARALLELISM"), naming_map_workers(folder):
         dataset.select_columns([*job.text, *labels]).with_format("arrow").map(
             partial(
@@ -218,7 +216,7 @@ def _list_array(rows: list[list[int]], dtype: type[np.signedinteger[Any]]) -> pa
 
 
 def _facts(files: Sequence[Path]) -> dict[str, Any]:
-    """What is asked of the entry on every later use, counted once from the rows as they were stored.
+    """What every later use asks of the entry, counted once from the rows as they were stored.
 
     Read as a stream: through the memory map, all pages of the file would count as memory of this process.
     """

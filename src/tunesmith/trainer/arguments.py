@@ -9,8 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from tunesmith.engine.plan import MOST_EPOCHS, Plan
-from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.plan import MOST_EPOCHS, Plan, Schedule
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.ranks.runtime import Precision, Runtime, ddp_handler, make_runtime
 from tunesmith.ranks.sharding_options import read_sharding
@@ -153,7 +152,7 @@ def rows_per_rank(args: Any, batch_size: int, world: int) -> int:
         return batch_size
     if batch_size % world:
         raise ConfigError(
-            f"with split_batches a batch of {batch_size} rows is split over {world} ranks, which does not come out even",
+            f"with split_batches a batch of {batch_size} rows is split over {world} ranks, which leaves a remainder",
             where="TrainingArguments",
             fix=f"Use a batch size that is a multiple of {world}, or leave split_batches out of accelerator_config.",
         )

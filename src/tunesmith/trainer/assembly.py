@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tunesmith.encoder.adapters import inner_model
+from tunesmith.encoder.params import inner_model
 from tunesmith.engine.state import TrainState
 from tunesmith.errors import ConfigError
 from tunesmith.trainer.arguments import (
@@ -21,16 +21,15 @@ from tunesmith.trainer.arguments import (
     rows_per_rank,
     take_accumulation,
 )
-from tunesmith.trainer.callbacks import fresh_state, make_handler, new_control, tell
+from tunesmith.trainer.attempts import TrialSearch, new_model
 from tunesmith.trainer.data import Loaders
 from tunesmith.trainer.evaluation import Evaluation
+from tunesmith.trainer.listeners import fresh_state, make_handler, new_control, tell
 from tunesmith.trainer.loaders import EpochClock
-from tunesmith.trainer.methods import check_overrides
 from tunesmith.trainer.objective import WindowLoss
-from tunesmith.trainer.preparation import AcceleratorView, seed_for
-from tunesmith.trainer.push import HubUploads
-from tunesmith.trainer.saving import ModelFiles
-from tunesmith.trainer.search import TrialSearch, new_model
+from tunesmith.trainer.processes import SECONDS
+from tunesmith.trainer.saving import HubUploads, ModelFiles
+from tunesmith.trainer.stepping import AcceleratorView, seed_for
 from tunesmith.trainer.training import TrainerRun
 from tunesmith.trainer.upstream import (
     DataCollatorWithPadding,
@@ -46,8 +45,7 @@ from tunesmith.trainer.upstream import (
     utils,
 )
 from tunesmith.trainer.upstream import logging as transformers_logging
-from tunesmith.trainer.validation import refuse_combinations, require_head
-from tunesmith.trainer.workers import SECONDS
+from tunesmith.trainer.validation import check_overrides, refuse_combinations, require_head
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
@@ -155,7 +153,7 @@ class TrainerAssembly:
         return {**accelerator_arguments(self.args), **options}
 
     def _set_counters(self) -> None:
-        """Everything a fresh Trainer has not done yet."""
+        """The state of a Trainer that has done nothing yet."""
         self.is_in_train, self.hp_search_backend, self.hp_name = False, cast(Any, None), cast(Any, None)
         self.hub_model_id: str | None = None
         self.neftune_noise_alpha = self.args.neftune_noise_alpha

@@ -6,18 +6,24 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunesmith.encoder.adapters import has_adapters
+from tunesmith.encoder.params import has_adapters
 from tunesmith.errors import CheckpointError
 from tunesmith.events import RunStarted
 from tunesmith.keep.checkpoint import Identity, save_checkpoint
-from tunesmith.keep.history import newest_intact, rotate, verify_checkpoint
+from tunesmith.keep.plain import to_plain
 from tunesmith.keep.snapshot import write_files
-from tunesmith.keep.weight_files import load_weights, weight_files, weight_names
-from tunesmith.ranks.plain import to_plain
+from tunesmith.keep.weight_files import (
+    load_weights,
+    newest_intact,
+    rotate,
+    verify_checkpoint,
+    weight_files,
+    weight_names,
+)
 from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import first_event
 from tunesmith.run.sealed import MANIFEST, verify, write_sealed
-from tunesmith.trainer.callbacks import export_callback_states
+from tunesmith.trainer.listeners import export_callback_states
 from tunesmith.trainer.saving import TRAINER_STATE
 from tunesmith.trainer.upstream import PreTrainedModel, TrainerState, trainer_log
 

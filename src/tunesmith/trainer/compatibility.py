@@ -10,8 +10,8 @@ from typing import Any
 from tunesmith.run.writing import write_file
 from tunesmith.trainer.arguments import DROPPED, MOVED, RENAMED
 from tunesmith.trainer.fields import ACCELERATOR, FIELDS
-from tunesmith.trainer.methods import NOT_CALLED, PROVIDED
 from tunesmith.trainer.upstream import library
+from tunesmith.trainer.validation import NOT_CALLED, PROVIDED
 
 HEAD = """# Trainer compatibility
 
@@ -67,7 +67,7 @@ Intended differences:
 | A data-loader worker that dies, fails or hangs (`Trainer.worker_timeout`) is a `WorkerError` with its rows. | It may hang. |
 | `journal.jsonl` in the output folder holds every step: `tunesmith curves` and `tunesmith diagnose` read it. | - |
 | `.lock` in the output folder keeps a second run out; `.written` lists the files that are ours. | - |
-| A person's README.md, results or state there stay: ours are `README.tunesmith.md` and the like. | Replaced. |
+| README.md, results or state of the user there stay: ours are `README.tunesmith.md` and the like. | Replaced. |
 | `save_model` over files it did not save, and a run over foreign checkpoints or a foreign journal: refused. | Replaced. |
 | An output folder that is removed, renamed or replaced while training ends the run at the next save. | It is made again. |
 | `isinstance(trainer, transformers.Trainer)` is False: a class of its own, with the same methods and attributes. | True. |

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, Sampler
 
-from tunesmith.encoder.adapters import inner_model
+from tunesmith.encoder.params import inner_model
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.tokens.batches import Padding
 from tunesmith.tokens.token_rows import TOKEN_COLUMNS, TokenRows
 from tunesmith.trainer.arguments import rows_per_rank
 from tunesmith.trainer.loaders import EpochBatches, RowBatches, SizedLoader
-from tunesmith.trainer.rank_streams import SentRows, dealt_stream
+from tunesmith.trainer.processes import SentRows, dealt_stream
 from tunesmith.trainer.upstream import DataCollatorWithPadding, has_length, is_arrow_dataset, utils
 
 if TYPE_CHECKING:

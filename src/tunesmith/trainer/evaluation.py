@@ -14,11 +14,10 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from tunesmith.ranks.sharding import gathered_weights, is_sharded
-from tunesmith.trainer.gathering import Gathered, warn_of_nan
 from tunesmith.trainer.loaders import RecordedBatches, RowBatches, count_rows
 from tunesmith.trainer.objective import COUNT, accepts, count_items
+from tunesmith.trainer.processes import Gathered, naming_workers, read_batches, warn_of_nan
 from tunesmith.trainer.upstream import has_length, parts, speed_metrics, utils
-from tunesmith.trainer.workers import naming_workers, read_batches
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

@@ -16,15 +16,14 @@ from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.trainer.arguments import run_length
 from tunesmith.trainer.assembly import TrainerAssembly
 from tunesmith.trainer.attempts import attempt_training
-from tunesmith.trainer.callbacks import add_log_line, load_callback_states
 from tunesmith.trainer.checkpoints import load_best_weights, save_run
 from tunesmith.trainer.data import columns_taken
+from tunesmith.trainer.listeners import add_log_line, load_callback_states
 from tunesmith.trainer.objective import on_device, require_columns
-from tunesmith.trainer.optimization import build_optimizer, build_scheduler, decay_names, waits_for_metric
-from tunesmith.trainer.rank_streams import rows_behind
+from tunesmith.trainer.processes import rows_behind
 from tunesmith.trainer.reactions import remember_best, tracked_metric
 from tunesmith.trainer.saving import write_metrics, write_trainer_state
-from tunesmith.trainer.stepping import make_engine
+from tunesmith.trainer.stepping import build_optimizer, build_scheduler, decay_names, make_engine, waits_for_metric
 from tunesmith.trainer.upstream import has_length, optimizer_class_and_options, parts
 
 Context = contextlib.AbstractContextManager[Any]
@@ -86,7 +85,7 @@ class Trainer(TrainerAssembly):
         return remember_best(self.args, self.state, metrics)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds a line to `state.log_history` and tells the callbacks; override to do more."""
+        """Adds a line to `state.log_history` and calls the callbacks; override to do more."""
         add_log_line(self, logs, start_time)
 
     def compute_loss(

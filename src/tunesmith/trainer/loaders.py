@@ -1,4 +1,4 @@
-"""Where training batches come from: a DataLoader of ours with a pure order, anybody's DataLoader, or a stream."""
+"""Where training batches come from: our DataLoader with a pure order, a DataLoader of the user, or a stream."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 
-from tunesmith.engine.seed import step_seed
+from tunesmith.engine.state import step_seed
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.tokens.batches import Batch, Collate, Window, make_batch, pin_batch
-from tunesmith.tokens.order import Sampling, epoch_order
-from tunesmith.tokens.prefetch import prefetched
-from tunesmith.tokens.token_rows import TokenRows
-from tunesmith.trainer.used_rows import UsedRows, can_mark, marked_iterator
-from tunesmith.trainer.workers import read_batches
+from tunesmith.tokens.encoding_processes import prefetched
+from tunesmith.tokens.token_rows import Sampling, TokenRows, epoch_order
+from tunesmith.trainer.processes import read_batches
+from tunesmith.trainer.run_identity import UsedRows, can_mark, marked_iterator
 
 Indices = npt.NDArray[np.int64]
 
@@ -105,7 +104,7 @@ class RowBatches:
 
 
 class RecordedBatches:
-    """Anybody's batch sampler, with a note of the rows it handed out."""
+    """A batch sampler of the user, with a note of the rows it handed out."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler

@@ -13,7 +13,7 @@ import numpy as np
 
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.trainer.arguments import Horizon
-from tunesmith.trainer.callbacks import listens, sealing_again, tell
+from tunesmith.trainer.listeners import listens, sealing_again, tell
 from tunesmith.trainer.upstream import trainer_log
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class LoggedSums:
     grad_norm: float | None = None
     learning_rate: float | None = None
     reported_rate: float | None = None
-    """What a `_get_learning_rate` of the user's said of the last step."""
+    """What a `_get_learning_rate` of the user returned for the last step."""
     epoch: int = 0
     epoch_open: bool = False
     """An epoch has begun whose end was not announced yet."""
@@ -84,7 +84,7 @@ class LoggedSums:
 
 @dataclass
 class Reactions:
-    """Tells the callbacks of a run where it stands, and does what their control flags ask for."""
+    """Calls the callbacks of a run at their moments, and does what their control flags ask for."""
 
     trainer: Trainer
     horizon: Horizon
@@ -103,7 +103,7 @@ class Reactions:
         return bool(asked or ends or control.should_training_stop or control.should_epoch_stop)
 
     def end_step(self, step: int) -> None:
-        """Tells the callbacks about a step, once."""
+        """Calls the callbacks for a step, once."""
         progress, trainer = self.progress, self.trainer
         if step <= progress.announced_step:
             return
@@ -116,7 +116,7 @@ class Reactions:
         tell(trainer, "on_step_end")
 
     def next_epoch(self, epoch: int) -> bool:
-        """Closes the epoch before and opens this one; False when there is none left, or a callback said stop."""
+        """Closes the epoch before and opens this one; False when there is none left, or a callback asked to stop."""
         progress, trainer = self.progress, self.trainer
         if progress.epoch_open:
             if progress.steps_in_epoch == 0:

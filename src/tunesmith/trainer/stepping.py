@@ -1,25 +1,212 @@
-"""The engine of a Trainer's run, and what transformers does inside a step: callbacks, the scheduler, counts."""
+"""The engine of a Trainer's run: the seeds, what is done to the model while it trains, optimizer and scheduler, and what
+transformers does inside a step (callbacks, the scheduler, counts).
+
+Optimizer and scheduler come from transformers' own factories, so that every name it knows works.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import contextlib
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from tunesmith.engine.hooks import StepHooks
 from tunesmith.engine.optim import attach_kernel
-from tunesmith.engine.state import TrainState
-from tunesmith.tokens.batches import Window
-from tunesmith.trainer.callbacks import listens, tell
+from tunesmith.engine.state import StepHooks, TrainState
+from tunesmith.errors import ConfigError
+from tunesmith.fast.in_force import Strategies
+from tunesmith.ranks.runtime import has_triton
+from tunesmith.tokens.batches import Padding, Window
+from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.trainer.listeners import listens, tell
 from tunesmith.trainer.loaders import features_of
-from tunesmith.trainer.objective import FeatureLoss
-from tunesmith.trainer.optimization import waits_for_metric
-from tunesmith.trainer.preparation import compiled
+from tunesmith.trainer.objective import CONTEXTS, FeatureLoss
+from tunesmith.trainer.upstream import (
+    PreTrainedTokenizerBase,
+    enable_full_determinism,
+    get_scheduler,
+    is_optimizer_factory,
+    neftune,
+    parts,
+    set_seed,
+    trainer_log,
+    utils,
+)
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
     from tunesmith.trainer.training import TrainerRun
+
+_NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+
+
+def keep_embeddings_in_32_bits(model: nn.Module) -> None:
+    """Makes bitsandbytes keep the optimizer's state of embeddings in 32 bits, as transformers does."""
+    import bitsandbytes
+
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
+
+
+def build_optimizer(trainer: Trainer, module: nn.Module) -> Any:
+    """The optimizer that `optim` names, or that was given by its class."""
+    decayed = set(trainer.get_decay_parameter_names(module))
+    trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [p for n, p in trained.items() if (n in decayed) is decays],
+            "names": [n for n in trained if (n in decayed) is decays],
+            "weight_decay": trainer.args.weight_decay if decays else 0.0,
+        }
+        for decays in (True, False)
+    ]
+    given = trainer.optimizer_cls_and_kwargs
+    kind, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, module) if given is None else given
+    options = dict(options)
+    if is_optimizer_factory(kind):
+        made = kind()(module, **options)
+    else:
+        chosen = next((options.pop(n) for n in ("params", "model", "optimizer_dict") if n in options), groups)
+        made = kind(chosen, **options)
+    if "bitsandbytes" in str(kind) and options.get("optim_bits") == 8:
+        keep_embeddings_in_32_bits(module)
+    return made
+
+
+def build_scheduler(args: Any, optimizer: Any, num_training_steps: int) -> Any:
+    """The scheduler object that `lr_scheduler_type` names."""
+    return get_scheduler(
+        args.lr_scheduler_type,
+        optimizer=optimizer,
+        num_warmup_steps=args.get_warmup_steps(num_training_steps),
+        num_training_steps=num_training_steps,
+        scheduler_specific_kwargs=args.lr_scheduler_kwargs,
+    )
+
+
+def decay_names(model: nn.Module) -> list[str]:
+    """Parameters that decay: neither biases nor norms."""
+    names: list[str] = parts.get_parameter_names(model, [nn.LayerNorm], _NO_DECAY)
+    return names
+
+
+def waits_for_metric(scheduler: Any) -> bool:
+    """Whether a scheduler is stepped by an evaluation instead of a training step."""
+    step = getattr(scheduler, "step", None)
+    if step is None:
+        return False
+    plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    return plateau or _takes_metrics(getattr(step, "__func__", step))
+
+
+@functools.lru_cache(maxsize=16)
+def _takes_metrics(step: Callable[..., Any]) -> bool:
+    """Asked after every step: reading a signature takes as long as the rest of what is done there."""
+    return "metrics" in inspect.signature(step).parameters
+
+
+log = logging.getLogger(__name__)
+
+
+def seed_for(args: Any) -> None:
+    """Seeds Python, NumPy and torch, with deterministic kernels where `full_determinism` asks for them."""
+    if args.full_determinism:
+        enable_full_determinism(args.seed)
+    else:
+        set_seed(args.seed)
+
+
+@contextlib.contextmanager
+def prepared_model(trainer: Trainer) -> Iterator[None]:
+    """The model with gradient checkpointing and noisy embeddings as asked for; the noise is taken off at the end."""
+    args, model = trainer.args, trainer.model
+    if args.gradient_checkpointing:
+        options = dict(args.gradient_checkpointing_kwargs or {})
+        placing = {n: options.pop(n) for n in ("every_n_layers", "offload") if n in options}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options or None, **placing)
+    if isinstance(trainer.processing_class, PreTrainedTokenizerBase) and hasattr(model, "config"):
+        utils.align_special_tokens(model, trainer.processing_class)
+    handle = None
+    if args.neftune_noise_alpha is not None:
+        handle = neftune.activate_neftune(model, args.neftune_noise_alpha, trainer.accelerator)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            neftune.deactivate_neftune(model, handle, trainer.accelerator)
+
+
+def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding | None) -> Strategies | None:
+    """The engine's exact speed-ups, where nothing a user wrote looks inside a batch; None where they must stay off.
+
+    The vocabulary is never cut: callbacks see the model, and may save it.
+    """
+    args = trainer.args
+    own = any(trainer.overrides(n) for n in ("compute_loss", "training_step", "floating_point_ops", *CONTEXTS))
+    plain = trainer.compute_loss_func is None and not args.torch_compile and args.include_num_input_tokens_seen == "no"
+    plain = plain and args.neftune_noise_alpha is None  # its noise depends on the width of the batch
+    if rows is None or padding is None or own or not plain or not trainer.use_speed_ups:
+        return None
+    if trainer.is_fsdp_enabled:
+        trainer_log.warning("the speed-ups (batches without padding and the like) are off: the weights are sharded")
+        return None
+    runtime = trainer.runtime
+    from tunesmith.fast.strategies import choose_strategies  # with all speed-ups
+
+    chosen = choose_strategies(
+        trainer.model,
+        None,
+        padding,
+        device=runtime.device,
+        world=runtime.world,
+        precision=runtime.precision,
+        restrict_vocabulary="off",
+        cuda_graphs="auto" if _may_capture(trainer) else "off",
+        longest=int(rows.lengths.max(initial=0)),
+    )
+    if chosen.on:
+        trainer_log.info("  speed-ups: %s", ", ".join(chosen.on))
+    return chosen
+
+
+def _may_capture(trainer: Trainer) -> bool:
+    """Whether the optimizer will be the one whose update our kernel can do: all else is looked at before every step."""
+    own = any(trainer.overrides(n) for n in ("create_optimizer", "get_optimizer_cls_and_kwargs"))
+    asked = trainer.args.optim == "adamw_torch_fused" and trainer.optimizer_cls_and_kwargs is None
+    return has_triton() and asked and not own and trainer.label_smoother is None
+
+
+def compiled(trainer: Trainer, model: Any) -> Any:
+    """The model as `torch_compile` asks for it."""
+    args = trainer.args
+    if not args.torch_compile:
+        return model
+    if trainer.is_fsdp_enabled:
+        raise ConfigError("torch_compile together with fsdp is not supported", fix="Leave one of them out.")
+    return torch.compile(model, backend=args.torch_compile_backend, mode=args.torch_compile_mode)
+
+
+class AcceleratorView:
+    """The accelerator as user code sees it: `backward` knows the engine's loss scale."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._trainer.runtime.accelerator, name)
+
+    def backward(self, loss: torch.Tensor, **options: Any) -> None:
+        """The backward pass of a user's own `training_step`."""
+        engine = self._trainer._engine
+        scale = None if engine is None else engine.loss_scale
+        torch.autograd.backward(loss if scale is None else loss * scale.scale)
 
 
 def make_engine(run: TrainerRun) -> TrainState:
@@ -46,7 +233,7 @@ def _is_only_writer(trainer: Trainer) -> bool:
 
 
 def _hooks(run: TrainerRun, engine: TrainState) -> StepHooks:
-    """transformers' moments inside a step, each only where a callback looks at it."""
+    """transformers' moments inside a step, each only where a callback uses it."""
     trainer, loss = run.trainer, run.trainer._parts.loss
 
     def begin(window: Window) -> None:
@@ -78,5 +265,5 @@ def _hooks(run: TrainerRun, engine: TrainState) -> StepHooks:
 
 
 def _teller(trainer: Trainer, event: str) -> Callable[[], None] | None:
-    """Tells the callbacks; None where none of them does anything at this event."""
+    """Calls the callbacks; None where none of them does anything at this event."""
     return (lambda: tell(trainer, event)) if listens(trainer, event) else None

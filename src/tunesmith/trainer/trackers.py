@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunesmith.events import EpochStarted, Evaluated, Event, Resumed, RunEnded, RunStarted, Saved, StepDone
-from tunesmith.trainer.callbacks import new_control
+from tunesmith.trainer.listeners import new_control
 from tunesmith.trainer.upstream import TrainerState, get_reporting_integration_callbacks
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Trackers:
         self._callbacks = [kind() for kind in get_reporting_integration_callbacks(self.names)]
 
     def __call__(self, event: Event) -> None:
-        """Tells the trackers about an event that they know a word for."""
+        """Passes an event to the trackers that know it."""
         if isinstance(event, (RunStarted, Resumed)):
             self._state.global_step = event.step
             self._tell("on_train_begin", model=self.model)

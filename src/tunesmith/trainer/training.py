@@ -9,30 +9,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.engine.optim import detach_kernel
-from tunesmith.engine.signals import StopRequest
 from tunesmith.engine.state import TrainState
+from tunesmith.engine.stopping import StopRequest
 from tunesmith.events import EpochStarted, Event, MicroBatchSplit, Note, SafePoint, Saved, StepDone
-from tunesmith.fast.strategies import Strategies
+from tunesmith.fast.in_force import Strategies
+from tunesmith.keep.plain import from_plain
 from tunesmith.keep.record import RunRecord
-from tunesmith.ranks.plain import from_plain
 from tunesmith.ranks.roster import RankRoster, rank_watch
 from tunesmith.ranks.sharding import is_sharded
 from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock
 from tunesmith.session.run_session import Session, ending_well
 from tunesmith.trainer.arguments import Horizon, plan_from_arguments
-from tunesmith.trainer.callbacks import fresh_state, tell
 from tunesmith.trainer.checkpoints import load_trainer_state, rotate_run
-from tunesmith.trainer.evaluated_rows import rows_of_evaluation
-from tunesmith.trainer.journalling import evaluated_event, open_journal, require_room
+from tunesmith.trainer.listeners import (
+    evaluated_event,
+    fresh_state,
+    open_journal,
+    require_room,
+    rows_of_evaluation,
+    tell,
+)
 from tunesmith.trainer.loaders import TrainWindows
-from tunesmith.trainer.preparation import choose_speed_ups, prepared_model
+from tunesmith.trainer.processes import naming_workers
 from tunesmith.trainer.reactions import LoggedSums, Reactions
-from tunesmith.trainer.run_identity import WORDING, model_mark, run_id_of, trainer_identity
+from tunesmith.trainer.run_identity import WORDING, UsedRows, compare_used_rows, model_mark, run_id_of, trainer_identity
+from tunesmith.trainer.stepping import choose_speed_ups, prepared_model
 from tunesmith.trainer.upstream import has_length, speed_metrics, trainer_log, utils
-from tunesmith.trainer.used_rows import UsedRows, compare_used_rows
 from tunesmith.trainer.validation import label_check, require_rows
-from tunesmith.trainer.workers import naming_workers
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

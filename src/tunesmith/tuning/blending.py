@@ -13,10 +13,10 @@ import numpy as np
 from tunesmith.errors import DataError
 from tunesmith.keep.weight_files import read_weights
 from tunesmith.labels import Task
+from tunesmith.metrics.calibration import log_loss_of
 from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.rows import Array
 from tunesmith.metrics.suite import Suite, make_suite
-from tunesmith.metrics.temperature import log_loss_of
 from tunesmith.metrics.uncertainty import Score
 from tunesmith.predict.predictor import Predictor, probabilities_of
 from tunesmith.report.predictions import PredictedRows
@@ -141,7 +141,7 @@ def shown_worse(tested: PairedResult, a: HeldOut, b: HeldOut) -> bool:
     difference, p_value = tested.difference, tested.p_value
     if difference is None or p_value is None:
         return b.loss() > a.loss()
-    from tunesmith.metrics.names import greater_is_better
+    from tunesmith.metrics.suite import greater_is_better
 
     behind = difference < 0 if greater_is_better(tested.metric) else difference > 0
     return behind and (p_value <= 0.05 or b.loss() > a.loss())
@@ -179,8 +179,7 @@ def cook_fold(target: Path, runs: Sequence[Path], weights: Sequence[float], *, u
 
 
 def _fill(folder: Path, like: Path, weights: Mapping[str, Any]) -> dict[str, Future[str]]:
-    from tunesmith.keep.snapshot import WEIGHTS
-    from tunesmith.keep.tensor_file import write_tensors
+    from tunesmith.keep.snapshot import WEIGHTS, write_tensors
     from tunesmith.run.sealed import MANIFEST
     from tunesmith.run.writing import write_new
 

@@ -17,13 +17,12 @@ from tunesmith.errors import ConfigError
 from tunesmith.events import Event
 from tunesmith.keep.weight_files import read_weights
 from tunesmith.labels import Task
-from tunesmith.metrics.moved_thresholds import MovedThresholds, fit_thresholds
+from tunesmith.metrics.calibration import MovedThresholds, Temperature, fit_temperature, fit_thresholds
 from tunesmith.metrics.paired import PairedResult
 from tunesmith.metrics.suite import make_suite
-from tunesmith.metrics.temperature import Temperature, fit_temperature
 from tunesmith.metrics.uncertainty import Score
 from tunesmith.run.layout import RunDir
-from tunesmith.session.ending import RunEnding
+from tunesmith.session.result import RunEnding
 from tunesmith.tuning.blending import (
     HeldOut,
     compare_held_out,

@@ -12,15 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tunesmith.config.durations import read_duration
+from tunesmith.config.choices import read_duration
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError, NumericsError, ResourceError, TunesmithError
 from tunesmith.events import Evaluated, Event, RunStarted
-from tunesmith.metrics.names import greater_is_better
+from tunesmith.metrics.suite import greater_is_better
 from tunesmith.report.compare import compare_runs
-from tunesmith.run.layout import SEARCH_RESULT, RunDir, trial_folder
-from tunesmith.run.records import read_metrics
+from tunesmith.run.layout import SEARCH_RESULT, RunDir, read_metrics, trial_folder
 from tunesmith.run.sealed import retire
 from tunesmith.run.writing import make_folder, write_file
 from tunesmith.session.from_config import finetune, is_complete
@@ -94,7 +93,7 @@ def _require_search_folder(folder: Path) -> None:
     make_folder(folder)
     if not (folder / JOURNAL).exists() and any(p.name not in ("search.lock", "locks") for p in folder.iterdir()):
         raise ResourceError(
-            "holds files and is no search of tunesmith",
+            "holds files and is not a search of tunesmith",
             where=str(folder),
             fix="Give a new or empty folder as --output_dir.",
         )

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunesmith.config.convert import convert
-from tunesmith.config.load import raise_problems
-from tunesmith.config.old_names import suggest
+from tunesmith.config.load import raise_problems, suggest
 from tunesmith.config.schema import RunConfig, list_options
 
 USUAL = (
@@ -80,6 +79,6 @@ def _read_word(word: str) -> Vary:
         return Vary(name, tuple(convert(part.strip(), option.hint) for part in text.split(",")))
     ends = [convert(part.strip(), option.hint) for part in text.split("..", 1)]
     if not all(isinstance(end, (int, float)) and not isinstance(end, bool) for end in ends) or not ends[0] < ends[1]:
-        raise ValueError("is no range of numbers. Write LOW..HIGH")
+        raise ValueError("is not a range of numbers. Write LOW..HIGH")
     whole = all(isinstance(end, int) for end in ends)
     return Vary(name, low=ends[0], high=ends[1], whole=whole)

@@ -59,3 +59,9 @@ def codes(tokenizer: Any, *texts: tuple[str, ...]) -> list[str]:
 )
 def test_what_the_tokenizer_cannot_read_is_found(tokenizer: Any, texts: tuple[Any, ...], found: list[str]) -> None:
     assert codes(tokenizer, *texts) == found
+
+
+def test_the_unknown_words_are_named() -> None:
+    found = check_tokens({"train": [f"{text} 🙂" for text in ENGLISH]}, Words())
+    assert found[0].code == "unknown_tokens"
+    assert found[0].evidence.endswith("mostly so: '🙂'.")

@@ -17,7 +17,7 @@ from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
 from tunesmith.reading.columns import Columns
 from tunesmith.reading.load import load_data
-from tunesmith.reading.part import Part
+from tunesmith.reading.source import Part
 
 Rows = list[dict[str, Any]]
 WORDS = [a + b for a in "bdfgklmnprst" for b in ("ale", "ine", "orm", "ust", "ack", "ight", "oad", "eck", "ilm", "und")]
@@ -35,8 +35,9 @@ def clean_rows(count: int, *, seed: int = 0, classes: int = 2, words: int = 9) -
 def audit(train: Rows, names: tuple[str, ...] = ("no", "yes"), **more: Rows) -> dict[str, Finding]:
     parts = {name: Part.of(Dataset.from_list(data), name) for name, data in {"train": train, **more}.items()}
     text = tuple(name for name in train[0] if name in ("text", "a", "b"))
-    number = isinstance(train[0]["labels"], float)
-    labels = LabelMap(("label",), Task.REGRESSION) if number else LabelMap.for_classes(list(names))
+    kind = type(train[0]["labels"])
+    labels = LabelMap(("label",), Task.REGRESSION) if kind is float else LabelMap.for_classes(list(names))
+    labels = LabelMap(names, Task.MULTILABEL) if kind is list else labels
     found = audit_rows(parts, Columns(text, "label", labels.task), labels)
     return {finding.code: finding for finding in found}
 
@@ -98,7 +99,38 @@ def test_the_work_on_texts_from_one_template_is_bounded_and_said(monkeypatch: py
     assert found["near_duplicate_rows"].evidence.startswith("At least")
 
 
-@pytest.mark.parametrize("kind", ["length", "frequency", "id column", "id in text", "label name"])
+def test_rows_of_one_template_are_no_warning_within_a_split() -> None:
+    rows = [{"text": f"please set the heater of room {room} to warm today", "labels": room % 2} for room in range(60)]
+    found = audit(rows)
+    assert found["near_duplicate_rows"].numbers["rows"] > 40
+    assert warnings_of(found) == set()
+
+
+def test_long_texts_of_few_phrases_are_not_nearly_equal_but_edited_ones_are() -> None:
+    rng = random.Random(2)
+    phrases = [sentence(rng, 8) for _ in range(25)]
+    train = [{"text": ". ".join(rng.choices(phrases, k=40)), "labels": i % 2} for i in range(60)]
+    assert "near_duplicate_rows" not in audit(train)
+    held = [{"text": ". ".join(rng.choices(phrases, k=40)), "labels": i % 2} for i in range(40)]
+    for row in range(10):
+        words = train[row]["text"].split()
+        held[row] = {"text": " ".join([*words[100:], *words[:100], "signed"]), "labels": row % 2}
+    assert audit(train, validation=held)["split_leak"].numbers["near_rows"] == 10
+
+
+@pytest.mark.parametrize("kind", ["numbers", "several labels"])
+def test_equal_texts_contradict_each_other_in_every_task(kind: str) -> None:
+    rows = clean_rows(200)
+    for number, row in enumerate(rows):
+        row["labels"] = float(number % 5) if kind == "numbers" else [1.0, float(number % 2), 0.0]
+    again = [{**row, "labels": row["labels"] + 0.1 if kind == "numbers" else row["labels"]} for row in rows[:10]]
+    far = [{**row, "labels": 9.0 if kind == "numbers" else [0.0, 0.0, 1.0]} for row in rows[20:24]]
+    found = audit(rows + again + far, names=("a", "b", "c"))["contradicting_labels"]
+    assert found.severity == "warning"
+    assert found.numbers["first_rows"] == [21, 22, 23, 24, 211, 212, 213, 214]
+
+
+@pytest.mark.parametrize("kind", ["length", "frequency", "id column", "date column", "id in text", "label name"])
 def test_what_gives_the_label_away_is_a_warning(kind: str) -> None:
     rng = random.Random(1)
     rows = clean_rows(400)
@@ -112,6 +144,8 @@ def test_what_gives_the_label_away_is_a_warning(kind: str) -> None:
             row["text"] = f"{row['text']} {rng.randrange(1000) + 5000 * label}"
         elif kind == "label name":
             row["text"] = f"{row['text']} {('negative', 'positive')[label]}"
+        if kind == "date column":
+            row["posted"] = f"{rng.randrange(1, 29):02d}.{rng.randrange(1, 13):02d}.{2019 + 4 * label}"
         if kind == "id column":
             row["key"] = f"r{number + 10_000 * label}"
     found = audit(rows, names=("negative", "positive"))

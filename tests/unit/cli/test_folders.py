@@ -19,7 +19,7 @@ from tunesmith.events import Note, StepDone
 from tunesmith.predict.tables import read_predictions
 from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import read_journal
-from tunesmith.session.next_folder import free_folder
+from tunesmith.session.from_config import free_folder
 
 Command = Callable[..., tuple[int, str]]
 
@@ -95,7 +95,7 @@ def test_a_folder_that_is_no_run_is_refused_and_stays_as_it_is(name: str, tmp_pa
     before = tree(tmp_path)
     code, told = command(tmp_path / "mine")
     assert (code, tree(tmp_path)) == (4, before)
-    assert f"holds {name.split('/')[0]} and is no run of tunesmith. Give a new or empty folder" in told
+    assert f"holds {name.split('/')[0]} and is not a run of tunesmith. Give a new or empty folder" in told
 
 
 def test_an_empty_folder_and_the_rest_of_a_killed_start_are_taken(tmp_path: Path, lab: Path, command: Command) -> None:
@@ -292,7 +292,7 @@ def test_a_tilde_is_the_home_folder_in_flags_and_files(tmp_path: Path, monkeypat
 def test_a_home_folder_that_is_unknown_is_an_error(option: str, command: Command, tmp_path: Path) -> None:
     code, told = command(tmp_path / "run", f"--{option}", "~no-such-person/x")
     assert code == 2
-    assert "~no-such-person is no home folder" in told
+    assert "~no-such-person is not a home folder" in told
 
 
 @pytest.mark.parametrize("name", ["../../x", "/abs", "..", ".", "a/b", "a\\b", " ", "a\nb", "a\x7fb"])

@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunesmith.config.entries import read_entries
-from tunesmith.config.json_schema import make_json_schema
+from tunesmith.config.entries import read_entries, read_top_level
 from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig, dump_config, dump_value, list_options, to_dict
-from tunesmith.config.yaml_events import read_top_level
+from tunesmith.config.schema import RunConfig, dump_config, dump_value, list_options, make_json_schema, to_dict
 from tunesmith.errors import ConfigError
 
 

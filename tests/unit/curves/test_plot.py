@@ -9,11 +9,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from tunesmith.curves.from_journal import curves_from_events
+from tunesmith.curves.panels import THEMES, darken, sketch_curves
 from tunesmith.curves.plot import draw_curves, figure_bytes, save_curves
-from tunesmith.curves.series import Curves
-from tunesmith.curves.sketch import sketch_curves
-from tunesmith.curves.themes import THEMES, darken
+from tunesmith.curves.series import Curves, curves_from_events
 from tunesmith.events import StepDone
 
 
@@ -110,7 +108,7 @@ def contrast(a: str, b: str) -> float:
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES.keys())
 def test_text_and_lines_stand_out_from_the_background(theme: object) -> None:
-    from tunesmith.curves.themes import Theme
+    from tunesmith.curves.panels import Theme
 
     assert isinstance(theme, Theme)
     assert contrast(theme.text, theme.background) >= 7

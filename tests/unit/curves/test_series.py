@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tunesmith.curves.from_journal import curves_from_events, load_curves
-from tunesmith.curves.series import Series, greater_is_better
+from tunesmith.curves.series import Series, curves_from_events, greater_is_better, load_curves
 from tunesmith.events import Evaluated, Event, Resumed, RunStarted, StepDone
 from tunesmith.run.journal import Journal, truncate_journal
 from tunesmith.run.reader import read_journal

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith.curves.from_journal import curves_from_events
+from tunesmith.curves.series import curves_from_events
 from tunesmith.diagnose.advise import CODES, diagnose
 from tunesmith.diagnose.verdict import advised_options, rate_flag
 from tunesmith.events import StepDone

@@ -7,15 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tunesmith.curves.from_journal import curves_from_events
+from tunesmith.curves.series import curves_from_events
 from tunesmith.diagnose.advise import CODES, diagnose
 from tunesmith.diagnose.evidence import read_curves
 from tunesmith.diagnose.row_measures import turned
 from tunesmith.diagnose.signs import gain_of_score, needed_z
 from tunesmith.events import Evaluated, Event, RowsEvaluated, RunEnded, RunStarted, StepDone
 from tunesmith.labels import Task
-from tunesmith.metrics.constant import BestConstant, row_losses
-from tunesmith.metrics.row_evidence import RowEvidence, encode_rows, keep_rows
+from tunesmith.metrics.row_evidence import BestConstant, RowEvidence, encode_rows, keep_rows, row_losses
 
 WIDTH = {Task.BINARY: 2, Task.MULTICLASS: 6, Task.MULTILABEL: 5, Task.REGRESSION: 1}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith.encoder.probe import require_answer
+from tunesmith.encoder.load import require_answer
 from tunesmith.errors import NumericsError
 
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from conftest import tiny_bert, token_lists
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Calendar, Plan
-from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.plan import Calendar, Plan, Schedule
 from tunesmith.engine.state import TrainState
 from tunesmith.errors import DataError
 from tunesmith.events import SafePoint, StepDone

@@ -7,13 +7,11 @@ from typing import Any
 import torch
 
 from conftest import tiny_bert, token_lists
-from tunesmith.engine.hooks import StepHooks
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Plan
-from tunesmith.engine.schedule import Schedule
-from tunesmith.engine.state import TrainState
+from tunesmith.engine.plan import Plan, Schedule
+from tunesmith.engine.state import StepHooks, TrainState
 from tunesmith.engine.step import micro_step
 from tunesmith.labels import Task
 from tunesmith.ranks.runtime import make_runtime

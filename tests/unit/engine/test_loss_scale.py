@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from conftest import tiny_bert, token_lists
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Plan
-from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.plan import Plan, Schedule
 from tunesmith.engine.state import SMALLEST, LossScale, TrainState
 from tunesmith.events import NonFinite, StepDone
 from tunesmith.labels import Task

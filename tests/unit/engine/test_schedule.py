@@ -9,7 +9,7 @@ import torch
 from transformers import get_scheduler
 
 from tunesmith.config.choices import SCHEDULE_OPTIONS
-from tunesmith.engine.schedule import SCHEDULES, Schedule, lr_at
+from tunesmith.engine.plan import SCHEDULES, Schedule, lr_at
 from tunesmith.errors import ConfigError
 
 CASES: list[tuple[str, dict[str, Any]]] = [

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tunesmith.engine.signals import Interrupted, StopRequest
+from tunesmith.engine.stopping import Interrupted, StopRequest
 from tunesmith.errors import DataError, StoppedBySignal
 
 

@@ -13,9 +13,9 @@ from torch import nn
 from conftest import tiny_bert
 from tunesmith.errors import ConfigError
 from tunesmith.fast import graphs
-from tunesmith.fast.fingerprint import Fingerprint
-from tunesmith.fast.graphs import StepGraphs, bucket_of
-from tunesmith.fast.strategies import Packing, choose_strategies
+from tunesmith.fast.graphs import Fingerprint, StepGraphs
+from tunesmith.fast.packing import Packing, bucket_of
+from tunesmith.fast.strategies import choose_strategies
 from tunesmith.keep.checkpoint import pack_optimizer, unpack_optimizer
 from tunesmith.tokens.batches import Batch, Padding, pin_batch, tensors_of
 
@@ -127,7 +127,7 @@ def test_moments_and_settings_that_a_captured_step_does_not_know_are_noticed(cha
         found.append(fingerprint.of_step())
         model(torch.ones(1, 3)).sum().backward()
         optimizer.step()
-    assert len(set(found)) == 1, "the first step makes the moments: that is no change"
+    assert len(set(found)) == 1, "the first step makes the moments: that is not a change"
     saved, (tensors, plain) = copy.deepcopy(optimizer.state_dict()), pack_optimizer(optimizer)
     held = [v for state in optimizer.state.values() for v in state.values()]  # so that nothing is put in its place
     if change == "load_state_dict":

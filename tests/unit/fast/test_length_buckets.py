@@ -12,7 +12,7 @@ import transformers
 
 from conftest import tiny_bert
 from tunesmith.fast.graphs import StepGraphs
-from tunesmith.fast.length_buckets import bucketed, is_too_wide, no_host_randomness, why_not_captured
+from tunesmith.fast.packing import bucketed, is_too_wide, no_host_randomness, why_not_captured
 from tunesmith.tokens.batches import Batch, Padding
 
 SIZES = {

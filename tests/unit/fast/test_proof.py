@@ -14,17 +14,17 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.bert.modeling_bert import BertModel
 
 from conftest import tiny_bert, token_lists
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Plan
-from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.plan import Plan, Schedule
 from tunesmith.engine.state import TrainState
 from tunesmith.events import Note, SafePoint, StepDone
-from tunesmith.fast import proof
+from tunesmith.fast import in_step
 from tunesmith.fast.compared import nothing_left_behind
-from tunesmith.fast.fingerprint import Fingerprint
-from tunesmith.fast.strategies import Strategies, choose_strategies
+from tunesmith.fast.graphs import Fingerprint
+from tunesmith.fast.in_force import Strategies
+from tunesmith.fast.strategies import choose_strategies
 from tunesmith.keep.checkpoint import Identity, load_checkpoint, save_checkpoint
 from tunesmith.labels import Task
 from tunesmith.ranks.runtime import make_runtime
@@ -94,7 +94,7 @@ def test_a_proof_leaves_gradients_hooks_flags_and_attributes_as_they_were() -> N
     weight.grad = torch.full_like(weight, 7.0)
     model.inner.bert.eval()
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    proof.ready(state, next(batches.windows(0)))
+    in_step.ready(state, next(batches.windows(0)))
     assert state.proved is not None
     assert (heard, model.calls, model.seen) == ([], 0, [])
     assert float(weight.grad.mean()) == 7.0
@@ -215,9 +215,9 @@ def test_a_short_run_pays_for_few_rows(steps: int, rows: int) -> None:
     state, batches, _, _ = begin(tiny_bert())
     state.planned_steps = steps
     batch = next(batches.windows(0)).micro_batches[0]
-    chosen = proof._rows_for(state, batch, passes=2)
+    chosen = in_step._rows_for(state, batch, passes=2)
     assert len(chosen) == rows
-    lengths = [len(ids) for ids in proof.tokens_of(batch)["input_ids"]]
+    lengths = [len(ids) for ids in in_step.tokens_of(batch)["input_ids"]]
     assert {max(lengths), min(lengths)} <= {lengths[i] for i in chosen}
 
 

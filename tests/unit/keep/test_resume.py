@@ -12,12 +12,10 @@ import pytest
 import torch
 
 from conftest import tiny_bert, token_lists
-from tunesmith.engine.evaluate import predict_rows
+from tunesmith.engine.evaluate import TaskLoss, predict_rows
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Calendar, Plan, epoch_ends_for
-from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for
 from tunesmith.engine.state import TrainState
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import WALL_CLOCK, Evaluated, Event, Improved, RunStarted, SafePoint, StepDone, to_json

@@ -14,7 +14,7 @@ from tunesmith.measure.start_up import Timed, Took, format_phases, phases_to_jso
 WORKS = """
 import logging, sys, time
 from tunesmith.cli.timed_command import PipeHandler
-from tunesmith.run.milestones import milestones, reach
+from tunesmith.run.environment import milestones, reach
 logging.getLogger("tunesmith").setLevel(logging.INFO)
 milestones.addHandler(PipeHandler(int(sys.argv[1])))
 reach("options")

@@ -13,10 +13,18 @@ from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
 from tunesmith.metrics import metric_table as table
 from tunesmith.metrics.metric_table import Metric
-from tunesmith.metrics.names import DEFAULTS, GLUE, greater_is_better, metric_aliases, metric_names, metric_of
 from tunesmith.metrics.paired import compare_predictions
 from tunesmith.metrics.rows import Rows
-from tunesmith.metrics.suite import load, make_suite
+from tunesmith.metrics.suite import (
+    DEFAULTS,
+    GLUE,
+    greater_is_better,
+    load,
+    make_suite,
+    metric_aliases,
+    metric_names,
+    metric_of,
+)
 from tunesmith.metrics.uncertainty import wilson_pair
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tunesmith.labels import LabelMap, Task, choose_labels
-from tunesmith.metrics.moved_thresholds import fit_thresholds
+from tunesmith.metrics.calibration import fit_thresholds
 from tunesmith.metrics.suite import make_suite
 
 

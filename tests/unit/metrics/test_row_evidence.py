@@ -7,8 +7,18 @@ import pytest
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
-from tunesmith.metrics.constant import BestConstant, describe_constant, infer_task, row_losses
-from tunesmith.metrics.row_evidence import LEAST_ROWS, MOST_ROWS, decode_rows, encode_rows, keep_rows, rows_to_keep
+from tunesmith.metrics.row_evidence import (
+    LEAST_ROWS,
+    MOST_ROWS,
+    BestConstant,
+    decode_rows,
+    describe_constant,
+    encode_rows,
+    infer_task,
+    keep_rows,
+    row_losses,
+    rows_to_keep,
+)
 from tunesmith.metrics.suite import make_suite
 
 WIDTH = {Task.BINARY: 2, Task.MULTICLASS: 7, Task.MULTILABEL: 11, Task.REGRESSION: 1}

@@ -13,9 +13,8 @@ import sklearn.metrics as sk
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import Task
-from tunesmith.metrics.names import GLUE, metric_names
 from tunesmith.metrics.rows import sigmoid, softmax
-from tunesmith.metrics.suite import load, make_suite
+from tunesmith.metrics.suite import GLUE, load, make_suite, metric_names
 
 
 @pytest.mark.parametrize("k", [2, 3, 7])

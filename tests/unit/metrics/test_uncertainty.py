@@ -9,10 +9,9 @@ import pytest
 from scipy.stats import bootstrap, pearsonr
 
 from tunesmith.labels import Task
-from tunesmith.metrics.classification import auroc_parts, confusion_matrix, f1_weighted, matthews_correlation
-from tunesmith.metrics.names import metric_names, metric_of
+from tunesmith.metrics.metric_values import auroc_parts, confusion_matrix, f1_weighted, matthews_correlation
 from tunesmith.metrics.rows import Rows
-from tunesmith.metrics.suite import make_suite
+from tunesmith.metrics.suite import make_suite, metric_names, metric_of
 from tunesmith.metrics.uncertainty import Score, matthews_design, smooth_counts, weighted_f1_design, wilson_limits
 
 

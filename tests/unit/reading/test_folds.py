@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
-from tunesmith.reading.part import Part
+from tunesmith.reading.source import Part
 from tunesmith.reading.split import draw_fold
 
 

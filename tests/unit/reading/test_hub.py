@@ -9,20 +9,20 @@ import pytest
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from tunesmith.errors import ConfigError, DataError, ResourceError, TunesmithError
-from tunesmith.reading import hub
-from tunesmith.reading.hub import load_from_hub
+from tunesmith.reading import gather
+from tunesmith.reading.gather import load_from_hub
 
 
 @pytest.mark.parametrize("name", ["", "../etc", "a/b/c", "two words", "https://huggingface.co/datasets/glue"])
 def test_what_cannot_be_a_name_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no name of a Hub dataset"):
+    with pytest.raises(ConfigError, match="is not the name of a Hub dataset"):
         load_from_hub(name)
 
 
 def test_without_a_copy_and_without_permission_nothing_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub, "_name_on_hub", lambda *_: pytest.fail("the Hub was asked"))
+    monkeypatch.setattr(gather, "ask_hub", lambda *_: pytest.fail("the Hub was asked"))
     with pytest.raises(ResourceError, match=r"glue \(mrpc\) is not on this machine and downloads are not allowed"):
         load_from_hub("glue", "mrpc", allow_download=False, cache_dir=tmp_path)
 
@@ -33,13 +33,13 @@ def test_without_a_copy_and_without_permission_nothing_is_asked(
         (ValueError("BuilderConfig 'mrcp' not found. Available: ['mrpc', 'sst2']"), ConfigError, "mean 'mrpc'"),
         (DatasetNotFoundError("gated"), ConfigError, "gated"),
         (DatasetGenerationError("x"), DataError, "cannot be read"),
-        (ConnectionError("reset"), ResourceError, "broke off"),
+        (ConnectionError("reset"), ResourceError, "was interrupted"),
         (OSError(errno.ENOSPC, "No space left on device"), ResourceError, "No space left"),
         (KeyError("odd"), DataError, "KeyError"),
     ],
 )
 def test_every_failure_is_one_line_of_the_right_kind(error: Exception, kind: type[TunesmithError], words: str) -> None:
-    told = hub._explain(error, "nyu-mll/glue", "mrcp")
+    told = gather._explain(error, "nyu-mll/glue", "mrcp")
     assert type(told) is kind
     assert words in str(told)
     assert "\n" not in str(told)

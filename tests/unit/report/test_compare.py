@@ -16,7 +16,7 @@ from tunesmith.cli.main import main
 from tunesmith.errors import ConfigError
 from tunesmith.metrics.paired import PairedResult
 from tunesmith.report.compare import NO_EVIDENCE, Comparison, compare_runs, with_seeds
-from tunesmith.report.compare_page import render_comparison
+from tunesmith.report.render import render_comparison
 
 
 @pytest.fixture

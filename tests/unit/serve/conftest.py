@@ -57,7 +57,7 @@ class FakeModel:
 
 @dataclass
 class Served:
-    """A running board. `ask` is a client that has the token and the right origin, unless told otherwise."""
+    """A running board. `ask` is a client that has, by default, the token and the right origin."""
 
     port: int
     board: Board

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tunesmith.curves.from_journal import load_curves
+from tunesmith.curves.series import load_curves
 from tunesmith.events import Evaluated, NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
 from tunesmith.run.journal import Journal, encode_event, truncate_journal
 from tunesmith.run.layout import RunDir

@@ -56,7 +56,7 @@ def test_a_row_of_exactly_the_longest_length_is_not_called_cut(train: Any, tmp_p
 def test_the_journal_is_parsed_and_diagnosed_once_at_the_end_of_a_run(
     train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tunesmith.curves import from_journal
+    from tunesmith.curves import series
     from tunesmith.report import diagnosis
     from tunesmith.run import reader
 
@@ -71,8 +71,8 @@ def test_the_journal_is_parsed_and_diagnosed_once_at_the_end_of_a_run(
 
         monkeypatch.setattr(module, name, counted)
 
-    count(from_journal, "read_columns")
-    count(from_journal, "build_curves")
+    count(series, "read_columns")
+    count(series, "build_curves")
     count(diagnosis, "diagnose")
     count(reader, "read_bytes")
     result, _ = train(**files(tmp_path), max_steps=2)

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tunesmith.engine.plan import Plan
-from tunesmith.engine.schedule import Schedule
+from tunesmith.engine.plan import Plan, Schedule
 from tunesmith.events import StepDone
-from tunesmith.session.first_steps import announce_plan
+from tunesmith.session.planning import announce_plan
 
 
 def said_by(steps: int) -> list[str]:

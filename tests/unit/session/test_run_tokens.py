@@ -13,7 +13,7 @@ from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.predict.predictor import Predictor
 from tunesmith.session.run_tokens import decide_long_texts
-from tunesmith.tokens.cutting import EncodedRow
+from tunesmith.tokens.truncation import EncodedRow
 
 
 def long_rows(count: int) -> list[dict[str, Any]]:

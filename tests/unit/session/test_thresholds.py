@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tiny_model import sentences
-from tunesmith.metrics.moved_thresholds import MovedThresholds
+from tunesmith.metrics.calibration import MovedThresholds
 from tunesmith.predict.predictor import Predictor
 
 

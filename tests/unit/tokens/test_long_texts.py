@@ -11,9 +11,9 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tunesmith.tokens.cutting import LEAST_CHARS, shorten
 from tunesmith.tokens.token_encoder import make_token_encoder
 from tunesmith.tokens.tokenize import tokenize
+from tunesmith.tokens.truncation import LEAST_CHARS, shorten
 
 WORDS = ("cat", "dog", "sat", "mat", "ran", "##s", "away", "x", "y", "z")
 SPLITTERS: dict[str, Any] = {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunesmith.errors import ConfigError
-from tunesmith.tokens.order import epoch_order
+from tunesmith.tokens.token_rows import epoch_order
 
 LENGTHS = np.random.default_rng(0).integers(5, 120, 1003)
 

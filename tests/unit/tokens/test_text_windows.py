@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tunesmith.tokens.text_windows import MOST_WINDOWS, TextWindows, mean_by_row
 from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.tokens.truncation import MOST_WINDOWS, TextWindows, mean_by_row
 
 WINDOWS = TextWindows(length=12, before=1, behind=1)
 ROWS = TokenRows.from_lists({"input_ids": [[101, *range(1, 41), 102], [101, 7, 8, 102]], "labels": [1, 0]})

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from patience import patient
 from tunesmith.errors import ConfigError, DataError, ResourceError, WorkerError
 from tunesmith.run.sealed import MANIFEST
-from tunesmith.tokens import cutting, token_encoder
+from tunesmith.tokens import token_encoder, truncation
 from tunesmith.tokens.token_cache import TokenCache, content_hash
 from tunesmith.tokens.token_encoder import RustEncoder, call_within
 from tunesmith.tokens.tokenize import longest_allowed, tokenize
@@ -109,13 +109,13 @@ def test_any_pair_is_cut_as_the_tokenizer_cuts_it(rows: list[tuple[str, str]], m
     long = [i for i, e in enumerate(whole) if len(e) > max_length]
     if long:  # the fast cut is right by itself, not only because the slow one replaces it
         slow = encoder._cut_in_rust([whole[i] for i in long], [[c[i] for i in long] for c in (first, second)])
-        assert [cutting.cut_row(whole[i], max_length, side) for i in long] == slow
+        assert [truncation.cut_row(whole[i], max_length, side) for i in long] == slow
 
 
 def test_a_cut_that_differs_from_the_tokenizers_own_is_never_used(
     pairs: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cutting, "share_longest_first", lambda sizes, room: (0, 0))
+    monkeypatch.setattr(truncation, "share_longest_first", lambda sizes, room: (0, 0))
     got = tokenize(pairs, make_tokenizer(), ("first", "second"), max_length=9, cache_dir=tmp_path)
     want = make_tokenizer()(PAIRS["first"], PAIRS["second"], truncation=True, max_length=9)
     assert got.dataset["input_ids"][:] == want["input_ids"]

@@ -16,7 +16,7 @@ from tunesmith import Trainer, TrainingArguments
 from tunesmith.errors import ConfigError
 from tunesmith.trainer.compatibility import render
 from tunesmith.trainer.fields import FIELDS, refused
-from tunesmith.trainer.methods import NOT_CALLED, PROVIDED
+from tunesmith.trainer.validation import NOT_CALLED, PROVIDED
 
 NAMES = [f.name for f in dataclasses.fields(transformers.TrainingArguments)]
 

@@ -20,7 +20,7 @@ from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
 from tunesmith.fast import graphs, strategies
 from tunesmith.fast.graphs import StepGraphs
-from tunesmith.trainer import preparation, stepping
+from tunesmith.trainer import stepping
 
 
 class Kernel:
@@ -63,7 +63,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[Emulated]:
         return made[-1]
 
     Kernel.written = 0
-    monkeypatch.setattr(preparation, "has_triton", lambda: True)
+    monkeypatch.setattr(stepping, "has_triton", lambda: True)
     monkeypatch.setattr(strategies, "_no_graphs", lambda device, world, packed: None)
     monkeypatch.setattr(strategies, "StepGraphs", make)
     monkeypatch.setattr(stepping, "attach_kernel", lambda optimizer, layers: Kernel())

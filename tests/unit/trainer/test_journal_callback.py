@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from tunesmith.curves.from_journal import load_curves
+from tunesmith.curves.series import load_curves
 from tunesmith.diagnose.advise import diagnose
 from tunesmith.run.reader import read_journal
 from tunesmith.trainer.journal_callback import JournalCallback

@@ -19,7 +19,7 @@ from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.events import StepDone
-from tunesmith.metrics.temperature import Temperature
+from tunesmith.metrics.calibration import Temperature
 from tunesmith.predict.predictor import Predictor
 from tunesmith.reading.prediction_file import read_prediction_columns
 from tunesmith.session.from_config import finetune

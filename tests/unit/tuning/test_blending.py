@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tunesmith.labels import Task
-from tunesmith.metrics.temperature import fit_temperature, log_loss_of
+from tunesmith.metrics.calibration import fit_temperature, log_loss_of
 from tunesmith.tuning.blending import HeldOut, compare_held_out, greedy_weights, mix_answers, shown_worse
 from tunesmith.tuning.chosen import scale_head, stir_in
 

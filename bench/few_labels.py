@@ -1,0 +1,187 @@
+"""SetFit beside `tunesmith train` with few rows a label: the same encoder, rows, test rows and process.
+
+    .venv/bin/python bench/recipes.py --per_class --sizes 8 16 64 --tasks cr r8 newsline sick --recipes auto setfit
+    PYTHONPATH=src:scratch/setfit .venv/bin/python bench/few_labels.py --library --tasks trec --sizes 8 --seeds 1 2
+
+`setfit` of bench/recipes.py is SetFit's documented procedure in plain PyTorch, as its library needs texts and packages that the
+machine with the GPU does not have: body 2e-5, warmup 0.1, decay 0.01, 16 pairs a step, one epoch over all pairs with the rarer
+kind repeated, cosine similarity against 1 or 0, mean pooling, then logistic regression on the embeddings. All pairs of 64 rows
+a label of six labels are 7,680 steps: it gets as many of them as fit into the seconds of the `auto` of its process, and
+FEWEST_STEPS where those are more. `--library` runs setfit itself on the CPU, to compare with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+FEWEST_STEPS, TIMED_STEPS = 300, 20
+PAIRS, RATE, WARMUP, DECAY = 16, 2e-5, 0.1, 0.01
+
+
+def pick_rows(labels: npt.NDArray[Any], each: int, seed: int) -> npt.NDArray[np.int64]:
+    """So many rows of each label (all where there are fewer), in the order of a seed."""
+    rng = np.random.default_rng(seed)
+    found = [rng.permutation(np.flatnonzero(labels == label))[:each] for label in np.unique(labels)]
+    return rng.permutation(np.concatenate(found))
+
+
+def all_pairs(labels: npt.NDArray[Any], seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Every pair of rows, a row with itself too, the rarer kind repeated; and which have one label. In random order."""
+    rng, rows = np.random.default_rng(seed), np.arange(len(labels))
+    pairs = np.concatenate([np.stack(np.triu_indices(len(labels), 1), 1), np.stack([rows, rows], 1)])
+    same = labels[pairs[:, 0]] == labels[pairs[:, 1]]
+    kinds = [rng.permutation(np.flatnonzero(same == kind)) for kind in (True, False)]
+    most = max(map(len, kinds))
+    order = rng.permutation(np.concatenate([np.resize(kind, most) for kind in kinds]))
+    return pairs[order], same[order]
+
+
+def train_setfit(
+    unit: dict[str, Any], rows: Any, task: Any, folder: Path, runtime: Any, seconds: float
+) -> dict[str, Any]:
+    """One run of SetFit's procedure, as long as all pairs or `seconds` take; its score on the test rows and what it took."""
+    import torch
+    from torch.nn import functional
+
+    from tunesmith.encoder.load import load_model
+    from tunesmith.engine.state import seed_everything
+    from tunesmith.metrics.suite import make_suite
+    from tunesmith.tokens.batches import evaluation_batches, make_batch
+
+    splits, labels, padding = task
+    began = time.perf_counter()
+    seed_everything(unit["seed"])
+    model: Any = load_model(folder, labels).model.base_model.to(runtime.device)
+    first = model.config.model_type == "roberta"  # granite-embedding is one of first tokens
+
+    def embed(batch: Any) -> Any:
+        inputs = runtime.move(batch).inputs
+        with runtime.autocast():
+            hidden = model(**inputs).last_hidden_state.float()
+        if first:
+            return hidden[:, 0]
+        mask = inputs["attention_mask"].unsqueeze(-1).float()
+        return (hidden * mask).sum(1) / mask.sum(1)
+
+    pairs, same = all_pairs(rows.labels, unit["seed"])
+    every = steps = -(-len(pairs) // PAIRS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
+    model.train()
+    step = 0
+    while step < steps:
+        warm = max(1.0, WARMUP * steps)
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(step / warm, (steps - step) / max(1.0, steps - warm))
+        some = slice(PAIRS * step, PAIRS * (step + 1))
+        vectors = embed(make_batch(rows, pairs[some].T.reshape(-1), padding))
+        wanted = torch.from_numpy(same[some]).to(vectors)
+        loss = functional.mse_loss(functional.cosine_similarity(*vectors.chunk(2)), wanted)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        if step == TIMED_STEPS:
+            loss.item()
+            taken = (time.perf_counter() - began) / step
+            steps = min(every, max(FEWEST_STEPS, round(seconds / taken)))
+    model.eval()
+
+    def embed_all(some: Any) -> Any:
+        found = torch.empty(len(some), model.config.hidden_size, device=runtime.device)
+        with torch.no_grad():
+            for batch in evaluation_batches(some, padding, max_rows=64):
+                found[torch.from_numpy(batch.rows).to(found.device)] = embed(batch)
+        return found
+
+    weights, bias = fit_logistic(embed_all(rows), torch.from_numpy(rows.labels).to(runtime.device), len(labels))
+    taken = time.perf_counter() - began
+    logits = (embed_all(splits["test"]) @ weights.T + bias).cpu().numpy()
+    score = make_suite(labels.task).compute(logits, splits["test"].labels)["accuracy"]
+    about = {"recipe": "setfit", "score": score, "n": len(splits["test"]), "steps": steps, "steps_of_all_pairs": every}
+    return {**about, "seconds": round(taken, 3)}
+
+
+def fit_logistic(features: Any, labels: Any, classes: int) -> Any:
+    """Logistic regression with scikit-learn's default penalty (C = 1)."""
+    import torch
+
+    features = features.double()
+    weights = torch.zeros(classes, features.shape[1], dtype=torch.double, device=features.device, requires_grad=True)
+    bias = torch.zeros(classes, dtype=torch.double, device=features.device, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weights, bias], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> Any:
+        optimizer.zero_grad()
+        logits = features @ weights.T + bias
+        found = torch.nn.functional.cross_entropy(logits, labels, reduction="sum") + weights.square().sum() / 2
+        found.backward()
+        return found
+
+    optimizer.step(loss)
+    return weights.detach().float(), bias.detach().float()
+
+
+def train_library(task: str, each: int, seed: int, folder: Path) -> dict[str, Any]:
+    """setfit itself with its defaults, from texts."""
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformer, models
+    from setfit import SetFitModel, Trainer, TrainingArguments
+    from sklearn.linear_model import LogisticRegression
+
+    from recipe_tasks import TASKS
+
+    train, test = TASKS[task]("train"), TASKS[task]("test")
+    names = sorted({label for _, label in train})
+    gold = np.array([names.index(label) for _, label in train])
+    chosen = pick_rows(gold, each, seed)
+    data = Dataset.from_dict({"text": [train[i][0][0] for i in chosen], "label": gold[chosen]})
+    began = time.process_time()
+    word = models.Transformer(str(folder))
+    body = SentenceTransformer(modules=[word, models.Pooling(word.get_word_embedding_dimension())], device="cpu")
+    model = SetFitModel(model_body=body, model_head=LogisticRegression())
+    args = TrainingArguments(output_dir="scratch/setfit_out", seed=seed, save_strategy="no", report_to="none")
+    trainer = Trainer(model=model, args=args, train_dataset=data)
+    trainer.train()
+    seconds = time.process_time() - began
+    answers = np.asarray(model.predict([texts[0] for texts, _ in test]))
+    score = float((answers == np.array([names.index(label) for _, label in test])).mean())
+    return {
+        "task": task,
+        "size": each,
+        "seed": seed,
+        "recipe": "setfit library",
+        "score": score,
+        "cpu_seconds": seconds,
+    }
+
+
+def main() -> None:
+    """Runs the library and prints its scores."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", action="store_true", required=True)
+    parser.add_argument("--model", type=Path, default=Path("../shared/models/paraphrase-MiniLM-L3-v2"))
+    parser.add_argument("--tasks", nargs="+", required=True)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[8])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    found = []
+    for task in args.tasks:
+        for each in args.sizes:
+            for seed in args.seeds:
+                found.append(train_library(task, each, seed, args.model))
+                print(json.dumps(found[-1]), flush=True)
+                if args.output:
+                    args.output.write_text(json.dumps(found, indent=0), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""A stand-in for the embedded model: its tokenizer, two layers of width 32. Pages that show commands train it in a second.
+
+`docs/quickstart.md`, the demo of the wheel and the notebook (`make long`) run with the embedded model itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+CONFIG = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+@functools.cache
+def small_embedded() -> Path:
+    """Makes it, once in a process. The folder is what the package's folder would be."""
+    from tunesmith.encoder.resolve import find_embedded
+
+    folder = Path(tempfile.mkdtemp(prefix="small-embedded-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    shrink(find_embedded(), folder / "model")
+    return folder
+
+
+def shrink(source: Path, folder: Path) -> Path:
+    """Writes a small random model with the tokenizer of a BERT folder."""
+    import torch
+    from transformers import AutoConfig, BertModel
+
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.bin", "config.json"))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertModel(AutoConfig.from_pretrained(source, **CONFIG)).save_pretrained(folder)
+    return folder
+
+
+def replace_embedded(folder: Path) -> dict[str, Any]:
+    """From now on the embedded model of this process is the one in `folder`; gives what stood there before."""
+    from tunesmith.encoder import resolve
+    from tunesmith.run.remembered import known_hash
+
+    before = {name: getattr(resolve, name) for name in ("find_spec", "EMBEDDED_SHA256")}
+    resolve.find_spec = lambda name: SimpleNamespace(submodule_search_locations=[str(folder)])  # type: ignore[assignment]
+    resolve.EMBEDDED_SHA256 = known_hash(folder / "model" / "model.safetensors")
+    return before
+
+
+@contextmanager
+def embedded_replaced(folder: Path) -> Iterator[None]:
+    """`replace_embedded` for a block."""
+    from tunesmith.encoder import resolve
+
+    before = replace_embedded(folder)
+    try:
+        yield
+    finally:
+        vars(resolve).update(before)
