@@ -61,7 +61,9 @@ def measure_run(config: RunConfig, begun: float) -> Forecast:
         start = time.time() - begun
         has_validation = "validation" in prepared.tokenized
         on_gpu = prepared.runtime.device.type == "cuda"
-        plan = make_plan(config, prepared.batches, prepared.suite, has_validation=has_validation, on_gpu=on_gpu)
+        plan = make_plan(
+            prepared.config, prepared.batches, prepared.suite, has_validation=has_validation, on_gpu=on_gpu
+        )
         every = range(1, plan.num_steps + 1)
         evaluations = sum(map(plan.evaluate.due, every))
         saves = sum(plan.save.due(step) or plan.evaluate.due(step) for step in every)
@@ -73,9 +75,9 @@ def measure_run(config: RunConfig, begun: float) -> Forecast:
             train_run(run, short, Watch(listeners=[clock.on]))
             spent = time.monotonic() - at
         pace = Pace.of(clock.reads, saved=len(clock.evaluations) > 1)
-        one = clock.evaluations[-1] if clock.evaluations else 0.0
-        a_token = one / max(rows.evaluated, 1)
-        rest = spent - sum(read.seconds for read in clock.reads) - sum(clock.evaluations)
+        timed = clock.evaluations or [0.0]  # the first one also makes kernels
+        a_token = timed[-1] / max(rows.evaluated, 1)
+        rest = spent - sum(read.seconds for read in clock.reads) - sum(timed)
         size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
         journal = run.journal_file.stat().st_size / max(sum(read.steps for read in clock.reads), 1) * plan.num_steps
         checkpoint = max((sum(f.stat().st_size for f in c.rglob("*")) for c in run.checkpoints()), default=0)
@@ -85,8 +87,8 @@ def measure_run(config: RunConfig, begun: float) -> Forecast:
             peak_bytes=peak_bytes(prepared),
             disk_bytes=int(size + journal + checkpoint),
             start_seconds=start,
-            step_seconds=pace.seconds(plan.num_steps, plan.num_steps * rows.step) + max(saves - 2, 0) * pace.save,
-            evaluation_seconds=sum(clock.evaluations[:-1], 0.0) + a_token * rows.evaluation * max(evaluations - 1, 0),
+            step_seconds=pace.seconds(plan.num_steps, plan.num_steps * rows.step) + max(saves - 1, 0) * pace.save,
+            evaluation_seconds=max(timed[0] - timed[-1], 0.0) + a_token * rows.evaluation * evaluations,
             finish_seconds=max(rest, 0.0) + a_token * rows.left_out,
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tunesmith.events import Evaluated, Event, StepDone
+from tunesmith.events import EpochStarted, Evaluated, Event, StepDone
 
 WARM_READS = 2
 """Reads of the numbers of steps that are slow: kernels are made there. A read is one step on a CPU, several on a GPU."""
@@ -36,6 +36,8 @@ class Phases:
 
     def on(self, event: Event) -> None:
         """A listener of the run."""
+        if not isinstance(event, EpochStarted | StepDone | Evaluated):
+            return  # safe points and saves lie between two steps and count for the later one
         now = time.monotonic()
         spent, self._last = now - self._last, now
         if isinstance(event, StepDone):
@@ -44,7 +46,7 @@ class Phases:
             self._shared = event.seconds
             self.reads[-1].add(event.tokens, spent)
         elif isinstance(event, Evaluated) and event.split == "validation":
-            self.evaluations.append(event.seconds)  # events about its rows came in between
+            self.evaluations.append(event.seconds)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunesmith.events import Evaluated, Event, RowsEvaluated, StepDone
+from tunesmith.events import EpochStarted, Evaluated, Event, RowsEvaluated, SafePoint, Saved, StepDone
 from tunesmith.session import pace
 from tunesmith.session.pace import Pace, Phases, Read
 
@@ -48,13 +48,17 @@ def test_steps_that_are_read_together_are_one_read(monkeypatch: pytest.MonkeyPat
     def done(step: int, shared: float) -> StepDone:
         return StepDone(step, 0.0, 1.0, 1.0, 1e-4, 8, 100, 128, seconds=shared)
 
+    after(7.0, EpochStarted(0, 0))
     for first, shared in ((1, 0.5), (3, 0.25)):
-        after(2 * shared, done(first, shared))
+        after(shared, SafePoint(first))
+        after(shared, done(first, shared))
         after(0.01, done(first + 1, shared))
     after(4.0, RowsEvaluated(4, "validation", ""))
     after(0.0, Evaluated(4, 1.0, "validation", {}, 10, 4.0))
     after(0.5, Evaluated(4, 1.0, "train_sample", {}, 10, 4.5))
-    after(1.0, done(5, 0.3))
+    after(0.2, SafePoint(4))
+    after(0.5, Saved(4, "checkpoint-4", 0.5))
+    after(0.3, done(5, 0.3))
     assert [(read.steps, read.tokens) for read in phases.reads] == [(2, 200), (2, 200), (1, 100)]
     assert [read.seconds for read in phases.reads] == pytest.approx([1.01, 0.51, 1.0])
     assert phases.evaluations == pytest.approx([4.0])
