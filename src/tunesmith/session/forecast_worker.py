@@ -23,7 +23,7 @@ from tunesmith.session.drive import train_run
 from tunesmith.session.first_steps import peak_bytes
 from tunesmith.session.forecast import ERROR_MARK, Forecast
 from tunesmith.session.inputs import read_run_data
-from tunesmith.session.pace import WARM_READS, Pace, Phases
+from tunesmith.session.pace import WARM_READS, Pace, RunClock
 from tunesmith.session.planning import STEPS_A_READ, make_plan
 from tunesmith.session.prepare import Prepared, prepare, start_runtime
 from tunesmith.session.watch import Watch
@@ -68,7 +68,7 @@ def measure_run(config: RunConfig, begun: float) -> Forecast:
         evaluations = sum(map(plan.evaluate.due, every))
         saves = sum(plan.save.due(step) or plan.evaluate.due(step) for step in every)
         short, rows = _shorten(prepared, folder, reads=GPU_READS if on_gpu else 0, between=saves > 1)
-        clock, run = Phases(), RunDir(Path(folder) / "run")
+        clock, run = RunClock(), RunDir(Path(folder) / "run")
         with RunLock(run.lock_file):
             start_ledger(run.path, run.remade_files)
             at = time.monotonic()

@@ -14,7 +14,7 @@ WARM_READS = 2
 
 
 @dataclass
-class Read:
+class StepsRead:
     """Some steps, their tokens, and the seconds from the event before them, their journal lines included."""
 
     steps: int = 0
@@ -26,11 +26,11 @@ class Read:
         self.steps, self.tokens, self.seconds = self.steps + 1, self.tokens + tokens, self.seconds + seconds
 
 
-class Phases:
+class RunClock:
     """What took how long: the steps of one read together, each evaluation."""
 
     def __init__(self) -> None:
-        self.reads: list[Read] = []
+        self.reads: list[StepsRead] = []
         self.evaluations: list[float] = []
         self._last, self._shared = time.monotonic(), -1.0
 
@@ -42,7 +42,7 @@ class Phases:
         spent, self._last = now - self._last, now
         if isinstance(event, StepDone):
             if event.seconds != self._shared:  # the steps of one read share its time equally
-                self.reads.append(Read())
+                self.reads.append(StepsRead())
             self._shared = event.seconds
             self.reads[-1].add(event.tokens, spent)
         elif isinstance(event, Evaluated) and event.split == "validation":
@@ -59,7 +59,7 @@ class Pace:
     save: float
 
     @classmethod
-    def of(cls, reads: list[Read], *, saved: bool) -> Pace:
+    def of(cls, reads: list[StepsRead], *, saved: bool) -> Pace:
         """By a line through the reads after the first; `saved`: the last step came after a save."""
         most = len(reads) - saved
         timed = reads[min(WARM_READS, most - 1) : most]

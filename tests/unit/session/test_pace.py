@@ -6,13 +6,13 @@ import pytest
 
 from tunesmith.events import EpochStarted, Evaluated, Event, RowsEvaluated, SafePoint, Saved, StepDone
 from tunesmith.session import pace
-from tunesmith.session.pace import Pace, Phases, Read
+from tunesmith.session.pace import Pace, RunClock, StepsRead
 
 
-def reads_of(sizes: list[int], *, steps: int = 1, slow: float = 0.0) -> list[Read]:
+def reads_of(sizes: list[int], *, steps: int = 1, slow: float = 0.0) -> list[StepsRead]:
     """0.2 s a step and 1 ms a token; the first two reads are slower."""
     return [
-        Read(steps, size, 0.2 * steps + 0.001 * size + (slow if at < pace.WARM_READS else 0.0))
+        StepsRead(steps, size, 0.2 * steps + 0.001 * size + (slow if at < pace.WARM_READS else 0.0))
         for at, size in enumerate(sizes)
     ]
 
@@ -32,14 +32,14 @@ def test_a_save_before_the_last_step_is_no_part_of_a_step() -> None:
 
 
 def test_where_tokens_make_no_difference_steps_are_counted() -> None:
-    found = Pace.of([Read(16, size, 1.6) for size in (900, 300, 500, 700)], saved=False)
+    found = Pace.of([StepsRead(16, size, 1.6) for size in (900, 300, 500, 700)], saved=False)
     assert (found.step, found.token) == pytest.approx((0.1, 0.0))
 
 
 def test_steps_that_are_read_together_are_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
-    phases = Phases()
+    phases = RunClock()
 
     def after(seconds: float, event: Event) -> None:
         now[0] += seconds
