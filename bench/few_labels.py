@@ -2,8 +2,8 @@
 
     .venv/bin/python bench/recipes.py --per_class --sizes 8 16 64 --tasks cr r8 newsline sick --recipes auto setfit
 
-`setfit` of bench/recipes.py is SetFit's documented procedure in plain PyTorch, as its library needs texts and packages that the
-machine with the GPU does not have: body 2e-5, warmup 0.1, decay 0.01, 16 pairs a step, one epoch over all pairs with the rarer
+`setfit` of bench/recipes.py is SetFit's documented procedure in plain PyTorch, from token ids, which its library does not
+take: body 2e-5, warmup 0.1, decay 0.01, 16 pairs a step, one epoch over all pairs with the rarer
 kind repeated, cosine similarity against 1 or 0, mean pooling, then logistic regression on the embeddings. All pairs of 64 rows
 a label of six labels are 7,680 steps: it gets as many of them as fit into the seconds of the `auto` of its process, and
 FEWEST_STEPS where those are more.
