@@ -23,12 +23,12 @@ from equivalence.strategy_cases import (
     make_rows,
     pad_rows,
 )
+from tunesmith.encoder.families import why_not
 from tunesmith.errors import ConfigError
 from tunesmith.fast import attention, by_row
-from tunesmith.fast.cls_only import enable_first_token_only
 from tunesmith.fast.cpu_speed import enable_cpu_speed
 from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import PaddingFree, enable_padding_free, supports
+from tunesmith.fast.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
 
 SHAPES = {"ragged": RAGGED, "one row": (7,), "one token": (1,), "all of one token": (1, 1, 1), "equal": (6, 6, 6, 6)}
 
@@ -211,6 +211,6 @@ def test_a_model_that_does_not_fit_is_refused_with_the_reason() -> None:
 
     config = transformers.AutoConfig.for_model("xlnet", vocab_size=20, d_model=8, n_layer=1, n_head=2, d_inner=8)
     model = transformers.AutoModelForSequenceClassification.from_config(config)
-    assert "no description of its parts is known" in str(supports(model))
+    assert "no description of its parts is known" in str(why_not(model))
     with pytest.raises(ConfigError, match=r"padding-free is not possible: .*Train it padded"):
         enable_padding_free(model)

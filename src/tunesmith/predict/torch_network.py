@@ -23,7 +23,6 @@ from tunesmith.encoder.tokenizer import load_tokenizer, position_limit, require_
 from tunesmith.engine.evaluate import predict_rows
 from tunesmith.errors import ConfigError
 from tunesmith.fast.strategies import choose_strategies
-from tunesmith.keep.snapshot import WEIGHTS, write_tensors
 from tunesmith.predict.facts import ModelFacts, read_facts
 from tunesmith.ranks.runtime import Precision, Runtime, make_runtime
 from tunesmith.run.sealed import MANIFEST, write_sealed
@@ -137,6 +136,7 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
 
 def export_model(target: Path, weights: dict[str, torch.Tensor], describe: Callable[[Path], None], card: str) -> None:
     """Publishes the model folder in one rename, with its model card."""
+    from tunesmith.keep.snapshot import WEIGHTS, write_tensors
 
     def fill(folder: Path) -> dict[str, Future[str]]:
         describe(folder)
