@@ -157,14 +157,14 @@ def table(paths: list[Path]) -> None:
         judges = {who: data[f"{name}/{who}"] for who in ("logistic", "probe", "folds") if f"{name}/{who}" in data}
         labels = LabelMap.for_classes([str(i) for i in range(judges["probe"].shape[1])])
         if "folds" in judges:
-            judges["deep"] = merge_judges(judges["probe"], judges.pop("folds"), labels)
+            judges["deep"] = merge_judges(judges["probe"], judges["folds"], given, labels)
         line: dict[str, float] = {}
         for who, judged in judges.items():
             p = judged / judged.sum(axis=1, keepdims=True)
             for method in METHODS[: 3 if who == "logistic" else 1]:
                 quality = get_label_quality_scores(given, p, method=method)
                 line[f"cleanlab {method} on {who}"] = float(average_precision_score(wrong, 1 - quality))
-            if who != "logistic":
+            if who not in ("logistic", "folds"):
                 line[f"tunesmith {who}"] = float(average_precision_score(wrong, 1 - share_of_given(judged, given)))
         lines.setdefault((model, task, rate), []).append(line)
     columns = list(next(iter(lines.values()))[0])

@@ -215,7 +215,8 @@ def check(name: str, setting: dict[str, Any], cores: str | None, *, gpu: bool) -
         found["peak_bytes"] = json.loads(peak.read_text()) if peak.exists() else used.ru_maxrss * 1024
         run = folder / "own" / "run"
         found["disk_bytes"] = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
-        found["steps"] = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+        events = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+        found["events"] = [event for event in events if "seconds" in event]
         return found
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from few_labels import pick_rows, train_setfit
 from recipe_tasks import REGRESSION, unpack_model
 
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -27,8 +28,10 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "pooling mean": {"pooling": "mean"},
     "pooling first, dense trained": {"pooling": "first", "dense": "trained"},
     "pooling mean, dense trained": {"pooling": "mean", "dense": "trained"},
+    "contrastive_start off": {"contrastive_start": "off"},
     "head_start on": {"head_start": "on"},
     "learning_rate 5e-5": {"learning_rate": 5e-5},
+    "learning_rate 1e-4": {"learning_rate": 1e-4},
     "learning_rate 2e-4": {"learning_rate": 2e-4},
     "layerwise_lr_decay 1": {"layerwise_lr_decay": 1.0},
     "learning_rate 5e-5, layerwise_lr_decay 1": {"learning_rate": 5e-5, "layerwise_lr_decay": 1.0},
@@ -78,6 +81,14 @@ def _model(pack: Path, model: str, place: Path) -> Path:
     return unpack_model(pack / model, place / model)
 
 
+def rows_of(unit: Unit, rows: Any) -> Any:
+    """The training rows of a unit: so many, or so many of each label, by its seed."""
+    if unit.get("per_class"):
+        return rows.select(pick_rows(rows.labels, unit["size"], unit["seed"]))
+    order = np.random.default_rng(unit["seed"]).permutation(len(rows))
+    return rows.select(order[: unit["size"]] if unit["size"] else order)
+
+
 def options_of(recipe: str, before: dict[str, Found]) -> dict[str, Any]:
     """The options of a recipe of the table; `before` are the runs of this unit so far."""
     if recipe == "hf":
@@ -114,8 +125,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     began_all = time.perf_counter()
     splits, labels, padding = _task(pack, unit["model"], unit["task"])
     folder = _model(pack, unit["model"], place)
-    order = np.random.default_rng(unit["seed"]).permutation(len(splits["train"]))
-    train = splits["train"].select(order[: unit["size"]] if unit["size"] else order)
+    train = rows_of(unit, splits["train"])
     on_gpu = runtime.device.type == "cuda"
     given = {"model_name_or_path": str(folder), "seed": unit["seed"], "cache_dir": str(place)}
     options = options_of(recipe, before)
@@ -126,7 +136,9 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     seed_everything(config.seed)
     loaded = load_model(folder, labels)
     data: Any = SimpleNamespace(bundle=SimpleNamespace(labels=labels, splits={}), folder=folder)
+    began = time.perf_counter()
     settled = settle_recipe(config, loaded, data, {"train": train}, padding, suite, runtime, Watch())
+    settling = time.perf_counter() - began  # the probe, and the contrastive start where there is one
     config, model = settled.config, loaded.model.to(runtime.device)
     if trained:
         dense_of(model).requires_grad_(True)
@@ -159,7 +171,6 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     strategies.disable()
     found = predict_rows(model, splits["test"], padding, runtime, max_rows=None if on_gpu else 64)
     metric = "spearmanr" if unit["task"] in REGRESSION else "accuracy"
-    probe = settled.probe
     classes = unit["task"] not in REGRESSION
     error = expected_calibration_error(probabilities_of(found.logits, labels.task), found.labels) if classes else None
     return {
@@ -171,7 +182,8 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
         "epochs": chosen.num_train_epochs,
         "pooling": chosen.pooling,
         "seconds": round(seconds, 3),
-        "probe_seconds": None if probe is None else round(probe.seconds, 3),
+        "contrastive": config.contrastive_start,
+        "probe_seconds": None if config.recipe == "hf" else round(settling, 3),
         "all_seconds": round(time.perf_counter() - began_all, 3),
         "on": list(strategies.on),
         "rare": measure_rare(found.logits, found.labels, labels) if unit["task"] in RARE else None,
@@ -213,10 +225,13 @@ def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bo
             put({**known, **auto, "recipe": recipe})
             continue
         try:
-            if recipe == "best":
+            task = _task(pack, unit["model"], unit["task"])
+            if recipe == "setfit":
+                folder = _model(pack, unit["model"], place)
+                before[recipe] = train_setfit(unit, rows_of(unit, task[0]["train"]), task, folder, runtime)
+            elif recipe == "best":
                 from recipe_best import train_best
 
-                task = _task(pack, unit["model"], unit["task"])
                 before[recipe] = train_best(
                     unit, before["auto"], task, _model(pack, unit["model"], place), place, runtime
                 )

@@ -8,9 +8,9 @@ of the tasks reads: what is trained is the same. Rows with an empty text are lef
 Tasks made of others, none of which was looked at when the recipes were chosen: `sickneg` (does the second sentence contradict
 the first; 15% do), `newsline` (forty words out of the middle of a post), `r8head` (the first ten words of a report),
 `newspair` (are two passages from the same newsgroup), `rare5`
-(`sickneg` with 5% of the rows that contradict). Regressions to choose rules on, so that `sts` stays one to report on: `mrpcnum`
-(MRPC's label as a number) and `subjshare` (which share of four sentences of SUBJ is subjective). The files are for measuring
-and are never committed.
+(`sickneg` with 5% of the rows that contradict). Regressions to choose rules on, so that `sts` stays one to report on: `overlap`
+(the share of words that the sentences of MRPC have in common) and `subjshare` (which share of four sentences of SUBJ is
+subjective). The files are for measuring and are never committed.
 """
 
 from __future__ import annotations

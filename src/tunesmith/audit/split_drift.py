@@ -47,9 +47,10 @@ def compare_lengths(split: str, train: Ints, other: Ints) -> Finding | None:
     distance, noise = _ks(train, other), _ks_noise(len(train), len(other))
     if distance < max(LENGTH_DISTANCE, 2 * noise):
         return None
+    here, there = (" to ".join(f"{at:,.0f}" for at in np.quantile(some, (0.25, 0.75))) for some in (other, train))
     evidence = (
-        f"Texts of {split} have other lengths than those of train: half have more than {np.median(other):,.0f} "
-        f"characters, in train {np.median(train):,.0f}."
+        f"Texts of {split} have other lengths than those of train: the middle half have {here} characters, "
+        f"in train {there}."
     )
     advice = (f"Check that {split} and train are the same kind of text.",)
     return Finding("length_drift", "warning", evidence, advice, numbers={"split": split, "distance": distance})

@@ -212,23 +212,28 @@ def lengthen(grams: Ints, counts: Ints) -> tuple[Ints, Ints]:
     return hashed, left > LONG_GRAM - GRAM
 
 
+def _mix_grams(grams: Ints) -> Ints:
+    mixed = (grams ^ (grams >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    mixed ^= mixed >> np.uint32(16)
+    return mixed
+
+
 def sign_texts(block: FoldedBlock) -> list[Ints]:
     """For each band one uint64 a text; a text too short for a shingle gets a value of its own (its hash)."""
     grams, counts = list_grams(block)
     some = np.flatnonzero(counts)
     firsts = (np.cumsum(counts) - counts)[some]
+    sources = [_mix_grams(grams)] * BANDS
     long = counts >= LONG_TEXT
-    if long.any():
+    if long.any():  # half of the bands: a text that an edit makes shorter than that still shares the others
         hashed, whole = lengthen(grams, counts)
-        grams = np.where(np.repeat(long, counts) & whole, hashed, grams)
-    mixed = (grams ^ (grams >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    mixed ^= mixed >> np.uint32(16)
+        sources[BANDS // 2 :] = [_mix_grams(np.where(np.repeat(long, counts) & whole, hashed, grams))] * (BANDS // 2)
     rng = np.random.default_rng(20_261_117)
     own = hash_texts(block) if len(some) < len(counts) else None
     bands = []
-    scratch = np.empty_like(mixed)
-    for _ in range(BANDS):
+    scratch = np.empty_like(grams)
+    for mixed in sources:
         key = np.zeros(len(some), np.uint64)
         for _ in range(BAND_ROWS):
             factor, shift = rng.integers(0, 1 << 32, 2, dtype=np.uint32)

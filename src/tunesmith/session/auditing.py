@@ -76,7 +76,7 @@ def _judge(
     if method == "deep":
         from tunesmith.session.deep_labels import judge_by_folds, merge_judges
 
-        judged = merge_judges(judged, judge_by_folds(config, bundle, texts, ids, watch), bundle.labels)
+        judged = merge_judges(judged, judge_by_folds(config, bundle, texts, ids, watch), ids, bundle.labels)
     suspects = rank_suspects(judged, ids, bundle.labels)
     where = review_file if suspects else None
     part = bundle.parts["train"]

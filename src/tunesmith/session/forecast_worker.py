@@ -16,22 +16,21 @@ import numpy as np
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig
 from tunesmith.errors import TunesmithError
-from tunesmith.events import Evaluated, Event, StepDone
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ledger import start_ledger
 from tunesmith.run.lock import RunLock
 from tunesmith.session.drive import train_run
 from tunesmith.session.forecast import ERROR_MARK, Forecast
 from tunesmith.session.inputs import read_run_data
+from tunesmith.session.pace import WARM_READS, Pace, Phases
 from tunesmith.session.planning import STEPS_A_READ, make_plan, peak_bytes
 from tunesmith.session.prepare import Prepared, prepare, start_runtime
 from tunesmith.session.watch import Watch
 from tunesmith.tokens.batches import Batches, Window
 from tunesmith.tokens.token_rows import TokenRows
 
-WARM_READS, TIMED_READS = 2, 10
-"""Reads of the numbers of steps: one a step on a CPU, one for several on a GPU. The first are slow: kernels are made there."""
-GPU_READS = 6
+TIMED_READS, GPU_READS = 10, 6
+"""Of a CPU, after the first ones; of a GPU in all, each of STEPS_A_READ steps."""
 EVALUATED_ROWS = 256
 
 
@@ -51,66 +50,6 @@ class ChosenWindows(Batches):
         yield from (self.window(order.window(at)) for at in self.chosen[skip:])
 
 
-class _Phases:
-    """What took how long: the steps of one read together, each evaluation."""
-
-    def __init__(self) -> None:
-        self.reads: list[_Read] = []
-        self.evaluations: list[float] = []
-        self._last, self._shared = time.monotonic(), -1.0
-
-    def on(self, event: Event) -> None:
-        now = time.monotonic()
-        spent, self._last = now - self._last, now
-        if isinstance(event, StepDone):
-            if event.seconds != self._shared:  # the steps of one read share its time equally
-                self.reads.append(_Read())
-            self._shared = event.seconds
-            self.reads[-1].add(event.tokens, spent)
-        elif isinstance(event, Evaluated) and event.split == "validation":
-            self.evaluations.append(spent)
-
-
-@dataclass
-class _Read:
-    """Some steps, their tokens, and the seconds from the event before them, their journal lines included."""
-
-    steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        self.steps, self.tokens, self.seconds = self.steps + 1, self.tokens + tokens, self.seconds + seconds
-
-
-@dataclass(frozen=True)
-class _Pace:
-    """Seconds of steps: once for the first ones, then for each step and for each token; and for a save between steps."""
-
-    once: float
-    step: float
-    token: float
-    save: float
-
-    @classmethod
-    def of(cls, reads: list[_Read], *, saved: bool) -> _Pace:
-        """By a line through the reads after the first; `saved`: the last step came after a save."""
-        most = len(reads) - saved
-        timed = reads[min(WARM_READS, most - 1) : most]
-        counts, tokens, seconds = (np.array([getattr(r, n) for r in timed]) for n in ("steps", "tokens", "seconds"))
-        step, token = np.linalg.lstsq(np.stack([counts, tokens], axis=1).astype(float), seconds, rcond=None)[0]
-        if len(timed) < 3 or token <= 0:
-            step, token = seconds.sum() / counts.sum(), 0.0
-        elif step < 0:
-            step, token = 0.0, seconds.sum() / tokens.sum()
-        over = [max(r.seconds - step * r.steps - token * r.tokens, 0.0) for r in reads]
-        return cls(sum(over[: len(reads) - len(timed) - saved]), float(step), float(token), over[-1] if saved else 0.0)
-
-    def seconds(self, steps: int, tokens: float) -> float:
-        """Of all steps of a run."""
-        return float(self.once + steps * self.step + tokens * self.token)
-
-
 def measure_run(config: RunConfig, begun: float) -> Forecast:
     """Prepares everything, trains the chosen windows, evaluates some rows, saves and exports, and scales to the whole."""
     with tempfile.TemporaryDirectory(prefix="tunesmith-plan-") as folder:
@@ -126,13 +65,13 @@ def measure_run(config: RunConfig, begun: float) -> Forecast:
         evaluations = sum(map(plan.evaluate.due, every))
         saves = sum(plan.save.due(step) or plan.evaluate.due(step) for step in every)
         short, rows = _shorten(prepared, folder, reads=GPU_READS if on_gpu else 0, between=saves > 1)
-        clock, run = _Phases(), RunDir(Path(folder) / "run")
+        clock, run = Phases(), RunDir(Path(folder) / "run")
         with RunLock(run.lock_file):
             start_ledger(run.path, run.remade_files)
             at = time.monotonic()
             train_run(run, short, Watch(listeners=[clock.on]))
             spent = time.monotonic() - at
-        pace = _Pace.of(clock.reads, saved=len(clock.evaluations) > 1)
+        pace = Pace.of(clock.reads, saved=len(clock.evaluations) > 1)
         one = clock.evaluations[-1] if clock.evaluations else 0.0
         a_token = one / max(rows.evaluated, 1)
         rest = spent - sum(read.seconds for read in clock.reads) - sum(clock.evaluations)

@@ -6,11 +6,15 @@ import csv
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tiny_model import save_tiny_bert, write_csv
 from tunesmith.cli.main import main
+from tunesmith.config.schema import RunConfig
+from tunesmith.session import deep_labels
+from tunesmith.session.from_config import RunResult, finetune
 
 COLD, WARM = ["snow", "ice", "frost", "winter"], ["sun", "beach", "heat", "summer"]
 
@@ -59,6 +63,27 @@ def test_the_audit_prints_findings_and_strict_data_is_exit_code_3(
     assert main([*words, "--review_file", str(review)]) != 0, "a person's file is not written over"
 
 
+def test_deep_judges_every_row_by_a_model_that_was_trained_without_it(
+    files: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, _, model = map(str, files)
+    seen: list[tuple[set[str], set[str]]] = []
+
+    def noted(config: RunConfig, **given: Any) -> RunResult:
+        seen.append(({row["text0"] for row in given["train_data"]}, {row["text0"] for row in given["validation_data"]}))
+        return finetune(config, **given)
+
+    monkeypatch.setattr(deep_labels, "finetune", noted)
+    review = tmp_path / "review.csv"
+    words = ["audit", train, "--model_name_or_path", model, "--cache_dir", str(tmp_path / "c"), "--labels", "deep"]
+    assert main([*words, "--review_file", str(review)]) == 0
+    assert "k-fold fine-tuning" in capsys.readouterr().out
+    assert all(trained.isdisjoint(judged) and len(trained | judged) == 120 for trained, judged in seen)
+    assert sum(len(judged) for _, judged in seen) == 120
+    found = {int(row["row"]) for row in csv.DictReader(review.read_text().splitlines())}
+    assert len(found & set(range(101, 106))) >= 4
+
+
 def test_training_shows_warnings_before_beside_and_on_top(
     files: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,8 +94,16 @@ def test_training_shows_warnings_before_beside_and_on_top(
     assert main([*words, "--strict_data"]) == 3
     assert "split_leak" in capsys.readouterr().err
     assert not (run / "run.yaml").exists()
-    assert main(words) == 0
+    review = tmp_path / "review.csv"
+    audit = ["audit", train, "--model_name_or_path", model, "--cache_dir", str(tmp_path / "c"), "--labels", "words"]
+    assert main([*audit, "--review_file", str(review)]) == 0
+    rows = list(csv.DictReader(review.read_text().splitlines()))
+    for row in rows:
+        row["label"] = row["suggested_label"]
+    write_csv(review, rows)
+    assert main([*words, "--labels_file", str(review)]) == 0
     out, err = capsys.readouterr()
+    assert f"{len(rows)} labels" in err
     assert err.index("Warning: 20 of 60 validation rows are in train") < err.index("Training:")
     assert out.index("validation scores") < out.index("before you trust these scores:") < out.index("20 of 60")
     page = (run / "report.html").read_text()
