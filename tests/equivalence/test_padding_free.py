@@ -27,7 +27,7 @@ from equivalence.strategy_cases import (
 from sampling import crossed
 from tunesmith.encoder.families import why_not
 from tunesmith.errors import ConfigError
-from tunesmith.fast import attention, by_row
+from tunesmith.fast import attention
 from tunesmith.fast.cpu_speed import enable_cpu_speed
 from tunesmith.fast.packing import pack
 from tunesmith.fast.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
@@ -75,7 +75,7 @@ def test_a_batch_filled_up_to_a_bucket_changes_nothing(kind: str, first_only: bo
 def test_attention_by_distance_with_the_fixed_shapes_of_a_gpu_gives_the_same(
     kind: str, first_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(by_row, "GROUPED", ())
+    monkeypatch.setattr(attention, "GROUPED", ())
     model = make_model(kind)
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind=kind), labels)

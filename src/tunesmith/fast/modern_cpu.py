@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -13,9 +13,8 @@ from torch.nn import functional
 from tunesmith.encoder.families import Anatomy
 from tunesmith.fast.attention import binding
 from tunesmith.fast.cpu_speed import is_plain
-from tunesmith.fast.packed_cpu import Kept, attend_spread, differentiate_spread
+from tunesmith.fast.packed_cpu import Kept, attend_spread, differentiate_spread, plan_rows
 from tunesmith.fast.packing import Layout
-from tunesmith.fast.row_plan import plan_rows
 
 
 def quicken_modern(anatomy: Anatomy) -> list[Callable[[], None]]:
@@ -24,8 +23,9 @@ def quicken_modern(anatomy: Anatomy) -> list[Callable[[], None]]:
     for layer in anatomy.layers or ():
         own: Any = layer
         for part, quick in ((own.attn, _Attention(own.attn)), (own.mlp, _Gated(own.mlp))):
-            vars(part)["forward"] = quick.forward
-            undo.append(lambda part=part: vars(part).pop("forward", None))
+            attributes: dict[str, Any] = part.__dict__
+            attributes["forward"] = quick.forward
+            undo.append(partial(attributes.pop, "forward", None))
     return undo
 
 

@@ -12,8 +12,7 @@ from torch import nn
 
 from tunesmith.encoder.families import anatomy_of, pools_mean, why_not
 from tunesmith.errors import ConfigError
-from tunesmith.fast.attention import use_registered_attention
-from tunesmith.fast.by_row import rows_of_tokens
+from tunesmith.fast.attention import rows_of_tokens, use_registered_attention
 from tunesmith.fast.modern_cpu import quicken_modern
 from tunesmith.fast.packing import Layout, first_tokens
 

@@ -100,7 +100,7 @@ def load_torch_network(
         model, None, padding_of(tokenizer), device=runtime.device, precision=precision, cuda_graphs="off"
     )
     if runtime.device.type == "cpu" and precision == "no":
-        from tunesmith.fast.packed_products import pack_products
+        from tunesmith.fast.cpu_speed import pack_products
 
         pack_products(model)
     longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)

@@ -115,7 +115,7 @@ def _shorten(prepared: Prepared, folder: str, *, reads: int, between: bool) -> t
         whole[split], part[split] = int(found.rows.lengths.sum()), int(found.rows.lengths[kept].sum())
         tokenized[split] = replace(found, rows=found.rows.select(kept), dataset=found.dataset.select(kept))
         splits[split] = splits[split].select(kept)
-    evaluates, twice = "validation" in tokenized, {}
+    evaluates, twice = "validation" in tokenized, dict[str, Any]()
     if evaluates and between:
         twice = {"eval_steps": len(chosen) - 1, "save_strategy": prepared.config.save_strategy or "epoch"}
     config = replace(

@@ -142,7 +142,7 @@ def _from_scratch(
 
 def _closed(config: RunConfig) -> RunConfig:
     values = asdict(config.decided)
-    starts = {
+    starts: dict[str, Any] = {
         n: "off" if getattr(config, n) == "auto" else getattr(config, n) for n in ("contrastive_start", "head_start")
     }
     return replace(config, **values, **starts)
