@@ -47,6 +47,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 """`auto` with a choice changed. `dense` is no option: the dense layer in front of the last one starts as the identity that
 `pooling` makes of it and is trained."""
+LONG = {f"{kind} {length}": (kind, length) for length in (128, 512) for kind in ("head", "head_tail", "windows")}
+"""`auto` with `--max_seq_length` and `--long_texts`, for tasks that are packed with longer rows."""
 RARE = ("r8", "r8head", "sickneg", "rare5")
 """Tasks with a label that has few rows."""
 MOST_SECONDS = 4.0
@@ -89,6 +91,24 @@ def rows_of(unit: Unit, rows: Any) -> Any:
     return rows.select(order[: unit["size"]] if unit["size"] else order)
 
 
+def shown(rows: Any, recipe: str, *, drawn: bool) -> Any:
+    """The rows as `--long_texts` of a recipe shows them to the model."""
+    from tunesmith.tokens.token_rows import TokenRows
+    from tunesmith.tokens.truncation import TextWindows
+
+    if recipe not in LONG:
+        return rows
+    kind, length = LONG[recipe]
+    windows = TextWindows(length, 1, 1, drawn) if kind == "windows" else None
+    length = length if windows is None else windows.longest
+    front = length // 2 if kind == "head_tail" else length - 1
+    columns: dict[str, Any] = {"labels": rows.labels}
+    for name, column in rows.columns.items():
+        whole = [np.asarray(values) for values in column.take(np.arange(len(rows)))]
+        columns[name] = [v if len(v) <= length else np.concatenate([v[:front], v[front - length :]]) for v in whole]
+    return TokenRows.from_lists(columns).in_windows(windows)
+
+
 def options_of(recipe: str, before: dict[str, Found]) -> dict[str, Any]:
     """The options of a recipe of the table; `before` are the runs of this unit so far."""
     if recipe == "hf":
@@ -125,7 +145,8 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     began_all = time.perf_counter()
     splits, labels, padding = _task(pack, unit["model"], unit["task"])
     folder = _model(pack, unit["model"], place)
-    train = rows_of(unit, splits["train"])
+    train, test = rows_of(unit, splits["train"]), shown(splits["test"], recipe, drawn=False)
+    train = shown(train, recipe, drawn=True)
     on_gpu = runtime.device.type == "cuda"
     given = {"model_name_or_path": str(folder), "seed": unit["seed"], "cache_dir": str(place)}
     options = options_of(recipe, before)
@@ -169,7 +190,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
         torch.cuda.synchronize(runtime.device)
     seconds = time.perf_counter() - began
     strategies.disable()
-    found = predict_rows(model, splits["test"], padding, runtime, max_rows=None if on_gpu else 64)
+    found = predict_rows(model, test, padding, runtime, max_rows=None if on_gpu else 64)
     metric = "spearmanr" if unit["task"] in REGRESSION else "accuracy"
     classes = unit["task"] not in REGRESSION
     error = expected_calibration_error(probabilities_of(found.logits, labels.task), found.labels) if classes else None
@@ -228,7 +249,9 @@ def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bo
             task = _task(pack, unit["model"], unit["task"])
             if recipe == "setfit":
                 folder = _model(pack, unit["model"], place)
-                before[recipe] = train_setfit(unit, rows_of(unit, task[0]["train"]), task, folder, runtime)
+                auto = before["auto"]
+                taken = auto["seconds"] + (auto["probe_seconds"] or 0.0)
+                before[recipe] = train_setfit(unit, rows_of(unit, task[0]["train"]), task, folder, runtime, taken)
             elif recipe == "best":
                 from recipe_best import train_best
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe_runs import ABLATIONS, Unit, work
+from recipe_runs import ABLATIONS, LONG, Unit, work
 from recipe_tasks import LOOKED_AT, NEW, PACK, TASKS
 
 MOST_TRIES = 2
@@ -43,7 +43,8 @@ def run_all(units: list[Unit], args: argparse.Namespace) -> list[dict[str, Any]]
     for unit in units:
         todo.put(unit)
     left, found, lost = len(units), list[dict[str, Any]](), 0
-    warm = {**units[0], "size": 64, "task": args.tasks[0], "recipes": ["auto", "hf_equal"]} if args.warm else None
+    small = {"size": 8 if args.per_class else 64, "task": args.tasks[0], "recipes": ["auto", "hf_equal"]}
+    warm = {**units[0], **small} if args.warm else None
     with tempfile.TemporaryDirectory() as place:
         arguments = (todo, done, str(args.data), place, args.cpu, warm)
         workers: list[Any] = []
@@ -122,10 +123,10 @@ def print_table(runs: list[dict[str, Any]]) -> None:
         runs = runs + [
             {**run, "recipe": "hf"} for run in runs if run["recipe"] == "hf_equal" and run.get("epochs") == 3.0
         ]
-    known = ("hf", "hf_equal", "hf_seconds", "setfit", "auto", "best", *ABLATIONS)
+    known = ("hf", "hf_equal", "hf_seconds", "setfit", "auto", "best", *LONG, *ABLATIONS)
     names = [n for n in known if any(r["recipe"] == n for r in runs)]
     shown = [n for n in names if n not in ABLATIONS]
-    beside = [n for n in shown if n not in ("auto", "best")]
+    beside = [n for n in shown if n not in ("auto", "best", *LONG)]
     print(f"| model | task | rows | seeds | {' | '.join(shown)} | {' | '.join(f'auto - {n}' for n in beside)} |")
     print("|---" * (4 + len(shown) + len(beside)) + "|")
     scored = [run for run in runs if run.get("score") is not None]
@@ -142,6 +143,7 @@ def print_table(runs: list[dict[str, Any]]) -> None:
     )
     print("|---|---|---|---|---|---|---|---|")
     pairs = [("auto", n) for n in beside] + [(n, "auto") for n in names if n == "best" or n in ABLATIONS]
+    pairs += [(n, f"head {n.split()[-1]}") for n in names if n in LONG and not n.startswith("head ")]
     models = sorted({str(run["model"]) for run in scored})
     for model in [*models, "all"] if len(models) > 1 else models:
         for name, against in pairs:
@@ -252,7 +254,7 @@ def make_units(args: argparse.Namespace) -> list[Unit]:
     recipes = [n for name in args.recipes for n in (ABLATIONS if name == "ablations" else [name])]
     rows = {task: len(np.load(args.data / args.models[0] / f"{task}.npz")["train_lengths"]) for task in args.tasks}
     kind = {"per_class": True} if args.per_class else {}
-    sizes = sorted(args.sizes, key=lambda size: -size if size else -(10**9))
+    sizes = args.sizes if args.per_class else sorted(args.sizes, key=lambda size: -size if size else -(10**9))
     return [
         {"model": model, "task": task, "size": size, "seed": seed, "recipes": recipes, "tries": 0, **kind}
         for seed in args.seeds

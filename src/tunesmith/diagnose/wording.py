@@ -55,8 +55,9 @@ def _losses(reading: Reading) -> str:
 
 def _healthy(reading: Reading, f: Features) -> tuple[str, list[str]]:
     at, chance = reading.best, reading.chance_loss
-    reached = f"validation loss reached {reading.val_loss[at]:.2f} at step {reading.step[at]} (chance: {chance:.2f})"
-    evidence = f"{reached}, {against_constant(reading)}; at the end it is {reading.val_loss[-1]:.2f}"
+    ended = f" and ended at {reading.val_loss[-1]:.2f}" if at < len(reading) - 1 else ""
+    reached = f"validation loss reached {reading.val_loss[at]:.2f} at step {reading.step[at]}{ended}"
+    evidence = f"{reached} (chance: {chance:.2f}); {against_constant(reading)}"
     advice = []
     if f.late_fall > 0.4 and f.late_z > 2.5 and f.last > 0.3:
         evidence += f"; {f.late_fall:.0%} of the gain came in the second half of the training, so more may follow"

@@ -29,7 +29,7 @@ from tunesmith.recipes.linear_fit import fit_linear
 from tunesmith.tokens.batches import Batch, Batches, Padding, evaluation_batches
 from tunesmith.tokens.token_rows import TokenRows
 
-STEPS, ROWS_IN_A_BATCH, TEMPERATURE = 100, 32, 0.1
+STEPS, ROWS_IN_A_BATCH, TEMPERATURE = 200, 32, 0.1
 
 
 @dataclass(frozen=True)

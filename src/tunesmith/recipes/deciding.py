@@ -81,13 +81,14 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
     yield Decision("pooling", facts.pooling, facts.why)
     contrast, why = _contrastive_start(config, facts)
     yield Decision("contrastive_start", contrast, why)
-    start, why = _head_start(
-        config, facts, after=config.contrastive_start if config.contrastive_start != "auto" else contrast
-    )
+    contrast = contrast if config.contrastive_start == "auto" else config.contrastive_start
+    start, why = _head_start(config, facts, after=contrast)
     yield Decision("head_start", "on" if start else "off", why)
     batch, reason = _batch(facts)
     yield Decision("per_device_train_batch_size", batch, reason)
     epochs, reason = epochs_for(facts, config.per_device_train_batch_size or batch, config.gradient_accumulation_steps)
+    if contrast == "on":
+        epochs, reason = USUAL_EPOCHS, "the contrastive start has taught the encoder most of it"
     yield Decision("num_train_epochs", epochs, reason)
     rate, reason = _rate(facts)
     yield Decision("learning_rate", rate, reason)

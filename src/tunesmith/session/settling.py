@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tunesmith.config.convert import AutoOnOff
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import Recipe, RunConfig
 from tunesmith.encoder.load import LoadedModel
@@ -141,11 +142,9 @@ def _from_scratch(
 
 
 def _closed(config: RunConfig) -> RunConfig:
-    values = asdict(config.decided)
-    starts: dict[str, Any] = {
-        n: "off" if getattr(config, n) == "auto" else getattr(config, n) for n in ("contrastive_start", "head_start")
-    }
-    return replace(config, **values, **starts)
+    contrast: AutoOnOff = "on" if config.contrastive_start == "on" else "off"
+    start: AutoOnOff = contrast if config.head_start == "auto" else config.head_start
+    return replace(config, **asdict(config.decided), contrastive_start=contrast, head_start=start)
 
 
 def _facts(
