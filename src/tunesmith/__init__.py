@@ -154,7 +154,13 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tunesmith' has no attribute {name!r}")
     module, _, own_name = _HOMES[name].partition(":")
-    return getattr(import_module(module), own_name or name)
+    try:
+        return getattr(import_module(module), own_name or name)
+    except ModuleNotFoundError as error:
+        from tunesmith.errors import name_the_extra
+
+        name_the_extra(error, f"tunesmith.{name}")
+        raise
 
 
 def __dir__() -> list[str]:

@@ -74,7 +74,7 @@ def enable_cpu_speed(model: nn.Module, *, dropout: bool = True, linear: bool = T
     return CpuSpeed(model, quick)
 
 
-def is_plain(x: torch.Tensor) -> bool:
+def in_float32_here(x: torch.Tensor) -> bool:
     """Whether the parts for the CPU take it."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
@@ -88,7 +88,7 @@ class QuickDropout(nn.Dropout):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         usual = self.training and 0.0 < self.p < 1.0 and input.numel() >= _ENOUGH_VALUES
-        if not usual or not is_plain(input):
+        if not usual or not in_float32_here(input):
             return super().forward(input)
         return input * draw_keep_mask(input.numel(), self.p).view_as(input)
 
@@ -111,7 +111,7 @@ class QuickLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.numel() // self.in_features
         small = rows < _ENOUGH_ROWS or rows * self.in_features * self.out_features < _ENOUGH_PRODUCTS
-        if small or not is_plain(input):
+        if small or not in_float32_here(input):
             return super().forward(input)
         flat = input.reshape(rows, self.in_features)
         if torch.is_grad_enabled():
@@ -161,7 +161,7 @@ class QuickEmbedding(nn.Embedding):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight = self.weight
         usual = self.max_norm is None and not (self.scale_grad_by_freq or self.sparse)
-        if not (usual and torch.is_grad_enabled() and is_plain(weight) and weight.nbytes >= _LARGE_TABLE):
+        if not (usual and torch.is_grad_enabled() and in_float32_here(weight) and weight.nbytes >= _LARGE_TABLE):
             return super().forward(input)
         memory = _MEMORY.setdefault(self, [])
         padding = -1 if self.padding_idx is None else self.padding_idx
@@ -195,9 +195,7 @@ def _zeros_in(memory: list[torch.UntypedStorage], shape: torch.Size, like: torch
     """Zeros in the memory of the last gradient, unless a tensor still lies there."""
     size = shape.numel() * like.element_size()
     if memory and memory[0].nbytes() == size and torch._C._storage_Use_Count(memory[0]._cdata) == 1:
-        empty: Any = like.new_empty(0)
-        again: torch.Tensor = empty.set_(memory[0], 0, shape).zero_()
-        return again
+        return like.new_empty(0).set_(memory[0], 0, shape, (shape[1], 1)).zero_()
     found = like.new_zeros(shape)
     memory[:] = [found.untyped_storage()]
     return found

@@ -13,7 +13,6 @@ from torch import nn
 from tunesmith.encoder.families import anatomy_of, pools_mean, why_not
 from tunesmith.errors import ConfigError
 from tunesmith.fast.attention import rows_of_tokens, use_registered_attention
-from tunesmith.fast.modern_cpu import quicken_modern
 from tunesmith.fast.packing import Layout, first_tokens
 
 
@@ -40,6 +39,8 @@ class PaddingFree:
         hand_over = _hand_over_means if pools_mean(self._model) else _hand_over_first_tokens
         hooks = [stack.register_forward_hook(hand_over, with_kwargs=True)]
         if stack is self._anatomy.bare:
+            from tunesmith.fast.modern_cpu import quicken_modern
+
             hooks.append(stack.register_forward_pre_hook(_without_masks, with_kwargs=True))
             self._undo += quicken_modern(self._anatomy)
         self._undo += [use_registered_attention(self._model), *(hook.remove for hook in hooks)]
