@@ -17,7 +17,6 @@ SHARED_FUNCTIONS = {
     "add_arguments": "cli: every verb has one",
     "run": "cli: every verb has one",
     "main": "the entry of a process: the command line, and a worker of `tunesmith bench`",
-    "supports": "fast: every speed-up answers whether a model fits it",
 }
 """Function names that are a contract which several modules fulfil."""
 

@@ -101,8 +101,8 @@ def _leaks(
     only = int((shared & ~whole & ~nearly).sum())
     if exact.shape[1] == 2 and only:
         evidence = f"{only:,} of {len(exact):,} {split} pairs have one sentence that is in train, in another pair."
-        advice = (f"Keep all pairs of a sentence on one side to score unseen sentences only; {split} mixes both.",)
-        findings.append(Finding("shared_sentences", "info", evidence, advice, numbers=numbers))
+        keep = f"Keep all pairs of a sentence on one side to score unseen sentences only; {split} mixes both."
+        findings.append(Finding("shared_sentences", "info", evidence, (keep,), numbers=numbers))
     return findings
 
 

@@ -13,10 +13,9 @@ from torch.nn import functional
 from tunesmith.encoder.families import Anatomy
 from tunesmith.fast.attention import binding
 from tunesmith.fast.cpu_speed import in_float32_here
-from tunesmith.fast.packed_cpu import Kept, attend_spread, differentiate_spread
+from tunesmith.fast.packed_cpu import Kept, attend_spread, differentiate_spread, plan_rows
 from tunesmith.fast.packing import Layout
 from tunesmith.fast.relative_rows import replace_method
-from tunesmith.fast.row_plan import plan_rows
 
 
 def quicken_modern(anatomy: Anatomy) -> list[Callable[[], None]]:
