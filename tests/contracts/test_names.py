@@ -17,7 +17,6 @@ SHARED_FUNCTIONS = {
     "add_arguments": "cli: every verb has one",
     "run": "cli: every verb has one",
     "main": "the entry of a process: the command line, and a worker of `tunesmith bench`",
-    "supports": "fast: every speed-up answers whether a model fits it",
 }
 """Function names that are a contract which several modules fulfil."""
 
@@ -115,7 +114,6 @@ CALLED_FROM_OUTSIDE = {
     "acquire": "optuna",
     "create_module": "importlib",
     "emit": "logging",
-    "exec_module": "importlib",
     "get_next": "onnxruntime",
     "_repr_html_": "a notebook",
     "_trial": "transformers",

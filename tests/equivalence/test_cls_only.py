@@ -20,10 +20,9 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from tunesmith.errors import ConfigError
-from tunesmith.fast.cls_only import enable_first_token_only, supports
 from tunesmith.fast.cpu_speed import enable_cpu_speed
 from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import enable_padding_free
+from tunesmith.fast.padding_free import enable_first_token_only, enable_padding_free, why_not_first_token
 
 SHAPES = {"ragged": RAGGED, "one row": (7,), "all of one token": (1, 1, 1), "equal": (6, 6, 6, 6)}
 
@@ -81,6 +80,6 @@ def test_the_strategies_can_be_taken_off_in_any_order(order: str) -> None:
 
 def test_shared_layers_are_refused_with_the_reason() -> None:
     model = make_model("albert")
-    assert "share" in str(supports(model))
+    assert "share" in str(why_not_first_token(model))
     with pytest.raises(ConfigError, match="cannot be cut"):
         enable_first_token_only(model)

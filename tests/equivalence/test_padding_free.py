@@ -25,12 +25,12 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from sampling import crossed
+from tunesmith.encoder.families import why_not
 from tunesmith.errors import ConfigError
-from tunesmith.fast import attention, by_row
-from tunesmith.fast.cls_only import enable_first_token_only
+from tunesmith.fast import attention
 from tunesmith.fast.cpu_speed import enable_cpu_speed
 from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import PaddingFree, enable_padding_free, supports
+from tunesmith.fast.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
 
 SHAPES = {"ragged": RAGGED, "one row": (7,), "one token": (1,), "all of one token": (1, 1, 1), "equal": (6, 6, 6, 6)}
 
@@ -75,7 +75,7 @@ def test_a_batch_filled_up_to_a_bucket_changes_nothing(kind: str, first_only: bo
 def test_attention_by_distance_with_the_fixed_shapes_of_a_gpu_gives_the_same(
     kind: str, first_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(by_row, "GROUPED", ())
+    monkeypatch.setattr(attention, "GROUPED", ())
     model = make_model(kind)
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind=kind), labels)
@@ -216,6 +216,6 @@ def test_a_model_that_does_not_fit_is_refused_with_the_reason() -> None:
 
     config = transformers.AutoConfig.for_model("xlnet", vocab_size=20, d_model=8, n_layer=1, n_head=2, d_inner=8)
     model = transformers.AutoModelForSequenceClassification.from_config(config)
-    assert "no description of its parts is known" in str(supports(model))
+    assert "no description of its parts is known" in str(why_not(model))
     with pytest.raises(ConfigError, match=r"padding-free is not possible: .*Train it padded"):
         enable_padding_free(model)

@@ -14,11 +14,10 @@ from torch import nn
 from equivalence.strategy_cases import PAD, VOCABULARY, largest_difference, make_labels, make_model, make_rows, pad_rows
 from sampling import crossed
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.fast.cls_only import enable_first_token_only
 from tunesmith.fast.cpu_speed import enable_cpu_speed
 from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import enable_padding_free
-from tunesmith.fast.vocabulary import VocabularyCut, supports
+from tunesmith.fast.padding_free import enable_first_token_only, enable_padding_free
+from tunesmith.fast.vocabulary import VocabularyCut, why_not_restricted
 
 STEPS = 100
 DECAY = 0.1
@@ -182,7 +181,7 @@ def test_a_tied_table_is_refused() -> None:
     model = make_model("bert")
     model.decoder = nn.Linear(32, VOCABULARY, bias=False)
     model.decoder.weight = model.get_input_embeddings().weight
-    assert "tied" in str(supports(model))
+    assert "tied" in str(why_not_restricted(model))
     with pytest.raises(ConfigError, match="Train the whole table"):
         VocabularyCut.apply(model, np.array([1]))
 

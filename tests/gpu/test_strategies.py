@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tunesmith.fast.cls_only import enable_first_token_only
 from tunesmith.fast.packing import Layout, pack
-from tunesmith.fast.padding_free import PaddingFree, enable_padding_free
+from tunesmith.fast.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
 from tunesmith.fast.vocabulary import VocabularyCut
 
 Rows = dict[str, list[np.ndarray]]

@@ -215,8 +215,8 @@ def lengthen(grams: Ints, counts: Ints) -> tuple[Ints, Ints]:
 def _mix_grams(grams: Ints) -> Ints:
     mixed = (grams ^ (grams >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     mixed = (mixed ^ (mixed >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    mixed ^= mixed >> np.uint32(16)
-    return mixed
+    found: Ints = mixed ^ (mixed >> np.uint32(16))
+    return found
 
 
 def sign_texts(block: FoldedBlock) -> list[Ints]:

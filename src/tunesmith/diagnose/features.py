@@ -10,16 +10,18 @@ import numpy as np
 
 from tunesmith.curves.series import Floats
 from tunesmith.diagnose.evidence import Reading
-from tunesmith.diagnose.row_measures import (
+from tunesmith.diagnose.signs import (
+    RowSigns,
     answer_spread,
     error_tails,
+    gain_of_score,
     ignored_classes,
     loss_share,
+    needed_z,
     overconfidence,
     sure_accuracy,
     turned,
 )
-from tunesmith.diagnose.signs import RowSigns, gain_of_score, needed_z
 from tunesmith.diagnose.thresholds import ERROR_RATE, LEAST_CHANGE, SWING, USUAL_BATCH
 from tunesmith.diagnose.verdict import effective_batch
 from tunesmith.labels import Task

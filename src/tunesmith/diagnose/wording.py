@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tunesmith.diagnose.evidence import Reading
 from tunesmith.diagnose.features import Features
-from tunesmith.diagnose.row_measures import ignored_classes
+from tunesmith.diagnose.signs import ignored_classes
 from tunesmith.diagnose.thresholds import LEAST_CHANGE, LITTLE_WORK, USUAL_BATCH, USUAL_HEAD_RATE, USUAL_RATE
 from tunesmith.diagnose.verdict import (
     audit_command,

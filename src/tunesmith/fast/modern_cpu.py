@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from tunesmith.encoder.families import Anatomy
 from tunesmith.fast.attention import binding
-from tunesmith.fast.cpu_speed import is_plain
-from tunesmith.fast.packed_cpu import Kept, attend_spread, differentiate_spread
+from tunesmith.fast.cpu_speed import in_float32_here
+from tunesmith.fast.packed_cpu import Kept, attend_spread, differentiate_spread, plan_rows
 from tunesmith.fast.packing import Layout
-from tunesmith.fast.row_plan import plan_rows
+from tunesmith.fast.relative_rows import replace_method
 
 
 def quicken_modern(anatomy: Anatomy) -> list[Callable[[], None]]:
@@ -23,20 +23,19 @@ def quicken_modern(anatomy: Anatomy) -> list[Callable[[], None]]:
     undo = list[Callable[[], None]]()
     for layer in anatomy.layers or ():
         own: Any = layer
-        for part, quick in ((own.attn, _Attention(own.attn)), (own.mlp, _Gated(own.mlp))):
-            vars(part)["forward"] = quick.forward
-            undo.append(lambda part=part: vars(part).pop("forward", None))
+        undo.append(replace_method(own.attn, "forward", _TurnedAttention(own.attn).forward))
+        undo.append(replace_method(own.mlp, "forward", _GatedFeedForward(own.mlp).forward))
     return undo
 
 
-class _Attention:
+class _TurnedAttention:
     def __init__(self, own: Any) -> None:
         self._own = own
 
     def forward(self, hidden_states: torch.Tensor, position_embeddings: Any = None, **kwargs: Any) -> Any:
         """Packed batches that are trained here; others as transformers has them."""
         own, layout = self._own, kwargs.get("layout")
-        if layout is None or not is_plain(hidden_states) or not torch.is_grad_enabled():
+        if layout is None or not in_float32_here(hidden_states) or not torch.is_grad_enabled():
             return type(own).forward(own, hidden_states, position_embeddings=position_embeddings, **kwargs)
         qkv = own.Wqkv(hidden_states).view(hidden_states.shape[1], 3, -1, own.head_dim)
         cos, sin = (x.squeeze(0) for x in position_embeddings)
@@ -46,14 +45,14 @@ class _Attention:
         return own.out_drop(own.Wo(found.view(hidden_states.shape[0], hidden_states.shape[1], -1))), None
 
 
-class _Gated:
+class _GatedFeedForward:
     def __init__(self, own: Any) -> None:
         self._own = own
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Exact GELU in float32 here; anything else as transformers has it."""
         own = self._own
-        if not is_plain(hidden_states) or own.config.hidden_activation != "gelu" or not torch.is_grad_enabled():
+        if not in_float32_here(hidden_states) or own.config.hidden_activation != "gelu" or not torch.is_grad_enabled():
             plain: torch.Tensor = type(own).forward(own, hidden_states)
             return plain
         gated: torch.Tensor = _GatedGelu.apply(own.Wi(hidden_states))  # type: ignore[no-untyped-call]

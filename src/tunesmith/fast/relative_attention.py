@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tunesmith.fast.by_row import attend_by_row
+from tunesmith.fast.attention import attend_by_row
+from tunesmith.fast.cpu_speed import draw_keep_mask
 from tunesmith.fast.packed_cpu import attend_on_cpu
 from tunesmith.fast.packing import Layout
-from tunesmith.fast.random_mask import draw_keep_mask
 
 
 class RowContext:

@@ -27,16 +27,17 @@ def attend_relative(model: nn.Module, anatomy: Anatomy) -> list[Callable[[], Non
     undo = [hook.remove for hook in hooks]
     encoder: Any = _MpnetEncoder(anatomy.stack, rows, context) if isinstance(rows, MpnetRows) else None
     encoder = encoder or _DebertaEncoder(anatomy.stack, context)
-    undo += [_replace(anatomy.stack, name, getattr(encoder, name)) for name in encoder.names]
+    undo += [replace_method(anatomy.stack, name, getattr(encoder, name)) for name in encoder.names]
     for layer in anatomy.layers or ():
         own: Any = layer.attention
         own = own.attn if isinstance(rows, MpnetRows) else own.self
         kind = _MpnetAttention if isinstance(rows, MpnetRows) else _DebertaAttention
-        undo.append(_replace(own, "forward", kind(own, rows, context).forward))
+        undo.append(replace_method(own, "forward", kind(own, rows, context).forward))
     return undo
 
 
-def _replace(module: nn.Module, name: str, method: Any) -> Callable[[], None]:
+def replace_method(module: nn.Module, name: str, method: Any) -> Callable[[], None]:
+    """On this one module; what comes back undoes it."""
     vars(module)[name] = method
     return lambda: vars(module).pop(name, None)
 

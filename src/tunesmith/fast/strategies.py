@@ -10,14 +10,14 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tunesmith.encoder.families import anatomy_of, hook_tables, is_watched
+from tunesmith.encoder.families import anatomy_of, hook_tables, is_watched, why_not
 from tunesmith.errors import ConfigError
-from tunesmith.fast import cls_only, padding_free, vocabulary
 from tunesmith.fast.cpu_speed import enable_cpu_speed
 from tunesmith.fast.graphs import StepGraphs
 from tunesmith.fast.in_force import Strategies
 from tunesmith.fast.packing import FILLER, Packing, bucketed, why_not_captured
-from tunesmith.fast.vocabulary import VocabularyCut
+from tunesmith.fast.padding_free import enable_first_token_only, enable_padding_free, why_not_first_token
+from tunesmith.fast.vocabulary import VocabularyCut, why_not_restricted
 from tunesmith.ranks.runtime import Precision
 from tunesmith.tokens.batches import Collate, Padding
 from tunesmith.tokens.token_rows import TokenRows
@@ -53,14 +53,14 @@ def choose_strategies(
     """
     notes, on, applied = list[str](), list[str](), dict[str, Any]()
     collate, parts = cast(Any, padding), "the weights are sharded (fsdp)" if sharded else None
-    padded = _why_padded(padding) or _repeats_layers(model) or padding_free.supports(model)
+    padded = _why_padded(padding) or _repeats_layers(model) or why_not(model)
     if _wanted("padding_free", pack_rows, parts or padded, notes):
-        applied["padding_free"] = free = padding_free.enable_padding_free(model)
+        applied["padding_free"] = free = enable_padding_free(model)
         collate = Packing(free.first_position, free.keys, free.skipped_id)
         on.append("padding-free")
     whole = parts or _repeats_layers(model) or _why_not_cut_layer(model, "padding_free" in applied)
     if _wanted("cls_only_last_layer", first_token_only, whole, notes):
-        applied["cls_only_last_layer"] = cls_only.enable_first_token_only(model)
+        applied["cls_only_last_layer"] = enable_first_token_only(model)
         on.append("last layer for the first token only")
     packed, fused, graphs, cut = "padding_free" in applied, None, None, None
     if _wanted("fused_layers", fused_layers, _no_fusing(model, device, precision, packed), notes):
@@ -143,8 +143,8 @@ def _fuse(model: nn.Module, precision: Precision, *, first_token_only: bool) -> 
 
 
 CHECKS = {
-    "padding_free": padding_free.supports,
-    "cls_only_last_layer": cls_only.supports,
+    "padding_free": why_not,
+    "cls_only_last_layer": why_not_first_token,
     "fused_layers": _why_not_fused,
 }
 """Why a model does not fit a speed-up, by the name of its option."""
@@ -157,14 +157,14 @@ def _no_graphs(device: torch.device, world: int, unknown: str | None) -> str | N
 
 
 def _why_not_cut_layer(model: nn.Module, packed: bool) -> str | None:
-    reason = cls_only.supports(model)
+    reason = why_not_first_token(model)
     if reason is None and not packed and anatomy_of(model).family.relative:
         return "with attention by distances it is for batches without padding"
     return reason
 
 
 def _why_not_cut(model: nn.Module) -> str | None:
-    return vocabulary.supports(model) or (
+    return why_not_restricted(model) or (
         "hooks listen to its modules" if is_watched(hook_tables(model.modules())) else None
     )
 

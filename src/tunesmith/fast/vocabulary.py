@@ -66,7 +66,7 @@ class VocabularyCut:
 
         Call it before the optimizer is made: the embedding's parameter is another one afterwards.
         """
-        reason = supports(model)
+        reason = why_not_restricted(model)
         if reason:
             raise ConfigError(f"the vocabulary cannot be cut: {reason}", fix="Train the whole table.")
         return cls(model.get_input_embeddings(), used_ids)  # type: ignore[operator]
@@ -154,7 +154,7 @@ class VocabularyCut:
         self._embedding.padding_idx = padding
 
 
-def supports(model: nn.Module) -> str | None:
+def why_not_restricted(model: nn.Module) -> str | None:
     """None, or the reason why the whole table must be trained."""
     try:
         embedding = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None  # type: ignore[operator]

@@ -23,7 +23,6 @@ from tunesmith.encoder.tokenizer import load_tokenizer, position_limit, require_
 from tunesmith.engine.evaluate import predict_rows
 from tunesmith.errors import ConfigError
 from tunesmith.fast.strategies import choose_strategies
-from tunesmith.keep.snapshot import WEIGHTS, write_tensors
 from tunesmith.predict.facts import ModelFacts, read_facts
 from tunesmith.ranks.runtime import Precision, Runtime, make_runtime
 from tunesmith.run.sealed import MANIFEST, write_sealed
@@ -101,7 +100,7 @@ def load_torch_network(
         model, None, padding_of(tokenizer), device=runtime.device, precision=precision, cuda_graphs="off"
     )
     if runtime.device.type == "cpu" and precision == "no":
-        from tunesmith.fast.packed_products import pack_products
+        from tunesmith.fast.cpu_speed import pack_products
 
         pack_products(model)
     longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
@@ -137,6 +136,7 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
 
 def export_model(target: Path, weights: dict[str, torch.Tensor], describe: Callable[[Path], None], card: str) -> None:
     """Publishes the model folder in one rename, with its model card."""
+    from tunesmith.keep.snapshot import WEIGHTS, write_tensors
 
     def fill(folder: Path) -> dict[str, Future[str]]:
         describe(folder)

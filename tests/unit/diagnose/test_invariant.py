@@ -10,8 +10,7 @@ import pytest
 from tunesmith.curves.series import curves_from_events
 from tunesmith.diagnose.advise import CODES, diagnose
 from tunesmith.diagnose.evidence import read_curves
-from tunesmith.diagnose.row_measures import error_tails, turned
-from tunesmith.diagnose.signs import gain_of_score, needed_z
+from tunesmith.diagnose.signs import error_tails, gain_of_score, needed_z, turned
 from tunesmith.events import Evaluated, Event, RowsEvaluated, RunEnded, RunStarted, StepDone
 from tunesmith.labels import Task
 from tunesmith.metrics.row_evidence import BestConstant, RowEvidence, encode_rows, keep_rows, row_losses

@@ -8,8 +8,7 @@ from torch import nn
 
 from tunesmith.encoder.families import is_compiled
 from tunesmith.fast import cpu_speed
-from tunesmith.fast.cpu_speed import QuickDropout, QuickEmbedding, QuickLinear, enable_cpu_speed
-from tunesmith.fast.random_mask import draw_keep_mask
+from tunesmith.fast.cpu_speed import QuickDropout, QuickEmbedding, QuickLinear, draw_keep_mask, enable_cpu_speed
 
 
 @pytest.mark.parametrize("drop", [0.1, 0.5, 0.9])

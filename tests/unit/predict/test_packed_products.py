@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tunesmith.fast.cpu_speed import enable_cpu_speed
-from tunesmith.fast.packed_products import PackedLinear, pack_products
+from tunesmith.fast.cpu_speed import PackedLinear, enable_cpu_speed, pack_products
 
 
 def make_model(activation: str) -> Any:
