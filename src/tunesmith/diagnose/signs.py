@@ -185,11 +185,14 @@ def ignored_classes(rows: RowEvidence) -> list[tuple[int, int]]:
 
 
 def error_tails(rows: RowEvidence) -> float:
-    """Excess kurtosis of the errors of a regression: large when some labels are far off; NaN for classes."""
+    """Excess kurtosis of a regression's errors beyond that of its labels: large when some labels are far off; NaN for classes."""
     if rows.task is not Task.REGRESSION:
         return math.nan
-    rest = rows.labels - rows.predictions
-    rest = rest - rest.mean()
+    return _kurtosis(rows.labels - rows.predictions) - max(0.0, _kurtosis(rows.labels))
+
+
+def _kurtosis(values: Floats) -> float:
+    rest = values - values.mean()
     scale = float((rest**2).mean())
     return float((rest**4).mean() / scale**2 - 3) if scale > 0 and np.isfinite(scale) else math.nan
 

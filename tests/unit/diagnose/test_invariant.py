@@ -10,7 +10,7 @@ import pytest
 from tunesmith.curves.series import curves_from_events
 from tunesmith.diagnose.advise import CODES, diagnose
 from tunesmith.diagnose.evidence import read_curves
-from tunesmith.diagnose.signs import gain_of_score, needed_z, turned
+from tunesmith.diagnose.signs import error_tails, gain_of_score, needed_z, turned
 from tunesmith.events import Evaluated, Event, RowsEvaluated, RunEnded, RunStarted, StepDone
 from tunesmith.labels import Task
 from tunesmith.metrics.row_evidence import BestConstant, RowEvidence, encode_rows, keep_rows, row_losses
@@ -162,6 +162,19 @@ def test_few_validation_rows_that_cannot_tell_are_said_to_be_few() -> None:
             held = diagnose(curves, {"learning_rate": 1e-4, "validation_file": "v.csv"})[0]
             assert "--folds" not in held.advice[0], "folds make their own validation rows"
     assert "not_enough_evidence" in codes
+
+
+def test_errors_with_the_tails_of_the_labels_are_no_sign_of_wrong_ones() -> None:
+    draw = np.random.default_rng(2)
+    labels = draw.laplace(size=800)
+    constant = BestConstant.of(Task.REGRESSION, labels, 1)
+    half = keep_rows(constant, 0.3 * labels + draw.normal(0, 0.1, 800), labels)
+    wrong = keep_rows(
+        constant, labels, np.where(draw.random(800) < 0.3, draw.permutation(labels), labels + draw.normal(0, 0.2, 800))
+    )
+    assert half is not None
+    assert wrong is not None
+    assert error_tails(half) < 0.6 < error_tails(wrong)
 
 
 def test_rows_without_an_evaluation_are_not_enough_evidence() -> None:
