@@ -15,6 +15,7 @@ from diagnose_make import advice_of, judge_run, read_bank
 from diagnose_tasks import TASKS
 from tunesmith.curves.series import Curves, build_curves
 from tunesmith.diagnose.signs import Change, change_between, gain_of_score
+from tunesmith.diagnose.thresholds import LEAST_CHANGE
 from tunesmith.events import RowsEvaluated
 from tunesmith.findings import Finding
 from tunesmith.metrics.row_evidence import RowEvidence, decode_rows
@@ -25,8 +26,9 @@ LEAST_LOSS, LEAST_SCORE = 0.05, 0.02
 """A run is harmed when its test loss is higher by more than 5% or its test score lower by more than 2 points than that of the
 healthy run of the task, and by more than two standard errors of the paired difference."""
 LEAST_RISE = 0.2
-"""A run on few rows is harmed when earlier weights of it have a test loss that is lower by more than 20%, or a test score
-higher by more than 2 points, beyond two standard errors of the paired difference."""
+"""A run on few rows is harmed when earlier weights of it have a test loss that is lower by more than 20%, and by more than 5% of
+the best constant's loss (a fifth of nearly nothing is no harm), or a test score higher by more than 2 points, beyond two
+standard errors of the paired difference."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +123,8 @@ def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, fou
     if cause in MADE_WELL:
         few = curves.last_step < FEWEST_STEPS
         right, harm = (NOT_HEALTHY, "at chance") if is_at_chance(curves) else ((*right, *LATE) if few else right, "")
+        if harm and curves.rows["validation"] < FEW_VALIDATION:
+            right = (*right, "not_enough_evidence")
     elif cause in COMPARED or CAUSES[cause].right == RISEN:
         harm = _rise_on_test(curves, test) if CAUSES[cause].right == RISEN else _worse_than_usual(key, test, found)
         harm = harm or ("" if learnt else "at chance")
@@ -136,6 +140,8 @@ def is_at_chance(curves: Curves) -> bool:
 
 NOT_HEALTHY = ("underfitting", "stopped_too_early", "no_signal", "label_noise", "overfitting", "class_ignored")
 """What may be said of a run without a fault that is at chance."""
+FEW_VALIDATION = 100
+"""With fewer validation rows "not enough evidence" may be said of a run at chance, too."""
 
 
 def _worse_than_usual(key: Key, test: RowEvidence, found: dict[Key, Any]) -> str:
@@ -154,7 +160,8 @@ def _rise_on_test(curves: Curves, test: RowEvidence) -> str:
 def is_worse(run: RowEvidence, other: RowEvidence, least: float = LEAST_LOSS) -> str:
     """In what way `run` is worse than `other` on the test rows, "" when it is not."""
     loss = change_between(other.loss, run.loss)
-    if not math.isfinite(loss.size) or loss.size > max(SIGMAS * loss.error, least * loss.before):
+    constant = LEAST_CHANGE * float(other.constant_loss.mean()) if least == LEAST_RISE else 0.0
+    if not math.isfinite(loss.size) or loss.size > max(SIGMAS * loss.error, least * loss.before, constant):
         return "loss"
     score = change_between(run.score_parts()[1], other.score_parts()[1])
     return "score" if score.size > max(SIGMAS * score.error, LEAST_SCORE) else ""

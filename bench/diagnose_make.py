@@ -51,7 +51,7 @@ TRIED = {
 def list_changes(run: Mapping[str, Any], findings: list[Finding]) -> list[dict[str, str | None]]:
     """The first advice of a run that is not healthy; on tasks that rules are chosen on, what else could be advised."""
     first = advised_options(findings[0].advice[0]) if findings[0].advice else {}
-    if findings[0].code == "healthy" or not first:
+    if findings[0].code in ("healthy", "not_enough_evidence") or not first:
         return []
     if TASKS[run["key"][1]].group == "fresh":
         return [first]

@@ -79,6 +79,9 @@ def print_followed(group: str, followed: list[Followed]) -> None:
             f"{gains[len(gains) // 2]:+.3f}",
         )
         print("| " + " | ".join(map(str, cells)) + " |")
+    well = [f for f in followed if f.run.key[2] in MADE_WELL and not f.run.at_chance and f.run.is_alarm]
+    better = sum(f.changes_of()[0].z > SIGMAS for f in well)
+    print(f"\nwarnings on runs made healthy whose advice raised the score beyond 2 errors: {_share(better, len(well))}")
     print(
         f"\nof these, the present code gives the same advice in {_share(sum(f.kept for f in followed), len(followed))}"
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from diagnose_causes import CAUSES, Key, make_options, make_rows, name_run
+from diagnose_causes import CAUSES, RISEN, Key, make_options, make_rows, name_run
 from diagnose_sources import SHARED, Rows, Splits
 from diagnose_tasks import label_map
 from tunesmith.config.load import load_config
@@ -119,8 +119,8 @@ def _settle(made: Material, loaded: Any) -> None:
 
 def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """One run: its options, its data summary and its journal; the last evaluation of "test" is of the weights it would keep."""
+    from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss, resolve_class_weights
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.state import TrainState
     from tunesmith.session.planning import make_plan
@@ -144,9 +144,7 @@ def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, An
     weights = config.class_weights and resolve_class_weights(config.class_weights, train.labels, labels.names)
     objective = TaskLoss(labels.task, len(labels), weights or None, config.label_smoothing_factor)
     state = TrainState(made.model, optimizer, objective, made.runtime)
-    judge = _Judge(
-        made, state, BestConstant.of(labels.task, train.labels, len(labels)), CAUSES[key[2]].rows is not None
-    )
+    judge = _Judge(made, state, BestConstant.of(labels.task, train.labels, len(labels)), CAUSES[key[2]].right == RISEN)
     rows, ends = len(train), plan.epoch_ends
     judge.events.append(
         RunStarted(name_run(key), 0, plan.num_steps, float(ends[0]), plan.fraction(plan.num_steps), rows, began)

@@ -41,6 +41,14 @@ SIZES: dict[int, tuple[str, ...]] = {
         "intermediate_size", "d_ff", "d_inner", "encoder_ffn_dim", "decoder_ffn_dim", "hidden_dim", "ffn_dim", "n_inner",
         "max_position_embeddings", "n_positions", "moe_intermediate_size", "shared_expert_intermediate_size",
     ),
+    16: ("q_lora_rank", "kv_lora_rank", "mamba_d_state", "image_size"),
+}  # fmt: skip
+LATENT = {  # keys and values from a small vector; positions turn the first 8 of each head alone
+    "head_dim": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "qk_head_dim": 16, "v_head_dim": 8, "n_group": 1,
+    "topk_group": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+}  # fmt: skip
+MIXED = {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 8, "linear_value_head_dim": 8} | {
+    "linear_num_key_heads": 4, "linear_num_value_heads": 4, "num_experts_per_tok": 2,
 }  # fmt: skip
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
 OWN: dict[str, dict[str, Any]] = {
@@ -65,6 +73,16 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gptj": {"rotary_dim": 4},
     "qwen3_moe": {"num_experts_per_tok": 2},
+    **dict.fromkeys(("axk1", "deepseek_v2", "deepseek_v3"), LATENT),
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}}
+    },
+    "mistral4": LATENT | {"head_dim": 16},
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text"), MIXED),
+    "qwen3_5": {"text_config": MIXED},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
+    "zamba": {"layers_block_type": ["mamba", "hybrid"] * 2, "num_hidden_layers": 4},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
 }  # fmt: skip
 LENGTHS = (5, 19, 33, 12)
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal.default", "is_nonzero")
@@ -86,20 +104,25 @@ class HostReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def tiny(kind: str) -> Any:
-    """A small model of a type, or the reason why none was made."""
-    from transformers import AutoConfig, AutoModelForSequenceClassification
-
-    config = AutoConfig.for_model(kind)
-    stored = config.to_dict()
+def shrunk(stored: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Small sizes for what a config holds, and for the configs inside it."""
     given = {
         name: size
         for size, names in SIZES.items()
         for name in names
         if name in stored and (stored[name] is None or isinstance(stored[name], int))
     }
-    given |= {name: value for name, value in IDS.items() if name in stored} | OWN.get(kind, {})
+    given |= {name: value for name, value in IDS.items() if name in stored} | own
     given |= {n: 0.0 for n, v in stored.items() if "drop" in n and isinstance(v, float)}
+    inner = {n: v for n, v in stored.items() if isinstance(v, dict) and "model_type" in v}
+    return given | {n: {"model_type": v["model_type"], **shrunk(v, own.get(n, {}))} for n, v in inner.items()}
+
+
+def tiny(kind: str) -> Any:
+    """A small model of a type, or the reason why none was made."""
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    given = shrunk(AutoConfig.for_model(kind).to_dict(), OWN.get(kind, {}))
     made = AutoConfig.for_model(kind, num_labels=2, **given)
     with torch.device("meta"):
         size = sum(p.numel() for p in AutoModelForSequenceClassification.from_config(made).parameters())
@@ -111,7 +134,7 @@ def tiny(kind: str) -> Any:
 
 def make_state(model: Any, wish: str) -> tuple[Any, Any, Any]:
     """(engine state, a batch of four rows, its strategies); `wish` for packing."""
-    from tunesmith.engine.losses import TaskLoss
+    from tunesmith.engine.evaluate import TaskLoss
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.state import TrainState
     from tunesmith.fast.strategies import choose_strategies
@@ -196,10 +219,8 @@ def main() -> None:
             why = line["gpu_why"] or line["why"] or ""
             text = f"{line['gpu']:<18} digits {line['digits']:>4}  buckets {line['buckets']:>4}  {why}"
         except Exception as error:  # of more than a hundred types, each has its own
-            line = {
-                "type": kind,
-                "failed": f"{type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}",
-            }
+            said = str(error).strip().splitlines() or [""]
+            line = {"type": kind, "failed": f"{type(error).__name__}: {said[0][:160]}"}
             text = f"not looked at: {line['failed']}"
         lines = sorted([*lines, line], key=lambda one: str(one["type"]))
         print(f"{kind:<26} {text}  ({time.perf_counter() - began:.1f} s)", flush=True)

@@ -50,8 +50,8 @@ def make_model(shape: str) -> Any:
 
 def our_turns(batch: int, shape: str, epochs: int) -> Turn:
     """Trains so many steps (0: the whole job from a fresh start) and tells how long they took."""
+    from tunesmith.engine.evaluate import TaskLoss
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
     from tunesmith.engine.state import TrainState

@@ -5,8 +5,9 @@
 
 `setfit` of bench/recipes.py is SetFit's documented procedure in plain PyTorch, as its library needs texts and packages that the
 machine with the GPU does not have: body 2e-5, warmup 0.1, decay 0.01, 16 pairs a step, one epoch over all pairs with the rarer
-kind repeated, cosine similarity against 1 or 0, mean pooling, then logistic regression on the embeddings. At most MOST_STEPS
-steps: all pairs of 64 rows a label of six labels are 7,680. `--library` runs setfit itself on the CPU, to compare with.
+kind repeated, cosine similarity against 1 or 0, mean pooling, then logistic regression on the embeddings. All pairs of 64 rows
+a label of six labels are 7,680 steps: it gets as many of them as fit into the seconds of the `auto` of its process, and
+FEWEST_STEPS where those are more. `--library` runs setfit itself on the CPU, to compare with.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-MOST_STEPS = 1500
+FEWEST_STEPS, TIMED_STEPS = 300, 20
 PAIRS, RATE, WARMUP, DECAY = 16, 2e-5, 0.1, 0.01
 
 
@@ -42,8 +43,10 @@ def all_pairs(labels: npt.NDArray[Any], seed: int) -> tuple[npt.NDArray[np.int64
     return pairs[order], same[order]
 
 
-def train_setfit(unit: dict[str, Any], rows: Any, task: Any, folder: Path, runtime: Any) -> dict[str, Any]:
-    """One run of SetFit's procedure; its score on the test rows and what it took."""
+def train_setfit(
+    unit: dict[str, Any], rows: Any, task: Any, folder: Path, runtime: Any, seconds: float
+) -> dict[str, Any]:
+    """One run of SetFit's procedure, as long as all pairs or `seconds` take; its score on the test rows and what it took."""
     import torch
     from torch.nn import functional
 
@@ -68,12 +71,14 @@ def train_setfit(unit: dict[str, Any], rows: Any, task: Any, folder: Path, runti
         return (hidden * mask).sum(1) / mask.sum(1)
 
     pairs, same = all_pairs(rows.labels, unit["seed"])
-    steps = min(-(-len(pairs) // PAIRS), unit.get("most_steps", MOST_STEPS))
+    every = steps = -(-len(pairs) // PAIRS)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY)
-    warm = max(1, round(WARMUP * steps))
-    falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min(s / warm, (steps - s) / max(1, steps - warm)))
     model.train()
-    for step in range(steps):
+    step = 0
+    while step < steps:
+        warm = max(1.0, WARMUP * steps)
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * min(step / warm, (steps - step) / max(1.0, steps - warm))
         some = slice(PAIRS * step, PAIRS * (step + 1))
         vectors = embed(make_batch(rows, pairs[some].T.reshape(-1), padding))
         wanted = torch.from_numpy(same[some]).to(vectors)
@@ -81,8 +86,12 @@ def train_setfit(unit: dict[str, Any], rows: Any, task: Any, folder: Path, runti
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        falling.step()
         optimizer.zero_grad()
+        step += 1
+        if step == TIMED_STEPS:
+            loss.item()
+            taken = (time.perf_counter() - began) / step
+            steps = min(every, max(FEWEST_STEPS, round(seconds / taken)))
     model.eval()
 
     def embed_all(some: Any) -> Any:
@@ -93,11 +102,11 @@ def train_setfit(unit: dict[str, Any], rows: Any, task: Any, folder: Path, runti
         return found
 
     weights, bias = fit_logistic(embed_all(rows), torch.from_numpy(rows.labels).to(runtime.device), len(labels))
-    seconds = time.perf_counter() - began
+    taken = time.perf_counter() - began
     logits = (embed_all(splits["test"]) @ weights.T + bias).cpu().numpy()
     score = make_suite(labels.task).compute(logits, splits["test"].labels)["accuracy"]
-    about = {"recipe": "setfit", "score": score, "n": len(splits["test"]), "steps": steps}
-    return {**about, "all_pairs": len(pairs) // PAIRS, "seconds": round(seconds, 3)}
+    about = {"recipe": "setfit", "score": score, "n": len(splits["test"]), "steps": steps, "steps_of_all_pairs": every}
+    return {**about, "seconds": round(taken, 3)}
 
 
 def fit_logistic(features: Any, labels: Any, classes: int) -> Any:
@@ -138,9 +147,7 @@ def train_library(task: str, each: int, seed: int, folder: Path) -> dict[str, An
     word = models.Transformer(str(folder))
     body = SentenceTransformer(modules=[word, models.Pooling(word.get_word_embedding_dimension())], device="cpu")
     model = SetFitModel(model_body=body, model_head=LogisticRegression())
-    args = TrainingArguments(
-        output_dir="scratch/setfit_out", seed=seed, max_steps=MOST_STEPS, save_strategy="no", report_to="none"
-    )
+    args = TrainingArguments(output_dir="scratch/setfit_out", seed=seed, save_strategy="no", report_to="none")
     trainer = Trainer(model=model, args=args, train_dataset=data)
     trainer.train()
     seconds = time.process_time() - began

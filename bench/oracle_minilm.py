@@ -105,8 +105,8 @@ def train_theirs(rows: Any, model: Any, steps: int, batch: int, accumulation: in
 
 def train_ours(rows: Any, model: Any, steps: int, batch: int, accumulation: int, wish: Any) -> list[float]:
     """Losses of our engine, plain ("off") or with every exact strategy ("auto"); the model is whole again afterwards."""
+    from tunesmith.engine.evaluate import TaskLoss
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
     from tunesmith.engine.state import TrainState

@@ -153,6 +153,16 @@ def families_table(record: Record) -> list[str]:
     return make_table(["", "ours bf16, ms", "Trainer bf16, ms", "Trainer fp32, ms", "faster of both by ours"], rows)
 
 
+def parity_table(record: Record) -> list[str]:
+    """Steps of bench/parity_gpu.py: the two Trainers in turns."""
+    rows = []
+    for one in record["results"]:
+        numbers = [f"{one['ms'][name]:.1f}" for name in ("ours", "theirs")]
+        low, high = one["quartiles"]
+        rows.append([f"{one['case']}, {one['precision']}", *numbers, f"{one['ratio']:.2f}", f"{low:.2f} to {high:.2f}"])
+    return make_table(["", "ours, ms", "Trainer, ms", "times ours, neighbouring turns", "half of them"], rows)
+
+
 def _families_cpu(results: list[dict[str, Any]]) -> list[str]:
     """Steps of bench/families_cpu.py, in processor time."""
     rows = []
@@ -195,6 +205,7 @@ MAKERS: dict[str, Callable[[Record], list[str]]] = {
     "sweep": sweep_table,
     "rows": rows_table,
     "families": families_table,
+    "parity": parity_table,
     "encoder": encoder_table,
     "start": start_table,
 }

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from families_gpu import SHAPES, make_model
 from token_files import engine_rows
-from tunesmith.engine.losses import TaskLoss
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.state import TrainState
 from tunesmith.engine.step import train_step

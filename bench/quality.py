@@ -32,9 +32,8 @@ BF16 = bool(os.environ.get("QUALITY_BF16"))
 def train_ours(name: str, seed: int, epochs: float, rows: int | None, sampling: Any) -> Any:
     """Logits of the evaluation split by our engine."""
     from tunesmith.encoder.load import load_model
-    from tunesmith.engine.evaluate import predict_rows
+    from tunesmith.engine.evaluate import TaskLoss, predict_rows
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
     from tunesmith.engine.state import TrainState, seed_everything

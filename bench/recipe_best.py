@@ -92,9 +92,8 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
     import torch
 
     from tunesmith.encoder.load import load_model
-    from tunesmith.engine.evaluate import predict_rows
+    from tunesmith.engine.evaluate import TaskLoss, predict_rows
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.state import TrainState, seed_everything
     from tunesmith.events import SafePoint, StepDone

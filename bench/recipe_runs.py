@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from few_labels import pick_rows, train_setfit
 from recipe_tasks import REGRESSION, unpack_model
 
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -27,8 +28,10 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "pooling mean": {"pooling": "mean"},
     "pooling first, dense trained": {"pooling": "first", "dense": "trained"},
     "pooling mean, dense trained": {"pooling": "mean", "dense": "trained"},
+    "contrastive_start off": {"contrastive_start": "off"},
     "head_start on": {"head_start": "on"},
     "learning_rate 5e-5": {"learning_rate": 5e-5},
+    "learning_rate 1e-4": {"learning_rate": 1e-4},
     "learning_rate 2e-4": {"learning_rate": 2e-4},
     "layerwise_lr_decay 1": {"layerwise_lr_decay": 1.0},
     "learning_rate 5e-5, layerwise_lr_decay 1": {"learning_rate": 5e-5, "layerwise_lr_decay": 1.0},
@@ -44,6 +47,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 """`auto` with a choice changed. `dense` is no option: the dense layer in front of the last one starts as the identity that
 `pooling` makes of it and is trained."""
+LONG = {f"{kind} {length}": (kind, length) for length in (128, 512) for kind in ("head", "head_tail", "windows")}
+"""`auto` with `--max_seq_length` and `--long_texts`, for tasks that are packed with longer rows."""
 RARE = ("r8", "r8head", "sickneg", "rare5")
 """Tasks with a label that has few rows."""
 MOST_SECONDS = 4.0
@@ -78,6 +83,32 @@ def _model(pack: Path, model: str, place: Path) -> Path:
     return unpack_model(pack / model, place / model)
 
 
+def rows_of(unit: Unit, rows: Any) -> Any:
+    """The training rows of a unit: so many, or so many of each label, by its seed."""
+    if unit.get("per_class"):
+        return rows.select(pick_rows(rows.labels, unit["size"], unit["seed"]))
+    order = np.random.default_rng(unit["seed"]).permutation(len(rows))
+    return rows.select(order[: unit["size"]] if unit["size"] else order)
+
+
+def shown(rows: Any, recipe: str, *, drawn: bool) -> Any:
+    """The rows as `--long_texts` of a recipe shows them to the model."""
+    from tunesmith.tokens.token_rows import TokenRows
+    from tunesmith.tokens.truncation import TextWindows
+
+    if recipe not in LONG:
+        return rows
+    kind, length = LONG[recipe]
+    windows = TextWindows(length, 1, 1, drawn) if kind == "windows" else None
+    length = length if windows is None else windows.longest
+    front = length // 2 if kind == "head_tail" else length - 1
+    columns: dict[str, Any] = {"labels": rows.labels}
+    for name, column in rows.columns.items():
+        whole = [np.asarray(values) for values in column.take(np.arange(len(rows)))]
+        columns[name] = [v if len(v) <= length else np.concatenate([v[:front], v[front - length :]]) for v in whole]
+    return TokenRows.from_lists(columns).in_windows(windows)
+
+
 def options_of(recipe: str, before: dict[str, Found]) -> dict[str, Any]:
     """The options of a recipe of the table; `before` are the runs of this unit so far."""
     if recipe == "hf":
@@ -98,9 +129,8 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.config.load import load_config
     from tunesmith.encoder.load import load_model
     from tunesmith.encoder.pooling import dense_of
-    from tunesmith.engine.evaluate import predict_rows
+    from tunesmith.engine.evaluate import TaskLoss, predict_rows, resolve_class_weights
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss, resolve_class_weights
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.state import TrainState, seed_everything
     from tunesmith.fast.strategies import choose_strategies
@@ -115,8 +145,8 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     began_all = time.perf_counter()
     splits, labels, padding = _task(pack, unit["model"], unit["task"])
     folder = _model(pack, unit["model"], place)
-    order = np.random.default_rng(unit["seed"]).permutation(len(splits["train"]))
-    train = splits["train"].select(order[: unit["size"]] if unit["size"] else order)
+    train, test = rows_of(unit, splits["train"]), shown(splits["test"], recipe, drawn=False)
+    train = shown(train, recipe, drawn=True)
     on_gpu = runtime.device.type == "cuda"
     given = {"model_name_or_path": str(folder), "seed": unit["seed"], "cache_dir": str(place)}
     options = options_of(recipe, before)
@@ -127,7 +157,9 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     seed_everything(config.seed)
     loaded = load_model(folder, labels)
     data: Any = SimpleNamespace(bundle=SimpleNamespace(labels=labels, splits={}), folder=folder)
+    began = time.perf_counter()
     settled = settle_recipe(config, loaded, data, {"train": train}, padding, suite, runtime, Watch())
+    settling = time.perf_counter() - began  # the probe, and the contrastive start where there is one
     config, model = settled.config, loaded.model.to(runtime.device)
     if trained:
         dense_of(model).requires_grad_(True)
@@ -158,9 +190,8 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
         torch.cuda.synchronize(runtime.device)
     seconds = time.perf_counter() - began
     strategies.disable()
-    found = predict_rows(model, splits["test"], padding, runtime, max_rows=None if on_gpu else 64)
+    found = predict_rows(model, test, padding, runtime, max_rows=None if on_gpu else 64)
     metric = "spearmanr" if unit["task"] in REGRESSION else "accuracy"
-    probe = settled.probe
     classes = unit["task"] not in REGRESSION
     error = expected_calibration_error(probabilities_of(found.logits, labels.task), found.labels) if classes else None
     return {
@@ -172,7 +203,8 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
         "epochs": chosen.num_train_epochs,
         "pooling": chosen.pooling,
         "seconds": round(seconds, 3),
-        "probe_seconds": None if probe is None else round(probe.seconds, 3),
+        "contrastive": config.contrastive_start,
+        "probe_seconds": None if config.recipe == "hf" else round(settling, 3),
         "all_seconds": round(time.perf_counter() - began_all, 3),
         "on": list(strategies.on),
         "rare": measure_rare(found.logits, found.labels, labels) if unit["task"] in RARE else None,
@@ -214,10 +246,15 @@ def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bo
             put({**known, **auto, "recipe": recipe})
             continue
         try:
-            if recipe == "best":
+            task = _task(pack, unit["model"], unit["task"])
+            if recipe == "setfit":
+                folder = _model(pack, unit["model"], place)
+                auto = before["auto"]
+                taken = auto["seconds"] + (auto["probe_seconds"] or 0.0)
+                before[recipe] = train_setfit(unit, rows_of(unit, task[0]["train"]), task, folder, runtime, taken)
+            elif recipe == "best":
                 from recipe_best import train_best
 
-                task = _task(pack, unit["model"], unit["task"])
                 before[recipe] = train_best(
                     unit, before["auto"], task, _model(pack, unit["model"], place), place, runtime
                 )

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe_runs import ABLATIONS, Unit, work
+from recipe_runs import ABLATIONS, LONG, Unit, work
 from recipe_tasks import LOOKED_AT, NEW, PACK, TASKS
 
 MOST_TRIES = 2
@@ -43,7 +43,8 @@ def run_all(units: list[Unit], args: argparse.Namespace) -> list[dict[str, Any]]
     for unit in units:
         todo.put(unit)
     left, found, lost = len(units), list[dict[str, Any]](), 0
-    warm = {**units[0], "size": 64, "task": args.tasks[0], "recipes": ["auto", "hf_equal"]} if args.warm else None
+    small = {"size": 8 if args.per_class else 64, "task": args.tasks[0], "recipes": ["auto", "hf_equal"]}
+    warm = {**units[0], **small} if args.warm else None
     with tempfile.TemporaryDirectory() as place:
         arguments = (todo, done, str(args.data), place, args.cpu, warm)
         workers: list[Any] = []
@@ -122,10 +123,10 @@ def print_table(runs: list[dict[str, Any]]) -> None:
         runs = runs + [
             {**run, "recipe": "hf"} for run in runs if run["recipe"] == "hf_equal" and run.get("epochs") == 3.0
         ]
-    known = ("hf", "hf_equal", "hf_seconds", "auto", "best", *ABLATIONS)
+    known = ("hf", "hf_equal", "hf_seconds", "setfit", "auto", "best", *LONG, *ABLATIONS)
     names = [n for n in known if any(r["recipe"] == n for r in runs)]
     shown = [n for n in names if n not in ABLATIONS]
-    beside = [n for n in shown if n not in ("auto", "best")]
+    beside = [n for n in shown if n not in ("auto", "best", *LONG)]
     print(f"| model | task | rows | seeds | {' | '.join(shown)} | {' | '.join(f'auto - {n}' for n in beside)} |")
     print("|---" * (4 + len(shown) + len(beside)) + "|")
     scored = [run for run in runs if run.get("score") is not None]
@@ -142,6 +143,7 @@ def print_table(runs: list[dict[str, Any]]) -> None:
     )
     print("|---|---|---|---|---|---|---|---|")
     pairs = [("auto", n) for n in beside] + [(n, "auto") for n in names if n == "best" or n in ABLATIONS]
+    pairs += [(n, f"head {n.split()[-1]}") for n in names if n in LONG and not n.startswith("head ")]
     models = sorted({str(run["model"]) for run in scored})
     for model in [*models, "all"] if len(models) > 1 else models:
         for name, against in pairs:
@@ -193,7 +195,7 @@ def _print_seconds(runs: list[dict[str, Any]]) -> None:
     for run in runs:
         key = (run["model"], run["task"], run["size"], run["seed"])
         table.setdefault(key, {})[run["recipe"]] = run["seconds"] + (run.get("probe_seconds") or 0.0)
-    for name in ("hf_equal", "hf_seconds"):
+    for name in ("hf_equal", "hf_seconds", "setfit"):
         ratios = [found[name] / found["auto"] for found in table.values() if name in found and "auto" in found]
         if ratios:
             print(f"\n{name}: {statistics.median(ratios):.2f} times the seconds of auto (median of {len(ratios)})")
@@ -227,6 +229,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", default=[*LOOKED_AT, *NEW], choices=tuple(TASKS))
     parser.add_argument("--sizes", type=int, nargs="+", default=[200, 500, 2000], help="training rows; 0: all")
+    parser.add_argument("--per_class", action="store_true", help="--sizes are rows of each label")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--recipes", nargs="+", default=["auto", "hf_equal", "hf_seconds"])
     parser.add_argument("--models", nargs="+", help="folders of --data [all that are there]")
@@ -250,9 +253,10 @@ def make_units(args: argparse.Namespace) -> list[Unit]:
     """Seed by seed, the longest first; sizes that the data does not have are left out."""
     recipes = [n for name in args.recipes for n in (ABLATIONS if name == "ablations" else [name])]
     rows = {task: len(np.load(args.data / args.models[0] / f"{task}.npz")["train_lengths"]) for task in args.tasks}
-    sizes = sorted(args.sizes, key=lambda size: -size if size else -(10**9))
+    kind = {"per_class": True} if args.per_class else {}
+    sizes = args.sizes if args.per_class else sorted(args.sizes, key=lambda size: -size if size else -(10**9))
     return [
-        {"model": model, "task": task, "size": size, "seed": seed, "recipes": recipes, "tries": 0}
+        {"model": model, "task": task, "size": size, "seed": seed, "recipes": recipes, "tries": 0, **kind}
         for seed in args.seeds
         for size in sizes
         for task in args.tasks

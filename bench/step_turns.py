@@ -47,8 +47,8 @@ def our_turns(
     """The engine as `tunesmith train` sets it up by default; `start` is the step of the first epoch to begin with."""
     from accelerate.state import AcceleratorState
 
+    from tunesmith.engine.evaluate import TaskLoss
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
     from tunesmith.engine.state import TrainState

@@ -39,19 +39,26 @@ TRAINS = (
     *(
         "unit/cli/test_new_user.py",
         "unit/cli/test_folders.py",
-        "unit/bulk/test_bulk.py",
+        "unit/bulk/",
         "unit/tokens/test_long_texts.py",
     ),
     *("unit/export/", "unit/serve/test_slow_clients.py", "unit/serve/test_workers.py", "unit/cli/test_audit.py"),
+    *("unit/predict/test_predict_commands.py", "unit/fast/test_proof.py", "unit/cli/test_segments.py"),
+    *("unit/cli/test_late_modules.py", "unit/measure/test_start_up.py"),
 )
 """Unit tests that train whole runs, or take seconds for other reasons: `make quick` leaves them to `make test`."""
 
 
+LONGEST = ("kernels/", "docs/test_wheel.py", "contracts/test_tools.py", "distributed/")
+"""Tests of up to half a minute each: they come first, so that none of them is left for one worker alone at the end."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of `TRAINS`."""
+    """Marks the tests of `TRAINS`; puts the longest first."""
     for item in items:
         if place_of(item).startswith(TRAINS):
             item.add_marker("trains")
+    items.sort(key=lambda item: not place_of(item).startswith(LONGEST))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import shutil
 import tempfile
@@ -20,21 +21,23 @@ CONFIG = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "
 @functools.cache
 def small_embedded() -> Path:
     """Makes it, once in a process. The folder is what the package's folder would be."""
-    import atexit
-
-    import torch
-    from transformers import AutoConfig, BertModel
-
     from tunesmith.encoder.resolve import find_embedded
 
     folder = Path(tempfile.mkdtemp(prefix="small-embedded-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    shutil.copytree(
-        find_embedded(), folder / "model", ignore=shutil.ignore_patterns("model.safetensors", "config.json")
-    )
+    shrink(find_embedded(), folder / "model")
+    return folder
+
+
+def shrink(source: Path, folder: Path) -> Path:
+    """Writes a small random model with the tokenizer of a BERT folder."""
+    import torch
+    from transformers import AutoConfig, BertModel
+
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.bin", "config.json"))
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        BertModel(AutoConfig.from_pretrained(find_embedded(), **CONFIG)).save_pretrained(folder / "model")
+        BertModel(AutoConfig.from_pretrained(source, **CONFIG)).save_pretrained(folder)
     return folder
 
 

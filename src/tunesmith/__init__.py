@@ -23,9 +23,8 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.curves.series import Curves, curves_from_events, load_curves
     from tunesmith.diagnose.advise import diagnose as diagnose_curves
     from tunesmith.encoder.resolve import find_embedded
-    from tunesmith.engine.evaluate import predict_rows
+    from tunesmith.engine.evaluate import TaskLoss, predict_rows
     from tunesmith.engine.loop import train_events
-    from tunesmith.engine.losses import TaskLoss
     from tunesmith.engine.optim import make_optimizer
     from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for, lr_at
     from tunesmith.engine.state import TrainState
@@ -112,7 +111,7 @@ _HOMES: dict[str, str] = {
     "RunConfig": "tunesmith.config.schema",
     "Schedule": "tunesmith.engine.plan",
     "Task": "tunesmith.labels",
-    "TaskLoss": "tunesmith.engine.losses",
+    "TaskLoss": "tunesmith.engine.evaluate",
     "TextClassifier": "tunesmith.notebook.estimators",
     "TextRegressor": "tunesmith.notebook.estimators",
     "TokenRows": "tunesmith.tokens.token_rows",
@@ -155,7 +154,13 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tunesmith' has no attribute {name!r}")
     module, _, own_name = _HOMES[name].partition(":")
-    return getattr(import_module(module), own_name or name)
+    try:
+        return getattr(import_module(module), own_name or name)
+    except ModuleNotFoundError as error:
+        from tunesmith.errors import name_the_extra
+
+        name_the_extra(error, f"tunesmith.{name}")
+        raise
 
 
 def __dir__() -> list[str]:

@@ -51,6 +51,10 @@ class ResourceError(TunesmithError):
     exit_code = 4
 
 
+class MissingPackage(ResourceError, ImportError):
+    """A package that an extra of tunesmith brings is not installed."""
+
+
 class CheckpointError(TunesmithError):
     """The run on disk is damaged, or it was made from other data or another config."""
 
@@ -76,6 +80,29 @@ class StoppedBySignal(TunesmithError):
         names = {2: "Ctrl-C", 15: "SIGTERM"}
         super().__init__(f"stopped by {names.get(signal_number, f'signal {signal_number}')} {problem}")
         self.exit_code = 128 + signal_number
+
+
+TRAINING_MODULES = (
+    "accelerate", "datasets", "jinja2", "matplotlib", "pandas", "pyarrow", "python_calamine",
+    "safetensors", "scipy", "shtab", "sklearn", "torch", "tqdm", "transformers", "yaml",
+)  # fmt: skip
+BROUGHT_BY = {
+    **dict.fromkeys(TRAINING_MODULES, "'tunesmith[train]'"),
+    **dict.fromkeys(("onnxruntime", "tokenizers"), "'tunesmith[runtime]'"),
+    **{name: name for name in ("fsspec", "huggingface_hub", "openvino")},
+}
+"""Module -> what pip installs to bring it."""
+
+
+def name_the_extra(error: ModuleNotFoundError, where: str, otherwise: str = "") -> None:
+    """Raises a MissingPackage with the command to run, if the module is one that an extra brings."""
+    module = (error.name or "").partition(".")[0]
+    if module in BROUGHT_BY:
+        raise MissingPackage(
+            f"needs {module}, which is not installed",
+            where=where,
+            fix=f"Run: pip install {BROUGHT_BY[module]}{otherwise}",
+        ) from None
 
 
 def nearest(name: str, known: list[str] | tuple[str, ...]) -> str | None:

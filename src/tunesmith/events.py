@@ -147,6 +147,11 @@ class RunEnded:
     reason: str
     time: float = 0.0
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run did all it was asked for; else it was stopped, or an error ended it."""
+        return self.reason in ("completed", "early_stopping")
+
 
 Event = (
     RunStarted

@@ -8,9 +8,9 @@ from typing import Any
 from tunesmith.bulk.work import label_columns
 from tunesmith.encoder.config_file import read_config_file
 from tunesmith.labels import Task
-from tunesmith.predict.column_names import list_answers
 from tunesmith.predict.facts import model_folder_of, read_facts
 from tunesmith.predict.predictor import Predictor
+from tunesmith.predict.tables import list_answers
 
 
 def predict_udf(model: str, *, top_k: int | None = None, **loading: Any) -> Callable[..., Any]:

@@ -10,6 +10,8 @@ import pytest
 from board_process import BoardProcess
 from devtools import Browser
 
+from sampling import crossed
+
 pytestmark = pytest.mark.slow
 BOXES = (Path(__file__).parent / "boxes.js").read_text(encoding="utf-8")
 LONG = "reviews_of_the_last_quarter.cleaned_twice.all-MiniLM-L6-v2.lr2e-5.seed42_final_final"
@@ -56,8 +58,7 @@ def test_what_is_measured_would_be_seen(browser: Browser, tmp_path: Path) -> Non
         assert any(part in line for line in wrong), part
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize(("width", "dark"), crossed([390, 1400], [True, False]))
 def test_no_word_is_cut_or_covered_and_no_page_scrolls_sideways(
     listed: Browser, board: SimpleNamespace, width: int, dark: bool
 ) -> None:

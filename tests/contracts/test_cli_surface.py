@@ -185,7 +185,7 @@ def test_help_and_config_errors_import_nothing_heavy(tmp_path: Path) -> None:
 import contextlib, io, sys
 from tunesmith.cli.main import main
 from tunesmith.cli.parser import Parser
-from tunesmith.cli.flags import add_config_arguments, config_from_args
+from tunesmith.cli.parser import add_config_arguments, config_from_args
 from tunesmith.errors import ConfigError
 with contextlib.redirect_stdout(io.StringIO()):
     assert main(["--help"]) == 0

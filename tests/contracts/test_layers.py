@@ -75,7 +75,7 @@ HOMES = {
     ),
     "accelerate": ("ranks/runtime.py",),
     "matplotlib": ("curves/",),
-    "sklearn": ("metrics/", "audit/", "notebook/", "recipes/word_floor.py", "measure/glue_script.py"),
+    "sklearn": ("metrics/", "audit/", "notebook/", "recipes/probing.py", "measure/glue_script.py"),
     "scipy": ("metrics/",),
     "pyarrow": ("reading/", "tokens/", "predict/", "bulk/", "audit/text_survey.py", "run/reader.py"),
     "fsspec": ("bulk/places.py",),
@@ -96,7 +96,7 @@ TORCH_FREE = (
     "diagnose",
     "report",
 )
-TORCH_FREE_FILES = ("cli/main.py", "cli/parser.py", "cli/flags.py", "__init__.py", "__main__.py")
+TORCH_FREE_FILES = ("cli/main.py", "cli/parser.py", "__init__.py", "__main__.py")
 ENGINE = (
     *("engine/", "fast/", "ranks/", "keep/", "encoder/", "metrics/"),
     *("tokens/token_rows.py", "tokens/batches.py"),

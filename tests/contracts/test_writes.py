@@ -27,7 +27,7 @@ LIBRARIES = {
 IN_NEW_FOLDERS = {
     "curves/plot.py": {"figure_bytes"},  # into memory
     "notebook/estimators.py": {"fill"},
-    "predict/model_folder.py": {"describe"},
+    "predict/torch_network.py": {"describe"},
     "export/exporting.py": {"_export"},
     "keep/snapshot.py": {"write_tensors"},
     "trainer/checkpoints.py": {"_describe"},

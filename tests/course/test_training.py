@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from small_embedded import shrink
 from tunesmith import (
     DataCollatorWithPadding,
     EarlyStoppingCallback,
@@ -39,18 +40,24 @@ def make_model(checkpoint: str) -> Any:
 
 
 @pytest.fixture(scope="module")
+def small(checkpoint: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small model with the vocabulary of the checkpoint: what is asserted here does not depend on its size."""
+    return str(shrink(Path(checkpoint), tmp_path_factory.mktemp("small") / "model"))
+
+
+@pytest.fixture(scope="module")
 def some(tokenized_datasets: Any) -> dict[str, Any]:
     """64 training rows and the whole validation split."""
     return {"train": tokenized_datasets["train"].select(range(64)), "validation": tokenized_datasets["validation"]}
 
 
 @pytest.fixture(scope="module")
-def trainer(checkpoint: str, tokenizer: Any, some: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def trainer(small: str, tokenizer: Any, some: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Row 10, as the course writes it: model and arguments by position."""
     folder = tmp_path_factory.mktemp("course") / "test-trainer"
     training_args = TrainingArguments(str(folder), eval_strategy="epoch", num_train_epochs=2, **QUIET)
     made = Trainer(
-        make_model(checkpoint),
+        make_model(small),
         training_args,
         train_dataset=some["train"],
         eval_dataset=some["validation"],
@@ -68,10 +75,10 @@ def test_row_10_the_trainer_trains_and_drops_text_columns(trainer: Any) -> None:
     assert np.isfinite(trainer.state.log_history[-1]["train_loss"])
 
 
-def test_row_10_the_older_notes_work_with_a_note(checkpoint: str, tokenizer: Any, some: Any, tmp_path: Path) -> None:
+def test_row_10_the_older_notes_work_with_a_note(small: str, tokenizer: Any, some: Any, tmp_path: Path) -> None:
     training_args = TrainingArguments(str(tmp_path), evaluation_strategy="epoch", max_steps=1, **QUIET)
     old = Trainer(
-        make_model(checkpoint),
+        make_model(small),
         training_args,
         train_dataset=some["train"],
         eval_dataset=some["validation"].select(range(8)),
@@ -99,22 +106,22 @@ def test_row_12_accuracy_and_f1_come_after_every_epoch(trainer: Any) -> None:
 
 
 def test_row_13_fp16_without_the_hardware_is_a_clear_word(
-    checkpoint: str, some: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    small: str, some: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     if torch.cuda.is_available():
         pytest.skip("needs a machine without a GPU")
     args = TrainingArguments(str(tmp_path), fp16=True, **QUIET)
     with caplog.at_level("WARNING", logger="tunesmith"):
-        Trainer(make_model(checkpoint), args, train_dataset=some["train"])
+        Trainer(make_model(small), args, train_dataset=some["train"])
     assert "fp16=True has no effect on a CPU: the run trains in float32" in caplog.text
 
 
-def test_row_13_accumulation_is_honoured(checkpoint: str, tokenizer: Any, some: Any, tmp_path: Path) -> None:
+def test_row_13_accumulation_is_honoured(small: str, tokenizer: Any, some: Any, tmp_path: Path) -> None:
     args = TrainingArguments(
         str(tmp_path), gradient_accumulation_steps=4, num_train_epochs=1, save_strategy="no", **QUIET
     )
     made = Trainer(
-        make_model(checkpoint), args, train_dataset=some["train"], data_collator=DataCollatorWithPadding(tokenizer)
+        make_model(small), args, train_dataset=some["train"], data_collator=DataCollatorWithPadding(tokenizer)
     )
     assert made.train().global_step == 2
 
@@ -130,13 +137,13 @@ def loaders(tokenized_datasets: Any, tokenizer: Any) -> tuple[Any, Any]:
     return train, DataLoader(tidy["validation"], batch_size=8, collate_fn=collate)
 
 
-def test_row_14_one_batch_and_one_forward_pass(loaders: Any, checkpoint: str) -> None:
+def test_row_14_one_batch_and_one_forward_pass(loaders: Any, small: str) -> None:
     set_seed(0)
     batch = next(iter(loaders[0]))
     assert batch["labels"].shape == (8,)
     assert batch["input_ids"].shape == batch["attention_mask"].shape == batch["token_type_ids"].shape
     assert batch["input_ids"].shape[0] == 8
-    outputs = make_model(checkpoint)(**batch)
+    outputs = make_model(small)(**batch)
     assert 0.4 < outputs.loss.item() < 1.1
     assert outputs.logits.shape == (8, 2)
 
@@ -158,11 +165,11 @@ def test_row_15_the_rate_falls_in_a_straight_line_over_1377_steps(loaders: Any) 
 
 
 def test_rows_16_and_17_the_loop_by_hand_scores_as_the_trainer_does(
-    loaders: Any, checkpoint: str, tokenizer: Any, some: Any, tmp_path: Path
+    loaders: Any, small: str, tokenizer: Any, some: Any, tmp_path: Path
 ) -> None:
     from tqdm.auto import tqdm
 
-    model = make_model(checkpoint)
+    model = make_model(small)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
     scheduler = get_scheduler("linear", optimizer=optimizer, num_warmup_steps=0, num_training_steps=6)
     device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
@@ -193,12 +200,12 @@ def test_rows_16_and_17_the_loop_by_hand_scores_as_the_trainer_does(
     assert by_hand["f1"] == pytest.approx(by_trainer["eval_f1"])
 
 
-def test_row_18_the_accelerate_loop_counts_every_row_once(loaders: Any, checkpoint: str) -> None:
+def test_row_18_the_accelerate_loop_counts_every_row_once(loaders: Any, small: str) -> None:
     """On one process here; docs/course/07_accelerate.md runs it on two, tests/distributed has our own."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
-    model = make_model(checkpoint)
+    model = make_model(small)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
     train_dl, eval_dl, model, optimizer = accelerator.prepare(*loaders, model, optimizer)
     model.train()
@@ -213,13 +220,13 @@ def test_row_18_the_accelerate_loop_counts_every_row_once(loaders: Any, checkpoi
 
 
 def test_rows_19_and_21_curves_are_drawn_and_patience_keeps_the_best(
-    raw_datasets: Any, checkpoint: str, tmp_path: Path
+    raw_datasets: Any, small: str, tmp_path: Path
 ) -> None:
     """The shorter way: one call, then curves over steps and epochs of both splits."""
     result = finetune(
         train_data=raw_datasets["train"].select(range(64)),
         validation_data=raw_datasets["validation"].select(range(48)),
-        model_name_or_path=checkpoint,
+        model_name_or_path=small,
         output_dir=str(tmp_path / "run"),
         num_train_epochs=6,
         learning_rate=5e-4,
@@ -240,14 +247,14 @@ def test_rows_19_and_21_curves_are_drawn_and_patience_keeps_the_best(
 
 
 def test_row_21_early_stopping_callback_stops_and_loads_the_best(
-    checkpoint: str, tokenizer: Any, some: Any, tmp_path: Path
+    small: str, tokenizer: Any, some: Any, tmp_path: Path
 ) -> None:
     args = TrainingArguments(
         str(tmp_path), eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, max_steps=12,
         load_best_model_at_end=True, metric_for_best_model="loss", greater_is_better=False, learning_rate=1e-2, **QUIET,
     )  # fmt: skip
     made = Trainer(
-        make_model(checkpoint),
+        make_model(small),
         args,
         train_dataset=some["train"],
         eval_dataset=some["validation"].select(range(40)),

@@ -14,9 +14,8 @@ import torch
 from torch import nn
 
 from conftest import tiny_bert, token_lists
-from tunesmith.engine.evaluate import predict_rows
+from tunesmith.engine.evaluate import TaskLoss, predict_rows
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for
 from tunesmith.engine.state import TrainState

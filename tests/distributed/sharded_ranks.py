@@ -13,8 +13,8 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from distributed.engine_ranks import CASES, evaluate, run_case
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.plan import Plan, Schedule
 from tunesmith.engine.state import TrainState

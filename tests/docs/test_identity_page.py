@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith.session.identity import INERT
+from tunesmith.session.planning import INERT
 from tunesmith.trainer.run_identity import MATHS, OVERRIDES, REPORTED
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"

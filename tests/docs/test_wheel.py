@@ -1,4 +1,4 @@
-"""The wheel holds every file of the package and trains the demo in an environment of its own, away from the checkout."""
+"""The wheel holds every file of the package, trains the demo away from the checkout, and asks for torch only where it trains."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from email.parser import BytesParser
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tiny_model import save_tiny_bert
+from tunesmith.export.runtime_packages import NEEDED
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,6 +34,26 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", "out", "."], folder
     )
     return next((folder / "out").glob("tunesmith-*.whl"))
+
+
+def asked_for(wheel: Path, extra: str) -> list[Requirement]:
+    """What the wheel asks for with an extra, "" for none."""
+    archive = zipfile.ZipFile(wheel)
+    info = next(name for name in archive.namelist() if name.endswith("METADATA"))
+    lines = BytesParser().parsebytes(archive.read(info)).get_all("Requires-Dist", [])
+    return [one for one in map(Requirement, lines) if one.marker is None or one.marker.evaluate({"extra": extra})]
+
+
+def all_installed(asked: list[Requirement]) -> set[str]:
+    """The packages that pip would install, with what these ask for in turn, as far as they are here."""
+    found: set[str] = set()
+    while asked:
+        name = canonicalize_name(asked.pop().name)
+        if name not in found:
+            found.add(name)
+            more = map(Requirement, distribution(name).requires or ())
+            asked += [one for one in more if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return found
 
 
 def run(command: list[str], folder: Path) -> str:
@@ -63,3 +90,41 @@ def test_the_wheel_trains_the_demo_in_a_clean_environment(wheel: Path, tmp_path:
     told = run([str(tmp_path / "clean" / "bin" / "tunesmith"), "demo", "--max_steps", "1"], tmp_path)
     assert "accuracy" in told
     assert (tmp_path / "runs" / "demo" / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_an_installation_that_runs_exported_models_has_no_torch(wheel: Path) -> None:
+    bare, runtime = asked_for(wheel, ""), asked_for(wheel, "runtime")
+    assert {one.name for one in runtime} == {*NEEDED, "onnxruntime"}, "requirements.txt of an export names the same"
+    heavy = {"torch", "transformers", "datasets", "pyarrow", "pandas", "scipy", "scikit-learn", "matplotlib"}
+    assert not heavy & (all_installed(runtime) | all_installed(bare))
+    for extra in ("train", "demo", "export", "search", "trackers", "dev"):
+        names = {str(one).partition(";")[0].strip() for one in asked_for(wheel, extra)}
+        assert "torch>=2.10" in names or any(name.startswith("tunesmith[") for name in names), extra
+
+
+@pytest.mark.slow
+def test_an_installation_without_extras_names_the_one_that_trains(wheel: Path, tmp_path: Path) -> None:
+    run([sys.executable, "-m", "venv", "--without-pip", "clean"], tmp_path)
+    python = str(tmp_path / "clean" / "bin" / "python")
+    site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path).strip())
+    zipfile.ZipFile(wheel).extractall(site)
+    for name in all_installed(asked_for(wheel, "")):
+        found = distribution(name)
+        for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            (site / top).symlink_to(str(found.locate_file(top)))
+    (tmp_path / "rows.csv").write_text("text,label\ngood film,a\nbad film,b\n")
+    save_tiny_bert(tmp_path / "model")
+    before = sorted(tmp_path.iterdir())
+    for verb in ("train", "plan", "audit"):
+        words = ["-m", "tunesmith", verb, "--train_file", "rows.csv", "--model_name_or_path", "model"]
+        done = subprocess.run([python, *words], cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (4, ""), done.stderr
+        assert done.stderr.startswith(f"tunesmith: error: tunesmith {verb}: needs ")
+        assert done.stderr.endswith(" is not installed. Run: pip install 'tunesmith[train]'\n")
+    assert sorted(tmp_path.iterdir()) == before
+    tried = "try:\n from tunesmith import Trainer\nexcept ImportError as error: print(error)"
+    assert run([python, "-c", tried], tmp_path) == (
+        "tunesmith.Trainer: needs torch, which is not installed. Run: pip install 'tunesmith[train]'\n"
+    )
+    assert "to train: pip install 'tunesmith[train]'" in run([python, "-m", "tunesmith", "env"], tmp_path)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 from torch import nn
@@ -28,6 +29,7 @@ OWN: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """Few buckets and narrow windows: rows of 17 tokens reach beyond them."""
 RAGGED = (5, 1, 2, 9, 5, 17, 2, 11)
+MANY_STEPS = (40, pytest.param(100, marks=pytest.mark.long))
 
 Rows = dict[str, list[np.ndarray]]
 

@@ -10,9 +10,8 @@ import torch
 
 from conftest import token_lists
 from tunesmith.encoder.load import load_model
-from tunesmith.engine.evaluate import predict_rows
+from tunesmith.engine.evaluate import TaskLoss, predict_rows
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
 from tunesmith.engine.state import TrainState

@@ -13,6 +13,7 @@ from torch import nn
 
 from equivalence.strategy_cases import (
     CUT_FAMILIES,
+    MANY_STEPS,
     PAD,
     RAGGED,
     gradients,
@@ -59,13 +60,14 @@ def test_fused_loss_logits_and_gradients_equal_the_padded_ones(kind: str, first_
     assert largest_difference(plain, ours) < 1e-5
 
 
+@pytest.mark.parametrize("steps", MANY_STEPS)
 @pytest.mark.parametrize("kind", [*CUT_FAMILIES, *MODERN])
-def test_weights_after_100_fused_steps_equal_plain_training(kind: str) -> None:
+def test_weights_after_many_fused_steps_equal_plain_training(kind: str, steps: int) -> None:
     plain = make_model(kind)
     ours = copy.deepcopy(plain)
     strategy = fuse(ours, first_only=kind in CUT_FAMILIES)
     optimizers = [torch.optim.AdamW(m.parameters(), lr=5e-5, weight_decay=0.1) for m in (plain, ours)]
-    for step in range(100):
+    for step in range(steps):
         rows = make_rows(np.random.default_rng(step).integers(1, 20, 6), seed=step, pad=PAD.get(kind, 0))
         labels = make_labels(6, seed=step)
         for model, optimizer, batch in zip(

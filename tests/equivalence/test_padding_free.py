@@ -13,6 +13,7 @@ from torch import nn
 from equivalence.strategy_cases import (
     CUT_FAMILIES,
     FAMILIES,
+    MANY_STEPS,
     PAD,
     RAGGED,
     RELATIVE,
@@ -23,6 +24,7 @@ from equivalence.strategy_cases import (
     make_rows,
     pad_rows,
 )
+from sampling import crossed
 from tunesmith.errors import ConfigError
 from tunesmith.fast import attention, by_row
 from tunesmith.fast.cls_only import enable_first_token_only
@@ -112,10 +114,13 @@ def train(model: nn.Module, batches: list[tuple[dict[str, Any], torch.Tensor]], 
 
 # In float32 Adam turns the rounding noise of gradients that are zero in theory (key biases) into steps of the order of the
 # learning rate, so that the usual rate is taken there; float64 shows that the mathematics is the same at any rate.
-@pytest.mark.parametrize(("dtype", "rate", "tolerance"), [(torch.float32, 5e-5, 1e-4), (torch.float64, 1e-3, 1e-8)])
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_weights_after_100_steps_equal_plain_training(
-    kind: str, dtype: torch.dtype, rate: float, tolerance: float
+@pytest.mark.parametrize("steps", MANY_STEPS)
+@pytest.mark.parametrize(
+    ("kind", "dtype", "rate", "tolerance"),
+    crossed(FAMILIES, [(torch.float32, 5e-5, 1e-4), (torch.float64, 1e-3, 1e-8)]),
+)
+def test_weights_after_many_steps_equal_plain_training(
+    kind: str, dtype: torch.dtype, rate: float, tolerance: float, steps: int
 ) -> None:
     plain = make_model(kind).to(dtype)
     ours = copy.deepcopy(plain)
@@ -123,9 +128,9 @@ def test_weights_after_100_steps_equal_plain_training(
     if kind in CUT_FAMILIES:
         enable_first_token_only(ours)
     enable_cpu_speed(ours)
-    lengths = np.random.default_rng(3).integers(1, 20, (100, 6))
+    lengths = np.random.default_rng(3).integers(1, 20, (steps, 6))
     rows = [make_rows(n, seed=i, pad=PAD.get(kind, 0)) for i, n in enumerate(lengths)]
-    labels = [make_labels(6, seed=i) for i in range(100)]
+    labels = [make_labels(6, seed=i) for i in range(steps)]
     start = {n: p.detach().clone() for n, p in plain.named_parameters()}
     expected = train(plain, [(pad_rows(r, kind=kind), y) for r, y in zip(rows, labels, strict=True)], rate)
     found = train(ours, [(packed(r, strategy), y) for r, y in zip(rows, labels, strict=True)], rate)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith import Trainer, TrainingArguments, finetune, load_metric, lr_at, train_events
 from tunesmith.cli.main import main
-from tunesmith.engine.losses import TaskLoss
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.optim import make_optimizer, set_rate
 from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
 from tunesmith.engine.state import TrainState, seed_step

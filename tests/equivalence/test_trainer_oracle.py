@@ -16,8 +16,8 @@ from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
 from conftest import tiny_bert, token_lists
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
 from tunesmith.engine.state import TrainState

@@ -14,6 +14,7 @@ import torch
 import transformers
 from transformers import BertConfig, BertForSequenceClassification, set_seed
 
+from sampling import crossed
 from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
 from tunesmith.errors import ConfigError
@@ -82,8 +83,10 @@ def test_every_method_that_transformers_calls_is_called_here(tmp_path: Path) -> 
     assert [n for n in theirs if n not in NOT_CALLED and not ours[n]] == []
 
 
-@pytest.mark.parametrize("place", ["class", "object"])
-@pytest.mark.parametrize("name", ["compute_loss", "training_step", "prediction_step", "floating_point_ops"])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    crossed(["compute_loss", "training_step", "prediction_step", "floating_point_ops"], ["class", "object"]),
+)
 def test_a_method_of_the_users_sees_the_batches_of_the_collator(tmp_path: Path, name: str, place: str) -> None:
     seen = []
     for number, door in enumerate(DOORS):

@@ -13,6 +13,7 @@ import transformers
 from transformers import EarlyStoppingCallback, TrainerCallback
 from transformers.trainer_utils import SchedulerType
 
+from sampling import crossed
 from trainer_toys import (
     Accuracy,
     PretrainedRegression,
@@ -245,8 +246,13 @@ def test_callbacks_are_told_the_same_at_every_event(tmp_path: Path) -> None:
     assert {note[0] for note in found} >= {"on_substep_end", "on_predict", "on_save", "on_prediction_step"}
 
 
-@pytest.mark.parametrize("flag", ["should_training_stop", "should_epoch_stop"])
-@pytest.mark.parametrize("event", ["on_step_end", "on_log", "on_evaluate", "on_save", "on_epoch_end"])
+@pytest.mark.parametrize(
+    ("event", "flag"),
+    crossed(
+        ["on_step_end", "on_log", "on_evaluate", "on_save", "on_epoch_end"],
+        ["should_training_stop", "should_epoch_stop"],
+    ),
+)
 def test_a_stop_asked_for_at_any_event_ends_at_the_same_step(tmp_path: Path, flag: str, event: str) -> None:
     def run(kind: Any, folder: Path) -> Any:
         stopper = type("Stopper", (TrainerCallback,), {event: lambda s, a, b, c, **k: setattr(c, flag, True)})()

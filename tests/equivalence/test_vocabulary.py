@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from equivalence.strategy_cases import PAD, VOCABULARY, largest_difference, make_labels, make_model, make_rows, pad_rows
+from sampling import crossed
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.fast.cls_only import enable_first_token_only
 from tunesmith.fast.cpu_speed import enable_cpu_speed
@@ -59,9 +60,14 @@ def train(
     return optimizer
 
 
-@pytest.mark.parametrize("everything", [False, True], ids=["alone", "with all strategies"])
-@pytest.mark.parametrize(("dtype", "rate", "tolerance"), [(torch.float32, 5e-5, 1e-4), (torch.float64, 1e-3, 1e-8)])
-@pytest.mark.parametrize("kind", ["bert", "roberta", "electra", "distilbert"])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "rate", "tolerance", "everything"),
+    crossed(
+        ["bert", "roberta", "electra", "distilbert"],
+        [(torch.float32, 5e-5, 1e-4), (torch.float64, 1e-3, 1e-8)],
+        [True, False],
+    ),
+)
 def test_weights_after_a_whole_run_equal_full_adamw(
     kind: str, dtype: torch.dtype, rate: float, tolerance: float, everything: bool
 ) -> None:

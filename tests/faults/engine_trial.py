@@ -16,9 +16,8 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from tunesmith.cli.main import explain
-from tunesmith.engine.evaluate import predict_rows
+from tunesmith.engine.evaluate import TaskLoss, predict_rows
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for
 from tunesmith.engine.state import TrainState
@@ -29,7 +28,7 @@ from tunesmith.keep.checkpoint import Identity
 from tunesmith.keep.keeper import RunKeeper
 from tunesmith.keep.weight_files import contiguous, load_weights, require_finite
 from tunesmith.labels import Task
-from tunesmith.predict.model_folder import export_model
+from tunesmith.predict.torch_network import export_model
 from tunesmith.ranks.roster import RankRoster
 from tunesmith.ranks.runtime import make_runtime
 from tunesmith.run.layout import RunDir

@@ -22,7 +22,7 @@ from typing import Any
 
 
 def import_all() -> None:
-    """All that a trial needs beside what `warm.py` has imported, before the first fork and without starting a thread."""
+    """All that a trial needs, before the first fork and without starting a thread; nothing new in a fork of `warm.py`."""
     os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", MPLBACKEND="Agg")
     warnings.simplefilter("ignore")
     import torch
@@ -33,11 +33,11 @@ def import_all() -> None:
     import accelerate  # noqa: F401
     from transformers import BertForSequenceClassification  # noqa: F401
 
-    from faults import engine_trial
+    import warm
+    from faults import engine_trial, peer_trial  # noqa: F401
 
+    warm.import_all()
     engine_trial.warm_up()
-    from faults import peer_trial  # noqa: F401
-
     gc.collect()
     gc.freeze()  # a collection in a child does not touch, and so copy, the pages of all modules
 

@@ -606,7 +606,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the folder of the last case")
     args = parser.parse_args()
     os.environ.update({"FUZZ_DEBUG": "1"} if args.case else {})
-    import_all(["cli"])
+    import_all()
     os.environ.update(HF_HOME="/nonexistent")
     shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     room = Room(Path(tempfile.mkdtemp(prefix="tunesmith-fuzz-", dir=shm)))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from faults.trials import clean, damaged_checkpoints, fingerprint, intact_checkpoints, leftovers, seed_of, size
+from sampling import crossed
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import read_manifest
 
@@ -129,8 +130,9 @@ def test_row_07_a_failing_disk_is_reported_and_loses_no_checkpoint(
         clean(folder)
 
 
-@pytest.mark.parametrize("name", ["TERM", "INT"])
-@pytest.mark.parametrize("stage", ["save.begin", "save.filled", "save.renamed", "best.begin"])
+@pytest.mark.parametrize(
+    ("stage", "name"), crossed(["save.begin", "save.filled", "save.renamed", "best.begin"], ["TERM", "INT"])
+)
 def test_row_05_a_signal_while_a_thread_saves_waits_for_it_and_saves(
     bench: Any, folder: Path, stage: str, name: str
 ) -> None:

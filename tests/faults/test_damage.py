@@ -17,6 +17,7 @@ import pytest
 
 from faults.trials import clean, fingerprint
 from patience import patient
+from sampling import crossed
 from tunesmith.errors import ResourceError
 from tunesmith.events import Note, Resumed
 from tunesmith.run.layout import RunDir
@@ -76,8 +77,7 @@ def copy(stopped: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("piece", [*PIECES, "MANIFEST.json"])
+@pytest.mark.parametrize(("piece", "damage"), crossed([*PIECES, "MANIFEST.json"], DAMAGES))
 def test_row_08_a_damaged_newest_checkpoint_is_named_and_passed_over(
     bench: Any, stopped: Path, piece: str, damage: str
 ) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from faults.hostile import dump_json, mutate, mutate_tree
 from faults.trials import size
+from warm import ENVIRONMENT, warm_python
 
 FUZZ = Path(__file__).with_name("fuzz.py")
 
@@ -20,8 +20,9 @@ FUZZ = Path(__file__).with_name("fuzz.py")
 def test_hostile_folders_and_files_end_with_a_code_of_the_table_and_touch_nothing_else(tmp_path: Path) -> None:
     """Each failure is printed with its case: `fuzz.py --case SEED:NUMBER` repeats it."""
     seed = os.environ.get("TUNESMITH_FAULT_SEED", "ci")
-    words = [sys.executable, str(FUZZ), "--cases", str(size(full=2000, ci=50)), "--seed", seed]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    words = [warm_python(), str(FUZZ), "--cases", str(size(full=2000, ci=50)), "--seed", seed]
+    drawn = ENVIRONMENT | {"BLANK_PICTURES": ""}
+    done = subprocess.run(words, cwd=tmp_path, env=drawn, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 

@@ -149,14 +149,14 @@ def test_row_20_a_save_at_the_same_step_replaces_the_first(bench: Any, pair: dic
 @pytest.mark.slow
 def test_row_19_torchrun_leaves_no_orphans(bench: Any, folder: Path, tmp_path: Path) -> None:
     """True processes: torchrun starts two ranks, one is killed, all are gone soon after."""
-    from faults.trials import TESTS, free_port
+    from faults.trials import free_port, tests_first
 
     script = tmp_path / "rank.py"
     script.write_text(
         "import sys\nfrom faults import engine_trial\n"
         f"sys.exit(engine_trial.main({{'folder': {str(folder)!r}, 'fault': 'slow:100'}}))\n"
     )
-    env = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    env = {**os.environ, "PYTHONPATH": tests_first(), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     words = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
     launcher = subprocess.Popen(
         [*words, str(script)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

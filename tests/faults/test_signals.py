@@ -10,6 +10,7 @@ import pytest
 
 from faults.trials import clean, damaged_checkpoints, fingerprint, intact_checkpoints, seed_of, size
 from patience import patient
+from sampling import crossed
 from tunesmith.events import Evaluated
 from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import read_journal
@@ -18,8 +19,7 @@ POINTS = ["forward", "backward", "optimizer", "evaluate", "data"]
 CODES = {"TERM": 143, "INT": 130}
 
 
-@pytest.mark.parametrize("name", ["TERM", "INT"])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(("point", "name"), crossed(POINTS, ["TERM", "INT"]))
 def test_row_05_a_signal_in_a_step_saves_and_stops(bench: Any, folder: Path, point: str, name: str) -> None:
     n = 3 if point == "evaluate" else 7
     ended = bench.server.engine(folder, fault=f"signal:{point}:{n}:{name}")
@@ -42,8 +42,10 @@ def test_row_05_a_signal_does_not_wait_for_the_rest_of_an_evaluation(bench: Any,
     bench.same_as_whole(folder)
 
 
-@pytest.mark.parametrize("name", ["term", "int"])
-@pytest.mark.parametrize("stage", ["save.begin", "save.filled", "save.sealed", "save.renamed", "best.begin"])
+@pytest.mark.parametrize(
+    ("stage", "name"),
+    crossed(["save.begin", "save.filled", "save.sealed", "save.renamed", "best.begin"], ["term", "int"]),
+)
 def test_row_05_a_signal_in_a_save_saves_and_stops(bench: Any, folder: Path, stage: str, name: str) -> None:
     ended = bench.server.engine(folder, env={"TUNESMITH_FAULT": f"{stage}:{name}:3"})
     assert ended.code == CODES[name.upper()], ended.log

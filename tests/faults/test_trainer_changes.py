@@ -18,6 +18,7 @@ from transformers import DataCollatorWithPadding, TrainerCallback
 
 from conftest import tiny_bert
 from peft_models import lora
+from sampling import crossed
 from trainer_toys import Regression, RegressionDataset, arguments, arrow, tokenizer
 from tunesmith.errors import CheckpointError, DataError
 from tunesmith.trainer import Trainer, run_identity
@@ -331,9 +332,10 @@ def test_row_14_other_rows_in_memory_are_refused(kind: str, tmp_path: Path) -> N
     assert again.state.global_step == 24
 
 
-@pytest.mark.parametrize("make", [FromFile, FileStream], ids=["rows", "stream"])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("change", ["every label", "one row", "one row less"])
+@pytest.mark.parametrize(
+    ("change", "make", "workers"),
+    crossed(["every label", "one row less", "one row"], [FromFile, FileStream], [0, 2]),
+)
 def test_row_14_rows_that_only_show_when_they_are_read_are_compared_with_what_they_were(
     make: Any, workers: int, change: str, tmp_path: Path
 ) -> None:

@@ -63,7 +63,7 @@ class Server:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.root.mkdir(parents=True, exist_ok=True)
-        env = {**ENVIRONMENT, "PYTHONPATH": str(TESTS), "PYTHONWARNINGS": "ignore"}
+        env = {**ENVIRONMENT, "PYTHONPATH": tests_first(), "PYTHONWARNINGS": "ignore"}
         env["BLANK_PICTURES"] = "" if FULL else "1"
         env.pop("TUNESMITH_FAULT", None)
         self.errors = (root / "server.log").open("wb")
@@ -119,6 +119,11 @@ class Server:
         if "error" in answer:
             raise RuntimeError(answer["error"])
         return answer
+
+
+def tests_first() -> str:
+    """A PYTHONPATH with this folder of tests before what is on it already."""
+    return os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
 
 
 def free_port() -> int:

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from token_files import engine_rows
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
 from tunesmith.engine.state import TrainState, seed_everything

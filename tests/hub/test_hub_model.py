@@ -34,7 +34,7 @@ def test_a_cut_connection_is_one_line_and_the_next_try_goes_on(hub: Any, client:
     hub.cut["model.safetensors"] = 50
     [broken] = client(call("files", "some/model"))
     assert broken.error == "ResourceError"
-    assert broken.line.startswith("the download of the model some/model broke off")
+    assert broken.line.startswith("the download of the model some/model was interrupted")
     assert "\n" not in broken.line
     hub.cut.clear()
     hub.seen.clear()

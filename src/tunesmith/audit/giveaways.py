@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.audit.row_sample import RowSample
-from tunesmith.audit.text_survey import Ints
+from tunesmith.audit.text_survey import Ints, RowSample
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
 

@@ -1,7 +1,8 @@
-"""One pass over the texts of all splits: a key, a length and a signature for each text, in bounded memory.
+"""One pass over the texts of all splits: a key, a length and a signature for each text, in bounded memory; and an evenly spread
+sample of the rows of a part, with their columns.
 
-Texts are compared as bytes after folding. Two keys are kept in memory, the folded bytes and the signatures go to scratch
-files, so that ten million rows need some hundred megabytes.
+Texts are compared as bytes after folding. Two keys are kept in memory, the folded bytes and the signatures go to scratch files,
+so that ten million rows need some hundred megabytes.
 """
 
 from __future__ import annotations
@@ -253,3 +254,20 @@ def read_texts(file: Any, survey: TextSurvey, numbers: Ints) -> FoldedBlock:
     long = np.asarray(sizes, np.int64)
     ends = np.cumsum(long)
     return FoldedBlock(np.frombuffer(data, np.uint8), ends - long, ends)
+
+
+@dataclass(frozen=True)
+class RowSample:
+    """`rows` are places within the part, ascending; `columns` hold the cells of these rows."""
+
+    rows: Ints
+    columns: dict[str, list[Any]]
+
+
+def sample_rows(part: Part, names: list[str], most: int) -> RowSample:
+    """At most `most` rows, from the whole length of the part."""
+    count = len(part)
+    rows = np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+    table = part.source.dataset.select(rows if part.rows is None else part.rows[rows])
+    cells = table.select_columns(names).with_format("arrow")[:] if names else None
+    return RowSample(rows, {name: cells.column(name).to_pylist() for name in names} if cells is not None else {})

@@ -20,11 +20,10 @@ from tunesmith.bulk.places import Place
 from tunesmith.bulk.units import UNIT_ROWS, InputFile, Unit, units_of
 from tunesmith.errors import CheckpointError, DataError
 from tunesmith.files import BadFile, parse_json
-from tunesmith.predict.column_names import choose_column_names, list_answers
 from tunesmith.predict.facts import model_folder_of
 from tunesmith.predict.predictor import Predictor, answer_columns, probabilities_of
 from tunesmith.predict.stream import chunks_of
-from tunesmith.predict.tables import check_cells, fill_table
+from tunesmith.predict.tables import check_cells, choose_column_names, fill_table, list_answers
 from tunesmith.reading.row_blocks import kind_of_rows, read_stdin
 from tunesmith.run.remembered import known_hash
 

@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunesmith.cli.flags import add_config_arguments, config_from_args
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_config_arguments, config_from_args, user_path
 from tunesmith.errors import ConfigError
 
 if TYPE_CHECKING:

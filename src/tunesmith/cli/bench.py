@@ -12,8 +12,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from tunesmith.cli.flags import add_config_arguments, config_from_args
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_config_arguments, config_from_args, user_path
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError
 from tunesmith.measure.contest import CONTESTANTS, kinds_for
@@ -65,7 +64,7 @@ def _measure(config: RunConfig, args: argparse.Namespace) -> None:
     from tunesmith.measure.same_maths import compare_losses
     from tunesmith.measure.table import failures_of, format_lines, lines_to_json, make_lines
     from tunesmith.measure.worker import make_prepared
-    from tunesmith.session.refused import refuse_what_is_not_built
+    from tunesmith.session.inputs import refuse_what_is_not_built
 
     refuse_what_is_not_built(config)
     prepared = make_prepared(config)  # tokens are in the cache from here on: start-up is compared without tokenizing

@@ -52,13 +52,13 @@ def _print_likely(likely: dict[str, float]) -> None:
 
 
 def next_command(path: Path, finding: Finding) -> str | None:
-    """The first advice as a command; where it is for people, the first one that is made of options."""
+    """The first advice as a command; None where it is for people."""
     from tunesmith.diagnose.verdict import advised_options
 
     first = finding.advice[0].split(": ")[0] if finding.advice else ""
     if first.startswith("tunesmith ") and "FILE" not in first:
         return f"{first} {shlex.quote(str(path))}" if first == "tunesmith resume" else first
-    options = next((found for advice in finding.advice if (found := advised_options(advice))), {})
+    options = advised_options(finding.advice[0]) if finding.advice else {}
     config = RunDir(path).config_file
     if not options or not config.is_file():
         return None

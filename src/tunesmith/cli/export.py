@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max_drop", type=float, default=0.005, metavar="X", help="int8 may lose so much of the score [0.005]"
     )
     parser.add_argument(
+        "--min_agreement", type=float, default=0.99, metavar="X", help="int8 keeps so many of the labels [0.99]"
+    )
+    parser.add_argument(
         "--test_file", type=user_path, metavar="FILE", help="labelled rows to measure on; default: those of the run"
     )
     parser.add_argument("--train_file", type=user_path, metavar="FILE", help="training rows for int8, with --test_file")
@@ -31,14 +34,15 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.cli.console import quiet_libraries
     from tunesmith.encoder.config_file import read_config_file
     from tunesmith.errors import ConfigError
-    from tunesmith.export.checked import table_of
+    from tunesmith.export.checked import Tolerance, table_of
     from tunesmith.export.evidence_rows import rows_of_files, rows_of_run
     from tunesmith.export.exporting import export_model_to
     from tunesmith.predict.facts import model_folder_of, read_facts
     from tunesmith.run.layout import RunDir
 
-    if not 0 <= args.max_drop < 1:
-        raise ConfigError(f"--max_drop {args.max_drop} is not a number from 0 to 1")
+    for name in ("max_drop", "min_agreement"):
+        if not 0 <= getattr(args, name) <= 1:
+            raise ConfigError(f"--{name} {getattr(args, name)} is not a number from 0 to 1")
     quiet_libraries()
     source = RunDir(Path(args.run))
     folder = model_folder_of(args.run).folder
@@ -51,7 +55,12 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("is not a run, so its rows are not known", where=args.run, fix="Give --test_file.")
     output = Path(args.output) if args.output else source.path / "export" / args.to
     done = export_model_to(
-        args.run, args.to, output, rows, max_drop=args.max_drop, say=lambda line: print(line, file=sys.stderr)
+        args.run,
+        args.to,
+        output,
+        rows,
+        may=Tolerance(args.max_drop, args.min_agreement),
+        say=lambda line: print(line, file=sys.stderr),
     )
     print(table_of(done.tried))
     speed = ", ".join(f"{name} {value:,.0f} rows/s" for name, value in done.speed.items())

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tunesmith.cli.flags import add_option_flags
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_option_flags, user_path
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, dump_value, list_options
 from tunesmith.errors import ConfigError

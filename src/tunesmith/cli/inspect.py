@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tunesmith.cli.flags import add_config_arguments, config_from_args
+from tunesmith.cli.parser import add_config_arguments, config_from_args
 from tunesmith.errors import ConfigError
 
 

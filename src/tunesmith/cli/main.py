@@ -17,7 +17,15 @@ from typing import Any, NoReturn
 from tunesmith import __version__
 from tunesmith.cli.late_modules import load_late
 from tunesmith.cli.standard_streams import LostOutput, drop, prepare_streams
-from tunesmith.errors import ConfigError, DataError, ResourceError, StoppedBySignal, TunesmithError, nearest
+from tunesmith.errors import (
+    ConfigError,
+    DataError,
+    ResourceError,
+    StoppedBySignal,
+    TunesmithError,
+    name_the_extra,
+    nearest,
+)
 
 VERBS: dict[str, dict[str, str]] = {
     "Train": {
@@ -138,11 +146,14 @@ def run_command(words: Sequence[str], *, debug: bool = False) -> int:
         raise ConfigError(
             f"unknown {'flag' if verb.startswith('-') else 'command'} {verb!r}", fix=_verb_hint(verb, known)
         )
-    module = load_verb(verb)
-    parser = make_parser(verb, module)
-    args = parser.read(rest)
-    args.debug = debug
-    return int(module.run(args))
+    try:
+        module = load_verb(verb)
+        args = make_parser(verb, module).read(rest)
+        args.debug = debug
+        return int(module.run(args))
+    except ModuleNotFoundError as error:
+        name_the_extra(error, f"tunesmith {verb}")
+        raise
 
 
 def list_verbs() -> dict[str, str]:

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from tunesmith.cli.console import format_bytes, format_duration
-from tunesmith.cli.flags import add_config_arguments, config_from_args
+from tunesmith.cli.parser import add_config_arguments, config_from_args
 from tunesmith.session.forecast import Forecast, forecast_run
 
 

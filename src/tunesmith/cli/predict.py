@@ -131,8 +131,14 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
 
 def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.cli.console import Console
-    from tunesmith.predict.column_names import choose_column_names, describe_renaming, list_answers
-    from tunesmith.predict.tables import check_cells, write_delimited, write_table
+    from tunesmith.predict.tables import (
+        check_cells,
+        choose_column_names,
+        describe_renaming,
+        list_answers,
+        write_delimited,
+        write_table,
+    )
     from tunesmith.reading.new_rows import read_unlabelled
 
     console = Console()

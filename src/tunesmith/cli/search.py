@@ -9,7 +9,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from tunesmith.cli.flags import add_config_arguments, config_from_args
+from tunesmith.cli.parser import add_config_arguments, config_from_args
 from tunesmith.errors import ConfigError
 from tunesmith.run.environment import read_launch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 from pathlib import Path
@@ -83,10 +84,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _greet(args: argparse.Namespace, address: str, key: str) -> None:
+    from tunesmith.run.layout import RunDir
+    from tunesmith.serve.pages import model_facts
+
+    body = {"texts": ["..."]}
+    if len((model_facts(RunDir(Path(args.run))) or {}).get("columns", ())) == 2:
+        body["pairs"] = ["..."]
     shown = "$TUNESMITH_SERVE_KEY" if os.environ.get("TUNESMITH_SERVE_KEY") else key
     print(f"{args.run} at {address}/predict, described at {address}/docs\n")
-    print(f"  curl {address}/predict -H 'Authorization: Bearer {shown}' \\")
-    print("    -H 'Content-Type: application/json' -d '{\"texts\": [\"...\"]}'\n", flush=True)
+    print(f'  curl {address}/predict -H "Authorization: Bearer {shown}" \\')
+    print(f"    -H 'Content-Type: application/json' -d '{json.dumps(body)}'\n", flush=True)
     warn_network(args.host)
 
 

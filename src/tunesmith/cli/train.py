@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from tunesmith.cli.flags import add_config_arguments, config_from_args
 from tunesmith.cli.late_modules import load_aside
+from tunesmith.cli.parser import add_config_arguments, config_from_args
 from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError
 from tunesmith.run.environment import reach, read_launch

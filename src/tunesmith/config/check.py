@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tunesmith.config.choices import Range, read_duration, schedule_problems
+from tunesmith.config.choices import read_duration, schedule_problems
+from tunesmith.config.convert import Range
 from tunesmith.config.schema import PATH_OPTIONS, RunConfig, list_options
 from tunesmith.errors import did_you_mean
 
@@ -231,7 +232,9 @@ def _check_batches(config: RunConfig) -> Iterator[Problem]:
     if config.token_budget is not None:
         longest = config.max_seq_length
         if longest is not None and config.token_budget < longest:
-            yield Problem("token_budget", f"{config.token_budget} holds not one row of {longest} tokens", "Raise it")
+            yield Problem(
+                "token_budget", f"{config.token_budget} is too small for one row of {longest} tokens", "Raise it"
+            )
         if config.train_sampling_strategy == "sequential":
             yield Problem(
                 "token_budget", "sorts rows, so it contradicts train_sampling_strategy sequential", "Give one"

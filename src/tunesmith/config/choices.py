@@ -1,4 +1,4 @@
-"""The values that options accept: optimizers and schedules by name with what each takes, ranges of numbers, lengths of time.
+"""The values that options accept: optimizers and schedules by name with what each takes, and lengths of time.
 
 Light: the engine reads these tables, too.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from tunesmith.errors import did_you_mean
 
@@ -65,29 +64,6 @@ def _number_problems(name: str, value: Any) -> Iterator[tuple[str, str]]:
         yield f"{name} {value!r} is not a {'whole ' if whole else ''}number", f"Write {name}: 1"
     elif not low <= value <= _LARGEST:
         yield f"{name} {value} is out of range", f"Use a number from {low} to {_LARGEST:.0e}"
-
-
-@dataclass(frozen=True)
-class Range:
-    """The numbers that an option accepts; None: no limit but `check.LARGEST_NUMBER`. `share`: from 0, below 1."""
-
-    at_least: float | None = None
-    above: float | None = None
-    at_most: float | None = None
-    share: bool = False
-    whole_from_one: bool = False
-    """Below 1 a share, from 1 on a number of steps: 1.5 is neither."""
-
-
-FromOne = Annotated[int, Range(at_least=1)]
-FromZero = Annotated[int, Range(at_least=0)]
-NotNegative = Annotated[float, Range(at_least=0)]
-Positive = Annotated[float, Range(above=0)]
-Share = Annotated[float, Range(share=True)]
-Steps = Annotated[int | float, Range(above=0, whole_from_one=True)]
-Seed = Annotated[int, Range(at_least=0, at_most=2**32 - 1)]  # NumPy takes no larger seed
-GlueTaskName = Literal["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"]
-AutoOnOff = Literal["auto", "on", "off"]
 
 
 _PARTS = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")

@@ -6,13 +6,37 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 """The spellings of true and false."""
 
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]*(_[0-9]+)*)")
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that an option accepts; None: no limit but `check.LARGEST_NUMBER`. `share`: from 0, below 1."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    share: bool = False
+    whole_from_one: bool = False
+    """Below 1 a share, from 1 on a number of steps: 1.5 is neither."""
+
+
+FromOne = Annotated[int, Range(at_least=1)]
+FromZero = Annotated[int, Range(at_least=0)]
+NotNegative = Annotated[float, Range(at_least=0)]
+Positive = Annotated[float, Range(above=0)]
+Share = Annotated[float, Range(share=True)]
+Steps = Annotated[int | float, Range(above=0, whole_from_one=True)]
+Seed = Annotated[int, Range(at_least=0, at_most=2**32 - 1)]  # NumPy takes no larger seed
+GlueTaskName = Literal["cola", "mnli", "mrpc", "qnli", "qqp", "rte", "sst2", "stsb", "wnli"]
+AutoOnOff = Literal["auto", "on", "off"]
 
 
 def convert(value: Any, hint: Any) -> Any:

@@ -7,9 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from tunesmith.config.choices import (
-    OPTIMIZERS,
-    SCHEDULE_OPTIONS,
+from tunesmith.config.choices import OPTIMIZERS, SCHEDULE_OPTIONS
+from tunesmith.config.convert import (
     AutoOnOff,
     FromOne,
     FromZero,
@@ -146,6 +145,8 @@ class Options:
     """What the head reads: the model's own pooler of the first token, the first token, or the mean. Default: by the recipe."""
     head_start: AutoOnOff = "auto"
     """Start the last layer from a linear model of the frozen features instead of random values. Default: by the recipe."""
+    contrastive_start: AutoOnOff = "auto"
+    """First teach the encoder which rows have one label, then fit the head: for few rows a label. Default: by the recipe."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third slower."""
 

@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from tunesmith.config import options
-from tunesmith.config.choices import Range
+from tunesmith.config.convert import Range
 from tunesmith.config.options import Options
 
 

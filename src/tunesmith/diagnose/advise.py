@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from tunesmith.curves.series import Curves
+from tunesmith.diagnose.doubt import cannot_tell, telling_experiment
 from tunesmith.diagnose.evidence import Reading, read_curves
 from tunesmith.diagnose.features import Features, read_features
 from tunesmith.diagnose.signs import needed_z
 from tunesmith.diagnose.supports import weigh_verdicts
-from tunesmith.diagnose.thresholds import CLOSE, MIN_EVALUATIONS, MIN_ROWS
+from tunesmith.diagnose.thresholds import CLOSE, LARGE_RISE, MIN_EVALUATIONS, MIN_ROWS
 from tunesmith.diagnose.verdict import make_finding
-from tunesmith.diagnose.wording import diverged_advice, explain_verdict, telling_experiment
+from tunesmith.diagnose.wording import diverged_advice, explain_verdict
 from tunesmith.findings import Finding, Severity
 
 CODES = (
@@ -43,6 +44,8 @@ SEVERITY: dict[str, Severity] = {
     "label_noise": "error",
     "split_mismatch": "error",
 }
+CERTAIN = ("healthy", "diverged", "stopped_too_early")
+"""Verdicts that do not rest on the validation score alone."""
 
 
 def diagnose(
@@ -95,7 +98,12 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
             "not_enough_evidence",
             ["train with tunesmith, which keeps the class shares and the rows", *advice],
         )
+    if code not in CERTAIN and (unsure := cannot_tell(reading, features)) is not None:
+        evidence, advice = f"{unsure[0]}. Most likely otherwise: {code.replace('_', ' ')}", unsure[1]
+        code, close = "not_enough_evidence", []
     severity: Severity = SEVERITY.get(code, "warning")
+    if code in ("overfitting", "calibration_drift") and not _harms(reading):
+        severity = "info"
     if reading.running and code in ("stopped_too_early", "underfitting") and not _is_over(reading):
         run = reading.curves
         left = f"let it continue: step {run.last_step}" + (f" of {run.num_steps}" if run.num_steps else "")
@@ -107,6 +115,12 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
         numbers["lowest_loss_step"] = int(reading.step[reading.best])
     found = [make_finding(reading, code, evidence, advice, confidence=sure, severity=severity, **numbers)]
     return found + _remarks(reading, features, code)
+
+
+def _harms(reading: Reading) -> bool:
+    """Whether the weights that the run keeps have a far higher validation loss than its best ones."""
+    kept = reading.kept
+    return kept is None or bool(reading.val_loss[kept] > (1 + LARGE_RISE) * reading.val_loss.min())
 
 
 def _is_over(reading: Reading) -> bool:

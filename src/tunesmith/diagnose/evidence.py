@@ -56,6 +56,14 @@ class Reading:
         """Index of the lowest validation loss."""
         return int(np.argmin(self.val_loss))
 
+    @property
+    def kept(self) -> int | None:
+        """Index of the evaluation whose weights the run keeps; None when it keeps the last weights, whatever their score."""
+        best = self.curves.best() if self.curves.tracked_metric else None
+        if best is None or self.option("load_best_model_at_end", True) is False:
+            return None
+        return next((at for at, step in enumerate(self.step) if step == best[1]), None)
+
     def loss_noise(self, loss: float) -> float:
         """One standard error of the difference of two validation losses about this high."""
         return PAIRED * LOSS_SPREAD * loss * math.sqrt(2 / max(1, self.rows_evaluated))

@@ -17,6 +17,7 @@ from tunesmith.diagnose.row_measures import (
     loss_share,
     overconfidence,
     sure_accuracy,
+    turned,
 )
 from tunesmith.diagnose.signs import RowSigns, gain_of_score, needed_z
 from tunesmith.diagnose.thresholds import ERROR_RATE, LEAST_CHANGE, SWING, USUAL_BATCH
@@ -64,6 +65,8 @@ class Features:
     calibration: float
     ignored: float
     """Share of the validation rows whose class is never predicted."""
+    turned: float
+    """How surely the answers mean other labels than the validation rows have; 1 is significant at 1%."""
     ignored_most: float
     """The same of the largest of these classes alone."""
     majority: float
@@ -148,6 +151,7 @@ def _from_rows(rows: RowSigns, reading: Reading) -> dict[str, float]:
         "tails": error_tails(last),
         "calibration": overconfidence(last),
         "ignored": ignored,
+        "turned": turned(last),
         "ignored_most": max((count for _, count in ignored_classes(last)), default=0) / max(1, len(last)),
         "majority": math.nan
         if rows.task is Task.REGRESSION
@@ -181,6 +185,7 @@ def _from_curves(reading: Reading) -> dict[str, float]:
         "tails": math.nan,
         "calibration": math.nan,
         "ignored": 0.0,
+        "turned": math.nan,
         "ignored_most": 0.0,
         "majority": math.nan if reading.regression else (reading.chance_accuracy or 0.0),
     }

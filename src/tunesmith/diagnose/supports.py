@@ -103,7 +103,7 @@ def _diverged(f: Features) -> float:
 def _erratic(f: Features) -> float:
     """Swings of the validation loss, single steps that scatter, or a high rate that did learn."""
     many = max(2.0, f.evaluations / SWING_EVERY)
-    swings = 0.9 * min(1.0, f.swings / many) if f.swings > 1 else 0.5 * f.swings
+    swings = 0.9 * min(1.0, f.swings / many) if f.swings > 1 else 0.2 * f.swings
     noise = f.step_noise / max(1.0, 1.0 if math.isnan(f.train) else f.train)
     noisy = over(noise, max(STEP_NOISE, f.batch_noise), 0.05)
     half = 0.8 * _high(f) * under(f.last, NOTHING_LEARNT - 0.03, 0.02) * over(f.lowest, 0.45, 0.05)
@@ -123,7 +123,7 @@ def _memorised(f: Features) -> float:
 def _overfitting(f: Features) -> float:
     """Training rows are known by heart while validation got worse beyond its error, or is no better than the constant."""
     rose = _risen(f) * max(over(f.rise, LARGE_RISE, 0.05), over(f.score_fall_z, 1.0, 0.1) * over(f.rise, 0.1, 0.02))
-    gap = over(f.last, 0.9, 0.04) * under(f.train, 0.3, 0.04) * _few_rows(f)
+    gap = over(f.last, 0.9, 0.04) * under(f.train, 0.3, 0.04) * _few_rows(f) * (1 - 0.6 * _above(f))
     hard = 0.5 * over(f.last, 0.9, 0.04) * under(f.train, 0.5, 0.05) * over(f.above, 0.5, 0.3)
     mismatch = max(_mismatch(f), 0.8 * min(1.0, f.swings / 2))
     return _memorised(f) * max(rose * _learnt_once(f), gap, hard, rose * _few_rows(f)) * (1 - 0.9 * mismatch)
@@ -210,7 +210,8 @@ def _mismatch(f: Features) -> float:
     below *= over(f.train_z, 4.0, 0.4, unknown=0.0) * over(f.last, 1.05, 0.02)
     apart = over(f.last - f.train, 0.7, 0.05) * over(f.lowest, 0.97, 0.02) * under(f.epochs, 4.5, 0.3)
     apart *= over(f.last, 1.2, 0.04) * over(f.train_z, 4.0, 0.4, unknown=0.0) * (1 - _few_rows(f))
-    return _enough_work(f) * (1 - _high(f)) * max(gap, below, 0.35 * apart)
+    other = over(f.turned, 1.0, 0.1, unknown=0.0) * under(f.train, 0.9, 0.03)
+    return _enough_work(f) * (1 - _high(f)) * max(gap, below, 0.35 * apart, other)
 
 
 def _ignored(f: Features) -> float:

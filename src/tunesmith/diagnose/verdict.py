@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunesmith.diagnose.evidence import Reading
-from tunesmith.diagnose.thresholds import ENOUGH_WORK, MOST_TIMES
+from tunesmith.diagnose.thresholds import ENOUGH_WORK, MOST_TIMES, USUAL_BATCH
 from tunesmith.findings import Finding, Severity
 
 
@@ -67,6 +67,17 @@ def longer_flag(reading: Reading, rate: float | None = None) -> str:
     done = (rate or reading.rate) * max(1, int(reading.step[-1])) / 2
     times = max(1 if rate else 2, math.ceil(ENOUGH_WORK / done))
     return epochs_flag(min(times, MOST_TIMES) * planned_epochs(reading))
+
+
+def usual_flags(reading: Reading, rate: float) -> str:
+    """This rate, a batch of 8 where it is smaller, and epochs enough at both."""
+    batch = effective_batch(reading)
+    wider = max(1, math.ceil(USUAL_BATCH / 2 / batch))
+    size = wider * int(reading.option("per_device_train_batch_size", 8))
+    flags = [rate_flag(rate)] + [f"--per_device_train_batch_size {size}"] * (wider > 1)
+    done = rate * max(1, int(reading.step[-1])) / wider / 2
+    times = min(math.ceil(ENOUGH_WORK / done), MOST_TIMES)
+    return " ".join(flags + [epochs_flag(times * planned_epochs(reading))] * (times > 1))
 
 
 def early_stop_step(reading: Reading, *, patience: int = 2) -> int | None:

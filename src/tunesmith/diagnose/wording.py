@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from tunesmith.diagnose.evidence import Reading
 from tunesmith.diagnose.features import Features
 from tunesmith.diagnose.row_measures import ignored_classes
-from tunesmith.diagnose.thresholds import FEW_ROWS, LITTLE_WORK, USUAL_BATCH, USUAL_HEAD_RATE, USUAL_RATE
+from tunesmith.diagnose.thresholds import LITTLE_WORK, USUAL_BATCH, USUAL_HEAD_RATE, USUAL_RATE
 from tunesmith.diagnose.verdict import (
     audit_command,
     early_stop_step,
@@ -21,6 +19,7 @@ from tunesmith.diagnose.verdict import (
     own_split_flags,
     planned_epochs,
     rate_flag,
+    usual_flags,
 )
 
 
@@ -56,8 +55,9 @@ def _losses(reading: Reading) -> str:
 
 def _healthy(reading: Reading, f: Features) -> tuple[str, list[str]]:
     at, chance = reading.best, reading.chance_loss
-    reached = f"validation loss reached {reading.val_loss[at]:.2f} at step {reading.step[at]} (chance: {chance:.2f})"
-    evidence = f"{reached}, {against_constant(reading)}; at the end it is {reading.val_loss[-1]:.2f}"
+    ended = f" and ended at {reading.val_loss[-1]:.2f}" if at < len(reading) - 1 else ""
+    reached = f"validation loss reached {reading.val_loss[at]:.2f} at step {reading.step[at]}{ended}"
+    evidence = f"{reached} (chance: {chance:.2f}); {against_constant(reading)}"
     advice = []
     if f.late_fall > 0.4 and f.late_z > 2.5 and f.last > 0.3:
         evidence += f"; {f.late_fall:.0%} of the gain came in the second half of the training, so more may follow"
@@ -80,7 +80,7 @@ def _diverged(reading: Reading, f: Features) -> tuple[str, list[str]]:
 def diverged_advice(reading: Reading) -> list[str]:
     """A far lower rate, then what steadies the first steps."""
     lower = min(reading.rate / 10, USUAL_RATE) if reading.rate_is("high") else reading.rate / 5
-    advice = [rate_flag(lower)]
+    advice = [usual_flags(reading, lower) if len(reading) else rate_flag(lower)]
     if reading.option("fp16", False):
         advice.append("--bf16 true --fp16 false")
     return advice + _steadier(reading)
@@ -102,12 +102,12 @@ def _erratic(reading: Reading, f: Features) -> tuple[str, list[str]]:
         f"{reading.rate:g}); "
         f"{against_constant(reading)}"
     )
-    bigger = []
+    lower = min(reading.rate / 3, USUAL_RATE if reading.rate_is("high") else math.inf)
+    advice = [usual_flags(reading, min(reading.rate, USUAL_RATE) if batch < USUAL_BATCH / 2 else lower)]
     if batch < USUAL_BATCH:
         steps = int(reading.option("gradient_accumulation_steps", 1)) * math.ceil(USUAL_BATCH / batch)
-        bigger = [f"--gradient_accumulation_steps {steps}"]
-    lower = [rate_flag(min(reading.rate / 3, USUAL_RATE if reading.rate_is("high") else math.inf))]
-    return evidence, (bigger + lower if batch <= 4 else lower + bigger) + _steadier(reading)
+        advice.append(f"--gradient_accumulation_steps {steps}")
+    return evidence, advice + _steadier(reading)
 
 
 def _overfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
@@ -124,24 +124,23 @@ def _overfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
         evidence += (
             f"; early stopping (patience 2) would have ended the run at step {stop} of {reading.curves.last_step}"
         )
+    if reading.kept is not None:
+        evidence += f"; the run keeps the weights of step {reading.step[reading.kept]}"
     return evidence, overfitting_advice(reading, at)
 
 
 def overfitting_advice(reading: Reading, at: int) -> list[str]:
-    """Early stopping, fewer epochs, more rows or a lower rate, weight decay."""
-    best_epochs = float(reading.epoch[at])
-    advice = []
-    if reading.option("early_stopping_patience", None) is None:
-        advice.append("--early_stopping_patience 2 --load_best_model_at_end true")
-    if math.ceil(best_epochs) < planned_epochs(reading):
-        advice.append(epochs_flag(math.ceil(best_epochs)))
-    if 0 < reading.curves.train_rows < FEW_ROWS:
-        advice.append(f"label more rows: there are {reading.curves.train_rows} to train on")
-    elif best_epochs < 1.5:
-        advice.append(rate_flag(reading.rate / 2.5))
-    if float(reading.option("weight_decay", 0.0)) < 0.01:
-        advice.append("--weight_decay 0.01")
-    return advice
+    """The weights of the best evaluation where the last ones were kept; then more rows, and fewer epochs to save time.
+
+    Of a run that keeps its best weights neither early stopping, fewer epochs nor weight decay raised the score.
+    """
+    rows, epochs = reading.curves.train_rows, math.ceil(float(reading.epoch[max(at, reading.kept or 0)]))
+    more = f"label more rows: there are {rows:,} to train on" if rows else "label more rows"
+    shorter = [f"{epochs_flag(epochs)}: saves the later epochs"] if epochs < planned_epochs(reading) else []
+    if reading.kept is None:
+        return ["--early_stopping_patience 2 --load_best_model_at_end true", more, *shorter]
+    by_loss = "--metric_for_best_model loss: keeps weights with better probabilities"
+    return [more, *shorter, *([by_loss] if reading.curves.tracked_metric != "loss" else [])]
 
 
 def _drift(reading: Reading, f: Features) -> tuple[str, list[str]]:
@@ -151,8 +150,8 @@ def _drift(reading: Reading, f: Features) -> tuple[str, list[str]]:
         f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} while the score held "
         f"({against_constant(reading)}){surer}"
     )
-    best = "--load_best_model_at_end true --metric_for_best_model loss"
-    return evidence, [best, "--label_smoothing_factor 0.1", *overfitting_advice(reading, at)]
+    best = "--load_best_model_at_end true --metric_for_best_model loss: the score held; the probabilities get better"
+    return evidence, [best, "--label_smoothing_factor 0.1", *overfitting_advice(reading, at)[:1]]
 
 
 def _underfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
@@ -233,6 +232,8 @@ def _mismatch(reading: Reading, f: Features) -> tuple[str, list[str]]:
             f"and {f.first * reading.chance_loss:.2f} on validation rows"
         )
     )
+    if f.turned > 1:
+        fresh += "; rows of one label are predicted as another label more often than the rows of that label"
     evidence = (
         f"{_losses(reading)}; {against_constant(reading)}{fresh}: the labels of the two splits do not mean the same"
     )
@@ -242,13 +243,16 @@ def _mismatch(reading: Reading, f: Features) -> tuple[str, list[str]]:
 def _ignored(reading: Reading, f: Features) -> tuple[str, list[str]]:
     assert reading.rows is not None
     classes = ignored_classes(reading.rows.validation[-1])
-    verb = "is" if len(classes) == 1 else "are"
-    names = ", ".join(f"{reading.label_name(k)} ({count} rows)" for k, count in classes[:4])
+    verb, shares = "is" if len(classes) == 1 else "are", reading.rows.validation[-1].constant.values
+    names = ", ".join(
+        f"{reading.label_name(k)} ({count} rows, {shares[k]:.1%} of the training rows)" for k, count in classes[:4]
+    )
     evidence = (
         f"{len(classes)} class{'es' * (len(classes) != 1)} with {f.ignored:.0%} of the validation rows {verb} never predicted: "
         f"{names}; {against_constant(reading)}"
     )
-    return evidence, ["--class_weights balanced", longer_flag(reading), "label more rows of these classes"]
+    weights = "--class_weights balanced: raises the macro F1; the accuracy may fall"
+    return evidence, [longer_flag(reading), weights, "label more rows of these classes"]
 
 
 _WORDS: dict[str, Callable[[Reading, Features], tuple[str, list[str]]]] = {
@@ -264,21 +268,3 @@ _WORDS: dict[str, Callable[[Reading, Features], tuple[str, list[str]]]] = {
     "split_mismatch": _mismatch,
     "class_ignored": _ignored,
 }
-
-
-def telling_experiment(one: str, other: str, reading: Reading) -> str:
-    """The one cheap run that would tell two verdicts apart."""
-    pair = {one, other}
-    if "healthy" in pair and pair & {"stopped_too_early", "underfitting"}:
-        return f"{longer_flag(reading)}: if the score rises, the run had stopped too early"
-    longer, seed = longer_flag(reading), int(reading.option("seed", 42)) + 1
-    if pair <= {"underfitting", "stopped_too_early", "no_signal", "label_noise", "class_ignored"}:
-        return f"{longer}: if train loss falls and validation loss does not, the labels are the cause"
-    if "split_mismatch" in pair:
-        return own_split_flags(reading)
-    if pair & {"diverged", "erratic"}:
-        return f"{rate_flag(reading.rate / 10)}: if the curve is smooth then, the learning rate was the cause"
-    if "overfitting" in pair or "calibration_drift" in pair:
-        best = max(1.0, float(np.ceil(reading.epoch[reading.best])))
-        return f"{epochs_flag(best)}: if the score is as good, the later epochs only memorised the training rows"
-    return f"--seed {seed}: see whether the verdict stays the same"

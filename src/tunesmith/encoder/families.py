@@ -206,3 +206,8 @@ def project_keys(attention: nn.Module, hidden: torch.Tensor, head_size: int) -> 
     shape = (*hidden.shape[:-1], -1, head_size)
     key, value = (getattr(attention, name)(hidden).view(shape).transpose(1, 2) for name in names)
     return key, value
+
+
+def is_hooked(parameter: torch.Tensor) -> bool:
+    """Whether a hook sees the gradient of a parameter as soon as it is there."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))

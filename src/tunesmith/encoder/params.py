@@ -4,6 +4,7 @@ files that hold what is trained. Home of `peft`, which is optional.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -41,6 +42,13 @@ def count_layers(model: nn.Module) -> int:
     named = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     numbers = [int(m.group(1)) for name in named if (m := _LAYER.search(name))]
     return max(numbers, default=-1) + 1
+
+
+def matrix_size(model: nn.Module) -> float:
+    """The root mean square of the matrices of the encoder's layers."""
+    found = [p.detach().float() for name, p in model.named_parameters() if p.ndim == 2 and _LAYER.search(name)]
+    squares = sum(float(p.square().sum()) for p in found)
+    return math.sqrt(squares / max(sum(p.numel() for p in found), 1))
 
 
 def param_groups(

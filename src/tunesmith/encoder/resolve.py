@@ -62,7 +62,7 @@ def resolve_model(
     if isinstance(name_or_path, Path) or text.startswith((".", "/", "~")) or "\\" in text or text.count("/") > 1:
         raise ConfigError("there is no such folder", where=text, fix=_nearest_folder(folder))
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", text):
-        raise ConfigError(f"{text!r} is neither a folder nor a name of a model")
+        raise ConfigError(f"{text!r} is neither a folder nor the name of a model")
     found = _from_hub(text, revision, token, cache_dir, allow_download, need_weights)
     return _check_folder(found, need_weights, name=text)
 
@@ -167,7 +167,7 @@ def _explain(error: Exception, name: str, offline: bool, reason: str) -> Tunesmi
             fix=nearest or "Give a local folder, or connect and try again.",
         )
     return ResourceError(
-        f"the download of the model {name} broke off ({short_text(error)})",
+        f"the download of the model {name} was interrupted ({short_text(error)})",
         fix="Run the same command again: what has arrived is kept.",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,8 +13,10 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from tunesmith.config.choices import OPTIMIZERS
 from tunesmith.encoder.params import param_groups
-from tunesmith.fast.fused_ops import has_triton
-from tunesmith.fast.fused_stack import FusedStack
+from tunesmith.ranks.runtime import has_triton
+
+if TYPE_CHECKING:
+    from tunesmith.fast.fused_stack import FusedStack
 from tunesmith.ranks.sharding import gathered, local
 
 Rate = float | torch.Tensor

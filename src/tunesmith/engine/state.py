@@ -10,21 +10,23 @@ import random
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from tunesmith.engine.losses import Objective
 from tunesmith.engine.stopping import BestSoFar
 from tunesmith.errors import ConfigError, ResourceError
 from tunesmith.fast.graphs import Fingerprint, StepGraphs
-from tunesmith.fast.strategies import Strategies, strategies_of
-from tunesmith.fast.vocabulary import VocabularyCut, train_whole_table, why_inexact
+from tunesmith.fast.in_force import Strategies, strategies_of
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.tokens.batches import Batch, Window
+
+if TYPE_CHECKING:
+    from tunesmith.engine.evaluate import Objective
+    from tunesmith.fast.vocabulary import VocabularyCut
 
 MicroStep = Callable[[Batch, Any], torch.Tensor]
 """(micro-batch on the device, factor for its summed loss: a number, or where a captured step reads it) -> its share of the
@@ -137,6 +139,8 @@ class TrainState:
 
     def stop_cutting(self, reason: str) -> None:
         """From now on the whole word embedding is trained; what the optimizer knows of the used rows is kept."""
+        from tunesmith.fast.vocabulary import train_whole_table
+
         assert self.cut is not None
         if self.runtime.world > 1 and hasattr(self, "wrapped"):
             raise ConfigError(
@@ -148,6 +152,16 @@ class TrainState:
             self.strategies.forget_cut()
         self.cut = None
         self.notes.append(f"restrict_vocabulary is off: {reason}")
+
+    def require_exact_cut(self) -> None:
+        """Stops cutting the vocabulary where this optimizer does more to an unused row than shrink it."""
+        if self.cut is None:
+            return
+        from tunesmith.fast.vocabulary import why_inexact
+
+        reason = why_inexact(self.optimizer, self.cut.parameter)
+        if reason is not None:
+            self.stop_cutting(reason)
 
     def require_whole(self, consequence: str) -> None:
         """A ResourceError while the weights are half-updated: an update was begun and not finished."""
@@ -162,9 +176,7 @@ class TrainState:
             self.strategies = strategies_of(self.model)
         if self.strategies is not None:
             self.cut = self.strategies.cut
-        inexact = None if self.cut is None else why_inexact(self.optimizer, self.cut.parameter)
-        if inexact is not None:
-            self.stop_cutting(inexact)
+        self.require_exact_cut()
         self.wrapped = self.runtime.wrap(self.model, self.optimizer)
         self.poisoned = torch.zeros((), device=self.runtime.device)
         self.fingerprint = Fingerprint(self.model, self.optimizer)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.suite import make_suite
 from tunesmith.metrics.uncertainty import Score
 from tunesmith.predict.facts import ModelFacts
-from tunesmith.predict.network import Network
 from tunesmith.predict.predictor import probabilities_of
+from tunesmith.predict.stream import Network
 from tunesmith.tokens.encoding_processes import make_token_rows
 
 FLOAT_LIMIT = 1e-4
@@ -76,10 +75,18 @@ def check_float(name: str, found: Logits, original: Logits, rows: EvidenceRows, 
     return replace(checked, refused=reason)
 
 
+@dataclass(frozen=True)
+class Tolerance:
+    """What int8 may change: so much of the score at most, and so many of the answers must stay (not of a regression)."""
+
+    max_drop: float = 0.005
+    min_agreement: float = 0.99
+
+
 def check_quantised(
-    name: str, found: Logits, original: Logits, rows: EvidenceRows, facts: ModelFacts, max_drop: float
+    name: str, found: Logits, original: Logits, rows: EvidenceRows, facts: ModelFacts, may: Tolerance
 ) -> Checked:
-    """int8 may not lose more than `max_drop` of the score, and no loss may be evident in the paired test."""
+    """int8 must stay within the tolerance, and no loss may be evident in the paired test."""
     checked = _check(name, found, original, rows, facts)
     reason = None
     if not np.isfinite(found).all():
@@ -89,10 +96,12 @@ def check_quantised(
         return replace(checked, refused=f"{paired.metric} is not defined on these {len(rows)} rows")
     sign = 1 if make_suite(facts.labels.task).greater_is_better(paired.metric) else -1
     loss = -sign * paired.difference
-    if loss > max_drop:
-        reason = f"{paired.metric} drops by {loss:.4f}; --max_drop is {max_drop:g}"
+    if loss > may.max_drop:
+        reason = f"{paired.metric} drops by {loss:.4f}; --max_drop is {may.max_drop:g}"
     elif loss > 0 and paired.p_value < LEVEL:
         reason = f"{paired.metric} drops by {loss:.4f}, which is no chance (p = {paired.p_value:.3f})"
+    elif checked.agreement < may.min_agreement and facts.labels.task is not Task.REGRESSION:
+        reason = f"{checked.agreement:.2%} of the labels are equal; --min_agreement is {may.min_agreement:g}"
     return replace(checked, refused=reason)
 
 
@@ -124,23 +133,24 @@ def _decisions(probabilities: npt.NDArray[np.float64], labels: LabelMap) -> npt.
     return np.asarray(choose_labels(probabilities, labels.task, labels.thresholds)).reshape(-1)
 
 
-def rows_per_second(networks: dict[str, Network], texts: list[list[str]], *, turns: int = 3) -> dict[str, float]:
+def rows_per_second(
+    networks: dict[str, Network],
+    texts: list[list[str]],
+    *,
+    turns: int = 3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
     """Rows a second of each network, from text: the best of some turns taken in alternation, so that load hits all alike."""
     some = [column[:SPEED_ROWS] for column in texts]
     best = dict.fromkeys(networks, float("inf"))
-    for name, network in networks.items():
+    for network in networks.values():
         logits_of(network, [column[:8] for column in some])
-        best[name] = float("inf")
     for _ in range(turns):
         for name, network in networks.items():
-            best[name] = min(best[name], _seconds(partial(logits_of, network, some)))
+            start = clock()
+            logits_of(network, some)
+            best[name] = min(best[name], clock() - start)
     return {name: len(some[0]) / seconds for name, seconds in best.items()}
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def table_of(candidates: list[Checked]) -> str:

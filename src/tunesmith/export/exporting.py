@@ -14,18 +14,25 @@ import numpy as np
 from tunesmith.encoder.load import load_model
 from tunesmith.encoder.onnx_graph import write_onnx
 from tunesmith.errors import ConfigError, NumericsError
-from tunesmith.export.checked import Checked, check_float, check_quantised, logits_of, rows_per_second, table_of
+from tunesmith.export.checked import (
+    Checked,
+    Tolerance,
+    check_float,
+    check_quantised,
+    logits_of,
+    rows_per_second,
+    table_of,
+)
 from tunesmith.export.evidence_rows import EvidenceRows
 from tunesmith.export.folder_card import export_card
 from tunesmith.export.quantised import Candidate, Feed, onnx_candidates, openvino_candidates, strip_shapes
 from tunesmith.export.runtime_packages import runtime_requirements
 from tunesmith.predict.facts import ModelFacts, model_folder_of
 from tunesmith.predict.graph_facts import GraphFacts
-from tunesmith.predict.graph_network import GraphNetwork, load_onnx, load_openvino
-from tunesmith.predict.model_folder import describe_model
-from tunesmith.predict.network import Network
+from tunesmith.predict.graph_network import GraphNetwork, load_onnx, load_openvino, report_nothing
 from tunesmith.predict.predictor import Predictor
-from tunesmith.predict.torch_network import TorchNetwork, padding_of
+from tunesmith.predict.stream import Network
+from tunesmith.predict.torch_network import TorchNetwork, describe_model, padding_of
 from tunesmith.run.sealed import write_sealed
 from tunesmith.run.writing import make_folder, write_new
 from tunesmith.tokens.encoding_processes import make_token_rows
@@ -73,12 +80,13 @@ def export_model_to(
     output: Path,
     rows: EvidenceRows,
     *,
-    max_drop: float = 0.005,
+    may: Tolerance = Tolerance(),  # noqa: B008
     say: Say = lambda line: None,
 ) -> Exported:
     """Writes `output`, complete or not at all. A NumericsError carries the table of what was tried."""
     import torch
 
+    report_nothing()
     predictor = Predictor.load(path, use_cpu=True)
     network = predictor.network
     if not isinstance(network, TorchNetwork):
@@ -91,10 +99,10 @@ def export_model_to(
     make_folder(output.parent)
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=".export-") as scratch:
         job = _Original(predictor, network, model, facts, rows, torch.get_num_threads(), Path(scratch), say)
-        return _export(job, to, output, folder, max_drop)
+        return _export(job, to, output, folder, may)
 
 
-def _export(job: _Original, to: str, output: Path, source: Path, max_drop: float) -> Exported:
+def _export(job: _Original, to: str, output: Path, source: Path, may: Tolerance) -> Exported:
     built = job.scratch / "folder"
     built.mkdir()
     describe_model(job.model, job.torch_network.tokenizer, job.facts)(built)
@@ -113,18 +121,18 @@ def _export(job: _Original, to: str, output: Path, source: Path, max_drop: float
         graph_facts = _graph_facts(job, to)
         graph = built / graph_facts.graph
         graph.parent.mkdir()
-        found, tried = _write_graph(job, graph_facts, graph, original, max_drop)
+        found, tried = _write_graph(job, graph_facts, graph, original, may)
     if tried[-1].refused is not None:
         raise NumericsError(
             f"no {to} export is as good as the original: {tried[-1].refused}\n{table_of(tried)}\n",
-            fix="Use a float format, or accept a larger --max_drop.",
+            fix="Use a float format, or allow more with --max_drop and --min_agreement.",
         )
     speed = rows_per_second({"tunesmith": job.torch_network, to: found}, job.rows.texts)
     return _publish(job, to, output, source, graph_facts, tried, speed)
 
 
 def _write_graph(
-    job: _Original, facts: GraphFacts, graph: Path, original: Any, max_drop: float
+    job: _Original, facts: GraphFacts, graph: Path, original: Any, may: Tolerance
 ) -> tuple[Network, list[Checked]]:
     """Writes the graph of the wanted format; the candidates that were measured, the last one is on disk."""
     plain = job.scratch / "float.onnx" if facts.format != "onnx" else graph
@@ -140,7 +148,7 @@ def _write_graph(
     for candidate in _candidates(job, facts, plain):
         network = _write_candidate(job, facts, candidate, graph)
         answers = logits_of(network, job.rows.texts)
-        tried.append(check_quantised(candidate.name, answers, original, job.rows, job.facts, max_drop))
+        tried.append(check_quantised(candidate.name, answers, original, job.rows, job.facts, may))
         job.say(f"{candidate.name}: {tried[-1].refused or 'accepted'}")
         if tried[-1].refused is None:
             break
@@ -237,7 +245,7 @@ def _publish(
         write_new(built / "requirements.txt", runtime_requirements(facts.engine).encode())
     card = source / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
-    write_new(built / "README.md", export_card(text, done, to, job.threads, job.facts).encode())
+    write_new(built / "README.md", export_card(text, done, to, job.threads, job.facts, facts).encode())
 
     def fill(folder: Path) -> None:
         for file in sorted(built.iterdir()):

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING
 
 from tunesmith.export.checked import table_of
 from tunesmith.predict.facts import ModelFacts
+from tunesmith.predict.graph_facts import GraphFacts
 
 if TYPE_CHECKING:
     from tunesmith.export.exporting import Exported
 
 
-def export_card(model_card: str, done: Exported, to: str, threads: int, facts: ModelFacts) -> str:
+def export_card(
+    model_card: str, done: Exported, to: str, threads: int, facts: ModelFacts, graph: GraphFacts | None
+) -> str:
     """Markdown; the model's card stays on top with its metadata."""
     columns = facts.text_columns or ("text",)
     pair = ', pairs=["..."]' if len(columns) == 2 else ""
-    graph = to != "torch"
-    if graph:  # transformers cannot load a graph
-        library = "openvino" if to.startswith("openvino") else "onnx"
+    if graph is not None:  # transformers cannot load a graph
+        library = graph.engine.removesuffix("runtime")
         model_card = re.sub(r"(?m)^library_name: .*$", f"library_name: {library}", model_card, count=1)
         model_card = model_card.partition("## Use\n")[0]
     speed = [f"| {name} | {value:,.0f} |" for name, value in done.speed.items()]
@@ -43,11 +45,7 @@ def export_card(model_card: str, done: Exported, to: str, threads: int, facts: M
         "",
         "## Use",
         "",
-        *(
-            ["It needs no torch: `pip install --no-deps -r requirements.txt` brings what answers from it.", ""]
-            if graph
-            else []
-        ),
+        *([] if graph is None else [graph.installing, ""]),
         "```python",
         "from tunesmith import Predictor",
         "",

@@ -15,7 +15,7 @@ NOT_NEEDED = ("huggingface-hub", "openvino-telemetry")
 
 
 def runtime_requirements(engine: str) -> str:
-    """Every package by name and version. For `pip install --no-deps`: tunesmith itself asks for torch (decision 0501)."""
+    """Every package by name and version. For `pip install --no-deps`, which leaves out what is never used (decision 0501)."""
     pins: dict[str, str] = {}
     left = [engine, *NEEDED]
     while left:

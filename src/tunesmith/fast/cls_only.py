@@ -12,7 +12,6 @@ from tunesmith.encoder.families import anatomy_of, pools_mean, why_not
 from tunesmith.errors import ConfigError
 from tunesmith.fast.attention import use_registered_attention
 from tunesmith.fast.packing import Layout
-from tunesmith.fast.relative_rows import keep_first_tokens
 
 
 class FirstTokenOnly:
@@ -28,6 +27,8 @@ class FirstTokenOnly:
     def enable(self) -> None:
         """Cut the last layer to first tokens."""
         if anatomy_of(self._model).family.relative:
+            from tunesmith.fast.relative_rows import keep_first_tokens
+
             self._undo += keep_first_tokens(self._model, self._layer)
             return
         hook = self._layer.register_forward_pre_hook(_keep_first_tokens, with_kwargs=True)

@@ -1,9 +1,10 @@
-"""Quicker parts for the CPU that compute the same: dropout masks and matrix products (decisions/0104, 0105)."""
+"""Quicker parts for the CPU that compute the same: dropout masks, matrix products, large tables (decisions/0104, 0105, 0115)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -33,10 +34,11 @@ class CpuSpeed:
         while self._swapped:
             module, before = self._swapped.pop()
             module.__class__ = before
+            _MEMORY.pop(module, None)
 
 
 def enable_cpu_speed(model: nn.Module, *, dropout: bool = True, linear: bool = True) -> CpuSpeed:
-    """Swap the forward of plain `nn.Dropout` and `nn.Linear` modules. Parameters and state dict are untouched.
+    """Swap the forward of plain `nn.Dropout`, `nn.Linear` and `nn.Embedding` modules. Parameters and state dict are untouched.
 
     On another device, or in another dtype than float32, the swapped modules do what they did before.
     """
@@ -47,18 +49,26 @@ def enable_cpu_speed(model: nn.Module, *, dropout: bool = True, linear: bool = T
         quick[nn.Dropout] = QuickDropout
     if linear and _product() is not None:
         quick[nn.Linear] = QuickLinear
+    if linear:
+        quick[nn.Embedding] = QuickEmbedding
     return CpuSpeed(model, quick)
 
 
-def _is_plain(x: torch.Tensor) -> bool:
+def is_plain(x: torch.Tensor) -> bool:
+    """Whether the parts for the CPU take it."""
     return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+
+
+_ENOUGH_VALUES = 2**15
+"""Below, torch's own mask costs less."""
 
 
 class QuickDropout(nn.Dropout):
     """`nn.Dropout` with a mask of `draw_keep_mask`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if not self.training or not 0.0 < self.p < 1.0 or not _is_plain(input):
+        usual = self.training and 0.0 < self.p < 1.0 and input.numel() >= _ENOUGH_VALUES
+        if not usual or not is_plain(input):
             return super().forward(input)
         return input * draw_keep_mask(input.numel(), self.p).view_as(input)
 
@@ -71,8 +81,8 @@ def _product() -> Callable[..., torch.Tensor] | None:
     return operator
 
 
-_ENOUGH_ROWS = 64
-"""Below, the call costs more than the product."""
+_ENOUGH_ROWS, _ENOUGH_PRODUCTS = 64, 2**25
+"""Below, the calls cost more than they save: rows, and multiplications of a product."""
 
 
 class QuickLinear(nn.Linear):
@@ -80,7 +90,8 @@ class QuickLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.numel() // self.in_features
-        if rows < _ENOUGH_ROWS or not _is_plain(input):
+        small = rows < _ENOUGH_ROWS or rows * self.in_features * self.out_features < _ENOUGH_PRODUCTS
+        if small or not is_plain(input):
             return super().forward(input)
         flat = input.reshape(rows, self.in_features)
         if torch.is_grad_enabled():
@@ -116,3 +127,55 @@ class _OneDnnLinear(torch.autograd.Function):
             grad.t() @ x if need_weight else None,  # oneDNN would copy both operands first: no gain
             grad.sum(0) if ctx.has_bias and need_bias else None,
         )
+
+
+_LARGE_TABLE = 2**24
+"""Bytes. Memory of smaller gradients stays with the process anyway."""
+_MEMORY: WeakKeyDictionary[nn.Module, list[torch.UntypedStorage]] = WeakKeyDictionary()
+"""The memory of the last gradient of each table."""
+
+
+class QuickEmbedding(nn.Embedding):
+    """`nn.Embedding` whose gradient lies in the same memory at each step: new memory costs more than the gradient."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        weight = self.weight
+        usual = self.max_norm is None and not (self.scale_grad_by_freq or self.sparse)
+        if not (usual and torch.is_grad_enabled() and is_plain(weight) and weight.nbytes >= _LARGE_TABLE):
+            return super().forward(input)
+        memory = _MEMORY.setdefault(self, [])
+        padding = -1 if self.padding_idx is None else self.padding_idx
+        out: torch.Tensor = _TableRows.apply(weight, input, padding, memory)  # type: ignore[no-untyped-call]
+        return out
+
+
+class _TableRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weight: torch.Tensor, ids: torch.Tensor, padding: int, memory: list[torch.UntypedStorage]
+    ) -> torch.Tensor:
+        ctx.save_for_backward(ids)
+        ctx.shape, ctx.padding, ctx.memory = weight.shape, padding, memory
+        return torch.embedding(weight, ids)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (ids,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted
+            whole = torch.ops.aten.embedding_dense_backward(grad, ids, ctx.shape[0], ctx.padding, False)
+            return whole, None, None, None
+        rows, place = torch.unique(ids, return_inverse=True)
+        few = torch.ops.aten.embedding_dense_backward(grad, place, len(rows), -1, False)
+        if ctx.padding >= 0:
+            few[rows == ctx.padding] = 0.0
+        return _zeros_in(ctx.memory, ctx.shape, grad).index_copy_(0, rows, few), None, None, None
+
+
+def _zeros_in(memory: list[torch.UntypedStorage], shape: torch.Size, like: torch.Tensor) -> torch.Tensor:
+    """Zeros in the memory of the last gradient, unless a tensor still lies there."""
+    size = shape.numel() * like.element_size()
+    if memory and memory[0].nbytes() == size and torch._C._storage_Use_Count(memory[0]._cdata) == 1:
+        return like.new_empty(0).set_(memory[0], 0, shape).zero_()
+    found = like.new_zeros(shape)
+    memory[:] = [found.untyped_storage()]
+    return found

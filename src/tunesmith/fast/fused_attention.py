@@ -10,8 +10,8 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from tunesmith.fast.attention import attend_packed, binding
-from tunesmith.fast.fused_ops import has_triton
 from tunesmith.fast.packing import Layout
+from tunesmith.ranks.runtime import has_triton
 
 LONGEST_FUSED = 256
 """Flash attention's larger tiles pay for longer rows."""

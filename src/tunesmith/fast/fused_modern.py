@@ -16,9 +16,10 @@ from torch.nn import functional
 
 from tunesmith.fast.fused_attention import attend_fused
 from tunesmith.fast.fused_layers import FusedLayers
-from tunesmith.fast.fused_ops import has_triton, linear, side_stream, sum_rows, weight_gradient
+from tunesmith.fast.fused_ops import linear, side_stream, sum_rows, weight_gradient
 from tunesmith.fast.fused_stack import FusedStack, probability
 from tunesmith.fast.packing import Layout
+from tunesmith.ranks.runtime import has_triton
 
 
 class _SumNorm(torch.autograd.Function):

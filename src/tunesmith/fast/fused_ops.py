@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,11 +11,8 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether fused kernels can be compiled here."""
-    return torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+from tunesmith.encoder.families import is_hooked
+from tunesmith.ranks.runtime import has_triton
 
 
 def weight_gradient(d_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -65,11 +60,6 @@ def nobody_looks(parameters: Sequence[torch.Tensor]) -> bool:
     ):
         return False
     return not any(p.grad is not None or is_hooked(p) for p in parameters)
-
-
-def is_hooked(parameter: torch.Tensor) -> bool:
-    """Whether a hook sees its gradient as soon as it is there."""
-    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 class SideStream:

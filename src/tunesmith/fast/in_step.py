@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from tunesmith.encoder.families import hook_tables, is_watched, why_not
 from tunesmith.engine.state import TrainState
-from tunesmith.fast.compared import Gradients, difference, half_difference, measure
 from tunesmith.fast.graphs import Body
+from tunesmith.fast.in_force import Strategies
 from tunesmith.fast.packing import collated, tokens_of
-from tunesmith.fast.strategies import Strategies
-from tunesmith.fast.vocabulary import why_inexact
 from tunesmith.tokens.batches import Batch, Padding, Window
+
+if TYPE_CHECKING:
+    from tunesmith.fast.compared import Gradients
 
 
 def replayed(
@@ -56,14 +58,12 @@ ORDER = ("fused_layers", "cls_only_last_layer", "padding_free", "length_buckets"
 """In which speed-ups are taken off to find the one that differs: those that reach deepest into the model first."""
 NAMES = {"cpu_parts": "cpu_parts (dropout and products for the CPU)"}
 
-Judge = Callable[[Gradients], "str | None"]
+Judge = Callable[["Gradients"], "str | None"]
 
 
 def ready(state: TrainState, window: Window) -> Window:
     """The window as the model takes it now. Speed-ups that were not proved on this model, as it is now, are proved first."""
-    inexact = None if state.cut is None else why_inexact(state.optimizer, state.cut.parameter)
-    if inexact is not None:
-        state.stop_cutting(inexact)
+    state.require_exact_cut()
     strategies = state.strategies
     if strategies is None or not (strategies.parts or strategies.dropped):
         return window
@@ -124,6 +124,8 @@ def _disproved(state: TrainState, batch: Batch, *, without: set[str]) -> dict[st
 
 
 def _search(state: TrainState, batch: Batch, left: list[str], without: set[str]) -> dict[str, str]:
+    from tunesmith.fast.compared import measure
+
     strategies = state.strategies
     assert strategies is not None
     judge, rows = _plain_steps(state, batch, left)
@@ -155,6 +157,8 @@ def _search(state: TrainState, batch: Batch, left: list[str], without: set[str])
 
 def _plain_steps(state: TrainState, batch: Batch, left: list[str]) -> tuple[Judge, Callable[..., Batch]]:
     """What judges a fast step by plain ones, and what makes its batch."""
+    from tunesmith.fast.compared import difference, half_difference, measure
+
     strategies = state.strategies
     assert strategies is not None
     half = state.runtime.precision != "no"

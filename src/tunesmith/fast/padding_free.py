@@ -12,8 +12,8 @@ from tunesmith.encoder.families import anatomy_of, pools_mean, why_not
 from tunesmith.errors import ConfigError
 from tunesmith.fast.attention import use_registered_attention
 from tunesmith.fast.by_row import rows_of_tokens
+from tunesmith.fast.modern_cpu import quicken_modern
 from tunesmith.fast.packing import Layout, first_tokens
-from tunesmith.fast.relative_rows import attend_relative
 
 
 class PaddingFree:
@@ -31,6 +31,8 @@ class PaddingFree:
     def enable(self) -> None:
         """Put the hooks in and let the model attend within rows."""
         if self._anatomy.family.relative:
+            from tunesmith.fast.relative_rows import attend_relative
+
             self._undo += attend_relative(self._model, self._anatomy)
             return
         stack = self._anatomy.stack
@@ -38,6 +40,7 @@ class PaddingFree:
         hooks = [stack.register_forward_hook(hand_over, with_kwargs=True)]
         if stack is self._anatomy.bare:
             hooks.append(stack.register_forward_pre_hook(_without_masks, with_kwargs=True))
+            self._undo += quicken_modern(self._anatomy)
         self._undo += [use_registered_attention(self._model), *(hook.remove for hook in hooks)]
 
     def disable(self) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from tunesmith.fast.by_row import attend_by_row
+from tunesmith.fast.packed_cpu import attend_on_cpu
 from tunesmith.fast.packing import Layout
 from tunesmith.fast.random_mask import draw_keep_mask
 
@@ -84,6 +85,8 @@ class MpnetRows:
         """(queries, heads, size) of the batch under way."""
         layout, scale = self._context.layout, q.shape[-1] ** -0.5
         assert layout is not None
+        if q.device.type == "cpu" and q.dtype == bias.dtype and not torch.is_autocast_enabled("cpu"):
+            return attend_on_cpu(q, k, v, layout, scale, drop, first_only, bias=bias)
 
         def core(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, inside: torch.Tensor | None) -> torch.Tensor:
             scores = (q @ k.transpose(-1, -2)) * scale

@@ -45,6 +45,11 @@ class RowPlan:
         """(places, size) from (tokens, heads, size)."""
         return x.reshape(-1, x.shape[-1]).index_select(0, self.into)
 
+    def spread_gradient(self, x: torch.Tensor) -> torch.Tensor:
+        """The same, with zero beyond the end of a stretch."""
+        found = self.spread(x)
+        return found if self.real is None else found.mul_(self.real)
+
     def gather(self, x: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """(tokens, heads, size) from (places, size); zero for tokens of no stretch."""
         found, missing = x.index_select(0, self.back), shape[0] * shape[1] - self.back.shape[0]
@@ -93,10 +98,10 @@ def _bounds(lengths: tuple[int, ...], heads: int, first_only: bool) -> list[tupl
 
 
 def _mask(there: NDArray[np.bool_], queries: int, window: int | None) -> torch.Tensor | None:
-    hidden = ~torch.from_numpy(there)[:, None, None]
-    far = too_far(queries, there.shape[1], window)
-    if far is not None:
-        hidden = hidden | far
+    inside = torch.from_numpy(there)
+    hidden, far = ~inside[:, None, None], too_far(queries, there.shape[1], window)
+    if far is not None:  # what lies beyond the end of a stretch, and further than the window, would see no key at all
+        hidden = (hidden | far) & inside[:, None, :queries, None]
     return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf) if bool(hidden.any()) else None
 
 

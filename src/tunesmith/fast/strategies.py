@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
-from weakref import WeakValueDictionary
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,126 +14,21 @@ from tunesmith.encoder.families import anatomy_of, hook_tables, is_watched
 from tunesmith.errors import ConfigError
 from tunesmith.fast import cls_only, padding_free, vocabulary
 from tunesmith.fast.cpu_speed import enable_cpu_speed
-from tunesmith.fast.fused_modern import fuse_layers
-from tunesmith.fast.fused_stack import FusedStack, why_not_fused
 from tunesmith.fast.graphs import StepGraphs
-from tunesmith.fast.packing import FILLER, Packing, bucketed, collated, is_packed, is_too_wide, why_not_captured
+from tunesmith.fast.in_force import Strategies
+from tunesmith.fast.packing import FILLER, Packing, bucketed, why_not_captured
 from tunesmith.fast.vocabulary import VocabularyCut
 from tunesmith.ranks.runtime import Precision
-from tunesmith.tokens.batches import Batch, Collate, Padding
-from tunesmith.tokens.token_rows import Sampling, TokenRows
+from tunesmith.tokens.batches import Collate, Padding
+from tunesmith.tokens.token_rows import TokenRows
+
+if TYPE_CHECKING:
+    from tunesmith.fast.fused_stack import FusedStack
 
 Wish = Literal["auto", "on", "off"]
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ON_A_GPU = ("fused_layers", "cuda_graphs")
 """What a CPU does not need: not reported there."""
-
-
-@dataclass
-class Strategies:
-    """What was switched on. `train_collate` is for training batches, `collate` for evaluation (whole vocabulary)."""
-
-    model: nn.Module
-    padding: Padding
-    train_collate: Collate
-    collate: Collate
-    cut: VocabularyCut | None
-    on: tuple[str, ...]
-    notes: tuple[str, ...]
-    parts: dict[str, Any]
-    """By the name of its option, what can be enabled and disabled."""
-    graphs: StepGraphs | None = None
-    fused: FusedStack | None = None
-    dropped: set[str] = field(default_factory=set)
-    """Options of what was taken off since."""
-
-    def __post_init__(self) -> None:
-        _IN_FORCE[id(self.model)] = self
-
-    def best_order(self, device: torch.device) -> Sampling:
-        """The order of rows where none was asked for: on a GPU batches without padding need no rows of similar length."""
-        return "random" if device.type == "cuda" and "padding_free" in self.parts else "group_by_length"
-
-    @property
-    def undisturbed(self) -> bool:
-        """Whether no code of the user's runs between two steps, so that the model stays what it was."""
-        return self.fused is not None and self.fused.kept_fresh
-
-    def whole(self) -> AbstractContextManager[None]:
-        """Inside, the model has its whole vocabulary."""
-        return nullcontext() if self.cut is None else self.cut.whole()
-
-    def why_not(self, name: str) -> str | None:
-        """Why a part that was switched on may not stay on: the model is no longer what it was."""
-        asked = {
-            "padding_free": padding_free.supports,
-            "cls_only_last_layer": cls_only.supports,
-            "fused_layers": why_not_fused,
-        }
-        return asked[name](self.model) if name in asked else None
-
-    @contextmanager
-    def without(self, names: Iterable[str]) -> Iterator[None]:
-        """Inside, these parts are off."""
-        off = [name for name in self.parts if name in names]
-        for name in off:
-            self.parts[name].disable()
-        first = self.fused is not None and self.fused.first_token_only
-        if self.fused is not None:
-            self.fused.first_token_only = first and "cls_only_last_layer" not in off
-        try:
-            yield
-        finally:
-            for name in off:
-                self.parts[name].enable()
-            if self.fused is not None:
-                self.fused.first_token_only = first
-
-    def drop(self, name: str) -> None:
-        """Takes a part off for good; batches that are packed already are taken apart by `adapted`."""
-        self.dropped.add(name)
-        self.parts.pop(name).disable()
-        if name == "cls_only_last_layer" and self.fused is not None:
-            self.fused.first_token_only = False
-        if name == "fused_layers":
-            self.fused = None
-        if name == "padding_free":
-            self.collate = self.train_collate = self.padding
-        if name == "length_buckets":
-            self.train_collate = self.padding
-
-    def forget_cut(self) -> None:
-        """The whole vocabulary is trained from now on; the model has its table back already."""
-        self.dropped.add("restrict_vocabulary")
-        self.parts.pop("restrict_vocabulary", None)
-        self.cut = None
-
-    def adapted(self, batch: Batch) -> Batch:
-        """The micro-batch as the model takes it now."""
-        packed = is_packed(batch)
-        unfit = packed if "padding_free" in self.dropped else "length_buckets" in self.dropped and is_too_wide(batch)
-        return collated(batch, self.padding) if unfit else batch
-
-    def disable(self) -> None:
-        """Leaves the model as it was, with its whole vocabulary, and the memory of captured steps to others."""
-        if self.graphs is not None:
-            self.graphs.close()
-        if self.cut is not None:
-            self.parts.pop("restrict_vocabulary").restore()
-            self.cut = None
-        while self.parts:
-            self.parts.popitem()[1].disable()
-        if _IN_FORCE.get(id(self.model)) is self:
-            del _IN_FORCE[id(self.model)]
-
-
-_IN_FORCE: WeakValueDictionary[int, Strategies] = WeakValueDictionary()
-"""By the id of the model, which lives as long as they do."""
-
-
-def strategies_of(model: nn.Module) -> Strategies | None:
-    """What `choose_strategies` applied to this model, as long as it is in use."""
-    return _IN_FORCE.get(id(model))
 
 
 def choose_strategies(
@@ -172,8 +64,7 @@ def choose_strategies(
         on.append("last layer for the first token only")
     packed, fused, graphs, cut = "padding_free" in applied, None, None, None
     if _wanted("fused_layers", fused_layers, _no_fusing(model, device, precision, packed), notes):
-        first = "cls_only_last_layer" in applied
-        applied["fused_layers"] = fused = fuse_layers(model, HALF[precision], first_token_only=first)
+        applied["fused_layers"] = fused = _fuse(model, precision, first_token_only="cls_only_last_layer" in applied)
         on.append("fused layers")
     unknown = None if packed or device.type != "cuda" else why_not_captured(model)
     if _wanted("cuda_graphs", cuda_graphs, _no_graphs(device, world, unknown), notes):
@@ -187,7 +78,7 @@ def choose_strategies(
     if device.type == "cpu" and not sharded:
         applied["cpu_parts"] = enable_cpu_speed(model)
     told = _worth_telling(notes, device)
-    return Strategies(model, padding, shaped, collate, cut, tuple(on), told, applied, graphs, fused)
+    return Strategies(model, padding, shaped, collate, cut, tuple(on), told, applied, CHECKS, graphs, fused)
 
 
 def _why_padded(padding: Padding) -> str | None:
@@ -236,7 +127,27 @@ def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, pac
         return "they are for bf16 and fp16"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "this GPU is older than compute capability 8.0"
-    return why_not_fused(model) or (None if packed else "rows are padded")
+    return _why_not_fused(model) or (None if packed else "rows are padded")
+
+
+def _why_not_fused(model: nn.Module) -> str | None:
+    from tunesmith.fast.fused_stack import why_not_fused  # fused layers are for a GPU: loaded where there is one
+
+    return why_not_fused(model)
+
+
+def _fuse(model: nn.Module, precision: Precision, *, first_token_only: bool) -> FusedStack:
+    from tunesmith.fast.fused_modern import fuse_layers
+
+    return fuse_layers(model, HALF[precision], first_token_only=first_token_only)
+
+
+CHECKS = {
+    "padding_free": padding_free.supports,
+    "cls_only_last_layer": cls_only.supports,
+    "fused_layers": _why_not_fused,
+}
+"""Why a model does not fit a speed-up, by the name of its option."""
 
 
 def _no_graphs(device: torch.device, world: int, unknown: str | None) -> str | None:

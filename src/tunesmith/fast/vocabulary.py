@@ -15,9 +15,8 @@ from torch import nn
 from torch.nn import functional
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from tunesmith.encoder.families import replaced_method
+from tunesmith.encoder.families import is_hooked, replaced_method
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.fast.fused_ops import is_hooked
 
 
 class CutEmbedding(nn.Embedding):
@@ -38,7 +37,7 @@ class VocabularyCut:
     """A word embedding of which only the used rows are a parameter.
 
     A row that never occurs has gradient zero, so both Adam moments stay zero, and AdamW does nothing to it but
-    `row *= 1 - lr * weight_decay` at each step. `decay` takes these factors and keeps their product. `train/cut_optimizers.py`
+    `row *= 1 - lr * weight_decay` at each step. `decay` takes these factors and keeps their product. `why_inexact`
     knows for which optimizers that is exact: not for those that mix rows or put the decay into the gradient.
     """
 

@@ -12,8 +12,8 @@ from typing import Any
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig
 from tunesmith.measure.contest import Turn
-from tunesmith.session.first_steps import peak_bytes
 from tunesmith.session.inputs import read_run_data
+from tunesmith.session.planning import peak_bytes
 from tunesmith.session.prepare import Prepared, prepare, start_runtime
 from tunesmith.session.watch import Watch
 

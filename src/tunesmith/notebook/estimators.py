@@ -23,7 +23,7 @@ from tunesmith.predict.predictor import Predictor, predicted_names
 from tunesmith.reading.in_memory import columns_table, text_columns_of
 from tunesmith.run.sealed import MANIFEST, write_sealed
 from tunesmith.run.writing import write_new
-from tunesmith.session.next_folder import free_folder
+from tunesmith.session.from_config import free_folder
 from tunesmith.session.watch import Watch
 
 ESTIMATOR_FILE = "estimator.json"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.config.schema import RunConfig
-from tunesmith.errors import ConfigError, DataError
+from tunesmith.errors import ConfigError, DataError, name_the_extra
 from tunesmith.notebook.live_view import LiveView, in_notebook
 from tunesmith.reading.ready_commands import as_called
 from tunesmith.session.from_config import finetune
@@ -32,8 +32,6 @@ def finetune_data(
     the options of `tunesmith train` under the same names. Progress is shown in the terminal or the notebook cell;
     `watch=Watch()` shows nothing.
     """
-    from tunesmith.reading.in_memory import labelled_table
-
     if isinstance(data, RunConfig):
         data, config = None, data
     elif isinstance(data, (str, Path)):
@@ -41,11 +39,16 @@ def finetune_data(
     if data is not None and train_data is not None:
         raise ConfigError("train_data is given twice", fix="Give the training rows once.")
     rows = train_data if data is None else data
-    if labels is not None:
-        rows = labelled_table(rows, labels)
-    tables = {"train_data": rows, "validation_data": validation_data, "test_data": test_data}
     try:
+        if labels is not None:
+            from tunesmith.reading.in_memory import labelled_table
+
+            rows = labelled_table(rows, labels)
+        tables = {"train_data": rows, "validation_data": validation_data, "test_data": test_data}
         return _train(config, watch, **tables, **options)
+    except ModuleNotFoundError as error:
+        name_the_extra(error, "finetune")
+        raise
     except DataError as error:
         fix = None if error.fix is None else as_called(error.fix, in_memory=rows is not None)
         if fix == error.fix:

@@ -51,6 +51,15 @@ class GraphFacts:
         """The package that computes the graph."""
         return "openvino" if self.format.startswith("openvino") else "onnxruntime"
 
+    @property
+    def installing(self) -> str:
+        """What a card says about the packages that answer from the folder."""
+        also = " openvino" if self.engine == "openvino" else ""
+        return (
+            f"It needs no torch: `pip install 'tunesmith[runtime]'{also}`, or, at the versions it was measured with and smaller, "
+            "`pip install --no-deps --no-compile -r requirements.txt`."
+        )
+
     def write(self, folder: Path) -> None:
         """Writes `export.json` into a new folder."""
         write_new(folder / EXPORT_FILE, json.dumps(asdict(self), indent=1, ensure_ascii=False).encode())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.errors import ConfigError, ResourceError, short_text
+from tunesmith.errors import ConfigError, short_text
 from tunesmith.predict.graph_facts import GraphFacts
 from tunesmith.tokens.encoding_processes import ChunkEncoder
 from tunesmith.tokens.token_encoder import RustEncoder, TokenEncoder, load_plain_tokenizer
@@ -77,19 +79,18 @@ def load_graph_network(
     if threads is None:
         threads = int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
     load = load_openvino if facts.engine == "openvino" else load_onnx
-    try:
-        infer = load(folder / facts.graph, threads)
-    except ModuleNotFoundError as error:
-        raise ResourceError(
-            f"its graph needs {error.name}, which is not installed",
-            where=str(folder),
-            fix=f"Run: pip install {facts.engine}",
-        ) from None
-    return GraphNetwork(folder, facts, infer, long_texts)
+    return GraphNetwork(folder, facts, load(folder / facts.graph, threads), long_texts)
+
+
+def report_nothing() -> None:
+    """Before onnxruntime or OpenVINO is imported: neither reports its use to its makers, as both do by default."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    sys.modules.setdefault("openvino_telemetry", ModuleType("openvino_telemetry"))
 
 
 def load_onnx(graph: Path, threads: int) -> Infer:
     """The graph in onnxruntime."""
+    report_nothing()
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -111,6 +112,7 @@ def load_onnx(graph: Path, threads: int) -> Infer:
 
 def load_openvino(graph: Path, threads: int) -> Infer:
     """The graph in OpenVINO, computed in float32 where it is not int8."""
+    report_nothing()
     import openvino
 
     settings = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}

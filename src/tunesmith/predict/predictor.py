@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from tunesmith.encoder.config_file import read_config_file
 from tunesmith.encoder.model_files import Seal
-from tunesmith.errors import ConfigError, ResourceError
+from tunesmith.errors import ConfigError, ResourceError, name_the_extra
 from tunesmith.labels import LabelMap, Task, choose_labels
 from tunesmith.predict.facts import ModelFacts, model_folder_of, read_facts
 from tunesmith.predict.given_texts import given_columns
 from tunesmith.predict.graph_facts import is_graph_folder, read_graph_facts
-from tunesmith.predict.network import Network
 from tunesmith.predict.stream import (
     Chunk,
+    Network,
     TextPredictions,
     answer_tokens,
     chunks_of,
@@ -108,16 +108,14 @@ class Predictor:
         them (of OMP_NUM_THREADS, or of the cores) are processes that tokenize, started by the first call with many rows.
         """
         seal = model_folder_of(path)
-        if is_graph_folder(seal.folder):
-            return cls(*_load_graph(seal, threads), Path(path))
+        graph = is_graph_folder(seal.folder)
         try:
+            if graph:
+                return cls(*_load_graph(seal, threads), Path(path))
             from tunesmith.predict.torch_network import load_torch_network
         except ModuleNotFoundError as error:
-            raise ResourceError(
-                f"a model folder needs {error.name}, which is not installed",
-                where=str(seal.folder),
-                fix="Run: pip install tunesmith (with its dependencies), or export the model first.",
-            ) from None
+            name_the_extra(error, str(seal.folder), "" if graph else ", or export the model (`tunesmith export`).")
+            raise
         network, facts = load_torch_network(seal, use_cpu=use_cpu, precision=precision, threads=threads)
         return cls(network, facts, Path(path))
 

@@ -1,6 +1,7 @@
 """Texts to logits, chunk by chunk: a thread tokenizes the next chunk while the model works on this one.
 
-No token file is written, and memory holds the tokens of a few chunks however long the input is.
+A network takes token rows and gives logits, whether torch or a graph runtime computes them. No token file is written, and
+memory holds the tokens of a few chunks however long the input is.
 """
 
 from __future__ import annotations
@@ -8,16 +9,44 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tunesmith.errors import DataError, NumericsError
-from tunesmith.tokens.encoding_processes import CutCount, prefetched
-from tunesmith.tokens.token_encoder import require_text_cells
+from tunesmith.tokens.encoding_processes import ChunkEncoder, CutCount, prefetched
+from tunesmith.tokens.token_encoder import TokenEncoder, require_text_cells
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.tokens.truncation import TruncationCount
+
+
+class Network(Protocol):
+    """A loaded model: a torch module, or an exported graph."""
+
+    name: str
+    """What computes, and where: "torch on cpu", "onnxruntime on cpu"."""
+    encoder: TokenEncoder
+    chunks: ChunkEncoder
+    """The same encoder for many rows at once."""
+    has_types: bool
+    """Whether the model is given token type ids."""
+    max_length: int
+    special: tuple[int, int]
+    """Special tokens of a row with one text, and with two."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token embeddings."""
+
+    def answer(
+        self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Logits of each row, in input order; in batches of the size that suits the device, or of `max_rows` rows."""
+
+    def require_segments(self, text_columns: int) -> None:
+        """A ConfigError when the model cannot take so many texts a row."""
+
 
 CHUNK_ROWS = 8192
 """Rows sorted by length together. On the long tail of bench/predict_speed.py more changed nothing: packed batches have

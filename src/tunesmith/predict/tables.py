@@ -1,19 +1,23 @@
-"""Predictions as tables: csv, tsv, jsonl or parquet, input columns kept, input order always.
+"""Predictions as tables: csv, tsv, jsonl or parquet, input columns kept, input order always; an added column never takes the
+name of an input column.
 
 A spreadsheet runs a cell that begins with = + - @ (also the full-width ones), a tab or a line break. In csv and tsv such text
-gets an apostrophe in front (and text that already looks escaped gets one more), so `read_predictions` gives the exact text back.
+gets an apostrophe in front (and text that already looks escaped gets one more), so `read_predictions` gives the exact text
+back.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import TextIOWrapper
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from tunesmith.errors import ConfigError, DataError
+from tunesmith.labels import LabelMap, Task
 from tunesmith.reading.delimited import parse_delimited
 from tunesmith.run.writing import make_folder, replacing
 
@@ -136,3 +140,40 @@ def read_predictions(path: Path) -> dict[str, list[str]]:
             for column, values in zip(columns, records.columns, strict=True):
                 column += map(unescape_formula, values)
     return dict(zip(map(unescape_formula, header), columns or [[] for _ in header], strict=True))
+
+
+def list_answers(labels: LabelMap, top_k: int | None = None) -> list[str]:
+    """Our columns for the answers of a model: prediction, and prob_NAME for each label; or the `top_k` best, sorted."""
+    if labels.task is Task.REGRESSION:
+        return ["prediction"]
+    if top_k is not None:
+        places = range(1, min(top_k, len(labels)) + 1)
+        return ["prediction", *(f"{what}_{place}" for place in places for what in ("label", "prob"))]
+    return ["prediction", *(f"prob_{name}" for name in labels.names)]
+
+
+def choose_column_names(ours: Sequence[str], taken: Iterable[str]) -> list[str]:
+    """A free name for each of our columns, in order: its own, else tunesmith_NAME, else that with a number."""
+    used = set(taken)
+    chosen = []
+    for name in ours:
+        candidates = chain((name, f"tunesmith_{name}"), (f"tunesmith_{name}_{n}" for n in count(2)))
+        found = next(candidate for candidate in candidates if candidate not in used)
+        used.add(found)
+        chosen.append(found)
+    return chosen
+
+
+def names_of_run(text: Sequence[str], labels: LabelMap) -> dict[str, str]:
+    """Our columns of predictions.parquet -> their names beside the text columns of the data."""
+    ours = ["split", "row", "label", *list_answers(labels), "truncated"]
+    return dict(zip(ours, choose_column_names(ours, text), strict=True))
+
+
+def describe_renaming(ours: Iterable[str], chosen: Iterable[str]) -> str | None:
+    """One line when a name was taken; None when all have their own."""
+    moved = [f"{new!r} instead of {old!r}" for old, new in zip(ours, chosen, strict=True) if old != new]
+    if not moved:
+        return None
+    more = f" and {len(moved) - 6} more" if len(moved) > 6 else ""
+    return f"Columns of the data have names of ours: the predictions use {', '.join(moved[:6])}{more}."

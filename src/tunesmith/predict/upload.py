@@ -8,7 +8,7 @@ from pathlib import Path
 from tunesmith.encoder.config_file import read_config_file
 from tunesmith.errors import ConfigError, ResourceError, short_text
 from tunesmith.predict.facts import model_folder_of, read_facts
-from tunesmith.predict.graph_facts import is_graph_folder
+from tunesmith.predict.graph_facts import is_graph_folder, read_graph_facts
 
 LOADING = """
 ## How to load
@@ -20,7 +20,6 @@ from tunesmith import Predictor
 Predictor.load(snapshot_download("{repo}")).predict({example})
 ```
 """
-NO_TORCH = "It needs no torch: `pip install --no-deps -r requirements.txt`, with the file of this repository.\n\n"
 
 
 def push_model(path: str | Path, repo: str, *, private: bool = False, revision: str | None = None) -> str:
@@ -55,7 +54,7 @@ def _card_for(folder: Path, repo: str) -> str:
     columns = read_facts(folder, read_config_file(folder)).text_columns
     example = '[("...", "...")]' if columns is not None and len(columns) == 2 else '["..."]'
     if is_graph_folder(folder):
-        text, runtime = text.partition("## Use\n")[0], NO_TORCH
+        text, runtime = text.partition("## Use\n")[0], f"{read_graph_facts(folder).installing}\n\n"
     else:
         text, runtime = text.replace('"text-classification", "model")', f'"text-classification", "{repo}")'), ""
     return text.rstrip() + "\n" + LOADING.format(repo=repo, example=example, runtime=runtime)

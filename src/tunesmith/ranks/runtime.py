@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -236,8 +238,14 @@ def _refuse_what_a_launcher_wants() -> None:
     if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
         raise ConfigError(
             "DeepSpeed was asked for by the launcher; this engine does not use it",
-            fix="Launch with --use_fsdp to share the model out, or with --multi_gpu for a copy on each device.",
+            fix="Launch with --use_fsdp to shard the model, or with --multi_gpu for a copy on each device.",
         )
     asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if asked not in ("no", ""):
         log.warning("the launcher's mixed precision (%s) is not used: --bf16 or --fp16 of the run decide", asked)
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether fused kernels can be compiled here."""
+    return torch.cuda.is_available() and find_spec("triton") is not None

@@ -17,8 +17,8 @@ import numpy as np
 from tunesmith.errors import DataError, did_you_mean
 from tunesmith.files import BadFile, read_plain
 from tunesmith.labels import LabelMap, Task
+from tunesmith.reading.column_profile import is_missing_word
 from tunesmith.reading.columns import Columns, has_label, label_parts
-from tunesmith.reading.label_cells import is_missing_word
 from tunesmith.reading.label_survey import NUMBER, class_names, is_list_type, plain_numbers, style_of_numbers
 from tunesmith.reading.ready_commands import train_with
 from tunesmith.reading.source import BAD_COLUMN, Part, Source

@@ -12,7 +12,7 @@ from typing import NoReturn
 from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.labels import UNLABELLED, Task
 from tunesmith.reading.column_choice import choose_by_content, first_rows, is_sure_label, profile_source
-from tunesmith.reading.label_cells import (
+from tunesmith.reading.column_profile import (
     DOUBTFUL_SEPARATORS,
     find_separator,
     has_other_numbers,

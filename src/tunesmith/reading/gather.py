@@ -183,7 +183,7 @@ def _explain(error: Exception, name: str, config_name: str | None) -> TunesmithE
         return DataError(f"the files of the dataset {name} cannot be read ({short_text(error.__cause__ or error)})")
     if isinstance(error, OSError) or type(error).__module__.startswith(("httpx", "httpcore", "huggingface_hub")):
         return ResourceError(
-            f"the download of the dataset {name} broke off ({short_text(error)})",
+            f"the download of the dataset {name} was interrupted ({short_text(error)})",
             fix="Run the same command again: what has arrived is kept.",
         )
     return DataError(f"the dataset {name} cannot be loaded ({type(error).__name__}: {short_text(error)})")

@@ -12,8 +12,8 @@ import numpy as np
 
 from tunesmith.errors import DataError
 from tunesmith.labels import UNLABELLED, LabelMap, Task, match_names
+from tunesmith.reading.column_profile import SEPARATOR_WORDS, find_separator, join_switches, unfold_cells
 from tunesmith.reading.columns import Columns, has_label, label_parts
-from tunesmith.reading.label_cells import SEPARATOR_WORDS, find_separator, join_switches, unfold_cells
 from tunesmith.reading.label_names import Naming, check_enough, check_split, choose_names, put_positive_last
 from tunesmith.reading.label_survey import (
     NUMBER,
@@ -254,5 +254,5 @@ def notes_on_classes(parts: Mapping[str, Part], labels: LabelMap) -> list[str]:
         missing = [name for i, name in enumerate(labels.names) if not (ids == i).any()]
         if split.startswith(("validation", "test")) and missing and (ids >= 0).any():
             shown = ", ".join(map(repr, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
-            notes.append(f"No {split} row has the label {shown}: {split} scores say nothing about it.")
+            notes.append(f"No {split} row has the label {shown}: {split} scores do not measure it.")
     return notes

@@ -11,7 +11,7 @@ from typing import Any
 
 from tunesmith.errors import DataError
 from tunesmith.findings import Finding
-from tunesmith.reading.label_cells import CURRENCY, number_style
+from tunesmith.reading.column_profile import CURRENCY, number_style
 from tunesmith.reading.source import Source
 
 MAX_LABELS = 10_000

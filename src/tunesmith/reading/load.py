@@ -21,7 +21,7 @@ from tunesmith.reading.label_names import merge_variants
 from tunesmith.reading.read import read_source
 from tunesmith.reading.source import Part, Source, check_texts, fingerprint_parts
 from tunesmith.reading.split import MAX_GROUPED_ROWS, draw_fold, draw_split, sample_part
-from tunesmith.reading.table_cache import release_pages
+from tunesmith.tokens.token_cache import release_pages
 
 if TYPE_CHECKING:
     from datasets import Dataset

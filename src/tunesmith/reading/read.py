@@ -142,7 +142,7 @@ def _first_text(file: _File) -> str:
 
 
 def _reading_note(file: _File) -> str | None:
-    """A sentence when columns are set apart by something else than the suffix says."""
+    """A sentence when columns are separated by something else than the suffix says."""
     if file.kind == "sheet" and not file.gzipped:
         return note_sheet(file.path, file.origin, file.sheet)
     if file.kind == "fasttext":
@@ -151,7 +151,7 @@ def _reading_note(file: _File) -> str | None:
     if file.dialect is None or usual is None or file.dialect.delimiter == usual.delimiter:
         return None
     name = DELIMITER_NAMES.get(file.dialect.delimiter, repr(file.dialect.delimiter))
-    return f"Reading: the columns of {file.origin} are set apart by {name}."
+    return f"Reading: the columns of {file.origin} are separated by {name}."
 
 
 def _refuse_zeros(path: Path, origin: str) -> None:

@@ -34,7 +34,7 @@ def sheet_batches(path: Path, *, origin: str, limits: DecompressionLimits, sheet
     body = rows[1:]
     if len(names) == 1 and body and len(_trimmed(body[0][1])) > 1:
         fix = f"Delete what is above row {body[0][0]} and save the sheet."
-        raise DataError(f"the first row is {names[0]!r}, a title and no header", where=f"{origin}:{first}", fix=fix)
+        raise DataError(f"the first row is {names[0]!r}, a title, not a header", where=f"{origin}:{first}", fix=fix)
     for number, cells in body:
         if any(cells[len(names) :]):
             fix = f"Name every column in row {first}."

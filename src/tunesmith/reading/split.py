@@ -200,7 +200,9 @@ def follow_split_column(sources: Mapping[str, Source], asked: str | None, notes:
     for row, cell in enumerate(cells):
         rows[SPLITS[cell]].append(row)
     counts = ", ".join(f"{len(rows[split]):,} {split}" for split in rows if rows[split])
-    notes.append(f"Column {name!r} says the split of each row: {counts} rows (--split_column_name none: not followed).")
+    notes.append(
+        f"Column {name!r} gives the split of each row: {counts} rows (--split_column_name none: not followed)."
+    )
     return {split: _select(train, split, picked) for split, picked in rows.items() if picked}
 
 

@@ -1,16 +1,14 @@
 """Tables on disk, made once for each content: written to a temporary file, renamed when complete, memory-mapped after.
 
-The name of a table holds its rows, its size and a mark of its bytes: a damaged one is made again, and one of another size
-is not read for that. Every page of a mapped table that was read counts as memory of this process until it is released.
+The name of a table holds its rows, its size and a mark of its bytes: a damaged one is made again, and one of another size is
+not read for that.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import logging
-import mmap
 import os
 import time
 import uuid
@@ -24,7 +22,7 @@ from tunesmith.run.remembered import known_hash, own_cache
 from tunesmith.run.writing import create
 
 if TYPE_CHECKING:
-    from datasets import Dataset
+    pass
 
 log = logging.getLogger(__name__)
 _STALE_SECONDS = 24 * 3600
@@ -131,29 +129,3 @@ def _explain(error: OSError, cache_dir: Path) -> ResourceError:
     return ResourceError(
         f"the data cache cannot be used ({reason})", where=str(cache_dir), fix="Give another --cache_dir."
     )
-
-
-_MAPS = Path("/proc/self/maps")
-
-
-def release_pages(dataset: Dataset) -> int:
-    """Gives the pages of the dataset's files back to the system; returns the number of bytes of those mappings.
-
-    Nothing is lost: the mappings are read-only views of files, and a page that is needed again is read again (from
-    the page cache, as a rule). Where the system has no /proc, nothing happens.
-    """
-    files = {str(Path(entry["filename"]).resolve()) for entry in dataset.cache_files}
-    if not files or not _MAPS.exists():
-        return 0
-    advise = ctypes.CDLL(None, use_errno=True).madvise
-    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    released = 0
-    for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        span, rights, _, _, _, *path = line.split(maxsplit=5)
-        if (
-            path and path[0] in files and "w" not in rights
-        ):  # a written private page would be lost: those are left alone
-            start, end = (int(address, 16) for address in span.split("-"))
-            if advise(start, end - start, mmap.MADV_DONTNEED) == 0:
-                released += end - start
-    return released

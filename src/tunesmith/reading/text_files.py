@@ -61,7 +61,7 @@ def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | bool | No
     character = _DELIMITERS.get(delimiter.lower(), delimiter)
     if len(character) != 1 or character in '"\r\n\0':
         fix = "Use one character, or tab, comma, semicolon, pipe, space."
-        raise ConfigError(f"--delimiter {delimiter!r} cannot set fields apart", fix=fix)
+        raise ConfigError(f"--delimiter {delimiter!r} cannot separate fields", fix=fix)
     return Dialect(character, quoted, sure=True)
 
 

@@ -18,8 +18,13 @@ MOST_EPOCHS = 10.0
 FEWEST_STEPS = 400
 """Fewer updates leave an encoder near where it started: passes are added for small data, up to MOST_EPOCHS."""
 LARGEST_RATE = 1.5e-4
+USUAL_SIZE, MOST_TIMES = 0.061, 2.0
+"""Root mean square of all-MiniLM-L6-v2's matrices, at width 384. A step of Adam has the same length whatever the weights are:
+where they are larger, it changes them less. granite-embedding-30m has 2.6 times the size and was best at twice the rate."""
 RARE = 0.1
 """A label with a smaller share of the rows is one that accuracy hardly sees."""
+FEW_LABELS = 64
+"""Up to so many training rows a label the contrastive start was better than a new head (docs/how_to/better_models.md)."""
 FEW_UPDATES = 120
 """At 75 updates a head that starts fitted was better (TREC, SUBJ, MRPC with 200 rows, 3 epochs), at 190 it was not."""
 
@@ -52,6 +57,10 @@ class RunFacts:
     pooling: Pooling = "pooler"
     why: str = "too few rows for a probe"
     head_fits: bool = False
+    new_head: bool = False
+    """The last layer is not in the checkpoint."""
+    matrix_size: float = 0.0
+    """Root mean square of the matrices of the encoder's layers; 0: not known."""
     rarest: tuple[int, str, float] | None = None
     """Id, name and share of the label with the fewest training rows, where rows have one label each."""
     metrics: tuple[str, ...] = ()
@@ -65,16 +74,21 @@ def decide(config: RunConfig, facts: RunFacts) -> list[Decision]:
 
 def _is_open(config: RunConfig, name: str) -> bool:
     value = getattr(config, name)
-    return value is None or (name == "head_start" and value == "auto")
+    return value is None or (name in ("head_start", "contrastive_start") and value == "auto")
 
 
 def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
     yield Decision("pooling", facts.pooling, facts.why)
-    start, why = _head_start(config, facts)
+    contrast, why = _contrastive_start(config, facts)
+    yield Decision("contrastive_start", contrast, why)
+    contrast = contrast if config.contrastive_start == "auto" else config.contrastive_start
+    start, why = _head_start(config, facts, after=contrast)
     yield Decision("head_start", "on" if start else "off", why)
     batch, reason = _batch(facts)
     yield Decision("per_device_train_batch_size", batch, reason)
     epochs, reason = epochs_for(facts, config.per_device_train_batch_size or batch, config.gradient_accumulation_steps)
+    if contrast == "on":
+        epochs, reason = USUAL_EPOCHS, "the contrastive start has taught the encoder most of it"
     yield Decision("num_train_epochs", epochs, reason)
     rate, reason = _rate(facts)
     yield Decision("learning_rate", rate, reason)
@@ -85,8 +99,22 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
     yield from _metric(facts)
 
 
-def _head_start(config: RunConfig, facts: RunFacts) -> tuple[bool, str]:
+def _contrastive_start(config: RunConfig, facts: RunFacts) -> tuple[str, str]:
+    """For runs of few rows a label, whose length is left to the recipe."""
+    each = facts.rows / max(facts.classes, 1)
+    if each > FEW_LABELS or facts.task not in (Task.BINARY, Task.MULTICLASS):
+        return "off", f"it is for up to {FEW_LABELS} rows a label"
+    if config.max_steps > 0 or config.num_train_epochs is not None:
+        return "off", "the length of the training is given"
+    if facts.world > 1 or config.freeze or not facts.new_head:
+        return "off", "it is for one process, a new head and an encoder that is trained"
+    return "on", f"{each:.0f} rows a label: which rows have one label is learned first, from pairs"
+
+
+def _head_start(config: RunConfig, facts: RunFacts, *, after: str) -> tuple[bool, str]:
     """A fitted head pulls the encoder less: it is for runs that end before a new one has learned anything."""
+    if after == "on":
+        return True, "fitted after the contrastive start"
     if not facts.head_fits:
         return False, "there is no linear model to start from"
     rows = config.per_device_train_batch_size or _batch(facts)[0]
@@ -127,11 +155,14 @@ def epochs_for(facts: RunFacts, batch: int, accumulation: int) -> tuple[float, s
 
 
 def _rate(facts: RunFacts) -> tuple[float, str]:
-    """Wider models take smaller steps: 1e-4 at width 384, 3.5e-5 at 768, 2.3e-5 at 1024."""
-    rate = min(1e-4 * (384 / max(facts.width, 1)) ** 1.5, LARGEST_RATE)
-    kind = ""
+    """Wider models take smaller steps: 1e-4 at width 384, 3.5e-5 at 768, 2.3e-5 at 1024; larger weights take larger ones."""
+    width = max(facts.width, 1)
+    rate, kind = min(1e-4 * (384 / width) ** 1.5, LARGEST_RATE), ""
+    times = facts.matrix_size / (USUAL_SIZE * (384 / width) ** 0.5)
     if facts.model_type.startswith("deberta"):
         rate, kind = rate / 2, f", half of it for {facts.model_type}"
-    if facts.model_type == "modernbert":
+    elif facts.model_type == "modernbert":
         rate, kind = rate * 2, f", twice it for {facts.model_type}"
+    elif times > 1:
+        rate, kind = rate * min(times, MOST_TIMES), f", and the size of its weights, {times:.1f} times the usual"
     return float(f"{rate:.2g}"), f"by the width of the model, {facts.width}{kind}"

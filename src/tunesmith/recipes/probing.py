@@ -1,7 +1,8 @@
 """The probe: what the frozen encoder and a linear model already know about the task, before the first step.
 
-It sees a sample of the training rows. From it come the pooling that suits checkpoint and data, first values for the last
-layer, floors for the report, probabilities of rows by a model that has not seen them, and a measured rate.
+It sees a sample of the training rows. From it come the pooling that suits checkpoint and data, first values for the last layer,
+floors for the report, probabilities of rows by a model that has not seen them, and a measured rate. The floor of words is a
+linear model on TF-IDF of words and word pairs: a fine-tuned encoder must be better.
 """
 
 from __future__ import annotations
@@ -17,14 +18,40 @@ import torch
 from torch import nn
 
 from tunesmith.encoder.pooling import Pooling, pooled_features, poolings_of
-from tunesmith.labels import LabelMap
+from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.suite import Suite
 from tunesmith.ranks.runtime import Runtime
-from tunesmith.recipes.frozen_features import FrozenFeatures, cached_features, compute_features
-from tunesmith.recipes.linear_fit import LinearFit, fit_linear
-from tunesmith.recipes.word_floor import word_scores
+from tunesmith.recipes.linear_fit import FrozenFeatures, LinearFit, cached_features, compute_features, fit_linear
 from tunesmith.tokens.batches import Padding
 from tunesmith.tokens.token_rows import TokenRows
+
+MOST_ROWS = 10_000
+"""Training rows used: more would cost more than they teach a model of words."""
+
+
+def word_scores(
+    train: Sequence[str], labels: npt.NDArray[Any], others: Sequence[Sequence[str]], task: Task, classes: int
+) -> list[npt.NDArray[np.float64]]:
+    """Scores (rows, classes) of each list of other texts; for regression the value. Fitted on the training texts."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import Ridge
+
+    known = np.flatnonzero(labels >= 0) if labels.dtype.kind == "i" else np.arange(len(labels))
+    known = known[:MOST_ROWS]
+    words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), max_features=200_000, token_pattern=r"(?u)\b\w+\b")
+    try:
+        table = words.fit_transform([train[int(i)] for i in known])
+    except ValueError:  # not one word in any text
+        return [np.zeros((len(texts), classes)) for texts in others]
+    targets = labels[known] if labels.ndim == 2 or task is Task.REGRESSION else np.eye(classes)[labels[known]]
+    fitted = Ridge(alpha=1.0, solver="sparse_cg", tol=1e-3).fit(table, np.asarray(targets, dtype=np.float64))
+    found = []
+    for texts in others:
+        scores = fitted.predict(words.transform(texts)).reshape(len(texts), -1)
+        # Half the way between no and yes is where a logit changes its sign.
+        found.append(scores if task is Task.REGRESSION else 4.0 * (scores - 0.5))
+    return found
+
 
 Floors = dict[str, dict[str, dict[str, Any]]]
 """By split, by floor ("frozen features + linear head", "TF-IDF + linear model"), by metric: a score as in metrics.json."""

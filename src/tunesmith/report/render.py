@@ -13,16 +13,18 @@ from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tunesmith.report.build import Report
 from tunesmith.report.charts import make_charts, overlay_charts, reliability_chart, value_charts
-from tunesmith.report.compare import Comparison
 from tunesmith.report.score_table import Headline, ScoreGrid, make_grid
 from tunesmith.run.ledger import write_own
 from tunesmith.run.writing import write_file
+
+if TYPE_CHECKING:
+    from tunesmith.report.compare import Comparison
 
 TEXT_LIMIT = 700
 """Characters of a mistake's text shown at once; the rest unfolds."""

@@ -21,8 +21,6 @@ from tunesmith.run.writing import disk_error
 Health = Literal["sound", "note", "useless", "broken"]
 """sound; worth knowing; of no use (a repair removes it); damaged in a way that a person must decide about."""
 
-FINISHED = ("completed", "early_stopping")
-
 
 @dataclass(frozen=True)
 class Examined:
@@ -161,7 +159,7 @@ def end_of(run: RunDir) -> RunEnded | None:
     except (OSError, TunesmithError):
         return None
     last = events[-1] if events else None
-    finished = isinstance(last, RunEnded) and last.reason in FINISHED
+    finished = isinstance(last, RunEnded) and last.finished
     if not finished or not run.model.is_dir() or not run.report_file.is_file():
         return None
     assert isinstance(last, RunEnded)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -51,13 +52,16 @@ _FIX = (
 
 def package_versions() -> dict[str, str | None]:
     """Installed versions of the packages a result depends on; None where one is missing."""
-    found: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
+    return {name: _version_of(name) for name in PACKAGES}
+
+
+@cache
+def _version_of(name: str) -> str | None:
+    """Read once in a process: a package's metadata is a file of up to 50 kB."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def describe_environment() -> dict[str, Any]:

@@ -66,6 +66,8 @@ def _parse_inputs(data: dict[str, Any]) -> Question:
 def _top_k(value: Any) -> int | None:
     if value is None:
         return None
+    if isinstance(value, float) and value.is_integer():  # 3.0 is a whole number in JSON
+        value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadRequest(422, '"top_k" must be a whole number from 1 on')
     return value

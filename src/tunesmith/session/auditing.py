@@ -9,11 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tunesmith.audit.review_file import describe_suspects, format_review
 from tunesmith.audit.row_audit import sort_findings
-from tunesmith.audit.row_sample import sample_rows
-from tunesmith.audit.suspects import judge_labels, rank_suspects, word_space
-from tunesmith.audit.text_survey import Ints
+from tunesmith.audit.suspects import describe_suspects, format_review, judge_labels, rank_suspects, word_space
+from tunesmith.audit.text_survey import Ints, sample_rows
 from tunesmith.config.schema import RunConfig
 from tunesmith.encoder.config_file import read_config_file
 from tunesmith.encoder.tokenizer import load_tokenizer, position_limit
@@ -22,7 +20,7 @@ from tunesmith.labels import Task
 from tunesmith.reading.load import DataBundle
 from tunesmith.run.writing import write_new
 from tunesmith.session.inputs import RunData, read_run_data
-from tunesmith.session.token_audit import audit_texts
+from tunesmith.session.run_tokens import audit_texts
 from tunesmith.session.watch import Watch
 
 LabelJudge = Literal["words", "probe", "deep", "off"]

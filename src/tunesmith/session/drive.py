@@ -15,16 +15,14 @@ from tunesmith.errors import CheckpointError
 from tunesmith.events import Event, RunEnded, RunStarted, StepDone
 from tunesmith.keep.keeper import RunKeeper
 from tunesmith.metrics.row_evidence import rows_to_keep
-from tunesmith.predict.model_folder import describe_model
+from tunesmith.predict.torch_network import describe_model
 from tunesmith.ranks.roster import RankRoster
 from tunesmith.ranks.sharding import gathered_state
-from tunesmith.run.doctor import FINISHED
 from tunesmith.run.environment import describe_environment, reach
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ledger import write_own
 from tunesmith.run.reader import read_journal
 from tunesmith.session.card import write_card
-from tunesmith.session.ending import RunEnding
 from tunesmith.session.finish import (
     draw_and_explain,
     export_run,
@@ -37,11 +35,10 @@ from tunesmith.session.finish import (
     write_data_summary,
     write_results,
 )
-from tunesmith.session.first_steps import announce_plan
-from tunesmith.session.planning import make_plan
+from tunesmith.session.inputs import is_installed
+from tunesmith.session.planning import announce_plan, make_plan
 from tunesmith.session.prepare import Prepared
-from tunesmith.session.refused import is_installed
-from tunesmith.session.result import RunResult
+from tunesmith.session.result import RunEnding, RunResult
 from tunesmith.session.run_session import Session, ending_well
 from tunesmith.session.watch import Watch
 
@@ -60,7 +57,7 @@ def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
     if run.checkpoints() and not whole:
         return  # stopped, maybe on its way out (the report is written last): the checkpoints say whether it is the same run
     events = read_journal(run.journal_file) if run.journal_file.exists() else []
-    ended = bool(events) and isinstance(events[-1], RunEnded) and events[-1].reason in FINISHED
+    ended = bool(events) and isinstance(events[-1], RunEnded) and events[-1].finished
     if run.checkpoints() and not ended:
         return
     results = [p for p in (*run.folders, *run.result_files, run.report_file) if p.exists()]

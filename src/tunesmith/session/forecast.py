@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError, ResourceError
-from tunesmith.session.refused import refuse_what_is_not_built
+from tunesmith.session.inputs import refuse_what_is_not_built
 
 ERROR_MARK = "tunesmith-forecast-error: "
 
@@ -43,6 +44,8 @@ class Forecast:
 def forecast_run(config: RunConfig) -> Forecast:
     """Measures in a child process, so that its memory is that of one run. Problems of the config or the data are raised."""
     refuse_what_is_not_built(config)
+    if find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
     options = {name: _plain(value) for name, value in to_dict(config).items() if value is not None}
     command = [sys.executable, "-m", "tunesmith.session.forecast_worker"]
     sent = json.dumps({"begun": time.time(), "options": options})

@@ -20,11 +20,10 @@ from tunesmith.run.layout import RunDir
 from tunesmith.run.ledger import start_ledger
 from tunesmith.run.lock import RunLock
 from tunesmith.session.drive import train_run
-from tunesmith.session.first_steps import peak_bytes
 from tunesmith.session.forecast import ERROR_MARK, Forecast
 from tunesmith.session.inputs import read_run_data
 from tunesmith.session.pace import WARM_READS, Pace, RunClock
-from tunesmith.session.planning import STEPS_A_READ, make_plan
+from tunesmith.session.planning import STEPS_A_READ, make_plan, peak_bytes
 from tunesmith.session.prepare import Prepared, prepare, start_runtime
 from tunesmith.session.watch import Watch
 from tunesmith.tokens.batches import Batches, Window

@@ -1,12 +1,37 @@
-"""The plan of a run from its config: how many steps, at which rate, when to evaluate and save."""
+"""The plan of a run from its config (how many steps, at which rate, when to evaluate and save), its identity, and one line
+about the whole run as soon as its first steps are measured: time, memory, disk.
+
+The identity is what a checkpoint is compared with when it is resumed. docs/reliability.md lists its fields.
+"""
 
 from __future__ import annotations
 
-from tunesmith.config.schema import RunConfig
+import hashlib
+import json
+import resource
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunesmith.config.schema import RunConfig, to_dict
+from tunesmith.encoder.config_file import read_config_file
 from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
 from tunesmith.errors import ConfigError
+from tunesmith.events import Event, StepDone
+from tunesmith.keep.checkpoint import Identity, content_mark
 from tunesmith.metrics.suite import Suite
+from tunesmith.ranks.runtime import Runtime
+from tunesmith.reading.load import DataBundle
+from tunesmith.run.environment import package_versions
+from tunesmith.run.remembered import known_hash
+from tunesmith.session.watch import Say
 from tunesmith.tokens.batches import Batches
+from tunesmith.tokens.token_encoder import padded_fingerprint
+from tunesmith.tokens.token_rows import Sampling
+
+if TYPE_CHECKING:
+    from tunesmith.session.prepare import Prepared
 
 STEPS_A_READ = 16
 """Steps on a GPU whose numbers are read together: the host is ahead of the device in between."""
@@ -80,3 +105,107 @@ def _interval(value: int | float | None, steps: int) -> int:
     if value is None:
         return 500
     return max(1, int(steps * value)) if 0 < value < 1 else int(value)
+
+
+INERT_NAMES = """
+    output_dir run_name save_strategy save_steps save_total_limit save_only_model resume_from_checkpoint weights_only
+    logging_strategy logging_steps logging_first_step disable_tqdm report_to project preprocessing_num_workers
+    overwrite_cache cache_dir allow_changed_data allow_download dataloader_num_workers dataloader_pin_memory
+    train_file validation_file test_file test_split_name max_predict_samples model_name_or_path tokenizer_name
+    config_name model_revision use_cpu auto_find_batch_size ddp_timeout time_budget
+    fsdp fsdp_config strict_data labels_file
+"""
+INERT = frozenset(INERT_NAMES.split())
+"""Options that may differ when a run is resumed: they change neither data order nor maths. Data, model and tokenizer are
+compared by content, whatever file or name they come from."""
+IDLE_CONFIG = frozenset({"_name_or_path", "transformers_version", "_commit_hash"})
+"""Entries of a model's config.json that say where it comes from, not what it computes."""
+
+
+def make_identity(
+    config: RunConfig, bundle: DataBundle, folder: Path, tokenizer: Any, *, max_length: int, runtime: Runtime
+) -> Identity:
+    """What a checkpoint of this run is compared with on resume: options that matter; data, model and tokenizer by content."""
+    options = {k: _plain(v) for k, v in to_dict(config).items() if k not in INERT}
+    options |= {_name_of(split): content_mark(found) for split, found in bundle.split_fingerprints.items()}
+    options["columns"] = [*bundle.columns.text, bundle.columns.label]
+    options["the tokenizer"] = content_mark(padded_fingerprint(tokenizer, max_length))
+    stored = {k: v for k, v in read_config_file(folder).items() if k not in IDLE_CONFIG}
+    options["the config of the base model"] = content_mark(json.dumps(stored, sort_keys=True))
+    weights = sorted(folder.glob("model*.safetensors"))
+    options["the weights of the base model"] = content_mark(*(f"{p.name} {known_hash(p)}" for p in weights))
+    options["eval_steps"] = config.evaluation_steps
+    options["bf16"] = runtime.precision == "bf16"  # asked for, or what the device does by itself
+    options["processes"] = runtime.world  # each has a batch of its own: another number is another experiment
+    if runtime.sharding is not None:  # by a flag or by the launcher: sums are taken in another order
+        options["fsdp"] = "full_shard" if runtime.sharding.reshard_after_forward else "shard_grad_op"
+    versions = {**package_versions(), "device": runtime.device.type}
+    return Identity(
+        _run_id(options, bundle.fingerprint), bundle.fingerprint, options, bundle.labels.to_json(), versions
+    )
+
+
+def with_order(identity: Identity, sampling: Sampling) -> Identity:
+    """The same with the order of rows, once it is known: what is best depends on model and device."""
+    options = {**identity.config, "train_sampling_strategy": sampling}
+    return replace(identity, run_id=_run_id(options, identity.data), config=options)
+
+
+def _name_of(split: str) -> str:
+    return f"the {'training' if split == 'train' else split} data"
+
+
+def _run_id(options: dict[str, Any], data: str) -> str:
+    return hashlib.sha256(json.dumps([options, data], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+WARM_STEPS, TIMED_STEPS = 3, 10
+FEWEST_STEPS = 40
+"""A shorter run is over before its forecast is worth a line."""
+
+
+def announce_plan(prepared: Prepared, plan: Plan, say: Say) -> Callable[[Event], None]:
+    """A listener that says once how long the steps will take, by the tokens of the first ones."""
+    timed: list[StepDone] = []
+
+    def on(event: Event) -> None:
+        if not isinstance(event, StepDone) or plan.num_steps < FEWEST_STEPS or len(timed) >= TIMED_STEPS:
+            return
+        if event.step > max(WARM_STEPS, plan.read_back_every):  # the steps of one read share its time
+            timed.append(event)
+        if len(timed) == TIMED_STEPS:
+            say(_sentence(prepared, plan, timed))
+
+    return on
+
+
+def _sentence(prepared: Prepared, plan: Plan, timed: list[StepDone]) -> str:
+    batches = prepared.batches
+    tokens = float(batches.rows.lengths.sum()) / batches.steps_in_epoch(0) / batches.world
+    seconds = sum(s.seconds for s in timed) / max(sum(s.tokens for s in timed), 1) * tokens * plan.num_steps
+    took = (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.1f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )
+    weights = sum(p.numel() * p.element_size() for p in prepared.state.model.parameters())
+    disk = weights * (3 + 1 + 1)  # a checkpoint has the weights and two moments; best/ and model/ have the weights
+    return (
+        f"Plan: {plan.num_steps:,} steps take about {took}, {peak_bytes(prepared) / 1e6:,.0f} MB of memory so far, "
+        f"about {disk / 1e6:,.0f} MB on disk."
+    )
+
+
+def peak_bytes(prepared: Prepared) -> int:
+    """The most memory held so far: of the device where there is one, else of this process."""
+    if prepared.runtime.device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

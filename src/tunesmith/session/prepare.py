@@ -13,12 +13,13 @@ from tunesmith.config.schema import RunConfig
 from tunesmith.encoder.load import load_model, read_model_config
 from tunesmith.encoder.params import freeze
 from tunesmith.encoder.tokenizer import load_tokenizer, require_segments
+from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
 from tunesmith.engine.loop import require_agreement
-from tunesmith.engine.losses import TaskLoss, resolve_class_weights
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.state import TrainState, make_deterministic, seed_everything
 from tunesmith.errors import ConfigError
-from tunesmith.fast.strategies import Strategies, choose_strategies
+from tunesmith.fast.in_force import Strategies
+from tunesmith.fast.strategies import choose_strategies
 from tunesmith.keep.checkpoint import Identity
 from tunesmith.metrics.row_evidence import BestConstant
 from tunesmith.metrics.suite import Suite, make_suite
@@ -28,12 +29,11 @@ from tunesmith.ranks.runtime import Precision, Runtime, has_bf16, make_runtime
 from tunesmith.ranks.sharding_options import read_sharding
 from tunesmith.reading.load import DataBundle
 from tunesmith.run.environment import reach
-from tunesmith.session.identity import make_identity, with_order
 from tunesmith.session.inputs import RunData
-from tunesmith.session.run_tokens import tokenize_run
+from tunesmith.session.planning import make_identity, with_order
+from tunesmith.session.run_tokens import add_findings, audit_tokenized, tokenize_run
 from tunesmith.session.saying import say_data, say_lengths, say_model
 from tunesmith.session.settling import Settled, settle_recipe
-from tunesmith.session.token_audit import add_findings, audit_tokenized
 from tunesmith.session.watch import Watch
 from tunesmith.tokens.batches import Batches, Padding
 from tunesmith.tokens.token_rows import TokenRows

@@ -1,21 +1,39 @@
-"""What a run ended with, as an object that predicts, evaluates, reports and shows itself."""
+"""What a run ended with, as an object that predicts, evaluates, reports and shows itself; and what a caller that trains several
+runs for one model does to each between its last step and its scores.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.errors import DataError
+from tunesmith.events import Event
 from tunesmith.metrics.uncertainty import Score
 from tunesmith.run.layout import RunDir
 
 if TYPE_CHECKING:
     from tunesmith.predict.predictor import Predictor
+
+
+@dataclass(frozen=True)
+class RunEnding:
+    """`enough` ends training after an event, with the weights as they are; `change` is given the model before it is scored.
+
+    `thresholds`, `lines` (beside what the recipe decided) and `scores` (beside those of the splits) are stored with the run.
+    """
+
+    enough: Callable[[Event], bool] = lambda event: False
+    change: Callable[[Any], None] = lambda model: None
+    thresholds: tuple[float, ...] | None = None
+    lines: tuple[str, ...] = ()
+    scores: dict[str, dict[str, Score]] = field(default_factory=dict)
+
 
 SHOWN_METRICS = 4
 """Metrics beside the loss in what a notebook shows; the report has them all."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tunesmith.engine.loop import BatchSource, Evaluate, train_events
 from tunesmith.engine.plan import Plan
 from tunesmith.errors import ResourceError, TunesmithError
 from tunesmith.events import Event
-from tunesmith.keep.keeper import RunKeeper
 from tunesmith.keep.record import RunRecord
 from tunesmith.ranks.roster import RankRoster
+
+if TYPE_CHECKING:
+    from tunesmith.keep.keeper import RunKeeper
 
 
 @dataclass

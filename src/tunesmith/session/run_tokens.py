@@ -1,7 +1,10 @@
-"""The rows of a run as tokens, and what the model is shown of rows that are too long for it."""
+"""The rows of a run as tokens, what the model is shown of rows that are too long for it, and what the tokenizer makes of the
+texts, as findings.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,11 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tunesmith.audit.readable import MOST_ROWS, check_cut, check_tokens
+from tunesmith.audit.row_audit import require_clean, sort_findings
+from tunesmith.audit.text_survey import sample_rows
 from tunesmith.config.schema import RunConfig
 from tunesmith.encoder.tokenizer import position_limit
+from tunesmith.findings import Finding
 from tunesmith.reading.load import DataBundle
 from tunesmith.recipes.deciding import Decision
-from tunesmith.session.watch import ShowProgress
+from tunesmith.session.watch import Say, ShowProgress
 from tunesmith.tokens.tokenize import LONGEST_LENGTH, USUAL_LENGTH, Tokenized, longest_allowed, tokenize
 from tunesmith.tokens.truncation import LongTexts
 
@@ -103,3 +110,43 @@ def decide_long_texts(lengths: npt.NDArray[np.int64], length: int, most: int) ->
         return Decision("long_texts", "full", f"{why}, and the model takes {longer}"), longer
     why += ", which is all the model takes; head_tail is for texts that end with what matters"
     return Decision("long_texts", "head", why), length
+
+
+def audit_texts(bundle: DataBundle, tokenizer: Any, *, asked: int | None, limit: int | None) -> list[Finding]:
+    """From a sample of each split: unknown tokens, scripts, languages, and how many rows would be cut."""
+    names = list(bundle.columns.text)
+    samples = {split: sample_rows(part, names, MOST_ROWS).columns for split, part in bundle.parts.items() if len(part)}
+    texts = {split: [text for name in names for text in columns[name]] for split, columns in samples.items()}
+    train = samples["train"]
+    rows = tokenizer(*(train[name] for name in names), truncation=False, verbose=False)["input_ids"]
+    length = longest_allowed(tokenizer, model_max=limit, asked=asked)
+    return [*check_tokens(texts, tokenizer), *_cut(np.array([len(row) for row in rows]), length, limit)]
+
+
+def audit_tokenized(
+    bundle: DataBundle, tokenizer: Any, train: Tokenized, *, length: int, limit: int | None
+) -> list[Finding]:
+    """The same for a run, whose rows are tokenized already."""
+    names = list(bundle.columns.text)
+    samples = {split: sample_rows(part, names, MOST_ROWS).columns for split, part in bundle.parts.items() if len(part)}
+    texts = {split: [text for name in names for text in columns[name]] for split, columns in samples.items()}
+    table = train.dataset.with_format("numpy")
+    return [
+        *check_tokens(texts, tokenizer),
+        *_cut(np.asarray(table["length"][:]) + np.asarray(table["cut"][:]), length, limit),
+    ]
+
+
+def add_findings(bundle: DataBundle, findings: Sequence[Finding], say: Say, *, strict: bool) -> DataBundle:
+    """The bundle with findings added, most serious first; warnings are shown."""
+    for finding in findings:
+        if finding.severity != "info":
+            say(finding.line())
+    require_clean(findings, strict=strict)
+    return replace(bundle, findings=tuple(sort_findings([*bundle.findings, *findings])))
+
+
+def _cut(lengths: Any, length: int, limit: int | None) -> list[Finding]:
+    over = np.maximum(lengths - length, 0)
+    longest = int(np.quantile(lengths, 0.99)) if len(lengths) else 0
+    return check_cut(len(lengths), int((over > 0).sum()), int(lengths.sum()), int(over.sum()), longest, limit, length)

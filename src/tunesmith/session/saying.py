@@ -5,8 +5,8 @@ from __future__ import annotations
 from tunesmith.config.schema import RunConfig
 from tunesmith.encoder.load import LoadedModel
 from tunesmith.encoder.resolve import EMBEDDED
-from tunesmith.fast.strategies import Strategies
-from tunesmith.predict.column_names import describe_renaming, names_of_run
+from tunesmith.fast.in_force import Strategies
+from tunesmith.predict.tables import describe_renaming, names_of_run
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.session.inputs import RunData
 from tunesmith.session.watch import Say

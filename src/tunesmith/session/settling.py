@@ -11,16 +11,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tunesmith.config.convert import AutoOnOff
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import Recipe, RunConfig
 from tunesmith.encoder.load import LoadedModel
-from tunesmith.encoder.params import count_layers
-from tunesmith.encoder.pooling import Pooling, last_linear, reads_linearly, set_pooling
+from tunesmith.encoder.params import count_layers, matrix_size
+from tunesmith.encoder.pooling import Pooling, last_linear, poolings_of, reads_linearly, set_pooling
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.labels import Task
 from tunesmith.metrics.suite import Suite
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.reading.load import DataBundle
+from tunesmith.recipes.contrastive import start_contrastively
 from tunesmith.recipes.deciding import Decision, RunFacts, decide
 from tunesmith.recipes.probing import Floors, Prober, ProbeResult
 from tunesmith.run.layout import RunDir, read_summary
@@ -30,7 +32,7 @@ from tunesmith.session.watch import Say, Watch
 from tunesmith.tokens.batches import Padding
 from tunesmith.tokens.token_rows import TokenRows
 
-NAMES = (*(f.name for f in fields(Recipe)), "head_start", "metric_for_best_model")
+NAMES = (*(f.name for f in fields(Recipe)), "contrastive_start", "head_start", "metric_for_best_model")
 """Options that a recipe decides."""
 
 
@@ -42,6 +44,7 @@ class Settled:
     reasons: tuple[str, ...] = ()
     floors: Floors = field(default_factory=dict)
     probe: ProbeResult | None = None
+    resumed: bool = False
 
 
 def settle_recipe(
@@ -68,13 +71,15 @@ def settle_recipe(
         lines = [line for line in found.reasons if first is None or not line.startswith(f"{first.name} ")]
         mine = {"values": {n: getattr(found.config, n) for n in NAMES}}
         mine["reasons"] = lines if first is None else [first.line(), *lines]
-        mine |= {"floors": found.floors, "head": _head_values(found)}
+        mine |= {"floors": found.floors, "head": _head_values(found), "resumed": found.resumed}
     told = runtime.gather_objects(mine)[0]
     config = replace(config, **told["values"])
     set_pooling(loaded.model, config.decided.pooling)
     if told["head"] is not None:
         _start_head(loaded.model, *told["head"])
     _say_settled(say, config, told["reasons"], told["floors"])
+    if config.contrastive_start == "on" and not told["resumed"]:
+        _contrast(config, loaded, data.bundle, splits["train"], padding, runtime, watch)
     return Settled(config, tuple(told["reasons"]), told["floors"], probe)
 
 
@@ -95,7 +100,9 @@ def _settled_before(config: RunConfig) -> Settled | None:
         summary = read_summary(run.data_summary_file)
     except CheckpointError:  # it is written again at every start
         summary = {}
-    return Settled(_closed(replace(config, **values)), tuple(summary.get("recipe") or ()), summary.get("floors") or {})
+    return Settled(
+        _closed(replace(config, **values)), tuple(summary.get("recipe") or ()), summary.get("floors") or {}, None, True
+    )
 
 
 def _from_scratch(
@@ -135,8 +142,9 @@ def _from_scratch(
 
 
 def _closed(config: RunConfig) -> RunConfig:
-    values = asdict(config.decided)
-    return replace(config, **values, head_start="off" if config.head_start == "auto" else config.head_start)
+    contrast: AutoOnOff = "on" if config.contrastive_start == "on" else "off"
+    start: AutoOnOff = contrast if config.head_start == "auto" else config.head_start
+    return replace(config, **asdict(config.decided), contrastive_start=contrast, head_start=start)
 
 
 def _facts(
@@ -158,9 +166,12 @@ def _facts(
         task=bundle.labels.task,
         world=runtime.world,
         rarest=_rarest(bundle, splits["train"]),
+        new_head=_head_is_new(loaded),
+        matrix_size=matrix_size(model),
     )
     if probe is None:
-        return facts
+        mean = facts.new_head and runtime.sharding is None and "mean" in poolings_of(model)
+        return replace(facts, pooling="mean") if mean else facts
     chosen, why = pooling_for(probe.pooling, probe.why, loaded.fresh)
     pooling = config.pooling or chosen
     fits = pooling in probe.fits and reads_linearly(model, pooling) and _head_is_new(loaded)
@@ -168,13 +179,13 @@ def _facts(
 
 
 def pooling_for(pooling: Pooling, why: str, fresh: Sequence[str]) -> tuple[Pooling, str]:
-    """What the probe chose; where that is the first token and the dense layer of the head is new, the model's own head.
+    """What the probe chose; where that is the first token and the dense layer of the head is new, the mean.
 
-    That head reads the first token too and learns with the model. A fixed one in its place cost granite-embedding-30m (RoBERTa)
-    5 to 9 points of a regression on pairs, and gained nothing elsewhere (docs/how_to/better_models.md).
+    The first token would be read through a fixed layer in place of one that the model was to learn. That cost
+    granite-embedding-30m (RoBERTa) up to 9 points; the mean was as good as its own head or better (docs/how_to/better_models.md).
     """
     if pooling == "first" and any("classifier.dense" in name or "pooler.dense" in name for name in fresh):
-        return "pooler", f"the model's own head reads the first token, {why}"
+        return "mean", f"the dense layer of the head is new, and the first token was {why}"
     return pooling, why
 
 
@@ -191,10 +202,37 @@ def _head_is_new(loaded: LoadedModel) -> bool:
 
 
 def _head_values(found: Settled) -> list[npt.NDArray[Any]] | None:
-    if found.probe is None or found.config.head_start != "on":
+    if found.probe is None or found.config.head_start != "on" or found.config.contrastive_start == "on":
         return None
     fit = found.probe.fits[found.config.decided.pooling]
     return [fit.weights.float().cpu().numpy(), fit.bias.float().cpu().numpy()]
+
+
+def _contrast(
+    config: RunConfig,
+    loaded: LoadedModel,
+    bundle: DataBundle,
+    rows: TokenRows,
+    padding: Padding,
+    runtime: Runtime,
+    watch: Watch,
+) -> None:
+    if bundle.labels.task not in (Task.BINARY, Task.MULTICLASS) or runtime.world > 1 or config.freeze:
+        raise ConfigError(
+            "--contrastive_start on is not possible: it is for rows of one label each, one process and no --freeze",
+            fix="Leave it out.",
+        )
+    start_contrastively(
+        loaded.model.to(runtime.device),
+        rows,
+        padding,
+        bundle.labels,
+        runtime,
+        learning_rate=config.decided.learning_rate,
+        fit_head=config.head_start == "on",
+        seed=config.seed,
+        on_step=lambda done, total: watch.progress("contrasting", done, total),
+    )
 
 
 def _start_head(model: Any, weights: npt.NDArray[Any], bias: npt.NDArray[Any]) -> None:

@@ -18,10 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.reading.table_cache import release_pages
 from tunesmith.run.environment import library_bars_off
 from tunesmith.tokens.map_workers import naming_map_workers, note_rows
-from tunesmith.tokens.token_cache import TokenCache, content_hash, default_token_cache
+from tunesmith.tokens.token_cache import TokenCache, content_hash, default_token_cache, release_pages
 from tunesmith.tokens.token_encoder import UNKNOWN, TokenEncoder, make_token_encoder, require_text_cells
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.tokens.truncation import LongTexts, TruncationCount

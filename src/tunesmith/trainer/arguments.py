@@ -152,7 +152,7 @@ def rows_per_rank(args: Any, batch_size: int, world: int) -> int:
         return batch_size
     if batch_size % world:
         raise ConfigError(
-            f"with split_batches a batch of {batch_size} rows is split over {world} ranks, which does not come out even",
+            f"with split_batches a batch of {batch_size} rows is split over {world} ranks, which leaves a remainder",
             where="TrainingArguments",
             fix=f"Use a batch size that is a multiple of {world}, or leave split_batches out of accelerator_config.",
         )

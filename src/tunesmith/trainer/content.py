@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from tunesmith.tokens.token_cache import content_hash
 from tunesmith.trainer.upstream import has_length, is_arrow_dataset
 
 MARK_BYTES = 8
@@ -117,6 +116,8 @@ def content_of(dataset: Any, depth: int = 0) -> str:
 
 def _arrow_content(dataset: Any) -> str:
     """Where most rows are used in another order, the stored rows and that order: to read them in it takes 40 times as long."""
+    from tunesmith.tokens.token_cache import content_hash
+
     indices = getattr(dataset, "_indices", None)
     columns = tuple(sorted(dataset.column_names))
     if indices is None or 2 * len(dataset) < dataset.data.num_rows:

@@ -17,9 +17,6 @@ from tunesmith.events import Evaluated, Resumed, RowsEvaluated, RunStarted
 from tunesmith.keep.checkpoint import PIECES
 from tunesmith.keep.record import RunRecord
 from tunesmith.keep.weight_files import holds, is_weights
-from tunesmith.labels import Task
-from tunesmith.metrics.row_evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
-from tunesmith.metrics.rows import to_numpy
 from tunesmith.ranks.sharding import is_sharded
 from tunesmith.run.journal import LOST_JOURNAL, require_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
@@ -41,6 +38,7 @@ from tunesmith.trainer.upstream import (
 )
 
 if TYPE_CHECKING:
+    from tunesmith.labels import Task
     from tunesmith.trainer.facade import Trainer
     from tunesmith.trainer.training import TrainerRun
 
@@ -196,6 +194,8 @@ def rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated |
     logits, labels = output.predictions, output.label_ids
     if not isinstance(logits, np.ndarray) or not isinstance(labels, np.ndarray):
         return None
+    from tunesmith.metrics.row_evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
+
     task = infer_task(logits, labels)
     if task is None:
         return None
@@ -207,6 +207,9 @@ def rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated |
 
 def _training_labels(trainer: Any, task: Task, width: int, otherwise: Any) -> Any:
     """The label column of the training set, or the evaluated labels where it has none of that kind."""
+    from tunesmith.labels import Task
+    from tunesmith.metrics.rows import to_numpy
+
     dataset = trainer.train_dataset
     for name in (*(trainer.label_names or ()), "labels", "label"):
         if name not in (getattr(dataset, "column_names", None) or ()):

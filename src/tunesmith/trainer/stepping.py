@@ -19,8 +19,8 @@ from torch import nn
 from tunesmith.engine.optim import attach_kernel
 from tunesmith.engine.state import StepHooks, TrainState
 from tunesmith.errors import ConfigError
-from tunesmith.fast.fused_ops import has_triton
-from tunesmith.fast.strategies import Strategies, choose_strategies
+from tunesmith.fast.in_force import Strategies
+from tunesmith.ranks.runtime import has_triton
 from tunesmith.tokens.batches import Padding, Window
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.trainer.listeners import listens, tell
@@ -158,6 +158,8 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
         trainer_log.warning("the speed-ups (batches without padding and the like) are off: the weights are sharded")
         return None
     runtime = trainer.runtime
+    from tunesmith.fast.strategies import choose_strategies  # with all speed-ups
+
     chosen = choose_strategies(
         trainer.model,
         None,

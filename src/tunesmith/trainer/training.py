@@ -12,7 +12,7 @@ from tunesmith.engine.optim import detach_kernel
 from tunesmith.engine.state import TrainState
 from tunesmith.engine.stopping import StopRequest
 from tunesmith.events import EpochStarted, Event, MicroBatchSplit, Note, SafePoint, Saved, StepDone
-from tunesmith.fast.strategies import Strategies
+from tunesmith.fast.in_force import Strategies
 from tunesmith.keep.plain import from_plain
 from tunesmith.keep.record import RunRecord
 from tunesmith.ranks.roster import RankRoster, rank_watch

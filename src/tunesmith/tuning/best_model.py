@@ -25,10 +25,9 @@ from tunesmith.run.ledger import require_own_folder, start_ledger
 from tunesmith.run.lock import RunLock
 from tunesmith.run.sealed import retire
 from tunesmith.run.writing import make_folder, write_file
-from tunesmith.session.ending import RunEnding
-from tunesmith.session.from_config import INPUTS, RunResult, finetune
+from tunesmith.session.from_config import INPUTS, NOT_COMPARED, RunResult, choose_folder, finetune
 from tunesmith.session.inputs import read_run_data
-from tunesmith.session.next_folder import NOT_COMPARED, choose_folder
+from tunesmith.session.result import RunEnding
 from tunesmith.session.watch import Watch
 from tunesmith.tuning.chosen import Chosen, choose_model
 from tunesmith.tuning.clock import Clock, TimeUp

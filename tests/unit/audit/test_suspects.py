@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tunesmith.audit.review_file import describe_suspects, format_review
-from tunesmith.audit.suspects import judge_labels, left_out, rank_suspects, word_space
+from tunesmith.audit.suspects import describe_suspects, format_review, judge_labels, left_out, rank_suspects, word_space
 from tunesmith.errors import DataError
 from tunesmith.labels import LabelMap, Task
 from tunesmith.reading.load import load_data

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith.cli.flags import MOST_USED, add_config_arguments, config_from_args
-from tunesmith.cli.parser import Parser
+from tunesmith.cli.parser import MOST_USED, Parser, add_config_arguments, config_from_args
 from tunesmith.config.schema import RunConfig, list_options
 from tunesmith.errors import ConfigError
 

@@ -19,7 +19,7 @@ from tunesmith.events import Note, StepDone
 from tunesmith.predict.tables import read_predictions
 from tunesmith.run.layout import RunDir
 from tunesmith.run.reader import read_journal
-from tunesmith.session.next_folder import free_folder
+from tunesmith.session.from_config import free_folder
 
 Command = Callable[..., tuple[int, str]]
 

@@ -79,7 +79,7 @@ def _schedule(kind: str, **options: Any) -> dict[str, Any]:
         ),
         ({"eval_strategy": "no", "save_strategy": "best"}, "save_strategy: best needs evaluations"),
         ({"save_strategy": "no", "load_best_model_at_end": True}, "load_best_model_at_end: needs checkpoints"),
-        ({"token_budget": 64, "max_seq_length": 128}, "token_budget: 64 holds not one row of 128 tokens"),
+        ({"token_budget": 64, "max_seq_length": 128}, "token_budget: 64 is too small for one row of 128 tokens"),
         ({"token_budget": 640, "train_sampling_strategy": "sequential"}, "token_budget: sorts rows"),
         ({"pad_to_max_length": True, "padding_free": "on"}, "padding_free: on contradicts pad_to_max_length"),
         ({"bf16": True, "fp16": True}, "fp16: cannot be used together with bf16"),

@@ -227,10 +227,18 @@ def test_the_verdict_is_the_cause(
 def test_overfitting_is_told_with_its_numbers_and_the_epoch_to_stop_at(synthetic: SimpleNamespace) -> None:
     found = verdict(synthetic, **CASES["the textbook case"][1])
     rose = "validation loss rose 0.41 to 0.63 after step 200 while train loss fell 0.30 to 0.08"
-    assert found.evidence == f"{rose}; early stopping (patience 2) would have ended the run at step 400 of 500"
-    assert found.advice[0] == "--early_stopping_patience 2 --load_best_model_at_end true"
-    assert found.advice[1] == "--num_train_epochs 2"
+    stop = f"{rose}; early stopping (patience 2) would have ended the run at step 400 of 500"
+    assert found.evidence == f"{stop}; the run keeps the weights of step 200"
+    assert found.severity == "info", "what the run keeps is from before the rise"
+    assert found.advice[:2] == (
+        "label more rows: there are 1,600 to train on",
+        "--num_train_epochs 2: saves the later epochs",
+    )
     assert found.numbers["lowest_loss_step"] == 200
+    last = verdict(synthetic, {"load_best_model_at_end": False}, **CASES["the textbook case"][1])
+    assert (last.code, last.severity) == ("overfitting", "warning")
+    assert last.evidence == stop
+    assert last.advice[0] == "--early_stopping_patience 2 --load_best_model_at_end true"
 
 
 def test_a_rise_within_the_noise_of_few_rows_is_no_alarm(synthetic: SimpleNamespace) -> None:
@@ -244,18 +252,18 @@ def test_a_rise_within_the_noise_of_few_rows_is_no_alarm(synthetic: SimpleNamesp
 
 def test_erratic_calls_for_a_lower_rate_or_a_larger_batch_never_a_higher_rate(synthetic: SimpleNamespace) -> None:
     jumpy = verdict(synthetic, **CASES["validation jumps"][1])
-    assert jumpy.advice[0] == "--learning_rate 1.7e-5"
+    assert jumpy.advice[0] == "--learning_rate 1.7e-5 --num_train_epochs 12", "epochs enough at the lower rate"
     assert "--warmup_steps 0.1" in jumpy.advice
     single = verdict(synthetic, {"per_device_train_batch_size": 1}, **CASES["batch of one"][1])
-    assert single.advice[0] == "--gradient_accumulation_steps 16"
-    assert single.advice[1] == "--learning_rate 1.7e-5"
+    assert single.advice[0] == "--learning_rate 5e-5 --per_device_train_batch_size 8 --num_train_epochs 27"
+    assert single.advice[1] == "--gradient_accumulation_steps 16"
 
 
 def test_a_low_rate_is_raised_and_a_high_one_lowered_to_the_usual(synthetic: SimpleNamespace) -> None:
     low = verdict(synthetic, {"learning_rate": 5e-7}, **CASES["rate a hundred times too low"][1])
     high = verdict(synthetic, {"learning_rate": 1.5e-3}, **CASES["one class for ever at thirty times the rate"][1])
     assert low.advice[0] == "--learning_rate 5e-5 --num_train_epochs 6", "the usual rate, and epochs enough at it"
-    assert high.advice[0] == "--learning_rate 5e-5"
+    assert high.advice[0] == "--learning_rate 5e-5 --num_train_epochs 6"
 
 
 def test_a_frozen_encoder_is_named_as_the_reason(synthetic: SimpleNamespace) -> None:

@@ -10,10 +10,11 @@ import pytest
 from tunesmith.curves.series import curves_from_events
 from tunesmith.diagnose.advise import CODES, diagnose
 from tunesmith.diagnose.evidence import read_curves
+from tunesmith.diagnose.row_measures import turned
 from tunesmith.diagnose.signs import gain_of_score, needed_z
 from tunesmith.events import Evaluated, Event, RowsEvaluated, RunEnded, RunStarted, StepDone
 from tunesmith.labels import Task
-from tunesmith.metrics.row_evidence import BestConstant, encode_rows, keep_rows, row_losses
+from tunesmith.metrics.row_evidence import BestConstant, RowEvidence, encode_rows, keep_rows, row_losses
 
 WIDTH = {Task.BINARY: 2, Task.MULTICLASS: 6, Task.MULTILABEL: 5, Task.REGRESSION: 1}
 
@@ -119,6 +120,49 @@ def test_what_cannot_be_told_apart_is_said_with_the_experiment_that_would_tell()
     if len([p for p in likely.values() if p >= 0.15]) > 1:
         assert "It may also be" in found.evidence
         assert " / " in found.evidence
+
+
+def evidence_of(labels: np.ndarray, predictions: np.ndarray, width: int) -> RowEvidence:
+    constant = BestConstant.of(Task.MULTICLASS, labels, width)
+    kept = keep_rows(constant, 4.0 * np.eye(width)[predictions], labels)
+    assert kept is not None
+    return kept
+
+
+@pytest.mark.parametrize("width", [2, 6])
+def test_answers_that_mean_other_labels_are_told_from_a_hard_task_and_from_labels_without_meaning(width: int) -> None:
+    draw, said = np.random.default_rng(0), []
+    for share in (0.9, 0.3, 0.0):
+        labels = draw.choice(width, 400, p=draw.dirichlet(np.full(width, 5.0)))
+        guesses = draw.permutation(labels)
+        predictions = np.where(draw.random(400) < share, labels, guesses)
+        said.append(turned(evidence_of(labels, predictions, width)))
+        said.append(-turned(evidence_of((labels + 1) % width, predictions, width)) if share > 0.5 else -2.0)
+    assert max(said) < 1, "right answers, a hard task and chance are none of them"
+    assert min(said[1::2]) < -1, "labels turned by one are"
+
+
+def test_the_share_of_chance_runs_whose_answers_seem_turned_is_the_stated_one() -> None:
+    draw = np.random.default_rng(1)
+    labels, guesses = draw.integers(0, 4, (300, 150)), draw.integers(0, 4, (300, 150))
+    found = [turned(evidence_of(one, other, 4)) > 1 for one, other in zip(labels, guesses, strict=True)]
+    assert np.mean(found) <= 0.03
+
+
+def test_few_validation_rows_that_cannot_tell_are_said_to_be_few() -> None:
+    """Training rows are known, and the validation score may be that of the constant as well as far above it."""
+    codes = []
+    for seed in range(12):
+        curves = curves_from_events(make_run(Task.BINARY, seed, [0.1, 0.12, 0.12], rows=40, noise=0.6))
+        found = diagnose(curves, {"learning_rate": 1e-4, "per_device_train_batch_size": 16})[0]
+        codes.append(found.code)
+        if found.code == "not_enough_evidence":
+            assert "40 validation rows are too few" in found.evidence
+            assert found.severity == "info"
+            assert found.advice[0].startswith("--folds 5")
+            held = diagnose(curves, {"learning_rate": 1e-4, "validation_file": "v.csv"})[0]
+            assert "--folds" not in held.advice[0], "folds make their own validation rows"
+    assert "not_enough_evidence" in codes
 
 
 def test_rows_without_an_evaluation_are_not_enough_evidence() -> None:

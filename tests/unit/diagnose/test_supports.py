@@ -35,6 +35,7 @@ GOOD = Features(
     tails=math.nan,
     calibration=0.02,
     ignored=0.0,
+    turned=-1.0,
     ignored_most=0.0,
     majority=0.3,
     work=0.01,

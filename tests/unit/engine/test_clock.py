@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conftest import tiny_bert, token_lists
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.plan import Calendar, Plan, Schedule
 from tunesmith.engine.state import TrainState

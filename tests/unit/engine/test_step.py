@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from conftest import tiny_bert, token_lists
+from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss, resolve_class_weights
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
 from tunesmith.engine.state import TrainState, seed_step, step_seed

@@ -11,7 +11,7 @@ from torch.optim import adam
 
 from conftest import tiny_bert, token_lists
 from tunesmith.engine import optim
-from tunesmith.engine.losses import TaskLoss
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.state import TrainState
 from tunesmith.engine.step import train_step

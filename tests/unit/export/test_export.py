@@ -25,7 +25,8 @@ from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.errors import CheckpointError, NumericsError
 from tunesmith.export import exporting
-from tunesmith.export.evidence_rows import rows_of_run
+from tunesmith.export.checked import Tolerance, check_quantised
+from tunesmith.export.evidence_rows import EvidenceRows, rows_of_run
 from tunesmith.export.exporting import export_model_to
 from tunesmith.export.quantised import Candidate
 from tunesmith.predict.predictor import Predictor
@@ -80,6 +81,7 @@ def test_an_exported_folder_answers_as_the_run_and_is_laid_out_as_peers_expect(h
     assert "| onnx |" in card
     assert "library_name: onnx\n" in card
     assert "transformers import" not in card, "transformers cannot load a graph"
+    assert "pip install 'tunesmith[runtime]'`" in card
     assert "| train | 180 | " in card
     assert "## Limits" in card
 
@@ -134,6 +136,19 @@ def test_a_bad_quantisation_is_refused_with_the_table_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_labels_that_change_too_often_are_refused_unless_they_are_allowed(traced: Path) -> None:
+    facts = Predictor.load(traced, use_cpu=True).facts
+    before = np.tile(np.array([[2.0, -2.0], [-2.0, 2.0]], dtype=np.float32), (100, 1))
+    after = before.copy()
+    after[[0, 1, 2, 3]] *= -1  # two errors are mended and two are made: nothing of the score, 2% of the labels
+    truth = np.tile([0, 1], 100)
+    truth[[0, 2]] = 1
+    rows = EvidenceRows("test", [TEXTS], truth, [])
+    strict = check_quantised("int8", after, before, rows, facts, Tolerance())
+    assert strict.refused == "98.00% of the labels are equal; --min_agreement is 0.99"
+    assert check_quantised("int8", after, before, rows, facts, Tolerance(min_agreement=0.97)).refused is None
+
+
 @pytest.fixture
 def bare(home: Path, tmp_path: Path) -> dict[str, str]:
     """An environment in which the base interpreter, started with -S, finds the packages of requirements.txt and no others."""
@@ -175,7 +190,11 @@ sys.exit(code or main(["predict", {str(home / "run")!r}, "--text", "a"]) - 4)
     expected = Predictor.load(home / "run", use_cpu=True).predict(TEXTS)
     assert done.stdout.split() == expected
     assert [line.split(",")[2] for line in (tmp_path / "out.csv").read_text().splitlines()[1:]] == expected
-    assert "pip install tunesmith (with its dependencies)" in done.stderr
+    assert (
+        "needs torch, which is not installed. Run: pip install 'tunesmith[train]', or export the model" in done.stderr
+    )
+    left = {file.relative_to(tmp_path).parts[:2] for file in (tmp_path / ".cache").rglob("*") if file.is_file()}
+    assert left <= {(".cache", "tunesmith")}, "onnxruntime kept an identifier to report its use with"
 
 
 def test_a_served_export_answers_all_it_accepted_before_it_ends(home: Path) -> None:
@@ -185,6 +204,10 @@ def test_a_served_export_answers_all_it_accepted_before_it_ends(home: Path) -> N
     server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     port = int(server.stdout.readline().split("/predict")[0].rpartition(":")[2])
+    printed = "".join(server.stdout.readline() for _ in range(3))
+    if shutil.which("curl"):
+        said = subprocess.run(["sh", "-c", printed], env=environment, capture_output=True, text=True, check=True)
+        assert json.loads(said.stdout)["results"][0]["label"] in ("good", "bad"), "the printed command works as typed"
     sent = threading.Semaphore(0)
 
     def ask(number: int) -> tuple[int, Any]:

@@ -10,8 +10,8 @@ import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 from conftest import tiny_bert, token_lists
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.plan import Plan, Schedule
 from tunesmith.engine.state import TrainState
 from tunesmith.events import Note

@@ -14,8 +14,8 @@ from conftest import tiny_bert
 from tunesmith.errors import ConfigError
 from tunesmith.fast import graphs
 from tunesmith.fast.graphs import Fingerprint, StepGraphs
-from tunesmith.fast.packing import bucket_of
-from tunesmith.fast.strategies import Packing, choose_strategies
+from tunesmith.fast.packing import Packing, bucket_of
+from tunesmith.fast.strategies import choose_strategies
 from tunesmith.keep.checkpoint import pack_optimizer, unpack_optimizer
 from tunesmith.tokens.batches import Batch, Padding, pin_batch, tensors_of
 

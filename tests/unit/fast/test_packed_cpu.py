@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from tunesmith.fast import packed_cpu
+from tunesmith.fast.attention import attend_by_mask
 from tunesmith.fast.packed_cpu import attend_on_cpu
 from tunesmith.fast.packing import Layout
 
@@ -46,6 +47,47 @@ def test_output_and_gradients_equal_attention_row_by_row(lengths: tuple[int, ...
     grad = torch.randn_like(out)
     for ours, theirs in zip(
         torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(expected, (q, k, v), grad), strict=True
+    ):
+        assert torch.allclose(ours, theirs, atol=1e-12)
+
+
+def test_a_window_hides_what_is_further_away_and_leaves_no_query_without_a_key() -> None:
+    lengths, window = (3, 12, 40), 4
+    q, k, v = tensors(lengths, False)
+    layout = layout_for(lengths)
+    expected = attend_by_mask(q, k, v, layout, 0.7, 0.0, False, window)
+    out = attend_on_cpu(q, k, v, layout, 0.7, 0.0, False, window)
+    assert torch.allclose(out, expected, atol=1e-12)
+    grad = torch.randn_like(out)
+    for ours, theirs in zip(
+        torch.autograd.grad(out, (q, k, v), grad), torch.autograd.grad(expected, (q, k, v), grad), strict=True
+    ):
+        assert torch.allclose(ours, theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_bias_of_places_is_added_to_the_scores_and_has_its_gradient(first: bool) -> None:
+    lengths = (2, 3, 60)
+    inputs = tensors(lengths, first)
+    bias = torch.randn(HEADS, 60, 60, dtype=torch.float64, requires_grad=True)
+    out = attend_on_cpu(*inputs, layout_for(lengths), 0.7, 0.0, first, bias=bias)
+    with torch.no_grad():
+        assert torch.allclose(attend_on_cpu(*inputs, layout_for(lengths), 0.7, 0.0, first, bias=bias), out, atol=1e-9)
+    expected, q_at, k_at = [], 0, 0
+    for n in lengths:
+        m = 1 if first else n
+        q, k, v = (
+            x.transpose(0, 1)
+            for x in (inputs[0][q_at : q_at + m], inputs[1][k_at : k_at + n], inputs[2][k_at : k_at + n])
+        )
+        weights = torch.softmax(q @ k.transpose(1, 2) * 0.7 + bias[:, :m, :n], -1)
+        expected.append((weights @ v).transpose(0, 1))
+        q_at, k_at = q_at + m, k_at + n
+    assert torch.allclose(out, torch.cat(expected), atol=1e-12)
+    grad = torch.randn_like(out)
+    given = (*inputs, bias)
+    for ours, theirs in zip(
+        torch.autograd.grad(out, given, grad), torch.autograd.grad(torch.cat(expected), given, grad), strict=True
     ):
         assert torch.allclose(ours, theirs, atol=1e-12)
 

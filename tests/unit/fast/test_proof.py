@@ -14,8 +14,8 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.bert.modeling_bert import BertModel
 
 from conftest import tiny_bert, token_lists
+from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.loop import train_events
-from tunesmith.engine.losses import TaskLoss
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.plan import Plan, Schedule
 from tunesmith.engine.state import TrainState
@@ -23,7 +23,8 @@ from tunesmith.events import Note, SafePoint, StepDone
 from tunesmith.fast import in_step
 from tunesmith.fast.compared import nothing_left_behind
 from tunesmith.fast.graphs import Fingerprint
-from tunesmith.fast.strategies import Strategies, choose_strategies
+from tunesmith.fast.in_force import Strategies
+from tunesmith.fast.strategies import choose_strategies
 from tunesmith.keep.checkpoint import Identity, load_checkpoint, save_checkpoint
 from tunesmith.labels import Task
 from tunesmith.ranks.runtime import make_runtime

@@ -33,7 +33,7 @@ def test_without_a_copy_and_without_permission_nothing_is_asked(
         (ValueError("BuilderConfig 'mrcp' not found. Available: ['mrpc', 'sst2']"), ConfigError, "mean 'mrpc'"),
         (DatasetNotFoundError("gated"), ConfigError, "gated"),
         (DatasetGenerationError("x"), DataError, "cannot be read"),
-        (ConnectionError("reset"), ResourceError, "broke off"),
+        (ConnectionError("reset"), ResourceError, "was interrupted"),
         (OSError(errno.ENOSPC, "No space left on device"), ResourceError, "No space left"),
         (KeyError("odd"), DataError, "KeyError"),
     ],

@@ -103,7 +103,7 @@ def test_a_split_column_is_followed_with_a_line_that_says_so(tmp_path: Path) -> 
     assert {split: len(rows) for split, rows in found.splits.items()} == {"train": 48, "validation": 6, "test": 6}
     assert found.splits["test"]["text"][0] == sentence(6)
     assert any(
-        note.startswith("Column 'Split' says the split of each row: 48 train, 6 validation") for note in found.notes
+        note.startswith("Column 'Split' gives the split of each row: 48 train, 6 validation") for note in found.notes
     )
     assert {split: len(rows) for split, rows in load_file(path, split_column_name="none").splits.items()} == {
         "train": 54,
@@ -163,7 +163,7 @@ def test_a_class_without_validation_rows_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     table({"text": sentence, "label": lambda i: "rare" if i == 7 else "ab"[i % 2]})(path)
     notes = load_file(path).notes
-    assert "No validation row has the label 'rare': validation scores say nothing about it." in notes
+    assert "No validation row has the label 'rare': validation scores do not measure it." in notes
 
 
 def test_ratings_say_that_regression_is_an_option_and_semicolons_are_reported(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_ratings_say_that_regression_is_an_option_and_semicolons_are_reported(tm
     table({"text": sentence, "stars": pick(1, 2, 3, 4, 5)}, sep=";")(path)
     notes = " ".join(load_file(path).notes)
     assert "--do_regression true predicts a number" in notes
-    assert "are set apart by semicolon" in notes
+    assert "are separated by semicolon" in notes
 
 
 def test_decimal_commas_are_numbers(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_file_with_another_delimiter_than_its_suffix_says_is_read(name: str, m
     table({"text": sentence, "label": pick("a", "b")}, sep=mark)(tmp_path / name)
     found = load_file(tmp_path / name)
     assert found.columns.text == ("text",)
-    assert any("are set apart by" in note for note in found.notes)
+    assert any("are separated by" in note for note in found.notes)
 
 
 RAGGED = "text,label\n" + "".join(f"{sentence(i).replace(',', '')},{'ab'[i % 2]}\n" for i in range(40))

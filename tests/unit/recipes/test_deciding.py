@@ -23,7 +23,7 @@ def values(config: RunConfig = PLAIN, facts: RunFacts = FACTS) -> dict[str, Any]
 
 def test_everything_that_a_recipe_holds_is_decided_with_a_reason() -> None:
     decisions = decide(RunConfig(), FACTS)
-    assert {d.name for d in decisions} == {*(f.name for f in fields(Recipe)), "head_start"}
+    assert {d.name for d in decisions} == {*(f.name for f in fields(Recipe)), "head_start", "contrastive_start"}
     assert all(d.reason and d.line().startswith(d.name) for d in decisions)
 
 
@@ -38,6 +38,29 @@ def test_a_wider_model_takes_smaller_steps() -> None:
     assert rates == sorted(rates, reverse=True)
     assert rates[1] == pytest.approx(1e-4)
     assert values(facts=replace(FACTS, model_type="deberta-v2"))["learning_rate"] == pytest.approx(5e-5)
+
+
+def test_larger_weights_take_larger_steps_up_to_twice() -> None:
+    rates = [values(facts=replace(FACTS, matrix_size=size))["learning_rate"] for size in (0.02, 0.061, 0.09, 0.16)]
+    assert rates == pytest.approx([1e-4, 1e-4, 1.5e-4, 2e-4])
+    base = replace(FACTS, width=768, matrix_size=0.043)
+    assert values(facts=base)["learning_rate"] == pytest.approx(3.5e-5), "wider models have smaller weights"
+    assert values(facts=replace(FACTS, model_type="modernbert", matrix_size=0.2))["learning_rate"] == 2e-4
+
+
+@pytest.mark.parametrize(("rows", "each"), [(16, "on"), (128, "on"), (130, "off")])
+def test_few_rows_a_label_start_contrastively(rows: int, each: str) -> None:
+    few = replace(FACTS, rows=rows, new_head=True)
+    assert values(facts=few)["contrastive_start"] == each
+    assert values(facts=few)["head_start"] == each or rows > 128
+    for other in (
+        replace(few, world=2),
+        replace(few, new_head=False),
+        replace(few, task=Task.REGRESSION),
+    ):
+        assert values(facts=other)["contrastive_start"] == "off"
+    assert values(RunConfig(num_train_epochs=3.0), few)["contrastive_start"] == "off"
+    assert values(RunConfig(freeze=("embeddings",)), few)["contrastive_start"] == "off"
 
 
 @pytest.mark.parametrize(("rows", "epochs"), [(2000, 3.0), (20_000, 3.0), (500, 7.0), (30, 10.0)])

@@ -43,7 +43,7 @@ def service(runs: Path, serving: SimpleNamespace, fake: Any) -> Iterator[Any]:
     [
         ({"text": "a"}, ("a",), None),
         ({"text": "a", "text_pair": "b"}, ("a",), ("b",)),
-        ({"texts": ["a", "b"], "top_k": 1, "raw_scores": True}, ("a", "b"), None),
+        ({"texts": ["a", "b"], "top_k": 1.0, "raw_scores": True}, ("a", "b"), None),
         ({"inputs": "a"}, ("a",), None),
         ({"inputs": ["a", "b"]}, ("a",), ("b",)),
         ({"inputs": [["a"], ["b"]], "truncate": True}, ("a", "b"), None),
@@ -63,6 +63,8 @@ def test_both_dialects_are_read(body: Any, texts: Any, pairs: Any) -> None:
         {"texts": "a"},
         {"texts": ["a"], "top_k": 0},
         {"texts": ["a"], "top_k": True},
+        {"texts": ["a"], "top_k": 1.5},
+        {"texts": ["a"], "top_k": float("inf")},
         {"texts": ["a"], "raw_scores": 1},
         {"texts": ["a"], "other": 1},
         {"text": 3},
@@ -144,6 +146,10 @@ def test_ready_metrics_info_and_the_description(service: Any, runs: Path) -> Non
     assert info["model_type"]["classifier"]["id2label"] == {"0": "short", "1": "long"}
     document = json.loads(service.ask("GET", "/openapi.json")[2])
     assert {"/predict", "/health", "/ready", "/metrics"} <= document["paths"].keys()
+    predict = document["paths"]["/predict"]["post"]
+    forms = predict["requestBody"]["content"]["application/json"]["schema"]["oneOf"]
+    assert [form["required"] for form in forms] == [["texts"], ["text"], ["inputs"]]
+    assert {"200", "401", "413", "415", "422", "429", "503"} <= predict["responses"].keys()
     assert b"POST /predict" in service.ask("GET", "/docs")[2]
 
 

@@ -11,8 +11,7 @@ import pytest
 from tiny_model import sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.errors import DataError
-from tunesmith.predict.column_names import choose_column_names
-from tunesmith.predict.tables import read_predictions
+from tunesmith.predict.tables import choose_column_names, read_predictions
 from tunesmith.reading.prediction_file import read_prediction_columns
 from tunesmith.report.compare import compare_runs
 from tunesmith.report.predictions import make_predictions

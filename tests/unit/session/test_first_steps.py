@@ -10,7 +10,7 @@ import torch
 
 from tunesmith.engine.plan import Plan, Schedule
 from tunesmith.events import StepDone
-from tunesmith.session.first_steps import announce_plan
+from tunesmith.session.planning import announce_plan
 
 
 def said_by(steps: int) -> list[str]:

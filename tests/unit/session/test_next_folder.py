@@ -9,8 +9,7 @@ import pytest
 
 from tiny_model import sentences, write_csv
 from tunesmith.errors import CheckpointError
-from tunesmith.session.from_config import Watch, finetune
-from tunesmith.session.next_folder import choose_folder
+from tunesmith.session.from_config import Watch, choose_folder, finetune
 
 
 def test_a_second_try_with_another_setting_gets_the_next_folder(

@@ -81,7 +81,7 @@ def test_a_resumed_run_decides_nothing_anew(train: Any, tmp_path: Path, monkeypa
 
 def test_few_rows_have_no_probe(train: Any, tmp_path: Path) -> None:
     result, said = train(train_data=mood(40))
-    assert any("Recipe: pooling pooler: too few rows for a probe" in line for line in said)
+    assert any("Recipe: pooling mean: too few rows for a probe" in line for line in said)
     with pytest.raises(ConfigError, match="--head_start on is not possible"):
         train(train_data=mood(40), head_start="on", output_dir=tmp_path / "other")
     assert "floors" not in json.loads(result.run.metrics_file.read_text())
@@ -94,11 +94,65 @@ def test_a_trained_head_stays(train: Any, tmp_path: Path) -> None:
     assert any("Recipe: head_start off" in line for line in said)
 
 
-def test_a_new_head_that_reads_the_first_token_is_left_to_learn() -> None:
+def test_the_first_token_is_not_read_through_a_fixed_layer_in_place_of_a_new_one() -> None:
     chosen, why = pooling_for(
         "first", "best on frozen features", ["classifier.dense.weight", "classifier.out_proj.weight"]
     )
-    assert chosen == "pooler"
-    assert why == "the model's own head reads the first token, best on frozen features"
+    assert chosen == "mean"
+    assert why == "the dense layer of the head is new, and the first token was best on frozen features"
     assert pooling_for("first", "best", ["classifier.weight"]) == ("first", "best"), "its pooler is in the checkpoint"
     assert pooling_for("mean", "best", ["classifier.dense.weight"]) == ("mean", "best")
+
+
+FEW: dict[str, Any] = {"max_steps": -1, "num_train_epochs": None, "learning_rate": None}
+
+
+def test_few_rows_a_label_start_contrastively_and_leave_a_plain_model(
+    train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunesmith.recipes.contrastive.STEPS", 12)
+    result, said = train(train_data=mood(24), test_data=mood(30), **FEW)
+    assert any(line.startswith("Recipe: contrastive_start on: 1") for line in said)
+    assert any("Recipe: head_start on: fitted after the contrastive start" in line for line in said)
+    config = load_config(result.run.config_file, need_data=False)
+    assert (config.contrastive_start, config.head_start) == ("on", "on")
+    texts = [text for text, _ in sentences(12, seed=9)]
+    ours = Predictor.load(result.run.path, use_cpu=True).probabilities(texts)
+    theirs = pipeline("text-classification", str(result.run.model), top_k=None, device="cpu")(texts)
+    names = AutoModelForSequenceClassification.from_pretrained(result.run.model).config.id2label
+    table = [[next(s["score"] for s in row if s["label"] == names[i]) for i in range(2)] for row in theirs]
+    assert abs(ours - torch.tensor(table).numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    "options", [{"contrastive_start": "off"}, {"num_train_epochs": 1.0}, {"max_steps": 2}, {"freeze": ("embeddings",)}]
+)
+def test_a_flag_that_says_otherwise_leaves_the_contrastive_start_out(train: Any, options: dict[str, Any]) -> None:
+    _, said = train(train_data=mood(24), **{**FEW, "max_steps": 3, **options})
+    assert not any("contrastive_start on" in line for line in said)
+
+
+def test_a_run_that_started_contrastively_resumes_bit_for_bit(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tunesmith.recipes.contrastive.STEPS", 6)
+    options: dict[str, Any] = {"train_data": mood(24), "save_strategy": "steps", "save_steps": 2, **FEW}
+    options |= {"max_steps": 5, "contrastive_start": "on", "seed": 3}
+    whole, _ = train(**options, output_dir=tmp_path / "whole")
+    monkeypatch.setenv("TUNESMITH_FAULT", "step.end:term:3")
+    with pytest.raises(BaseException):  # noqa: B017 - stopped by the signal
+        train(**options, output_dir=tmp_path / "run")
+    monkeypatch.delenv("TUNESMITH_FAULT")
+    monkeypatch.setattr("tunesmith.session.settling.start_contrastively", lambda *_, **__: pytest.fail("a second time"))
+    again, _ = train(**options, output_dir=tmp_path / "run")
+    weights = [(r.run.model / "model.safetensors").read_bytes() for r in (whole, again)]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"freeze": ("embeddings",)}, {"train_data": [{"text": t, "label": len(t) / 7} for t, _ in sentences(60)]}],
+)
+def test_a_contrastive_start_that_is_not_possible_is_refused(train: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--contrastive_start on is not possible"):
+        train(**{"train_data": mood(24), "contrastive_start": "on", **options})
