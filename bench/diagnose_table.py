@@ -14,6 +14,7 @@ TITLES = {
     "report": "tasks that nothing was chosen on",
     "last": "tasks that were new at the first evaluation",
     "fresh": "tasks that no run was looked at before",
+    "outside": "tasks that are not of ../shared",
 }
 LOOK_FIRST = ("no_signal", "label_noise", "split_mismatch", "not_enough_evidence")
 """Verdicts whose first advice is a look at the data: no options that a program could follow."""

@@ -95,6 +95,7 @@ def _settle(made: Material, loaded: Any) -> None:
     from tunesmith.recipes.deciding import decide
     from tunesmith.recipes.probing import Prober
     from tunesmith.session import settling
+    from tunesmith.session.watch import Watch
 
     config, probe = made.config, None
     if config.recipe == "auto" or config.head_start == "on":
@@ -115,6 +116,9 @@ def _settle(made: Material, loaded: Any) -> None:
     head = settling._head_values(settling.Settled(config, probe=probe))
     if head is not None:
         settling._start_head(made.model, *head)
+    if config.contrastive_start == "on":
+        labelled: Any = made
+        settling._contrast(config, loaded, labelled, made.tokens["train"], made.padding, made.runtime, Watch())
 
 
 def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -191,7 +191,8 @@ def start_table(record: Record) -> list[str]:
     rows = [[phase, *(_seconds(one["phases"].get(phase)) for one in commands.values())] for phase in phases]
     rows += [["**in all**", *(_seconds(one["in_all"]) for one in commands.values())]]
     rows += [["all but training", *(_seconds(one["fixed"]) for one in commands.values())]]
-    rows += [["the first time", *(f"{one['first']:.1f}" for one in commands.values())]]
+    if any("first" in one for one in commands.values()):
+        rows += [["the first time", *(f"{one['first']:.1f}" if "first" in one else "" for one in commands.values())]]
     return make_table(["seconds (processor seconds)", *(one["name"] for one in commands.values())], rows)
 
 

@@ -49,6 +49,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--against", nargs="*", default=["script"])
+    parser.add_argument(
+        "--filled_by", type=int, metavar="STEPS", help="caches are filled by one run of so many steps alone"
+    )
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -65,6 +68,10 @@ def main() -> None:
             words += ["--model_name_or_path", str(make_model(args.shape, args.tokenizer, folder / args.shape))]
         if args.max_steps:
             words += ["--max_steps", str(args.max_steps)]
+        if args.filled_by:
+            filling = [sys.executable, "-m", "tunesmith", "train", *words, "--output_dir", str(folder / "filling")]
+            subprocess.run([*filling, "--max_steps", str(args.filled_by)], check=True, stdout=subprocess.DEVNULL)
+            words.append("--warm")
         words += ["--rounds", str(args.rounds), "--against", *args.against, "--json", str(folder / "out.json")]
         subprocess.run([sys.executable, "-m", "tunesmith", "bench", "--start_up", *words], check=True)
         found = json.loads((folder / "out.json").read_text())

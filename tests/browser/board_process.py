@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import patient
+
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
@@ -25,6 +27,6 @@ class BoardProcess:
     def stop(self) -> int:
         assert self.process.stdout is not None
         self.process.terminate()
-        code = self.process.wait(timeout=20)
+        code = self.process.wait(timeout=patient(20))
         self.process.stdout.close()
         return code

@@ -161,7 +161,7 @@ def test_a_real_run_is_followed_and_stopped_and_can_be_tried_after_it_has_finish
         browser.wait("document.getElementById('sure').open")
         browser.run("document.getElementById('really').click()")
         browser.wait("document.getElementById('said').textContent.includes('Asked process')")
-        said, _ = training.communicate(timeout=60)
+        said, _ = training.communicate(timeout=patient(60))
         assert training.returncode == 143, said
         browser.wait("document.getElementById('status').textContent === 'stopped'", seconds=20)
         assert browser.run("document.getElementById('stop').hidden") is True
@@ -173,7 +173,7 @@ def test_a_real_run_is_followed_and_stopped_and_can_be_tried_after_it_has_finish
     quiet(browser, board)
     done = tmp_path / "runs" / "done"
     command = warm(tiny.model, tiny.table, done, "--num_train_epochs", "8", "--run_name", "reviews")
-    subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=240)
+    subprocess.run(command, env=ENVIRONMENT, check=True, capture_output=True, timeout=patient(240))
     browser.open(f"{board.own}/runs/done")
     browser.wait("document.getElementById('ask') !== null")
     browser.run("document.querySelector('#ask textarea').value = 'the film was great'")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from patience import patient
 from tunesmith.cli.main import VERBS, list_verbs, load_verb, main, make_parser
 from tunesmith.cli.parser import Parser
 from tunesmith.config.load import IGNORED, REFUSED, RENAMED
@@ -159,7 +160,7 @@ def test_a_verb_has_the_two_functions_and_readable_help(verb: str, capsys: pytes
 
 def run_tunesmith(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tunesmith", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=patient(60), check=False, **options)
 
 
 def test_python_dash_m_answers_with_help_version_and_exit_codes() -> None:
@@ -200,7 +201,9 @@ else:
     sys.exit("no error")
 sys.exit(" ".join(name for name in {HEAVY!r} if name in sys.modules) or 0)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patient(60), check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -213,5 +216,7 @@ with contextlib.redirect_stdout(io.StringIO()):
     assert main(["train", "--help"]) == 0
 sys.exit(" ".join(name for name in {HEAVY!r} if name in sys.modules) or 0)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=patient(60), check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -114,7 +114,6 @@ CALLED_FROM_OUTSIDE = {
     "acquire": "optuna",
     "create_module": "importlib",
     "emit": "logging",
-    "exec_module": "importlib",
     "get_next": "onnxruntime",
     "_repr_html_": "a notebook",
     "_trial": "transformers",

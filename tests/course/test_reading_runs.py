@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from patience import patient
 from synthetic_runs import CONFIG, make_run
 from tunesmith import Trainer, TrainingArguments, curves_from_events, diagnose_curves
 
@@ -46,13 +47,13 @@ def test_row_2_glue_mrpc_by_name_and_again_offline(shared: Path, tmp_path: Path)
     clean |= {"HF_HOME": str(tmp_path / "hf"), "PYTHONWARNINGS": "ignore"}
     server = Path(__file__).parents[1] / "hub" / "server.py"
     words = [sys.executable, "-c", HUB, str(server), str(shared / "data" / "mrpc")]
-    first = subprocess.run(words, env=clean, capture_output=True, text=True, timeout=180, check=False)
+    first = subprocess.run(words, env=clean, capture_output=True, text=True, timeout=patient(180), check=False)
     assert first.returncode == 0, first.stderr[-2000:]
     assert '{"train": 3668, "validation": 408, "test": 1725}' in first.stdout
     assert "['not_equivalent', 'equivalent']" in first.stdout
     env = clean | {"HF_HUB_OFFLINE": "1"}
     again = subprocess.run(
-        [sys.executable, "-c", AGAIN], env=env, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", AGAIN], env=env, capture_output=True, text=True, timeout=patient(120), check=False
     )
     assert "AGAIN 408" in again.stdout, again.stderr[-2000:]
 

@@ -53,7 +53,7 @@ def words(place: Path, run: Path, *more: str, batch: int = 4) -> list[str]:
 def alone(*arguments: str) -> Ended:
     """The command on one rank."""
     command = [warm_python(), "-m", "tunesmith", *arguments]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=patient(240), check=False)
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
@@ -183,7 +183,7 @@ def stopped_run(place: Path, run: Path, victim: int, number: int, *more: str) ->
 
 
 def wait_for(true: Callable[[], bool], launcher: subprocess.Popen[str]) -> None:
-    until = time.monotonic() + 200
+    until = time.monotonic() + patient(200)
     while not true():
         assert launcher.poll() is None, launcher.communicate()
         assert time.monotonic() < until
@@ -329,7 +329,12 @@ def test_no_rank_waits_for_ever_in_c(tmp_path: Path) -> None:
         "time.sleep(60)\n"
     )
     done = subprocess.run(
-        [sys.executable, str(script)], env=environment(), capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(script)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=patient(60),
+        check=False,
     )
     assert done.returncode == 7
     assert f"rank 1 (process {child.pid}" in done.stderr

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from distributed.launching import Ended, environment, finish, start, torchrun
+from patience import patient
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.events import Resumed, StepDone
 from tunesmith.run.layout import RunDir
@@ -127,6 +128,8 @@ def test_two_nodes_give_the_run_of_one_also_after_one_of_them_is_lost(nodes: tup
         "tunesmith",
         *words("less", "--gradient_accumulation_steps", "2", "--allow_changed_data"),
     ]
-    alone = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240, check=False)
+    alone = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=patient(240), check=False
+    )
     assert alone.returncode == 0, alone.stderr
     np.testing.assert_allclose(losses(tmp_path / "less"), losses(tmp_path / "one"), atol=1e-6, rtol=0)

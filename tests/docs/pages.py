@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patience import patient
 from small_embedded import embedded_replaced, small_embedded
 from warm import warm_python
 
@@ -105,7 +106,7 @@ def run_shell(text: str, folder: Path, where: str, variables: dict[str, str]) ->
         env=env,
         capture_output=True,
         text=True,
-        timeout=420,
+        timeout=patient(420),
         check=False,
     )
     assert done.returncode == 0, f"{where} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"

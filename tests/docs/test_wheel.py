@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from patience import patient
 from tiny_model import save_tiny_bert
 from tunesmith.export.runtime_packages import NEEDED
 
@@ -59,7 +60,9 @@ def all_installed(asked: list[Requirement]) -> set[str]:
 def run(command: list[str], folder: Path) -> str:
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     env |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=patient(300), check=False
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 

@@ -20,6 +20,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from patience import patient
+
 
 def import_all() -> None:
     """All that a trial needs, before the first fork and without starting a thread; nothing new in a fork of `warm.py`."""
@@ -117,7 +119,7 @@ def attach(pids: list[int], job: dict[str, Any]) -> subprocess.Popen[bytes] | No
         return None
     words = ["strace", "-f", "-qq", "-o", job.get("strace_log", os.devnull), *job["strace"], "-p", str(pids[0])]
     tracer = subprocess.Popen(words, stderr=subprocess.PIPE)
-    until = time.monotonic() + 10
+    until = time.monotonic() + patient(10)
     while "TracerPid:\t0" in Path(f"/proc/{pids[0]}/status").read_text():
         if tracer.poll() is not None or time.monotonic() > until:
             raise RuntimeError(f"strace did not attach: {tracer.stderr.read() if tracer.stderr else ''!r}")
@@ -148,7 +150,7 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
     os.close(gate)
     codes, seconds, sent = wait_for(pids, job, started)
     if tracer is not None:
-        tracer.wait(timeout=20)
+        tracer.wait(timeout=patient(20))
         if tracer.stderr:
             tracer.stderr.close()
     return {"codes": codes, "seconds": seconds, "sent": sent}
@@ -166,7 +168,7 @@ def wait_for(
     codes: list[int | None] = [None] * len(pids)
     seconds: list[float | None] = [None] * len(pids)
     todo = sorted(job.get("signals", []))
-    until = started + job.get("timeout", 60)
+    until = started + patient(job.get("timeout", 60))
     while None in codes and time.monotonic() < until:
         now = time.monotonic()
         if clock is None and Path(job["signals_after"]).exists():

@@ -110,7 +110,7 @@ def test_row_01_true_processes_killed_and_started_again(lab: Lab, run: Path) -> 
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     for _ in range(size(full=5, ci=1)):
         process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        until = time.monotonic() + 120
+        until = time.monotonic() + patient(120)
         while not list(run.glob("checkpoint-*")) and time.monotonic() < until and process.poll() is None:
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
@@ -122,7 +122,7 @@ def test_row_01_true_processes_killed_and_started_again(lab: Lab, run: Path) -> 
             env=env,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=patient(300),
         )
         assert done.returncode == 0, done.stderr
         assert "resumed after step" in done.stderr
@@ -183,7 +183,7 @@ def test_row_12_two_commands_on_one_folder(lab: Lab, run: Path) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TUNESMITH_FAULT": "step.end:sleep:3"}
     first = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + 120
+        until = time.monotonic() + patient(120)
         while not list(run.glob("checkpoint-*")) and time.monotonic() < until and first.poll() is None:
             time.sleep(0.05)
         for words in (lab.words(run), ["resume", str(run)]):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from distributed.launching import alive
+from patience import patient
 from warm import ENVIRONMENT, warm_python
 
 SHOW = "import os, sys; print(sys.argv, os.getcwd(), os.environ['X'], sys.stdin.read(), sys.path[0] == '')"
@@ -65,8 +66,8 @@ def test_a_signal_to_the_command_ends_its_process(number: int, tmp_path: Path) -
         assert process.stdout is not None
         pid = int(process.stdout.readline())
         process.send_signal(number)
-        assert process.wait(timeout=30) in (-number, 1 if number == signal.SIGINT else None)
-        until = time.monotonic() + 30
+        assert process.wait(timeout=patient(30)) in (-number, 1 if number == signal.SIGINT else None)
+        until = time.monotonic() + patient(30)
         while alive([pid]) and time.monotonic() < until:
             os.sched_yield()
         assert alive([pid]) == []

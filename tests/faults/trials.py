@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from patience import patient
 from tunesmith.errors import CheckpointError
 from tunesmith.events import WALL_CLOCK, EpochStarted, Evaluated, Improved, RowsEvaluated, StepDone, to_json
 from tunesmith.run.layout import RunDir
@@ -106,7 +107,7 @@ class Server:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=patient(30))
         self.process.stdout.close()
         self.errors.close()
 

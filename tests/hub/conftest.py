@@ -19,6 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import save
 
+from patience import patient
+
 _spec = importlib.util.spec_from_file_location("hub_server", Path(__file__).with_name("server.py"))
 assert _spec is not None
 assert _spec.loader is not None
@@ -156,7 +158,7 @@ def client(hub: Any, tmp_path: Path) -> Client:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=patient(120),
         )
         assert done.returncode == 0, done.stderr
         return [Answer(**answer) for answer in json.loads(done.stdout.splitlines()[-1])]

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from patience import patient
+
 SCRIPT = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -53,7 +55,7 @@ def push(hub: Any, folder: Path, **options: Any) -> subprocess.CompletedProcess[
     }
     words = [str(Path(__file__).parents[1]), str(folder / "line"), json.dumps(options)]
     command = [sys.executable, "-c", SCRIPT, *words]
-    return subprocess.run(command, env=clean, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(command, env=clean, capture_output=True, text=True, check=False, timeout=patient(300))
 
 
 @pytest.mark.slow
@@ -103,7 +105,7 @@ def test_the_push_command_uploads_the_model_folder_with_its_card(hub: Any, tmp_p
     def push_folder(repo: str, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tunesmith", "push", str(folder), repo]
         return subprocess.run(
-            command, env=clean | environment, capture_output=True, text=True, check=False, timeout=120
+            command, env=clean | environment, capture_output=True, text=True, check=False, timeout=patient(120)
         )
 
     done = push_folder("me/pushed", HF_TOKEN="hf_secret")

@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time whole commands instead, phase by phase: train beside a script with transformers, predict --text",
     )
+    parser.add_argument("--warm", action="store_true", help="with --start_up: no round that fills the caches first")
     parser.add_argument("--json", type=user_path, metavar="FILE", help="also write the numbers to a file")
     add_config_arguments(parser, positional=True)
 
@@ -121,10 +122,13 @@ def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
     found = read_run_data(config, {}, lambda what, done, total: None).bundle.columns
     kinds = ("train", *(("script",) if args.against is None else args.against), "predict", "import")
     title = f"{config.model_name_or_path or 'the default model'}, {config.train_file}, batch {rows}"
-    print(f"{title}; {args.rounds} rounds after one that fills the caches, taking turns", flush=True)
+    filling = "" if args.warm else " after one that fills the caches"
+    print(f"{title}; {args.rounds} rounds{filling}, taking turns", flush=True)
     with tempfile.TemporaryDirectory(prefix="tunesmith-bench-") as name:
         columns = (tuple(found.text), str(found.label))
-        timed = time_commands(config, columns, kinds=kinds, rounds=args.rounds, folder=Path(name), say=_say)
+        timed = time_commands(
+            config, columns, kinds=kinds, rounds=args.rounds, folder=Path(name), say=_say, warm=args.warm
+        )
     print(f"\n{format_phases(timed)}")
     if args.json:
         text = json.dumps(phases_to_json(timed, what=title, versions=package_versions()), indent=1) + "\n"

@@ -7,16 +7,18 @@ this, in a process with no code of the user's, and only for versions it was trie
 
 from __future__ import annotations
 
+import gc
 import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
+
+from tunesmith.cli.import_scans import remember_scans
 
 TRIED = {"torch": ((2, 11), (2, 13)), "transformers": ((5, 17), (5, 22))}
 """The lowest and the highest version that the commands were tried with."""
@@ -38,6 +40,7 @@ LATE: dict[str, tuple[str, ...]] = {
         *("has_guarding_hint", "is_nested_int", "sym_eq"),
     ),
     "scipy.optimize": ("brentq", "linear_sum_assignment", "linprog", "minimize", "minimize_scalar", "nnls", "newton"),
+    "sklearn.metrics": ("roc_curve",),
     "scipy.stats": ("chi2", "gmean", "rankdata", "spearmanr"),
     _BATCHING: ("ContinuousMixin", "PagedAttentionCache"),
     f"{_BATCHING}.cache": ("PagedAttentionCache",),
@@ -151,18 +154,15 @@ class LateFinder(MetaPathFinder):
         return ModuleSpec(name, _Reuse(import_module(name)))
 
 
-def load_aside() -> None:
-    """Loads torch in a thread while the command reads its data: loading waits for the disk.
-
-    torch alone: transformers puts another module in its own place while it loads, and a second thread may get the first one.
-    """
-    if _waiting:
-        threading.Thread(target=_load_torch, name="loading torch", daemon=True).start()
-
-
-def _load_torch() -> None:
-    with suppress(Exception):  # the command itself imports it next, and says what is wrong
-        import_module("torch")
+@contextmanager
+def loading() -> Iterator[None]:
+    """Around imports: the collector of cycles waits. It would walk over a million objects again and again; all of them stay."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def load_late() -> None:
@@ -170,6 +170,7 @@ def load_late() -> None:
     if all(_was_tried(package, *limits) for package, limits in TRIED.items()):
         _waiting.update(name for name in LATE if name not in sys.modules)
         sys.meta_path.insert(0, LateFinder())
+        remember_scans()
 
 
 def _was_tried(package: str, lowest: tuple[int, int], highest: tuple[int, int]) -> bool:

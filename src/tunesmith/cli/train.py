@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from tunesmith.cli.late_modules import load_aside
 from tunesmith.cli.parser import add_config_arguments, config_from_args
+from tunesmith.cli.side_process import SideProcess
 from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError
 from tunesmith.run.environment import reach, read_launch
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tunesmith.session.from_config import RunResult, Watch
 
 Made = TypeVar("Made")
+LIBRARIES = ("torch", "transformers", "tunesmith.session.drive", "datasets", "transformers.models.auto.modeling_auto")
+"""Loaded while another process reads the data."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,10 +58,14 @@ def train(config: RunConfig) -> int:
 def train_on_console(config: RunConfig) -> RunResult:
     """Trains a config with bars or lines on stderr."""
     reach("options")
-    load_aside()
     from tunesmith.session.from_config import finetune
 
-    return with_console(config, lambda watch: finetune(config, watch=watch))
+    def job(watch: Watch) -> RunResult:
+        watch.aside = aside
+        return finetune(config, watch=watch)
+
+    with SideProcess(LIBRARIES) as aside:
+        return with_console(config, job)
 
 
 def with_console(config: RunConfig, job: Callable[[Watch], Made]) -> Made:

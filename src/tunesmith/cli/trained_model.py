@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from tunesmith.cli.late_modules import loading
+
 
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags about reading a file and running the model."""
@@ -56,7 +58,8 @@ def load_predictor(args: argparse.Namespace, *, threads: int | None = None) -> A
     """The trained model of `args.run`; a CPU computes with so many threads."""
     from tunesmith.predict.predictor import Predictor
 
-    return Predictor.load(args.run, use_cpu=args.use_cpu, precision="bf16" if args.bf16 else "no", threads=threads)
+    with loading():
+        return Predictor.load(args.run, use_cpu=args.use_cpu, precision="bf16" if args.bf16 else "no", threads=threads)
 
 
 def chosen_names(args: argparse.Namespace) -> tuple[str, ...]:

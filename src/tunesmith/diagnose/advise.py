@@ -94,7 +94,9 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
     if close:
         others = " or ".join(c.replace("_", " ") for c, _ in close)
         evidence += f". It may also be {others} ({' / '.join(f'{p:.0%}' for p in (sure, *(q for _, q in close)))})"
-        advice = [*advice[:2], telling_experiment(code, close[0][0], reading)]
+        telling = telling_experiment(code, close[0][0], reading)
+        same = telling.split(": ")[0]
+        advice = [*(line for k, line in enumerate(advice[:2]) if k == 0 or line.split(": ")[0] != same), telling]
     if code == "healthy" and not reading.chance_known and reading.chance_score is None:
         evidence = f"nothing is wrong with the curves, but what the best constant scores is not known: {evidence}"
         code, advice = (

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tunesmith.diagnose.evidence import Reading
 from tunesmith.diagnose.features import Features
 from tunesmith.diagnose.signs import ignored_classes
-from tunesmith.diagnose.thresholds import LITTLE_WORK, USUAL_BATCH, USUAL_HEAD_RATE, USUAL_RATE
+from tunesmith.diagnose.thresholds import LEAST_CHANGE, LITTLE_WORK, USUAL_BATCH, USUAL_HEAD_RATE, USUAL_RATE
 from tunesmith.diagnose.verdict import (
     audit_command,
     early_stop_step,
@@ -112,7 +112,7 @@ def _erratic(reading: Reading, f: Features) -> tuple[str, list[str]]:
 
 def _overfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
     at, loss, train = reading.best, reading.val_loss, reading.train_loss
-    if at < len(reading) - 1 and loss[-1] > loss[at]:
+    if at < len(reading) - 1 and f.rise > LEAST_CHANGE:
         evidence = (
             f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} "
             f"while train loss fell {train[at]:.2f} to {train[-1]:.2f}"

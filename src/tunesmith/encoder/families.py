@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as global_hooks
 
+from tunesmith.encoder.load import without_first_values
+
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_ALL_MODULES = tuple(f"_global{name}" for name in _OF_MODULES)
 _HARMLESS = ("tunesmith.", "transformers.utils.output_capturing")
@@ -67,7 +69,7 @@ def why_not_original(model: nn.Module, own_head: tuple[str, ...]) -> str | None:
 @functools.lru_cache(maxsize=16)
 def _classes_built(kind: type[Any], config: str) -> Mapping[str, type]:
     """The class of each module of a fresh model; on the meta device, so that nothing is computed or drawn."""
-    with torch.device("meta"):
+    with without_first_values(), torch.device("meta"):
         fresh = kind(kind.config_class.from_dict(json.loads(config)))
     return {name: type(module) for name, module in fresh.named_modules(remove_duplicate=False)}
 

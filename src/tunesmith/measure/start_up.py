@@ -46,14 +46,21 @@ Phases = dict[str, Took]
 
 @dataclass
 class Timed:
-    """All rounds of one command. The first fills caches and is not among the medians when there are others."""
+    """All rounds of one command. A first one that fills caches is not among the medians."""
 
     kind: str
     rounds: list[Phases]
+    fills: bool = True
+    """Whether the first round fills the caches."""
+
+    @property
+    def counted(self) -> list[Phases]:
+        """The rounds that medians are of."""
+        return self.rounds[1:] if self.fills and len(self.rounds) > 1 else self.rounds
 
     def median(self, phase: str) -> Took | None:
         """Of one phase; None when the command has no such phase."""
-        found = [one[phase] for one in self.rounds[min(1, len(self.rounds) - 1) :] if phase in one]
+        found = [one[phase] for one in self.counted if phase in one]
         if not found:
             return None
         return Took(statistics.median(t.clock for t in found), statistics.median(t.processor for t in found))
@@ -61,7 +68,7 @@ class Timed:
     def total(self, *, without: Sequence[str] = ()) -> Took:
         """From process start to exit: the median over rounds."""
         sums = []
-        for one in self.rounds[min(1, len(self.rounds) - 1) :]:
+        for one in self.counted:
             kept = [took for phase, took in one.items() if phase not in without]
             sums.append(Took(sum(t.clock for t in kept), sum(t.processor for t in kept)))
         return Took(statistics.median(t.clock for t in sums), statistics.median(t.processor for t in sums))
@@ -104,16 +111,17 @@ def time_commands(
     rounds: int,
     folder: Path,
     say: Any,
+    warm: bool = False,
 ) -> list[Timed]:
-    """One round more than asked for: the first of each command fills its caches."""
-    found = {kind: Timed(kind, []) for kind in kinds}
-    for number in range(rounds + 1):
+    """One round more than asked for, as the first of each command fills its caches; not when all of them are warm."""
+    found = {kind: Timed(kind, [], fills=not warm) for kind in kinds}
+    for number in range(rounds if warm else rounds + 1):
         for kind in kinds:
             name = f"{kind}-{number}"
             phases = run_timed(_words(kind, config, columns, folder, name), folder / f"{name}.log")
             found[kind].rounds.append(phases)
             total = sum(took.clock for took in phases.values())
-            say(f"{COMMANDS[kind]}{', fills caches' if number == 0 else ''}: {total:.1f} s")
+            say(f"{COMMANDS[kind]}{', fills caches' if number == 0 and not warm else ''}: {total:.1f} s")
     return list(found.values())
 
 
@@ -167,7 +175,8 @@ def format_phases(timed: Sequence[Timed]) -> str:
     rows = [row for row in rows if any(row[1:])]
     rows.append(["in all", *(_cell(one.total()) for one in timed)])
     rows.append(["all but training", *(_cell(one.total(without=TRAINING)) for one in timed)])
-    rows.append(["first time", *(f"{one.first:.2f}" for one in timed)])
+    if timed[0].fills:
+        rows.append(["first time", *(f"{one.first:.2f}" for one in timed)])
     widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
     lines = [
         "  ".join(
@@ -187,7 +196,8 @@ def phases_to_json(timed: Sequence[Timed], **facts: Any) -> dict[str, Any]:
     found = {}
     for one in timed:
         medians = {phase: vars(took) for phase in PHASES if (took := one.median(phase)) is not None}
-        totals = {"in_all": vars(one.total()), "fixed": vars(one.total(without=TRAINING)), "first": one.first}
+        totals: dict[str, Any] = {"in_all": vars(one.total()), "fixed": vars(one.total(without=TRAINING))}
+        totals |= {"first": one.first} if one.fills else {}
         rounds = [{phase: vars(took) for phase, took in phases.items()} for phases in one.rounds]
         found[one.kind] = {"name": COMMANDS[one.kind], "phases": medians, **totals, "rounds": rounds}
     return {**facts, "commands": found}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,40 +19,13 @@ import torch
 from torch import nn
 
 from tunesmith.encoder.pooling import Pooling, pooled_features, poolings_of
-from tunesmith.labels import LabelMap, Task
+from tunesmith.labels import LabelMap
 from tunesmith.metrics.suite import Suite
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.recipes.linear_fit import FrozenFeatures, LinearFit, cached_features, compute_features, fit_linear
+from tunesmith.recipes.word_floor import word_scores
 from tunesmith.tokens.batches import Padding
 from tunesmith.tokens.token_rows import TokenRows
-
-MOST_ROWS = 10_000
-"""Training rows used: more would cost more than they teach a model of words."""
-
-
-def word_scores(
-    train: Sequence[str], labels: npt.NDArray[Any], others: Sequence[Sequence[str]], task: Task, classes: int
-) -> list[npt.NDArray[np.float64]]:
-    """Scores (rows, classes) of each list of other texts; for regression the value. Fitted on the training texts."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import Ridge
-
-    known = np.flatnonzero(labels >= 0) if labels.dtype.kind == "i" else np.arange(len(labels))
-    known = known[:MOST_ROWS]
-    words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), max_features=200_000, token_pattern=r"(?u)\b\w+\b")
-    try:
-        table = words.fit_transform([train[int(i)] for i in known])
-    except ValueError:  # not one word in any text
-        return [np.zeros((len(texts), classes)) for texts in others]
-    targets = labels[known] if labels.ndim == 2 or task is Task.REGRESSION else np.eye(classes)[labels[known]]
-    fitted = Ridge(alpha=1.0, solver="sparse_cg", tol=1e-3).fit(table, np.asarray(targets, dtype=np.float64))
-    found = []
-    for texts in others:
-        scores = fitted.predict(words.transform(texts)).reshape(len(texts), -1)
-        # Half the way between no and yes is where a logit changes its sign.
-        found.append(scores if task is Task.REGRESSION else 4.0 * (scores - 0.5))
-    return found
-
 
 Floors = dict[str, dict[str, dict[str, Any]]]
 """By split, by floor ("frozen features + linear head", "TF-IDF + linear model"), by metric: a score as in metrics.json."""
@@ -107,6 +81,8 @@ class Prober:
     content: str
     """Equal for equal weights."""
     cache_dir: str | None = None
+    start: Callable[..., Callable[[], Any]] = partial
+    """Starts a job beside this process: the function that is given back gives its result."""
 
     def look(self, on_rows: Callable[[int, int], None] = lambda done, total: None) -> ProbeResult | None:
         """The result, or None for too few rows. Tells `on_rows` how many of how many rows are done."""
@@ -119,6 +95,7 @@ class Prober:
         judged = {name: _some(rows, most) for name, rows in self.splits.items() if name != "train"}
         judged = {name: rows for name, rows in judged.items() if len(rows)}
         total = len(seen) + sum(map(len, judged.values()))
+        words = self._start_words(judged)
         features, rate = self._features("train", seen, on_rows, 0, total)
         labels = torch.from_numpy(train.labels[seen])
         fits = {
@@ -127,7 +104,7 @@ class Prober:
         }
         pooling, why = choose_pooling(fits)
         floors: Floors = {}
-        words = self._word_scores(judged)
+        by_words = dict(zip(judged, words(), strict=True))
         done = len(seen)
         for name, rows in judged.items():
             other, _ = self._features(name, rows, on_rows, done, total)
@@ -135,7 +112,7 @@ class Prober:
             logits = fits[pooling].logits(self._pooled(other, pooling).double()).cpu().numpy()
             gold = self.splits[name].labels
             assert gold is not None
-            pairs = {"frozen features + linear head": logits, "TF-IDF + linear model": words[name]}
+            pairs = {"frozen features + linear head": logits, "TF-IDF + linear model": by_words[name]}
             floors[name] = {
                 floor: {m: s.to_json() for m, s in self.suite.compute_with_intervals(scores, gold[rows]).items()}
                 for floor, scores in pairs.items()
@@ -175,15 +152,15 @@ class Prober:
         )
         return found, None if known else len(rows) / max(time.perf_counter() - began, 1e-9)
 
-    def _word_scores(self, judged: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, Any]:
+    def _start_words(self, judged: Mapping[str, npt.NDArray[np.int64]]) -> Callable[[], list[Any]]:
         train = self.splits["train"]
         assert train.labels is not None
         some = rows_to_see(len(train)) if len(train) > 20 * MOST_SEEN else np.arange(len(train))
         others = [self.texts(name, rows) for name, rows in judged.items()]
         if not others:
-            return {}
-        scores = word_scores(self.texts("train", some), train.labels[some], others, self.labels.task, len(self.labels))
-        return dict(zip(judged, scores, strict=True))
+            return list
+        texts = self.texts("train", some)
+        return self.start(word_scores, texts, train.labels[some], others, self.labels.task, len(self.labels))
 
 
 def choose_pooling(fits: Mapping[Pooling, LinearFit]) -> tuple[Pooling, str]:

@@ -1,4 +1,4 @@
-"""sha256 of files, remembered: a large file that did not change since it was hashed is not read again.
+"""sha256 of files and other answers, remembered: what did not change since it was looked at is not read again.
 
 The same file: real path, device, inode, size, mtime and ctime in nanoseconds. No program can set ctime, so a file that was
 written with its mtime put back is read again. The memory is in the user's own cache folder, never beside the file: a folder
@@ -12,9 +12,10 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tunesmith.run.writing import create
 
@@ -23,6 +24,8 @@ SMALL_BYTES = 1 << 20
 SETTLED_NS = 2_000_000_000
 """A file changed later than this ago may change once more within the same tick of the file system's clock."""
 MOST_ENTRIES = 1000
+MOST_BYTES = 1 << 22
+"""Of an entry; a larger one is not believed."""
 
 
 def hash_file(file: Path) -> str:
@@ -33,17 +36,27 @@ def hash_file(file: Path) -> str:
 
 def known_hash(file: Path) -> str:
     """What `hash_file` gives, from memory where this very file was hashed before."""
-    before = _facts(file)
-    if before[2] < SMALL_BYTES:
+    if _facts(file)[2] < SMALL_BYTES:
         return hash_file(file)
-    entry = _memory() / f"{hashlib.sha256(os.fsencode(os.path.realpath(file))).hexdigest()[:32]}.json"
-    found = _recall(entry, before)
+    name = hashlib.sha256(os.fsencode(os.path.realpath(file))).hexdigest()[:32]
+    return str(_known(own_cache() / "hashes" / f"{name}.json", [file], lambda: hash_file(file)))
+
+
+def known_answer(name: str, paths: Sequence[Path], ask: Callable[[], Any]) -> Any:
+    """What `ask` gives (values of JSON), from memory where these very files or folders were asked before."""
+    return _known(own_cache() / "answers" / f"{name}.json", paths, ask)
+
+
+def _known(entry: Path, paths: Sequence[Path], ask: Callable[[], Any]) -> Any:
+    before = [_facts(path) for path in paths]
+    facts = before[0] if len(before) == 1 else [[str(path) for path in paths], *before]
+    found = _recall(entry, facts)
     if found is None:
-        found = hash_file(file)
-        settled = max(before[3:]) + SETTLED_NS < time.time_ns()
-        if settled and _facts(file) == before:
+        found = ask()
+        settled = max((max(times[3:]) for times in before), default=0) + SETTLED_NS < time.time_ns()
+        if settled and [_facts(path) for path in paths] == before:
             with suppress(OSError):  # a memory that cannot be written costs time, nothing else
-                _remember(entry, before, found)
+                _remember(entry, facts, found)
     return found
 
 
@@ -63,26 +76,23 @@ def own_cache() -> Path:
     return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "tunesmith"
 
 
-def _memory() -> Path:
-    return own_cache() / "hashes"
-
-
-def _recall(entry: Path, facts: list[int]) -> str | None:
-    """The hash that was noted for a file with these facts. What others could have written is not believed."""
+def _recall(entry: Path, facts: Sequence[object]) -> Any:
+    """What was noted with these facts, or None. What others could have written is not believed."""
     try:
         for path in (entry.parent, entry):
             info = path.lstat()
             kind = stat.S_ISDIR(info.st_mode) if path == entry.parent else stat.S_ISREG(info.st_mode)
             if not kind or info.st_uid != os.geteuid() or info.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 return None
-        noted = json.loads(entry.read_bytes()[:4096])
-        value = str(noted["sha256"])
+        with entry.open("rb") as file:
+            noted = json.loads(file.read(MOST_BYTES))
+        value = noted["sha256"]
         return value if noted["facts"] == facts and noted["self"] == _own_hash(facts, value) else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
-def _remember(entry: Path, facts: list[int], value: str) -> None:
+def _remember(entry: Path, facts: Sequence[object], value: Any) -> None:
     entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     old = sorted(entry.parent.glob("*.json"), key=lambda p: p.stat().st_mtime_ns)
     for path in old[: max(0, len(old) + 1 - MOST_ENTRIES)]:
@@ -95,5 +105,5 @@ def _remember(entry: Path, facts: list[int], value: str) -> None:
     os.replace(tmp, entry)
 
 
-def _own_hash(facts: list[int], value: str) -> str:
+def _own_hash(facts: Sequence[object], value: Any) -> str:
     return hashlib.sha256(json.dumps([facts, value]).encode()).hexdigest()

@@ -24,7 +24,6 @@ from tunesmith.run.ledger import write_own
 from tunesmith.run.reader import read_journal
 from tunesmith.session.card import write_card
 from tunesmith.session.finish import (
-    draw_and_explain,
     export_run,
     make_counter,
     move_thresholds,
@@ -39,6 +38,7 @@ from tunesmith.session.inputs import is_installed
 from tunesmith.session.planning import announce_plan, make_plan
 from tunesmith.session.prepare import Prepared
 from tunesmith.session.result import RunEnding, RunResult
+from tunesmith.session.run_pages import draw_and_explain, load_pages
 from tunesmith.session.run_session import Session, ending_well
 from tunesmith.session.watch import Watch
 
@@ -75,6 +75,8 @@ def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
 
 def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding | None = None) -> RunResult:
     """Trains what was prepared, in this folder; resumes an unfinished run that is there."""
+    if watch.pages:
+        watch.aside.start(load_pages)
     state = prepared.state
     has_validation = "validation" in prepared.tokenized
     on_gpu = prepared.runtime.device.type == "cuda"
@@ -205,7 +207,7 @@ def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch, en
         export_run(run, prepared, weights, card)
         reach("model folder")
         keeper.end("early_stopping" if early else "completed")
-        diagnosis = draw_and_explain(run) if watch.pages else ()
+        diagnosis = watch.aside.start(draw_and_explain, run)() if watch.pages else ()
         reach("curves and report")
     prepared.runtime.barrier()
     warnings = tuple(finding.line() for finding in prepared.bundle.findings if finding.severity != "info")

@@ -245,19 +245,3 @@ def export_run(run: RunDir, prepared: Prepared, weights: dict[str, torch.Tensor]
     require_finite(weights, prepared.state.step)
     export_model(run.model, weights, describe, card)
     write_own(run.card_file, card.encode())
-
-
-def draw_and_explain(run: RunDir) -> list[str]:
-    """Writes curves and the report; returns the diagnosis in lines."""
-    from tunesmith.curves.plot import save_curves
-    from tunesmith.report.build import build_report
-    from tunesmith.report.render import write_report
-
-    report = build_report(run)
-    save_curves(report.curves, png=run.curves_png, svg=run.curves_svg)
-    write_report(report, run.report_file)
-    lines = []
-    for finding in report.findings:
-        lines.append(f"{finding.code}{finding.doubt}: {finding.evidence}")
-        lines += [f"  - {advice}" for advice in finding.advice]
-    return lines

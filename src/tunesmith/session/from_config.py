@@ -20,7 +20,7 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.events import RunEnded
-from tunesmith.run.environment import read_launch
+from tunesmith.run.environment import reach, read_launch
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ledger import is_run, require_own_folder, start_ledger
 from tunesmith.run.lock import RunLock
@@ -66,15 +66,15 @@ def finetune(
     watch = watch or Watch()
     config, moved = choose_folder(config, in_memory=train_data is not None)
     run, launch = RunDir(config.run_folder), read_launch()
-    alone, first = launch.world == 1, launch.rank == 0
+    first = launch.rank == 0
     if moved is not None and first:
         watch.say(moved)
     if first:
-        require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
-        _require_checkpoint(config, run)
+        _require_folder(config, run)
     # Several ranks read one after the other: the first builds the table that the others find.
     read = partial(read_run_data, config, data, use_test=use_test)
-    found = read(watch.progress) if alone else None
+    found = watch.aside.start(read, progress=watch.progress)() if launch.world == 1 else None
+    reach("data")
     # One rank holds the lock for all of them.
     with RunLock(run.lock_file) if first else nullcontext():
         if first:
@@ -86,11 +86,12 @@ def finetune(
         runtime = start_runtime(config)
         heard = watch if runtime.is_main else Watch()
         with rank_watch(runtime):
-            prepared = prepare(config, runtime, lambda: found or read(heard.progress), heard)
+            prepared = prepare(config, runtime, lambda: found or read(progress=heard.progress), heard)
             return train_run(run, prepared, heard, ending)
 
 
-def _require_checkpoint(config: RunConfig, run: RunDir) -> None:
+def _require_folder(config: RunConfig, run: RunDir) -> None:
+    require_own_folder(run, {name: getattr(config, name) for name in INPUTS}, cache=config.cache_dir)
     if config.resume_from_checkpoint and not run.checkpoints():
         raise CheckpointError(
             "holds no checkpoint to resume from",

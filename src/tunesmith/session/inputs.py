@@ -20,7 +20,6 @@ from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
 from tunesmith.ranks.sharding_options import read_sharding
 from tunesmith.reading.load import DataBundle, load_data
-from tunesmith.run.environment import reach
 from tunesmith.session.watch import ShowProgress
 
 PLAIN_OPTIONS = (
@@ -101,7 +100,6 @@ def read_run_data(
     found = _match_head(bundle, folder, head, allow_new=config.ignore_mismatched_sizes)
     findings = audit_rows(bundle.parts, bundle.columns, bundle.labels, names_given=bundle.names_given)
     require_clean(findings, strict=config.strict_data)
-    reach("data")
     return replace(found, bundle=replace(bundle, findings=tuple(findings)))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from tunesmith.config.schema import RunConfig
 from tunesmith.encoder.load import LoadedModel
 from tunesmith.encoder.resolve import EMBEDDED
 from tunesmith.fast.in_force import Strategies
 from tunesmith.predict.tables import describe_renaming, names_of_run
-from tunesmith.ranks.runtime import Runtime
+from tunesmith.ranks.runtime import Runtime, has_triton
 from tunesmith.session.inputs import RunData
 from tunesmith.session.watch import Say
 from tunesmith.tokens.tokenize import Tokenized
@@ -53,5 +56,20 @@ def say_model(say: Say, config: RunConfig, loaded: LoadedModel, strategies: Stra
         say(f"FSDP: weights, gradients and optimizer state are sharded over {runtime.world} ranks.")
     for note in (*loaded.notes, *strategies.notes):
         say(f"{note[0].upper()}{note[1:]}.")
+    if runtime.device.type == "cuda" and has_triton() and is_empty(kernel_cache()):
+        say(
+            f"Kernels: compiled for this GPU now and kept in {kernel_cache()}: the first start takes longer, others do not."
+        )
     if strategies.on:
         say(f"Exact speed-ups: {', '.join(strategies.on)}.")
+
+
+def kernel_cache() -> Path:
+    """Where triton keeps compiled kernels for all runs of a user."""
+    home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton"
+    return Path(os.environ.get("TRITON_CACHE_DIR") or home / "cache")
+
+
+def is_empty(folder: Path) -> bool:
+    """Whether there is no such folder, or nothing in it."""
+    return not folder.is_dir() or not any(folder.iterdir())

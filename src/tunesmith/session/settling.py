@@ -129,6 +129,7 @@ def _from_scratch(
             loaded.fresh,
             _content(data.folder),
             config.cache_dir,
+            watch.aside.start,
         )
         probe = prober.look(lambda done, total: watch.progress("probing", done, total))
     if config.head_start == "on" and (probe is None or (config.pooling or probe.pooling) not in probe.fits):

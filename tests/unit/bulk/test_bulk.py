@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from patience import patient
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.bulk import places, units
 from tunesmith.bulk.places import SharedFolder, Store
@@ -235,7 +236,7 @@ def test_processes_that_are_killed_and_started_again_leave_the_output_of_one_unb
     code += f"work.predict_unit = slow; raise SystemExit(main({words!r}))"
     command = [warm_python(), "-c", code]
     workers = [subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.DEVNULL) for _ in range(2)]
-    until = time.monotonic() + 120
+    until = time.monotonic() + patient(120)
     while len(contents(output) if output.exists() else {}) < 3 and time.monotonic() < until:
         time.sleep(0.02)
     for worker in workers:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import patient
 from tunesmith.cli import late_modules
 from tunesmith.cli.late_modules import _was_tried
 
@@ -40,7 +41,7 @@ assert abs(minimize(lambda x: float((x[0] - 2) ** 2), [0.0]).x[0] - 2) < 1e-3
 
 
 def test_a_model_trains_without_the_compiler_and_what_is_used_is_the_real_thing() -> None:
-    done = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=patient(300))
     assert done.returncode == 0, done.stderr
 
 
@@ -63,6 +64,6 @@ def test_the_end_of_a_command_waits_for_threads_and_runs_what_was_registered(tmp
         "print('printed', end='')\n"
         "leave(3)\n"
     )
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=patient(60))
     assert (done.returncode, done.stdout) == (3, "printed"), done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"registered", "thread"}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import patient
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.predict.tables import read_predictions
 from warm import ENVIRONMENT, warm_python
@@ -31,7 +32,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(home: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
     environment = ENVIRONMENT | {"NO_COLOR": "1"} | more
-    return subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, cwd=home, env=environment, capture_output=True, text=True, timeout=patient(300), check=False
+    )
 
 
 def tunesmith(home: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -19,6 +19,7 @@ from tunesmith.events import Evaluated, RunEnded, StepDone
 from tunesmith.fast.in_force import Strategies
 from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import read_manifest
+from tunesmith.session import saying
 from tunesmith.session.saying import say_model
 from tunesmith.tokens.batches import Padding
 
@@ -79,7 +80,7 @@ def test_an_order_that_depends_on_the_device_is_said_aloud(device: str, asked: A
     said: list[str] = []
     config = RunConfig(train_sampling_strategy=asked, model_name_or_path="tiny")
     parts = {"padding_free": None}
-    strategies = Strategies(torch.nn.Identity(), *[Padding()] * 3, None, ("padding-free",), (), parts)
+    strategies = Strategies(torch.nn.Identity(), *[Padding()] * 3, None, ("padding-free",), (), parts, {})
     runtime: Any = SimpleNamespace(device=torch.device(device), precision="no", sharding=None)
     loaded: Any = SimpleNamespace(parameters=10, notes=())
     say_model(said.append, config, loaded, strategies, runtime)
@@ -226,3 +227,19 @@ def test_an_optimizer_added_to_the_table_trains(train: Any, sgd: str) -> None:
     assert len(losses(result)) == 2
     state = next(result.run.path.glob("checkpoint-*2")) / "optimizer.safetensors"
     assert any("momentum_buffer" in name for name in load_file(state))
+
+
+@pytest.mark.parametrize(("device", "kept", "lines"), [("cuda", False, 1), ("cuda", True, 0), ("cpu", False, 0)])
+def test_a_line_tells_when_kernels_are_compiled(
+    device: str, kept: bool, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saying, "has_triton", lambda: True)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
+    if kept:
+        (tmp_path / "kernels" / "one").mkdir(parents=True)
+    said: list[str] = []
+    strategies: Any = SimpleNamespace(on=(), notes=())
+    runtime: Any = SimpleNamespace(device=torch.device(device), precision="no", sharding=None)
+    loaded: Any = SimpleNamespace(parameters=10, notes=())
+    say_model(said.append, RunConfig(train_sampling_strategy="random"), loaded, strategies, runtime)
+    assert len([line for line in said if line.startswith("Kernels:") and str(tmp_path) in line]) == lines

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from patience import patient
 from tiny_model import save_tiny_bert, sentences
 from tunesmith.encoder.tokenizer import load_tokenizer
 from tunesmith.errors import DataError, WorkerError
@@ -43,7 +44,7 @@ def make(folder: Path, processes: int, long_texts: Any = "head") -> ChunkEncoder
 
 def wait_for_processes(shared: ChunkEncoder, texts: list[list[str]]) -> None:
     """Until every process has started: before that, rows may be encoded in this one."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while shared._crew is None or shared._crew.starting:
         shared.encode(texts)
         assert time.monotonic() < deadline

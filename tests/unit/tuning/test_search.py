@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from patience import patient
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.choices import read_duration
@@ -59,7 +60,7 @@ def test_killed_workers_lose_nothing_and_nothing_counts_twice(words: list[str], 
         )
         for fault in faults
     ]
-    ends = [(worker.communicate(timeout=120), worker.returncode) for worker in workers]
+    ends = [(worker.communicate(timeout=patient(120)), worker.returncode) for worker in workers]
     assert ends[2][1] == 0, ends[2][0]
     assert ends[0][1] == -signal.SIGKILL
     assert what(tmp_path / "shared") == what(tmp_path / "whole")
