@@ -1,19 +1,16 @@
 """SetFit beside `tunesmith train` with few rows a label: the same encoder, rows, test rows and process.
 
     .venv/bin/python bench/recipes.py --per_class --sizes 8 16 64 --tasks cr r8 newsline sick --recipes auto setfit
-    PYTHONPATH=src:scratch/setfit .venv/bin/python bench/few_labels.py --library --tasks trec --sizes 8 --seeds 1 2
 
-`setfit` of bench/recipes.py is SetFit's documented procedure in plain PyTorch, as its library needs texts and packages that the
-machine with the GPU does not have: body 2e-5, warmup 0.1, decay 0.01, 16 pairs a step, one epoch over all pairs with the rarer
+`setfit` of bench/recipes.py is SetFit's documented procedure in plain PyTorch, from token ids, which its library does not
+take: body 2e-5, warmup 0.1, decay 0.01, 16 pairs a step, one epoch over all pairs with the rarer
 kind repeated, cosine similarity against 1 or 0, mean pooling, then logistic regression on the embeddings. All pairs of 64 rows
 a label of six labels are 7,680 steps: it gets as many of them as fit into the seconds of the `auto` of its process, and
-FEWEST_STEPS where those are more. `--library` runs setfit itself on the CPU, to compare with.
+FEWEST_STEPS where those are more.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -127,61 +124,3 @@ def fit_logistic(features: Any, labels: Any, classes: int) -> Any:
 
     optimizer.step(loss)
     return weights.detach().float(), bias.detach().float()
-
-
-def train_library(task: str, each: int, seed: int, folder: Path) -> dict[str, Any]:
-    """setfit itself with its defaults, from texts."""
-    from datasets import Dataset
-    from sentence_transformers import SentenceTransformer, models
-    from setfit import SetFitModel, Trainer, TrainingArguments
-    from sklearn.linear_model import LogisticRegression
-
-    from recipe_tasks import TASKS
-
-    train, test = TASKS[task]("train"), TASKS[task]("test")
-    names = sorted({label for _, label in train})
-    gold = np.array([names.index(label) for _, label in train])
-    chosen = pick_rows(gold, each, seed)
-    data = Dataset.from_dict({"text": [train[i][0][0] for i in chosen], "label": gold[chosen]})
-    began = time.process_time()
-    word = models.Transformer(str(folder))
-    body = SentenceTransformer(modules=[word, models.Pooling(word.get_word_embedding_dimension())], device="cpu")
-    model = SetFitModel(model_body=body, model_head=LogisticRegression())
-    args = TrainingArguments(output_dir="scratch/setfit_out", seed=seed, save_strategy="no", report_to="none")
-    trainer = Trainer(model=model, args=args, train_dataset=data)
-    trainer.train()
-    seconds = time.process_time() - began
-    answers = np.asarray(model.predict([texts[0] for texts, _ in test]))
-    score = float((answers == np.array([names.index(label) for _, label in test])).mean())
-    return {
-        "task": task,
-        "size": each,
-        "seed": seed,
-        "recipe": "setfit library",
-        "score": score,
-        "cpu_seconds": seconds,
-    }
-
-
-def main() -> None:
-    """Runs the library and prints its scores."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", action="store_true", required=True)
-    parser.add_argument("--model", type=Path, default=Path("../shared/models/paraphrase-MiniLM-L3-v2"))
-    parser.add_argument("--tasks", nargs="+", required=True)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[8])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--output", type=Path)
-    args = parser.parse_args()
-    found = []
-    for task in args.tasks:
-        for each in args.sizes:
-            for seed in args.seeds:
-                found.append(train_library(task, each, seed, args.model))
-                print(json.dumps(found[-1]), flush=True)
-                if args.output:
-                    args.output.write_text(json.dumps(found, indent=0), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

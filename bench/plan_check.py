@@ -161,6 +161,8 @@ def words_of(setting: dict[str, Any], folder: Path, *, gpu: bool) -> list[str]:
 
 
 def _model(name: str) -> Path:
+    if name == BASE:
+        return Path(tempfile.gettempdir()) / BASE
     folder = SHARED / "models" / name
     if name != L6 or folder.is_dir():
         return folder
@@ -170,20 +172,18 @@ def _model(name: str) -> Path:
 
 
 def make_weights() -> None:
-    """Random weights for the models of SHARED_DIR that have none, and a model of BERT-base's shape."""
-    if "SHARED_DIR" not in os.environ:
-        return
+    """A model of BERT-base's shape, and weights for the models of SHARED_DIR that have none: random."""
     import torch
     from transformers import AutoConfig, AutoModel, BertConfig
 
     torch.manual_seed(0)
-    models = SHARED / "models"
-    for name in (L3, GRANITE, L6, BASE):
-        if not (models / name / "model.safetensors").exists():
-            config = BertConfig() if name == BASE else AutoConfig.from_pretrained(models / name)
-            AutoModel.from_config(config).save_pretrained(models / name)
+    for name in (BASE, *((L3, GRANITE, L6) if "SHARED_DIR" in os.environ else ())):
+        folder = _model(name)
+        if not (folder / "model.safetensors").exists():
+            config = BertConfig() if name == BASE else AutoConfig.from_pretrained(folder)
+            AutoModel.from_config(config).save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-        shutil.copy(models / L3 / file, models / BASE)
+        shutil.copyfile(_model(L3) / file, _model(BASE) / file)
 
 
 def check(name: str, setting: dict[str, Any], cores: str | None, *, gpu: bool) -> dict[str, Any]:

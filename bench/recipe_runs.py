@@ -29,6 +29,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "pooling first, dense trained": {"pooling": "first", "dense": "trained"},
     "pooling mean, dense trained": {"pooling": "mean", "dense": "trained"},
     "contrastive_start off": {"contrastive_start": "off"},
+    "contrastive_start on": {"contrastive_start": "on", "num_train_epochs": 3.0},
     "head_start on": {"head_start": "on"},
     "learning_rate 5e-5": {"learning_rate": 5e-5},
     "learning_rate 1e-4": {"learning_rate": 1e-4},

@@ -88,15 +88,15 @@ def _leaks(
             f"{least}{count:,} of {len(exact):,} {split} rows are in train{so}: {int(whole.sum()):,} equal, "
             f"{int(nearly.sum()):,} nearly equal (first: {_rows(numbers['first_rows'])})."
         )
-        advice = [f"Remove them from train or from {split}: the {split} score is too good by what was memorised."]
+        steps = [f"Remove them from train or from {split}: the {split} score is too good by what was memorised."]
         if not whole.any():
-            advice.append("If rows are made from templates, keep all rows of one template on one side.")
+            steps.append("If rows are made from templates, keep all rows of one template on one side.")
         serious = count if agree else int(whole.sum())
         if not agree:
             evidence += " The nearly equal ones have another label as often as by chance."
         severity: Severity = "warning" if serious >= max(3, LEAK_SHARE * len(exact)) else "info"
         findings.append(
-            Finding("split_leak", severity, evidence[0].upper() + evidence[1:], tuple(advice), numbers=numbers)
+            Finding("split_leak", severity, evidence[0].upper() + evidence[1:], tuple(steps), numbers=numbers)
         )
     only = int((shared & ~whole & ~nearly).sum())
     if exact.shape[1] == 2 and only:

@@ -24,7 +24,8 @@ where they are larger, it changes them less. granite-embedding-30m has 2.6 times
 RARE = 0.1
 """A label with a smaller share of the rows is one that accuracy hardly sees."""
 FEW_LABELS = 64
-"""Up to so many training rows a label the contrastive start was better than a new head (docs/how_to/better_models.md)."""
+"""Up to so many training rows a label the contrastive start was better than a new head, with three labels or more; with two it
+was not (docs/how_to/better_models.md)."""
 FEW_UPDATES = 120
 """At 75 updates a head that starts fitted was better (TREC, SUBJ, MRPC with 200 rows, 3 epochs), at 190 it was not."""
 
@@ -102,8 +103,8 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
 def _contrastive_start(config: RunConfig, facts: RunFacts) -> tuple[str, str]:
     """For runs of few rows a label, whose length is left to the recipe."""
     each = facts.rows / max(facts.classes, 1)
-    if each > FEW_LABELS or facts.task not in (Task.BINARY, Task.MULTICLASS):
-        return "off", f"it is for up to {FEW_LABELS} rows a label"
+    if each > FEW_LABELS or facts.task is not Task.MULTICLASS:
+        return "off", f"it is for three labels or more and up to {FEW_LABELS} rows a label"
     if config.max_steps > 0 or config.num_train_epochs is not None:
         return "off", "the length of the training is given"
     if facts.world > 1 or config.freeze or not facts.new_head:

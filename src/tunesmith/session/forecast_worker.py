@@ -22,7 +22,7 @@ from tunesmith.run.lock import RunLock
 from tunesmith.session.drive import train_run
 from tunesmith.session.forecast import ERROR_MARK, Forecast
 from tunesmith.session.inputs import read_run_data
-from tunesmith.session.pace import WARM_READS, Pace, Phases
+from tunesmith.session.pace import WARM_READS, Pace, RunClock
 from tunesmith.session.planning import STEPS_A_READ, make_plan, peak_bytes
 from tunesmith.session.prepare import Prepared, prepare, start_runtime
 from tunesmith.session.watch import Watch
@@ -60,21 +60,23 @@ def measure_run(config: RunConfig, begun: float) -> Forecast:
         start = time.time() - begun
         has_validation = "validation" in prepared.tokenized
         on_gpu = prepared.runtime.device.type == "cuda"
-        plan = make_plan(config, prepared.batches, prepared.suite, has_validation=has_validation, on_gpu=on_gpu)
+        plan = make_plan(
+            prepared.config, prepared.batches, prepared.suite, has_validation=has_validation, on_gpu=on_gpu
+        )
         every = range(1, plan.num_steps + 1)
         evaluations = sum(map(plan.evaluate.due, every))
         saves = sum(plan.save.due(step) or plan.evaluate.due(step) for step in every)
         short, rows = _shorten(prepared, folder, reads=GPU_READS if on_gpu else 0, between=saves > 1)
-        clock, run = Phases(), RunDir(Path(folder) / "run")
+        clock, run = RunClock(), RunDir(Path(folder) / "run")
         with RunLock(run.lock_file):
             start_ledger(run.path, run.remade_files)
             at = time.monotonic()
             train_run(run, short, Watch(listeners=[clock.on]))
             spent = time.monotonic() - at
         pace = Pace.of(clock.reads, saved=len(clock.evaluations) > 1)
-        one = clock.evaluations[-1] if clock.evaluations else 0.0
-        a_token = one / max(rows.evaluated, 1)
-        rest = spent - sum(read.seconds for read in clock.reads) - sum(clock.evaluations)
+        timed = clock.evaluations or [0.0]  # the first one also makes kernels
+        a_token = timed[-1] / max(rows.evaluated, 1)
+        rest = spent - sum(read.seconds for read in clock.reads) - sum(timed)
         size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
         journal = run.journal_file.stat().st_size / max(sum(read.steps for read in clock.reads), 1) * plan.num_steps
         checkpoint = max((sum(f.stat().st_size for f in c.rglob("*")) for c in run.checkpoints()), default=0)
@@ -84,8 +86,8 @@ def measure_run(config: RunConfig, begun: float) -> Forecast:
             peak_bytes=peak_bytes(prepared),
             disk_bytes=int(size + journal + checkpoint),
             start_seconds=start,
-            step_seconds=pace.seconds(plan.num_steps, plan.num_steps * rows.step) + max(saves - 2, 0) * pace.save,
-            evaluation_seconds=sum(clock.evaluations[:-1], 0.0) + a_token * rows.evaluation * max(evaluations - 1, 0),
+            step_seconds=pace.seconds(plan.num_steps, plan.num_steps * rows.step) + max(saves - 1, 0) * pace.save,
+            evaluation_seconds=max(timed[0] - timed[-1], 0.0) + a_token * rows.evaluation * evaluations,
             finish_seconds=max(rest, 0.0) + a_token * rows.left_out,
         )
 

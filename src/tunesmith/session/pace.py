@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tunesmith.events import Evaluated, Event, StepDone
+from tunesmith.events import EpochStarted, Evaluated, Event, StepDone
 
 WARM_READS = 2
 """Reads of the numbers of steps that are slow: kernels are made there. A read is one step on a CPU, several on a GPU."""
 
 
 @dataclass
-class Read:
+class StepsRead:
     """Some steps, their tokens, and the seconds from the event before them, their journal lines included."""
 
     steps: int = 0
@@ -26,25 +26,27 @@ class Read:
         self.steps, self.tokens, self.seconds = self.steps + 1, self.tokens + tokens, self.seconds + seconds
 
 
-class Phases:
+class RunClock:
     """What took how long: the steps of one read together, each evaluation."""
 
     def __init__(self) -> None:
-        self.reads: list[Read] = []
+        self.reads: list[StepsRead] = []
         self.evaluations: list[float] = []
         self._last, self._shared = time.monotonic(), -1.0
 
     def on(self, event: Event) -> None:
         """A listener of the run."""
+        if not isinstance(event, EpochStarted | StepDone | Evaluated):
+            return  # safe points and saves lie between two steps and count for the later one
         now = time.monotonic()
         spent, self._last = now - self._last, now
         if isinstance(event, StepDone):
             if event.seconds != self._shared:  # the steps of one read share its time equally
-                self.reads.append(Read())
+                self.reads.append(StepsRead())
             self._shared = event.seconds
             self.reads[-1].add(event.tokens, spent)
         elif isinstance(event, Evaluated) and event.split == "validation":
-            self.evaluations.append(event.seconds)  # events about its rows came in between
+            self.evaluations.append(event.seconds)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Pace:
     save: float
 
     @classmethod
-    def of(cls, reads: list[Read], *, saved: bool) -> Pace:
+    def of(cls, reads: list[StepsRead], *, saved: bool) -> Pace:
         """By a line through the reads after the first; `saved`: the last step came after a save."""
         most = len(reads) - saved
         timed = reads[min(WARM_READS, most - 1) : most]

@@ -48,15 +48,17 @@ def test_larger_weights_take_larger_steps_up_to_twice() -> None:
     assert values(facts=replace(FACTS, model_type="modernbert", matrix_size=0.2))["learning_rate"] == 2e-4
 
 
-@pytest.mark.parametrize(("rows", "each"), [(16, "on"), (128, "on"), (130, "off")])
+@pytest.mark.parametrize(("rows", "each"), [(24, "on"), (192, "on"), (195, "off")])
 def test_few_rows_a_label_start_contrastively(rows: int, each: str) -> None:
-    few = replace(FACTS, rows=rows, new_head=True)
-    assert values(facts=few)["contrastive_start"] == each
-    assert values(facts=few)["head_start"] == each or rows > 128
+    few = replace(FACTS, rows=rows, new_head=True, classes=3, task=Task.MULTICLASS)
+    found = values(facts=few)
+    assert (found["contrastive_start"], found["head_start"]) == (each, each)
+    assert found["num_train_epochs"] == 3.0 or each == "off"
     for other in (
         replace(few, world=2),
         replace(few, new_head=False),
         replace(few, task=Task.REGRESSION),
+        replace(few, task=Task.BINARY, classes=2, rows=16),
     ):
         assert values(facts=other)["contrastive_start"] == "off"
     assert values(RunConfig(num_train_epochs=3.0), few)["contrastive_start"] == "off"
