@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -36,7 +37,9 @@ FOLDS = 3
 """More folds cost more for the same rows: the time is better spent on more ways to train."""
 RUNGS = (25, 50)
 """Percent of its steps at which a candidate is compared with the others."""
-WARM_STEPS, TIMED_STEPS = 3, 10
+WARM_READS, TIMED_READS = 3, 5
+"""Reads of step times that are left out, as kernels are made in them, and that are counted: one a step on a CPU, one for several
+steps, which share its time, on a GPU."""
 MARGIN = 1.15
 """How much longer than forecast a run may take."""
 SAVE_STEPS = 500
@@ -226,17 +229,20 @@ class Tries:
         return {name: getattr(config, name) for name in NAMES if name != "num_train_epochs"}
 
     def _make_watch(self, candidate: Variant, run: RunDir, halve: bool) -> Watch:
-        steps, taken = 0, list[float]()
+        steps, reads, judged = 0, list[float](), False
 
         def plan(num_steps: int, per_epoch: float) -> None:
             nonlocal steps
             steps = num_steps
 
         def listen(event: Event) -> None:
+            nonlocal judged
             if isinstance(event, StepDone):
-                taken.append(event.seconds)
-                if len(taken) == max(WARM_STEPS + TIMED_STEPS, steps // 20):
-                    self._require_time(sum(taken[WARM_STEPS:]) / len(taken[WARM_STEPS:]), steps - event.step, steps)
+                if event.seconds not in reads[-1:]:
+                    reads.append(event.seconds)
+                if not judged and len(reads) >= WARM_READS + TIMED_READS and event.step >= steps // 20:
+                    judged = True
+                    self._require_time(statistics.median(reads[WARM_READS:]), steps - event.step, steps)
             elif isinstance(event, Evaluated) and event.split == "validation" and halve and event.step < steps:
                 self._require_rank(candidate, run, event, round(100 * event.step / steps))
 

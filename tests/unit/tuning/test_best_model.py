@@ -189,7 +189,7 @@ def test_several_base_models_are_tried_and_the_best_is_deployed(home: Path, tmp_
 
 def test_a_budget_for_auto_alone_gives_the_auto_result(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """At the first timed step the rest does not fit: nothing else is begun, and the run is that of `--recipe auto`."""
-    monkeypatch.setattr(tries, "TIMED_STEPS", 1)
+    monkeypatch.setattr(tries, "TIMED_READS", 1)
     monkeypatch.setattr(Clock, "left", lambda self, now=None: 1e-9)
     assert main(words(home, tmp_path / "best")) == 0
     assert [run["state"] for run in table(tmp_path / "best")["tried"][0]["runs"].values()] == ["stopped"]
@@ -199,6 +199,21 @@ def test_a_budget_for_auto_alone_gives_the_auto_result(home: Path, tmp_path: Pat
     assert main(auto) == 0
     metrics = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("best", "auto")]
     assert metrics[0] == metrics[1]
+
+
+def test_slow_first_steps_of_a_gpu_do_not_end_a_run(monkeypatch: Any) -> None:
+    """Sixteen steps share the time of one read there, and kernels are made in the first reads: 60 ms a step, later 3."""
+    asked: list[float] = []
+    monkeypatch.setattr(tries.Tries, "_require_time", lambda self, seconds, to_do, steps: asked.append(seconds))
+    work: Any = object.__new__(tries.Tries)
+    work.clock = SimpleNamespace(beat=lambda *events: None)
+    watch = work._make_watch(None, None, halve=False)
+    watch.plan(441, 147.0)
+    for step in range(1, 200):
+        slow = 0.06 if step <= 32 else 0.003
+        watch.listeners[1](StepDone(step, 0.0, 0.5, 1.0, 1e-4, 8, 400, 400, slow + (step - 1) // 16 * 1e-6))
+    assert len(asked) == 1
+    assert asked[0] < 0.004
 
 
 def test_no_more_steps_are_taken_than_the_budget_has(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
