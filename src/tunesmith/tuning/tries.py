@@ -38,8 +38,7 @@ FOLDS = 3
 RUNGS = (25, 50)
 """Percent of its steps at which a candidate is compared with the others."""
 WARM_READS, TIMED_READS = 3, 5
-"""Reads of step times that are left out, as kernels are made in them, and that are counted: one a step on a CPU, one for several
-steps, which share its time, on a GPU."""
+"""Reads of step times that are left out, as kernels are made in them, and that are counted (on a GPU one for several steps)."""
 MARGIN = 1.15
 """How much longer than forecast a run may take."""
 SAVE_STEPS = 500
@@ -50,8 +49,7 @@ SAVE_STEPS = 500
 class Variant:
     """A way to train. `options` are set over the given config, `epochs` multiplies the passes that `auto` makes.
 
-    `settled` is what `auto` decided on the first fold, for the other folds: their models are then of one kind. With all rows
-    it decides anew.
+    `settled` is what `auto` decided on the first fold, for the other folds: models of one kind. With all rows it decides anew.
     """
 
     name: str
@@ -260,7 +258,7 @@ class Tries:
     def _require_rank(self, candidate: Variant, run: RunDir, event: Evaluated, share: int) -> None:
         """Successive halving: of those that came to a rung the better half stays, with some slack for chance."""
         rung = next((k for k in RUNGS if abs(share - k) < RUNGS[0] / 2), None)
-        metric = self._main_metric(run, event.metrics)
+        metric = main_metric_of(run, event.metrics)
         value = event.metrics.get(metric)
         if rung is None or value is None:
             return
@@ -273,14 +271,10 @@ class Tries:
         if better > len(others) / 2:
             raise TrialPruned(f"{metric} {value:.4f} after {share}% of its steps is behind {better} of {len(others)}")
 
-    def _main_metric(self, run: RunDir, metrics: dict[str, Any]) -> str:
-        """The metric that a run is judged by."""
-        return main_metric_of(run, metrics)
-
     def _clear(self, run: RunDir, found: Outcome) -> None:
-        for path in (*run.checkpoints(), run.best, *([] if found.state == "done" else [run.model])):
-            if path.is_dir():
-                retire(path)
+        made = (*run.checkpoints(), run.best, *([] if found.state == "done" else [run.model]))
+        for path in filter(Path.is_dir, made):
+            retire(path)
 
 
 def variations(lead: Variant, decided: Mapping[str, Any], config: RunConfig) -> Iterator[Variant]:

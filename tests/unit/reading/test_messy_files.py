@@ -230,7 +230,7 @@ def test_lines_above_the_header(tmp_path: Path) -> None:
     table({"Text": sentence, "Klasse": pick("gut", "schlecht")}, sep=";", head="sep=;\n")(path)
     assert (load_file(path).columns.text, load_file(path).columns.label) == (("Text",), "Klasse")
     table({"id": int, "text": sentence, "queue": QUEUES}, head="Export of tickets\n\n")(path)
-    with pytest.raises(DataError, match=rf"stand in line 3.* tail -n \+3 {path} > named.csv"):
+    with pytest.raises(DataError, match=rf"be in line 3.* tail -n \+3 {path} > named.csv"):
         load_file(path)
 
 

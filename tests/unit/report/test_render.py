@@ -94,7 +94,7 @@ def test_every_section_is_there_with_its_facts(page: str) -> None:
     for words in (
         "Overfitting",
         "rose 0.40 to 0.63 after step 200",
-        "--num_train_epochs</span> 2",
+        "--num_train_epochs</span> 3",
         "95% interval",
         "Confusion matrix",
         "Reliability",
