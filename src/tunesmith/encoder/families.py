@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as global_hooks
-
-from tunesmith.encoder.load import without_first_values
 
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_ALL_MODULES = tuple(f"_global{name}" for name in _OF_MODULES)
@@ -213,3 +212,21 @@ def project_keys(attention: nn.Module, hidden: torch.Tensor, head_size: int) -> 
 def is_hooked(parameter: torch.Tensor) -> bool:
     """Whether a hook sees the gradient of a parameter as soon as it is there."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+@contextmanager
+def without_first_values() -> Iterator[None]:
+    """No random numbers for weights on the meta device: they have none, and drawing them loads the compiler of torch."""
+    kinds: list[Any] = [torch.nn.Linear, torch.nn.Embedding, torch.nn.LayerNorm]
+    drawing = [kind.reset_parameters for kind in kinds]
+
+    def unless_meta(draw: Any) -> Any:
+        return lambda module: None if module.weight is not None and module.weight.is_meta else draw(module)
+
+    for kind, draw in zip(kinds, drawing, strict=True):
+        kind.reset_parameters = unless_meta(draw)
+    try:
+        yield
+    finally:
+        for kind, draw in zip(kinds, drawing, strict=True):
+            kind.reset_parameters = draw

@@ -30,6 +30,8 @@ def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification
 
+    from tunesmith.encoder.families import without_first_values
+
     make: Any = AutoModelForSequenceClassification.from_config
     described = naming("its config.json describes no model", folder)
     with described, without_first_values(), torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -50,26 +52,6 @@ def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
         raise ResourceError(
             f"the model takes {4 * total / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free", where=str(folder)
         )
-
-
-@contextmanager
-def without_first_values() -> Iterator[None]:
-    """No random numbers for weights on the meta device: they have none, and drawing them loads the compiler of torch."""
-    import torch
-
-    kinds: list[Any] = [torch.nn.Linear, torch.nn.Embedding, torch.nn.LayerNorm]
-    drawing = [kind.reset_parameters for kind in kinds]
-
-    def unless_meta(draw: Any) -> Any:
-        return lambda module: None if module.weight is not None and module.weight.is_meta else draw(module)
-
-    for kind, draw in zip(kinds, drawing, strict=True):
-        kind.reset_parameters = unless_meta(draw)
-    try:
-        yield
-    finally:
-        for kind, draw in zip(kinds, drawing, strict=True):
-            kind.reset_parameters = draw
 
 
 def _free_memory() -> int | None:
@@ -146,6 +128,8 @@ def load_model(
 ) -> LoadedModel:
     """The model with a head of the right size and `id2label` set to the real names. `new_head` draws the head anew."""
     from transformers import AutoModelForSequenceClassification
+
+    from tunesmith.encoder.families import without_first_values
 
     folder = Path(folder)
     stored = read_model_config(folder)

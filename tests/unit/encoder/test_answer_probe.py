@@ -41,5 +41,5 @@ def test_a_model_of_characters_is_not_asked(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NumericsError, match="no number"):
+    with pytest.raises(NumericsError, match="not a number"):
         require_answer(Broken(), tmp_path)

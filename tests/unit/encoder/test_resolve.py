@@ -99,7 +99,7 @@ def test_wrong_paths_are_told_with_the_nearest_folder(folder: Path, tmp_path: Pa
         resolve_model(str(tmp_path / "no" / "where"))
     with pytest.raises(ConfigError, match="is a file, not a model folder"):
         resolve_model(folder / "config.json")
-    with pytest.raises(ConfigError, match="neither a folder nor a name of a model"):
+    with pytest.raises(ConfigError, match="neither a folder nor the name of a model"):
         resolve_model("my model!")
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"has no model.safetensors \(there is: config.json"):
