@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tunesmith.fast import cpu_speed
 
 
-@pytest.fixture(autouse=True)
-def _parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_ENOUGH_PRODUCTS", "_ENOUGH_VALUES", "_LARGE_TABLE"):
-        monkeypatch.setattr(cpu_speed, name, 0)
+@pytest.fixture(autouse=True, scope="module")
+def _parts_of_any_size() -> Iterator[None]:
+    """For runs that a module shares as well."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("_ENOUGH_PRODUCTS", "_ENOUGH_VALUES", "_LARGE_TABLE"):
+            patched.setattr(cpu_speed, name, 0)
+        yield

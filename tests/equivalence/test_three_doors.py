@@ -162,8 +162,9 @@ def by_function(place: Path, folder: Path) -> Outcome:
     return of_run(folder)
 
 
-def same(a: Outcome, b: Outcome) -> None:
-    assert a.losses == b.losses
+def same(a: Outcome, b: Outcome, *, roundings: int = 0) -> None:
+    """Equal weights, and losses that are equal up to so many roundings of a float32."""
+    assert a.losses == pytest.approx(b.losses, rel=roundings * 2**-23, abs=0)
     assert a.weights.keys() == b.weights.keys()
     for name, tensor in a.weights.items():
         assert torch.equal(tensor, b.weights[name]), name
@@ -190,7 +191,8 @@ def test_the_function_equals_the_command(place: Path, command: Outcome, tmp_path
 
 
 def test_the_trainer_equals_the_command(place: Path, command: Outcome, tmp_path: Path) -> None:
-    same(by_trainer(place, tmp_path / "trainer"), command)
+    # `compute_loss` returns a mean, which is multiplied by its rows before the window's loss is summed: one rounding more.
+    same(by_trainer(place, tmp_path / "trainer"), command, roundings=1)
 
 
 def test_the_command_with_all_speed_ups_gives_the_same_to_rounding(place: Path, tmp_path: Path) -> None:
