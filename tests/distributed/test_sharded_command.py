@@ -128,7 +128,7 @@ def test_the_model_folder_loads_without_fsdp(launched: Path, one: dict[str, Any]
 
     model = AutoModelForSequenceClassification.from_pretrained(launched / "model")
     assert model.config.architectures == ["BertForSequenceClassification"]
-    assert sum(p.numel() for p in model.parameters()) == 22018
+    assert sum(p.numel() for p in model.parameters()) == 30562, "three layers: the last one averages"
 
 
 def test_a_resume_by_flag_is_bit_identical_and_one_rank_says_what_differs(

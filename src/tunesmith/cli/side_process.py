@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -72,19 +73,20 @@ class SideProcess(SideWork):
         return lambda: self._wait(number, progress, here)
 
     def _wait(self, number: int, progress: ShowProgress | None, here: Callable[[], Any]) -> Any:
+        loader = threading.Thread(target=self._load, name="loading libraries", daemon=True)
+        loader.start()
         try:
             kind, value = self._receive(number, progress)
         except (OSError, EOFError):  # it was killed, maybe for its memory
             self._pipe = None
-            return here()
-        if kind == "error":
+            kind, value = "again", None
+        if kind == "error":  # told at once, whatever is still being loaded
             raise value
-        self._load(lambda: False)
+        loader.join()
         return value if kind == "done" else here()
 
     def _receive(self, number: int, progress: ShowProgress | None) -> tuple[str, Any]:
         assert self._pipe is not None
-        self._load(self._pipe.poll)
         while True:
             of, kind, value = self._pipe.recv()
             if of == number and kind != "progress":
@@ -92,11 +94,11 @@ class SideProcess(SideWork):
             if of == number and progress is not None:
                 progress(*value)
 
-    def _load(self, enough: Callable[[], bool]) -> None:
-        """Loads the modules that are left, until it is enough: the data may be wrong, and that is said first."""
+    def _load(self) -> None:
+        """Loads the modules; what cannot be loaded is told where the command itself imports it."""
         if self._modules:
-            with loading():
-                while self._modules and not enough():
+            with loading(), suppress(Exception):
+                while self._modules:
                     import_module(self._modules.pop(0))
 
 

@@ -171,7 +171,7 @@ def _facts(
         matrix_size=matrix_size(model),
     )
     if probe is None:
-        mean = facts.new_head and runtime.sharding is None and "mean" in poolings_of(model)
+        mean = facts.new_head and "mean" in poolings_of(model)
         return replace(facts, pooling="mean") if mean else facts
     chosen, why = pooling_for(probe.pooling, probe.why, loaded.fresh)
     pooling = config.pooling or chosen

@@ -95,13 +95,20 @@ WRONG = {
 
 
 LIGHT = ("missing column", "one label", "no header", "unreadable run folder")
-"""Wrong calls that are answered before torch loads."""
+"""Wrong calls that are answered without waiting for torch."""
 LOADED = """
-import sys
+import os, sys, time
+from importlib.abc import MetaPathFinder
 from tunesmith.cli.main import main
-code = main(sys.argv[1:])
-print(*(name for name in ("torch", "transformers", "accelerate") if name in sys.modules), end="")
-sys.exit(code)
+command = os.getpid()
+
+class Slow(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name in ("torch", "transformers", "accelerate") and os.getpid() == command:
+            time.sleep(1000)
+
+sys.meta_path.insert(0, Slow())
+sys.exit(main(sys.argv[1:]))
 """
 
 

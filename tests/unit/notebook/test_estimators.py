@@ -40,7 +40,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def fitted(settings: dict[str, Any]) -> TextClassifier:
-    return TextClassifier(**{**settings, "max_steps": 60, "learning_rate": 3e-3}).fit(TEXTS, NAMES)
+    return TextClassifier(**{**settings, "max_steps": 150, "learning_rate": 3e-3}).fit(TEXTS, NAMES)
 
 
 CHECKS: list[Callable[[str, Any], None]] = [

@@ -94,7 +94,8 @@ def test_labels_that_mean_something_else_to_the_head_are_refused(train: Any, tmp
 
 def test_a_head_for_other_labels_starts_afresh_when_asked(train: Any, tmp_path: Path) -> None:
     model = save_tiny_bert(tmp_path / "trained", labels=("NEGATIVE", "POSITIVE"))
-    result, said = train(train_data=mood(), model_name_or_path=model, ignore_mismatched_sizes=True, learning_rate=1e-12)
+    options = {"ignore_mismatched_sizes": True, "learning_rate": 1e-12, "pooling": "pooler"}
+    result, said = train(train_data=mood(), model_name_or_path=model, **options)
     assert "The model's head was trained for NEGATIVE, POSITIVE: it starts afresh." in said
     from safetensors.torch import load_file
 

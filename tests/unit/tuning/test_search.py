@@ -106,7 +106,7 @@ def test_what_to_vary_is_checked_at_once() -> None:
         (False, False, ("mean", "first")),
     ]
     assert [read_duration(text) for text in ("90s", "20m", "2h", "1h30m", "45")] == [90, 1200, 7200, 5400, 45]
-    with pytest.raises(ConfigError, match="no length of time"):
+    with pytest.raises(ConfigError, match="is not a length of time"):
         load_config(None, {"train_file": "x.csv", "time_budget": "soon"})
 
 
