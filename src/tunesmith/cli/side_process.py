@@ -95,7 +95,7 @@ class SideProcess(SideWork):
                 progress(*value)
 
     def _load(self) -> None:
-        """Loads the modules; what cannot be loaded is told where the command itself imports it."""
+        """Loads the modules; what cannot be loaded is reported where the command itself imports it."""
         if self._modules:
             with loading(), suppress(Exception):
                 while self._modules:
