@@ -114,7 +114,7 @@ def test_a_full_queue_is_429_with_retry_after_and_nothing_accepted_is_lost(servi
     found: list[tuple[int, Any]] = []
     threads = [
         threading.Thread(target=lambda k=k: found.append(service.post("/predict", {"text": "z" * k})))
-        for k in range(1, 15)
+        for k in range(1, 41)  # more than a queue and the batches under way can hold
     ]
     for thread in threads:
         thread.start()
