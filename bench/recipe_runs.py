@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from few_labels import pick_rows, train_setfit
+from few_labels import pick_rows, train_library, train_setfit
 from recipe_tasks import REGRESSION, unpack_model
 
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
 }
 """`auto` with a choice changed. `dense` is no option: the dense layer in front of the last one starts as the identity that
 `pooling` makes of it and is trained."""
-LONG = {f"{kind} {length}": (kind, length) for length in (128, 512) for kind in ("head", "head_tail", "windows")}
+LONG = {f"{kind} {length}": (kind, length) for length in (128, 256, 512) for kind in ("head", "head_tail", "windows")}
 """`auto` with `--max_seq_length` and `--long_texts`, for tasks that are packed with longer rows."""
 RARE = ("r8", "r8head", "sickneg", "rare5")
 """Tasks with a label that has few rows."""
@@ -248,11 +248,12 @@ def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bo
             continue
         try:
             task = _task(pack, unit["model"], unit["task"])
-            if recipe == "setfit":
+            if recipe in ("setfit", "setfit_library"):
                 folder = _model(pack, unit["model"], place)
                 auto = before["auto"]
                 taken = auto["seconds"] + (auto["probe_seconds"] or 0.0)
-                before[recipe] = train_setfit(unit, rows_of(unit, task[0]["train"]), task, folder, runtime, taken)
+                train = train_setfit if recipe == "setfit" else train_library
+                before[recipe] = train(unit, rows_of(unit, task[0]["train"]), task, folder, runtime, taken)
             elif recipe == "best":
                 from recipe_best import train_best
 

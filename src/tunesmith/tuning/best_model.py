@@ -117,11 +117,12 @@ class Stages:
 
     def explore(self) -> None:
         """Tries candidates on the first fold, then trains the best on the others; TimeUp ends it at any point."""
-        first = self._try(self.auto)
-        if first is None:
+        clock = self.work.clock
+        clock.reserve = max(clock.left(), 0.0) / 2  # nothing is timed yet: half of the time is for a model of all rows
+        if self._try(self.auto) is None:
             return
         self.members = [self.auto]
-        self.work.clock.reserve = self.last_seconds(self.auto)
+        clock.reserve = self.last_seconds(self.auto)
         for base in self.bases:
             self._try(base)
         lead = max(self._done(), key=lambda one: self._score(one))

@@ -251,9 +251,10 @@ class Tries:
         first = not any(found["state"] == "done" for found in self.record["runs"].values())
         later = MARGIN * steps * FOLDS / (FOLDS - 1) if first else 0.0
         needed = step_seconds * (to_do + later)
-        if needed > self.clock.left():
+        left = max(self.clock.left() + (self.clock.reserve if first else 0.0), 0.0)
+        if needed > left:
             what = "and then the model of all rows take" if first else "take"
-            raise TrialPruned(f"its steps {what} {needed:.0f} s more, and {max(self.clock.left(), 0):.0f} s are left")
+            raise TrialPruned(f"its steps {what} {needed:.0f} s more, and {left:.0f} s are left")
 
     def _require_rank(self, candidate: Variant, run: RunDir, event: Evaluated, share: int) -> None:
         """Successive halving: of those that came to a rung the better half stays, with some slack for chance."""
