@@ -45,6 +45,7 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "num_train_epochs 3, head_start on": {"num_train_epochs": 3.0, "head_start": "on"},
     "per_device_train_batch_size 16": {"per_device_train_batch_size": 16},
     "class_weights balanced": {"class_weights": "balanced"},
+    "adversarial 0.05": {"adversarial": 0.05},
 }
 """`auto` with a choice changed. `dense` is no option: the dense layer in front of the last one starts as the identity that
 `pooling` makes of it and is trained."""
@@ -180,7 +181,8 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     if config.class_weights is not None:
         weights = resolve_class_weights(config.class_weights, train.labels, labels.names)
     objective = TaskLoss(labels.task, len(labels), weights)
-    state = TrainState(model, optimizer, objective, runtime, graphs=strategies.graphs, strategies=strategies)
+    graphs, push = strategies.graphs, config.adversarial
+    state = TrainState(model, optimizer, objective, runtime, push=push, graphs=graphs, strategies=strategies)
     sampling, ahead = strategies.best_order(runtime.device), 2 if on_gpu else 0
     size, seed = chosen.per_device_train_batch_size, config.seed
     batches = Batches(train, strategies.train_collate, size, seed=seed, sampling=sampling, ahead=ahead, pinned=on_gpu)

@@ -166,7 +166,7 @@ def pack_task(task: str, tokenizer: Any, length: int, out: Path, most: int | Non
 
 
 def pack_model(folder: Path, ids: npt.NDArray[np.int64], special: dict[str, Any], out: Path, *, int8: bool) -> None:
-    """The model with the embeddings of these ids alone, in half precision, or matrices in int8 with a scale for each GROUP values."""
+    """The model with the embeddings of these ids alone: half precision, or int8 with a scale for each GROUP values."""
     import torch
     from safetensors.torch import load_file
 
@@ -226,7 +226,9 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=[t for t in TASKS if t not in OUTSIDE], choices=tuple(TASKS))
     parser.add_argument("--length", type=int, help="tokens of a row [what a run takes]; more for recipes that cut rows")
     parser.add_argument("--most_rows", type=int, help="of each split, to carry less")
-    parser.add_argument("--int8", action="store_true", help="round the matrices, to carry less (granite's are int8 already)")
+    parser.add_argument(
+        "--int8", action="store_true", help="round the matrices, to carry less (granite's are int8 already)"
+    )
     parser.add_argument("--output", type=Path, default=PACK)
     args = parser.parse_args()
     shutil.rmtree(args.output, ignore_errors=True)

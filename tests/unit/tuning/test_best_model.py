@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,16 +41,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", autouse=True)
-def two_members() -> Iterator[None]:
-    """No further orders: two candidates show what four would."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(best_model, "MOST_MEMBERS", 2)
-        yield
-
-
 def words(home: Path, output: Path, *more: str, model: str = "a", budget: str = "1h") -> list[str]:
-    """The command with few steps; what is given leaves the order of the rows to be varied."""
+    """The command with few steps; what is given leaves adversarial steps to be tried."""
     models = ",".join(str(home / name) for name in model.split(","))
     given = {"train_file": home / "rows.csv", "test_file": home / "test.csv", "model_name_or_path": models}
     given |= {"cache_dir": home / "cache", "output_dir": output, "max_steps": 8, "learning_rate": 3e-3}
