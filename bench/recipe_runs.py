@@ -45,13 +45,13 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "num_train_epochs 3, head_start on": {"num_train_epochs": 3.0, "head_start": "on"},
     "per_device_train_batch_size 16": {"per_device_train_batch_size": 16},
     "class_weights balanced": {"class_weights": "balanced"},
-    "adversarial 0.05": {"adversarial": 0.05},
+    "adversarial 0.02": {"adversarial": 0.02},
 }
 """`auto` with a choice changed. `dense` is no option: the dense layer in front of the last one starts as the identity that
 `pooling` makes of it and is trained."""
 LONG = {f"{kind} {length}": (kind, length) for length in (128, 256, 512) for kind in ("head", "head_tail", "windows")}
 """`auto` with `--max_seq_length` and `--long_texts`, for tasks that are packed with longer rows."""
-RARE = ("r8", "r8head", "sickneg", "rare5")
+RARE = ("r8", "r8head", "sickneg", "rare5", "rare_games")
 """Tasks with a label that has few rows."""
 MOST_SECONDS = 4.0
 """`hf_seconds` gets at most so many times the steps of `auto`."""

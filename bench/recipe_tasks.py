@@ -170,7 +170,8 @@ def pack_model(folder: Path, ids: npt.NDArray[np.int64], special: dict[str, Any]
     import torch
     from safetensors.torch import load_file
 
-    weights = {name: value.half() for name, value in load_file(folder / "model.safetensors").items()}
+    stored = load_file(folder / "model.safetensors")
+    weights = {name: value.half() for name, value in stored.items() if value.is_floating_point()}
     name = next(n for n in weights if n.endswith("word_embeddings.weight"))
     weights[name] = weights[name][torch.from_numpy(ids)]
     arrays: dict[str, Any] = {"kept_ids": ids.astype(np.int32)}

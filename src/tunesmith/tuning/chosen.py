@@ -181,11 +181,11 @@ def choose_model(work: Tries, members: Sequence[Variant], seconds: Callable[...,
 
 
 def _best(members: Sequence[Variant], held: Mapping[str, HeldOut], metric: str) -> Variant:
-    """The one with the best score; one that is expected to be better, unless the held-out rows show it worse."""
+    """The one with the best score; one that is expected to be better, unless a test on held-out rows shows it worse."""
     found = max(members, key=lambda one: (held[one.name].score(metric), -held[one.name].loss()))
     for one in members:
         a, b = held[found.name], held[one.name]
-        if one.expected and not shown_worse(compare_held_out(a, b, metric), a, b):
+        if one.expected and not shown_worse(compare_held_out(a, b, metric), a, b, by_test=True):
             return one
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tunesmith.config.schema import RunConfig
 
-PUSH = 0.05
+PUSH = 0.02
 """Of adversarial steps: gained most on the tasks that it was chosen on (docs/how_to/better_models.md)."""
 
 

@@ -23,7 +23,7 @@ from tunesmith.predict.predictor import Predictor
 from tunesmith.reading.prediction_file import read_prediction_columns
 from tunesmith.session.from_config import finetune
 from tunesmith.tuning import best_model, tries
-from tunesmith.tuning.clock import Clock
+from tunesmith.tuning.clock import Clock, TimeUp
 from warm import ENVIRONMENT, warm_python
 
 SRC = str(Path(__file__).parents[3] / "src")
@@ -205,6 +205,23 @@ def test_slow_first_steps_of_a_gpu_do_not_end_a_run(monkeypatch: Any) -> None:
         watch.listeners[1](StepDone(step, 0.0, 0.5, 1.0, 1e-4, 8, 400, 400, slow + (step - 1) // 16 * 1e-6))
     assert len(asked) == 1
     assert asked[0] < 0.004
+
+
+def test_a_slow_first_try_leaves_half_of_the_time_for_a_model_of_all_rows(
+    home: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Here the preparation of the first try never ends: `auto` is trained on all rows all the same."""
+    beat = Clock.beat
+
+    def stuck(self: Clock, *events: Any) -> None:
+        if self.reserve > 1000:  # of an hour, while nothing is timed
+            raise TimeUp
+        beat(self, *events)
+
+    monkeypatch.setattr(Clock, "beat", stuck)
+    assert main(words(home, tmp_path / "run")) == 0
+    assert table(tmp_path / "run")["deployed"] == "auto"
+    assert table(tmp_path / "run")["steps"] == 8
 
 
 def test_no_more_steps_are_taken_than_the_budget_has(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
