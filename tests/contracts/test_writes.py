@@ -31,7 +31,7 @@ IN_NEW_FOLDERS = {
     "export/exporting.py": {"_export"},
     "keep/snapshot.py": {"write_tensors"},
     "trainer/checkpoints.py": {"_describe"},
-    "trainer/saving.py": {"write", "fill", "save_companions", "write_trainer_state"},
+    "trainer/saving.py": {"write", "fill", "save_companions", "save_state"},
 }
 """Functions that let a library write: into memory, or into a folder that `write_sealed` or the function itself made."""
 

@@ -15,8 +15,7 @@ from tunesmith.events import Event, NonFinite, Note, Resumed, RunEnded, RunStart
 from tunesmith.keep.checkpoint import Identity, differences, load_checkpoint, version_changes
 from tunesmith.run.journal import LOST_JOURNAL, Journal, truncate_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
-from tunesmith.run.ledger import CHANGED
-from tunesmith.run.sealed import read_manifest
+from tunesmith.run.sealed import CHANGED, read_manifest
 from tunesmith.run.writing import disk_error
 
 Listener = Callable[[Event], None]

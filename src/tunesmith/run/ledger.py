@@ -1,5 +1,4 @@
-"""Whose files these are: which files of a folder we wrote, whether a run may write there, and what the user's own code changed in
-a sealed folder after it was published.
+"""Whose files these are: which files of a folder we wrote, and whether a run may write there.
 
 The ledger holds sha256 and size of each file we wrote, noted before the file gets its name. A file whose bytes are not in the
 ledger belongs to the user, whatever its name is, and is never replaced.
@@ -8,28 +7,24 @@ ledger belongs to the user, whatever its name is, and is never replaced.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from tunesmith.errors import ResourceError
 from tunesmith.run.journal import is_journal
 from tunesmith.run.layout import RunDir, is_checkpoint_name
 from tunesmith.run.remembered import hash_file
-from tunesmith.run.sealed import MANIFEST, is_leftover, is_sealed, manifest_bytes, read_manifest
+from tunesmith.run.sealed import is_leftover, is_sealed
 from tunesmith.run.writing import (
     disk_error,
-    fsync_file,
-    fsync_folder,
     kind_of,
     open_in_place,
     read_regular,
     replacing,
     require_plain,
-    write_file,
 )
 
 LEDGER = ".written"
@@ -170,61 +165,3 @@ def _require_apart(output: Path, inputs: Mapping[str, str | None]) -> None:
         if here == read or here in read.parents or (read.is_dir() and read in here.parents):
             how = "is" if here == read else "holds" if here in read.parents else "lies in"
             raise ResourceError(f"{how} what --{name} reads ({read})", where=str(output), fix=_ELSEWHERE)
-
-
-CHANGED = "changed_afterwards"
-"""Key of the manifest: files whose content is not what the run wrote."""
-SMALL = 16 << 20
-"""Bytes up to which a file is hashed again: it may have been rewritten within one tick of the disk's clock."""
-
-Mark = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class FolderWatch:
-    """A folder as it was: its manifest, and inode, size and time of change of every file."""
-
-    folder: Path
-    manifest: dict[str, Any]
-    marks: dict[str, Mark]
-
-    def changed(self) -> list[str]:
-        """Files that were added, changed or removed since then."""
-        now, stored = _marks(self.folder), self.manifest["files"]
-
-        def same(name: str) -> bool:
-            if name not in now or name not in stored or now[name][1] != stored[name]["size"]:
-                return False
-            if now[name][1] <= SMALL:
-                return hash_file(self.folder / name) == str(stored[name]["sha256"])
-            return now[name] == self.marks.get(name)
-
-        return sorted(name for name in now.keys() | stored.keys() if not same(name))
-
-    def seal(self, changed: Iterable[str], *, altered: Iterable[str]) -> None:
-        """Writes a manifest of the folder as it is now; `altered` are named in it as not being what the run wrote."""
-        known = {n: e for n, e in self.manifest["files"].items() if n not in set(changed)}
-        entries = {}
-        for name, (_, size, _) in sorted(_marks(self.folder).items()):
-            if name not in known:
-                fsync_file(self.folder / name)
-            entries[name] = known.get(name) or {"size": size, "sha256": hash_file(self.folder / name)}
-        meta = {k: v for k, v in self.manifest.items() if k not in ("format", "files")}
-        meta[CHANGED] = sorted({*meta.get(CHANGED, ()), *altered})
-        fsync_folder(self.folder)
-        write_file(self.folder / MANIFEST, manifest_bytes(meta, entries))
-
-
-def watch(folder: Path) -> FolderWatch:
-    """A sealed folder as it is now, to be compared with what becomes of it."""
-    return FolderWatch(folder, read_manifest(folder), _marks(folder))
-
-
-def _marks(folder: Path) -> dict[str, Mark]:
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_file() and name != MANIFEST:
-            stat = path.stat()
-            found[name] = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    return found

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
+CHANGED = "changed_afterwards"
+"""Key of the manifest: files whose content is not what the run wrote."""
 
 _ONLY_OURS = ("generators.safetensors", "tunesmith.json")
 """Names that give away a folder of ours that lost its manifest."""
