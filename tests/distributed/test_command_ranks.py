@@ -22,8 +22,8 @@ from distributed.launching import Ended, accelerate_launch, alive, environment, 
 from patience import patient
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.events import Evaluated, Improved, Note, Resumed, RunEnded, Saved, StepDone
+from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.run.reader import read_journal
 from warm import warm_python
 
 pytestmark = pytest.mark.slow

@@ -20,9 +20,9 @@ from patience import patient
 from sampling import crossed
 from tunesmith.errors import ResourceError
 from tunesmith.events import Note, Resumed
+from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.lock import RunLock, read_holder
-from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import _own_hash
 
 NOBODY = 65534

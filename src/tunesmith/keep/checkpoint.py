@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tunesmith.keep.weight_files import (
     contiguous,
     copy_weights,
     load_weights,
+    missing_file,
     read_weights,
     require_finite,
     weight_files,
@@ -50,13 +51,7 @@ class Identity:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict for the manifest."""
-        return {
-            "run_id": self.run_id,
-            "data": self.data,
-            "config": self.config,
-            "labels": self.labels,
-            "versions": self.versions,
-        }
+        return asdict(self)
 
 
 def save_checkpoint(
@@ -161,11 +156,7 @@ def load_checkpoint(folder: Path, state: TrainState, *, settings: bool = True) -
     plain = _read_state(folder / STATE)
     for piece in (*PIECES, VOCABULARY) if plain.get("vocabulary") == "decayed" else PIECES:
         if not (folder / piece).is_file():
-            raise CheckpointError(
-                f"has no {piece}, so the run cannot resume exactly from it",
-                where=str(folder),
-                fix=f"To start a new run from its weights: --model_name_or_path {folder} and another --output_dir.",
-            )
+            raise missing_file(folder, piece)
     try:
         _load_pieces(folder, state, plain, settings=settings)
     except (KeyError, IndexError, TypeError, ValueError, SafetensorError) as error:

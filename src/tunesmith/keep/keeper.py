@@ -9,52 +9,35 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunesmith.engine.plan import Plan
-from tunesmith.engine.state import TrainState
 from tunesmith.engine.stopping import StopRequest, is_exhausted
 from tunesmith.errors import CheckpointError, TunesmithError, short_text
 from tunesmith.events import Event, Improved, NonFinite, Resumed, RunStarted, SafePoint, Saved
-from tunesmith.keep.checkpoint import (
-    PIECES,
-    VOCABULARY,
-    Identity,
-    bytes_of,
-    capture,
-)
-from tunesmith.keep.record import GOOD_ENDS, Listener, RunRecord
+from tunesmith.keep.checkpoint import PIECES, VOCABULARY, bytes_of, capture, load_checkpoint
+from tunesmith.keep.record import GOOD_ENDS, RunRecord
 from tunesmith.keep.snapshot import ASIDE_FROM, Aside, Snapshot, has_room, link_files
 from tunesmith.keep.weight_files import newest_intact, rotate
 from tunesmith.run.environment import fault_point
-from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import read_manifest, require_space, sweep, verify, write_sealed
 from tunesmith.run.writing import disk_error
 
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class RunKeeper:
-    """`describe` writes what makes a weights folder loadable (config, tokenizer). Rank 0 alone touches the disk."""
+@dataclass(kw_only=True)
+class RunKeeper(RunRecord):
+    """A record that also saves by the plan and keeps the best weights."""
 
-    run: RunDir
-    state: TrainState
     plan: Plan
-    identity: Identity
     describe: Callable[[Path], None]
+    """Writes what makes a weights folder loadable (config, tokenizer)."""
     keep_checkpoints: int = 1
     keep_best: bool = True
-    allow_changed: bool = False
     stop: StopRequest = field(default_factory=StopRequest)
-    listeners: list[Listener] = field(default_factory=list)
     aside_from: int = ASIDE_FROM
     """Bytes of a checkpoint from which on the run copies it and continues while a thread writes it."""
     _aside: Aside = field(init=False, default_factory=Aside)
     _aside_step: int = field(init=False, default=0)
     _improved: bool = field(init=False, default=False)
-    record: RunRecord = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.record = RunRecord(self.run, self.state, self.identity, stop=self.stop, listeners=self.listeners)
-        self.record.refuses_nan = False  # a checkpoint may be on its way to the disk
 
     def begin(self, started: RunStarted) -> None:
         """Resumes from the newest intact checkpoint if there is one, else starts the journal anew."""
@@ -80,14 +63,13 @@ class RunKeeper:
         if folder is not None:
             self._resume(folder, skipped)
         else:
-            self.record.open(started)
+            self.open(started)
         self.state.runtime.barrier()
 
     def _resume(self, folder: Path, skipped: tuple[str, ...]) -> None:
-        self.record.allow_changed = self.allow_changed
-        found, notes = self.record.compare(folder)
-        self.record.restore(folder, settings=not found)
-        self.record.open(Resumed(self.state.step, folder.name, skipped, time.time()), notes)
+        found, notes = self.compare(folder)
+        load_checkpoint(folder, self.state, settings=not found)
+        self.open(Resumed(self.state.step, folder.name, skipped, time.time()), notes)
         if not self.state.runtime.is_main:
             return
         if self.keep_best and self.state.progress.step == self.state.step:
@@ -127,11 +109,9 @@ class RunKeeper:
 
     def on(self, event: Event) -> None:
         """Hands an event to the journal and the listeners, and acts on it."""
-        self.record.on(event)
+        super().on(event)
         if isinstance(event, Improved):
             self._improved = True
-        elif isinstance(event, NonFinite):
-            self._refuse(event)
         elif isinstance(event, SafePoint):
             self._at_safe_point(event.step)
 
@@ -141,7 +121,7 @@ class RunKeeper:
 
     def _at_safe_point(self, step: int) -> None:
         self._take_save(wait=False)
-        number = self.record.agreed_signal()
+        number = self.agreed_signal()
         over = is_exhausted(self.state.progress, self.plan.patience)
         due = self.plan.save.due(step) or (self._improved and self.keep_best) or number is not None or over
         wait = number is not None or over or step >= self.plan.num_steps
@@ -152,7 +132,7 @@ class RunKeeper:
         fault_point("step.end")
         if number is not None:
             self.end(f"signal {number}")
-            raise self.record.stopped(number, step)
+            raise self.stopped(number, step)
 
     def save(self, step: int, *, wait: bool = True) -> None:
         """Publishes checkpoint, then best weights, then removes older checkpoints: in this order.
@@ -161,8 +141,8 @@ class RunKeeper:
         """
         self._take_save(wait=True)
         started = time.perf_counter()
-        if self.record.journal is not None:
-            self.record.journal.settle()
+        if self.journal is not None:
+            self.journal.settle()
         snapshot = capture(self.state, self.identity)
         improved, self._improved = self._improved and self.keep_best, False
         if snapshot is not None:
@@ -216,11 +196,8 @@ class RunKeeper:
         write_sealed(self.run.best, fill, meta)
 
     def _refuse(self, event: NonFinite) -> None:
-        if self.plan.nan_action == "skip":
-            return
-        self._settle_save()
-        self.end("NumericsError")
-        raise self.record.numerics_error(event)
+        if self.plan.nan_action != "skip":
+            super()._refuse(event)
 
     def best_weights(self) -> Path | None:
         """The folder of the best weights, verified, or None when no evaluation was the best."""
@@ -240,7 +217,7 @@ class RunKeeper:
             if reason in GOOD_ENDS:
                 self._take_save(wait=True)
             self._settle_save()
-            self.record.end(reason)
+            super().end(reason)
         except (TunesmithError, OSError) as error:
             if reason in GOOD_ENDS:
                 if isinstance(error, OSError):
@@ -252,4 +229,4 @@ class RunKeeper:
     def close(self) -> None:
         """Closes the journal; raises nothing, as it runs while another error is on its way out."""
         self._settle_save()
-        self.record.close()
+        super().close()

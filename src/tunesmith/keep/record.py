@@ -12,7 +12,7 @@ from tunesmith.engine.state import TrainState
 from tunesmith.engine.stopping import StopRequest
 from tunesmith.errors import CheckpointError, NumericsError, StoppedBySignal
 from tunesmith.events import Event, NonFinite, Note, Resumed, RunEnded, RunStarted
-from tunesmith.keep.checkpoint import Identity, differences, load_checkpoint, version_changes
+from tunesmith.keep.checkpoint import Identity, differences, version_changes
 from tunesmith.run.journal import LOST_JOURNAL, Journal, truncate_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
 from tunesmith.run.sealed import CHANGED, read_manifest
@@ -53,8 +53,6 @@ class RunRecord:
     stop: StopRequest | None = None
     listeners: list[Listener] = field(default_factory=list)
     wording: Wording = COMMAND
-    refuses_nan: bool = True
-    """False: the owner decides about a number that is not finite."""
     journal: Journal | None = field(init=False, default=None)
 
     def compare(self, folder: Path) -> tuple[list[str], list[str]]:
@@ -70,10 +68,6 @@ class RunRecord:
     def changed(self, problem: str, where: Path) -> CheckpointError:
         """The error for a run that is not what it was."""
         return CheckpointError(problem, where=str(where), fix=self.wording.changed)
-
-    def restore(self, folder: Path, *, settings: bool = True) -> None:
-        """Puts a checkpoint into the state of the engine."""
-        load_checkpoint(folder, self.state, settings=settings)
 
     def open(self, event: RunStarted | Resumed, notes: Sequence[str] = ()) -> None:
         """Starts the journal anew, or continues it from the step of a checkpoint."""
@@ -99,16 +93,16 @@ class RunRecord:
                 raise disk_error(error, self.run.journal_file) from error
         for listener in self.listeners:
             listener(event)
-        if isinstance(event, NonFinite) and self.refuses_nan:
-            self.end("NumericsError")
-            raise self.numerics_error(event)
+        if isinstance(event, NonFinite):
+            self._refuse(event)
 
-    def numerics_error(self, event: NonFinite) -> NumericsError:
-        """The error that ends a run with a number that is not finite; the weights are those before this step."""
+    def _refuse(self, event: NonFinite) -> None:
+        """Ends a run with a number that is not finite; the weights are those before this step."""
+        self.end("NumericsError")
         last = max(self.run.checkpoints(), default=None, key=checkpoint_step)
         rows = ", ".join(str(r) for r in event.rows[:8]) + (", ..." if len(event.rows) > 8 else "")
         dash = self.wording.option
-        return NumericsError(
+        raise NumericsError(
             f"step {event.step}: {event.what} {event.tensor} is not finite (training rows {rows}); the update was not applied"
             + (f"; last good checkpoint: {last.name}" if last is not None else ""),
             where=str(self.run.path),
@@ -123,8 +117,7 @@ class RunRecord:
 
     def stopped(self, number: int, step: int) -> StoppedBySignal:
         """The error that ends a run which was saved because of a signal."""
-        text = f"after step {step}; everything is saved: {self.wording.resume}"
-        return StoppedBySignal(number, text)
+        return StoppedBySignal(number, f"after step {step}; everything is saved: {self.wording.resume}")
 
     def end(self, reason: str) -> None:
         """Writes the last event. A run that ended well is not over before that is on disk."""

@@ -23,9 +23,8 @@ import torch
 from safetensors.torch import save_file
 
 from tunesmith.encoder.params import ADAPTER
-from tunesmith.run.remembered import hash_file
 from tunesmith.run.sealed import write_sealed
-from tunesmith.run.writing import create, write_new
+from tunesmith.run.writing import create, hash_file, write_new
 
 DTYPES = {
     torch.int64: "I64",

@@ -129,11 +129,8 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """The stored tensors of a model without adapters, in one file or in shards."""
-    return (
-        read_shards(folder)
-        if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file()
-        else _read(folder, WEIGHTS)
-    )
+    sharded = (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file()
+    return read_shards(folder) if sharded else _read(folder, WEIGHTS)
 
 
 def is_weights(name: str) -> bool:
@@ -208,10 +205,15 @@ def _fitting(
 
 def _read(folder: Path, name: str) -> dict[str, torch.Tensor]:
     if not (folder / name).is_file():
-        fix = f"To start a new run from its weights: --model_name_or_path {folder} and another --output_dir."
-        if name == WEIGHTS and any(folder.glob(f"**/{ADAPTER}")):
-            fix = "It holds PEFT adapters: put adapters into the model as the run did (peft.get_peft_model)."
-        elif name != WEIGHTS:
-            fix = "It is not of a run with these adapters: load what it holds with from_pretrained and start a new run."
-        raise CheckpointError(f"has no {name}, so the run cannot resume exactly from it", where=str(folder), fix=fix)
+        raise missing_file(folder, name)
     return load_file(folder / name)
+
+
+def missing_file(folder: Path, name: str) -> CheckpointError:
+    """The error for a checkpoint that lacks a file."""
+    fix = f"To start a new run from its weights: --model_name_or_path {folder} and another --output_dir."
+    if name == WEIGHTS and any(folder.glob(f"**/{ADAPTER}")):
+        fix = "It holds PEFT adapters: put adapters into the model as the run did (peft.get_peft_model)."
+    elif name != WEIGHTS and is_weights(name):
+        fix = "It is not of a run with these adapters: load what it holds with from_pretrained and start a new run."
+    return CheckpointError(f"has no {name}, so the run cannot resume exactly from it", where=str(folder), fix=fix)

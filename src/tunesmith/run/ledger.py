@@ -16,10 +16,11 @@ from typing import BinaryIO
 from tunesmith.errors import ResourceError
 from tunesmith.run.journal import is_journal
 from tunesmith.run.layout import RunDir, is_checkpoint_name
-from tunesmith.run.remembered import hash_file
 from tunesmith.run.sealed import is_leftover, is_sealed
 from tunesmith.run.writing import (
     disk_error,
+    hash_file,
+    in_the_way,
     kind_of,
     open_in_place,
     read_regular,
@@ -55,11 +56,7 @@ def require_own(file: Path) -> None:
     """A ResourceError when there is something other than a plain file here, or, in a folder with a ledger, a file of the user."""
     require_plain(file)
     if has_ledger(file.parent) and not is_ours(file):
-        raise ResourceError(
-            "is not a file that tunesmith wrote, so it is not replaced",
-            where=str(file),
-            fix="Move it to another name or folder, then give the same command again.",
-        )
+        raise in_the_way(file, "is not a file that tunesmith wrote, so it is not replaced")
 
 
 @contextmanager

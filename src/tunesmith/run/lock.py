@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from tunesmith.errors import ResourceError
 from tunesmith.files import parse_json
-from tunesmith.run.writing import disk_error, holding, open_in_place
+from tunesmith.run.writing import disk_error, holding, in_the_way, open_in_place
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +45,10 @@ class RunLock:
     def __enter__(self) -> RunLock:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = self._take()
-        except OSError as error:
-            raise disk_error(error, self.file) from error
-        _held.add(descriptor)
-        self._descriptor = descriptor
-        try:
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+            self._descriptor = self._take()
+            _held.add(self._descriptor)
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
             self._stack.enter_context(holding(self.file.parent))
         except OSError as error:
             self.release()
@@ -90,9 +85,7 @@ class RunLock:
         self._descriptor = None
         self._stack.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 
@@ -101,11 +94,7 @@ def _require_own(descriptor: int, file: Path) -> None:
     held = os.pread(descriptor, 4096, 0)
     if held and not held.startswith(b'{"pid": '):
         os.close(descriptor)
-        raise ResourceError(
-            "is not the lock of a run, so it is not written to",
-            where=str(file),
-            fix="Move it to another name or folder, then give the same command again.",
-        )
+        raise in_the_way(file, "is not the lock of a run, so it is not written to")
 
 
 def _lock_alone(descriptor: int) -> None:

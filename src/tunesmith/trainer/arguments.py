@@ -15,7 +15,7 @@ from transformers.trainer_utils import has_length
 from tunesmith.engine.plan import MOST_EPOCHS, Plan, Schedule
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.ranks.runtime import Precision, Runtime, ddp_handler, make_runtime
-from tunesmith.ranks.sharding_options import read_sharding
+from tunesmith.ranks.sharding import read_sharding
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

@@ -28,11 +28,10 @@ from tunesmith.keep.weight_files import (
     weight_names,
 )
 from tunesmith.ranks.sharding import is_sharded
+from tunesmith.run.journal import first_event
 from tunesmith.run.layout import RunDir
-from tunesmith.run.reader import first_event
-from tunesmith.run.remembered import hash_file
 from tunesmith.run.sealed import CHANGED, MANIFEST, manifest_bytes, read_manifest, verify, write_sealed
-from tunesmith.run.writing import fsync_file, fsync_folder, write_file
+from tunesmith.run.writing import fsync_file, fsync_folder, hash_file, write_file
 from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.listeners import export_callback_states
 from tunesmith.trainer.saving import TRAINER_STATE, gathering, save_companions, weights_to_save

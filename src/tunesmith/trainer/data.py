@@ -74,7 +74,7 @@ def train_sampler(trainer: Trainer, train_dataset: Any = None) -> Any:
     if dataset is None or not has_length(dataset):
         return None
     return EpochBatches(
-        len(dataset),
+        num_rows=len(dataset),
         batch_size=trainer._train_batch_size,
         accumulation=args.gradient_accumulation_steps,
         seed=args.seed if args.data_seed is None else args.data_seed,
@@ -114,8 +114,7 @@ def _lengths_of(trainer: Trainer, dataset: Any) -> npt.NDArray[np.int64]:
     first = dataset[0]
     if not isinstance(first, Mapping) or name not in first:
         raise DataError(
-            f"group_by_length needs {name!r} or {column!r} in every row",
-            fix="Use train_sampling_strategy='random'.",
+            f"group_by_length needs {name!r} or {column!r} in every row", fix="Use train_sampling_strategy='random'."
         )
     return np.array([len(dataset[i][name]) for i in range(len(dataset))], dtype=np.int64)
 

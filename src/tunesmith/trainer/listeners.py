@@ -18,10 +18,9 @@ from transformers.trainer_utils import has_length, speed_metrics
 
 from tunesmith.events import Evaluated, Resumed, RowsEvaluated, RunStarted
 from tunesmith.keep.record import RunRecord
-from tunesmith.run.journal import LOST_JOURNAL, require_journal
+from tunesmith.run.journal import LOST_JOURNAL, read_journal, require_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
 from tunesmith.run.ledger import start_ledger
-from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import require_sealed, sweep
 from tunesmith.trainer.arguments import trainer_log
 

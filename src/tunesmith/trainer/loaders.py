@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,37 +29,29 @@ class EpochClock:
     epoch: int = 0
 
 
+@dataclass(eq=False, kw_only=True)
 class EpochBatches:
     """A batch sampler whose order is a pure function of (seed, epoch): row numbers of each micro-batch of this rank."""
 
-    def __init__(
-        self,
-        num_rows: int,
-        *,
-        batch_size: int,
-        accumulation: int,
-        seed: int,
-        sampling: Sampling,
-        lengths: npt.NDArray[Any] | None,
-        drop_last: bool,
-        rank: int,
-        world: int,
-        clock: EpochClock | None = None,
-    ) -> None:
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self._num_rows, self._seed, self._sampling, self._lengths = num_rows, seed, sampling, lengths
-        self._rank, self._world = rank, world
-        self._rows_per_step = batch_size * accumulation * world
-        self._clock, self._skip = EpochClock() if clock is None else clock, 0
+    num_rows: int
+    batch_size: int
+    accumulation: int
+    seed: int
+    sampling: Sampling
+    lengths: npt.NDArray[Any] | None
+    drop_last: bool
+    rank: int
+    world: int
+    clock: EpochClock = field(default_factory=EpochClock)
+    _skip: int = 0
 
     def set_epoch(self, epoch: int, skip: int = 0) -> None:
         """The next iteration yields this epoch from window number `skip` on."""
-        self._clock.epoch, self._skip = epoch, skip
+        self.clock.epoch, self._skip = epoch, skip
 
     def __len__(self) -> int:
-        size = self.batch_size * self._world
-        return self._num_rows // size if self.drop_last else -(-self._num_rows // size)
+        size = self.batch_size * self.world
+        return self.num_rows // size if self.drop_last else -(-self.num_rows // size)
 
     def __iter__(self) -> Iterator[list[int]]:
         for pieces, _, _ in self.windows():
@@ -68,21 +60,22 @@ class EpochBatches:
 
     def windows(self) -> Iterator[tuple[list[Indices], Indices, bool]]:
         """(this rank's micro-batches, all ranks' rows, whether this rank's share counts nothing) of each step."""
+        step = self.batch_size * self.accumulation * self.world
         order = epoch_order(
-            self._num_rows,
-            seed=self._seed,
-            epoch=self._clock.epoch,
-            rows_per_step=self._rows_per_step,
-            sampling=self._sampling,
-            lengths=self._lengths,
+            self.num_rows,
+            seed=self.seed,
+            epoch=self.clock.epoch,
+            rows_per_step=step,
+            sampling=self.sampling,
+            lengths=self.lengths,
         ).rows
         if self.drop_last:
             # transformers drops the ragged micro-batch, not the whole window
-            order = order[: len(self) * self.batch_size * self._world]
+            order = order[: len(self) * self.batch_size * self.world]
         skip, self._skip = self._skip, 0
-        for start in range(skip * self._rows_per_step, len(order), self._rows_per_step):
-            rows = order[start : start + self._rows_per_step]
-            mine = rows[self._rank :: self._world]
+        for start in range(skip * step, len(order), step):
+            rows = order[start : start + step]
+            mine = rows[self.rank :: self.world]
             idle = len(mine) == 0
             mine = rows[:1] if idle else mine
             yield [mine[i : i + self.batch_size] for i in range(0, len(mine), self.batch_size)], rows, idle
@@ -144,12 +137,6 @@ class TrainWindows:
     """Called with the features of a batch and its row numbers before it is used."""
     _ended: bool = False
 
-    @property
-    def sampler(self) -> EpochBatches | None:
-        """The pure order, when the loader is ours."""
-        sampler = getattr(self.loader, "batch_sampler", None)
-        return sampler if isinstance(sampler, EpochBatches) else None
-
     def end_epoch(self) -> None:
         """The epoch under way stops here; the next one starts at its beginning."""
         self._ended = True
@@ -158,15 +145,15 @@ class TrainWindows:
         """The windows of an epoch from number `skip` on."""
         self._ended = False
         skip = 0 if self.ignore_skip else skip
-        source = self._known(epoch, skip) if self.sampler is not None else self._consumed(epoch, skip)
-        for window in source:
+        sampler = getattr(self.loader, "batch_sampler", None)
+        ours = isinstance(sampler, EpochBatches)
+        for window in self._known(sampler, epoch, skip) if ours else self._consumed(epoch, skip):
             yield window
             if self._ended:
                 return
 
-    def _known(self, epoch: int, skip: int) -> Iterator[Window]:
-        sampler = self.sampler
-        assert sampler is not None
+    def _known(self, sampler: EpochBatches, epoch: int, skip: int) -> Iterator[Window]:
+        """Windows of a loader of ours, whose order is pure."""
         sampler.set_epoch(epoch, skip)
         if self.rows is not None and self.collate is not None:
             wanted = sampler.windows()

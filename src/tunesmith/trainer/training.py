@@ -15,6 +15,7 @@ from tunesmith.engine.optim import detach_kernel
 from tunesmith.engine.stopping import StopRequest
 from tunesmith.events import EpochStarted, Event, MicroBatchSplit, Note, SafePoint, StepDone
 from tunesmith.fast.in_force import Strategies
+from tunesmith.keep.checkpoint import load_checkpoint
 from tunesmith.keep.plain import from_plain
 from tunesmith.keep.record import RunRecord
 from tunesmith.ranks.roster import RankRoster, rank_watch
@@ -181,7 +182,7 @@ class TrainerRun:
             changed = record.compare(self.folder)[1]
             for text in changed:
                 trainer_log.warning("not an exact resume: %s", text)
-            record.restore(self.folder)
+            load_checkpoint(self.folder, record.state)
             trainer.state = load_trainer_state(self.folder)
             compare_trainer_and_checkpoint_args(trainer.args, trainer.state)
             trainer._load_callback_state()

@@ -17,7 +17,7 @@ from transformers.trainer_utils import has_length
 from transformers.utils import can_return_loss, find_labels
 
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.ranks.sharding_options import read_sharding
+from tunesmith.ranks.sharding import read_sharding
 from tunesmith.trainer.content import is_arrow_dataset
 
 if TYPE_CHECKING:
