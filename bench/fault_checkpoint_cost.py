@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tunesmith.keep.snapshot import Aside, Snapshot
+from tunesmith.keep.checkpoint import Snapshot
+from tunesmith.keep.keeper import Aside
 from tunesmith.run.writing import fsync_file, hash_file
 
 STEP_SECONDS = 0.1

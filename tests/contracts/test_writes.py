@@ -29,7 +29,7 @@ IN_NEW_FOLDERS = {
     "notebook/estimators.py": {"fill"},
     "predict/torch_network.py": {"describe"},
     "export/exporting.py": {"_export"},
-    "keep/snapshot.py": {"write_tensors"},
+    "keep/weight_files.py": {"write_tensors"},
     "trainer/checkpoints.py": {"_describe"},
     "trainer/saving.py": {"write", "fill", "save_companions", "save_state"},
 }

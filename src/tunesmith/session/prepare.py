@@ -20,7 +20,7 @@ from tunesmith.engine.state import TrainState, make_deterministic, seed_everythi
 from tunesmith.errors import ConfigError
 from tunesmith.fast.in_force import Strategies
 from tunesmith.fast.strategies import choose_strategies
-from tunesmith.keep.checkpoint import Identity
+from tunesmith.keep.record import Identity
 from tunesmith.metrics.row_evidence import BestConstant
 from tunesmith.metrics.suite import Suite, make_suite
 from tunesmith.predict.facts import ModelFacts

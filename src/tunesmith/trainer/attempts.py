@@ -13,7 +13,7 @@ from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKEND
 from transformers.trainer_utils import HPSearchBackend, default_compute_objective
 
 from tunesmith.errors import ConfigError
-from tunesmith.keep.weight_files import belongs_to
+from tunesmith.keep.record import belongs_to
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import retire
 from tunesmith.trainer.arguments import make_trainer_runtime, rows_per_rank

@@ -14,19 +14,10 @@ from transformers import PreTrainedModel, TrainerState
 from tunesmith.encoder.params import has_adapters
 from tunesmith.errors import CheckpointError
 from tunesmith.events import RunStarted
-from tunesmith.keep.checkpoint import PIECES, save_checkpoint
+from tunesmith.keep.checkpoint import PIECES, save_checkpoint, write_files
 from tunesmith.keep.plain import to_plain
-from tunesmith.keep.snapshot import write_files
-from tunesmith.keep.weight_files import (
-    holds,
-    is_weights,
-    load_weights,
-    newest_intact,
-    rotate,
-    verify_checkpoint,
-    weight_files,
-    weight_names,
-)
+from tunesmith.keep.record import newest_intact, rotate, verify_checkpoint
+from tunesmith.keep.weight_files import holds, is_weights, load_weights, weight_files, weight_names
 from tunesmith.ranks.sharding import is_sharded
 from tunesmith.run.journal import first_event
 from tunesmith.run.layout import RunDir

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator
 from transformers.trainer_pt_utils import IterableDatasetShard
 from transformers.trainer_utils import RemoveColumnsCollator, has_length, seed_worker
@@ -21,7 +21,7 @@ from tunesmith.tokens.batches import Padding
 from tunesmith.tokens.token_rows import TOKEN_COLUMNS, TokenRows
 from tunesmith.trainer.arguments import rows_per_rank
 from tunesmith.trainer.content import is_arrow_dataset
-from tunesmith.trainer.loaders import EpochBatches, RowBatches, SizedLoader
+from tunesmith.trainer.loaders import EpochBatches, RowBatches
 from tunesmith.trainer.processes import SentRows, dealt_stream
 
 if TYPE_CHECKING:
@@ -150,8 +150,8 @@ def make_dataloader(
         options |= {"sampler": sampler, "batch_size": batch_size, "drop_last": args.dataloader_drop_last}
     if is_training and not streamed:
         options["worker_init_fn"] = partial(seed_worker, num_workers=args.dataloader_num_workers, rank=runtime.rank)
-    loader = SizedLoader(dataset, **options)
-    loader.total_batch_size = batch_size * runtime.world
+    loader: Any = DataLoader(dataset, **options)
+    loader.total_batch_size = batch_size * runtime.world  # as accelerate's have it
     return loader
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader
 
 from tunesmith.engine.state import step_seed
 from tunesmith.ranks.runtime import Runtime
@@ -112,12 +111,6 @@ class RecordedBatches:
             yield list(batch)
 
 
-class SizedLoader(DataLoader[Any]):
-    """A DataLoader that knows how many rows a step takes over all ranks, as accelerate's does."""
-
-    total_batch_size: int = 0
-
-
 @dataclass
 class TrainWindows:
     """The engine's source of windows over a DataLoader. After `end_epoch` the running epoch yields nothing more."""
@@ -146,8 +139,8 @@ class TrainWindows:
         self._ended = False
         skip = 0 if self.ignore_skip else skip
         sampler = getattr(self.loader, "batch_sampler", None)
-        ours = isinstance(sampler, EpochBatches)
-        for window in self._known(sampler, epoch, skip) if ours else self._consumed(epoch, skip):
+        known = self._known(sampler, epoch, skip) if isinstance(sampler, EpochBatches) else None
+        for window in self._consumed(epoch, skip) if known is None else known:
             yield window
             if self._ended:
                 return

@@ -26,8 +26,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tunesmith.encoder.params import has_adapters
 from tunesmith.engine.state import generators_untouched
-from tunesmith.keep.checkpoint import Identity, content_mark
-from tunesmith.keep.record import Wording
+from tunesmith.keep.record import Identity, Wording, content_mark
 from tunesmith.ranks.sharding import gathered
 from tunesmith.run.environment import package_versions
 from tunesmith.tokens.token_encoder import padded_fingerprint

@@ -22,8 +22,7 @@ from transformers.trainer_utils import HubStrategy
 
 from tunesmith.encoder.params import is_mixed
 from tunesmith.errors import ResourceError
-from tunesmith.keep.snapshot import WEIGHTS
-from tunesmith.keep.weight_files import contiguous
+from tunesmith.keep.weight_files import WEIGHTS, contiguous
 from tunesmith.ranks.sharding import gathered_state, is_sharded
 from tunesmith.run.ledger import has_ledger, is_ours, start_ledger, write_own
 from tunesmith.run.sealed import remove_tree
