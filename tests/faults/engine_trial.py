@@ -32,7 +32,7 @@ from tunesmith.predict.torch_network import export_model
 from tunesmith.ranks.roster import RankRoster
 from tunesmith.ranks.runtime import make_runtime
 from tunesmith.run.layout import RunDir
-from tunesmith.run.lock import RunLock
+from tunesmith.run.ownership import RunLock
 from tunesmith.run.writing import write_file
 from tunesmith.tokens.batches import Batches, Padding
 from tunesmith.tokens.token_rows import TokenRows

@@ -13,7 +13,7 @@ from tunesmith.events import Event, RunEnded, StepDone
 from tunesmith.files import BadFile, read_json
 from tunesmith.run.journal import drop_cut_line, parse_events, read_bytes, read_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
-from tunesmith.run.lock import RunLock, read_holder
+from tunesmith.run.ownership import RunLock, read_holder
 from tunesmith.run.sealed import is_leftover, retire, sweep, verify
 from tunesmith.run.writing import disk_error
 

@@ -21,7 +21,7 @@ from tunesmith.ranks.sharding import gathered_state
 from tunesmith.run.environment import describe_environment, reach
 from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.run.ledger import write_own
+from tunesmith.run.ownership import write_own
 from tunesmith.session.card import write_card
 from tunesmith.session.finish import (
     export_run,

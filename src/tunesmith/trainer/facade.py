@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from torch import nn
@@ -26,7 +26,6 @@ from tunesmith.engine.state import TrainState
 from tunesmith.errors import ConfigError
 from tunesmith.trainer import (
     arguments,
-    attempts,
     checkpoints,
     data,
     evaluation,
@@ -41,6 +40,9 @@ from tunesmith.trainer.processes import SECONDS
 from tunesmith.trainer.training import TrainerRun, attempt_training
 from tunesmith.trainer.validation import check_arguments, check_overrides, refuse_combinations, require_head
 
+if TYPE_CHECKING:
+    from tunesmith.trainer.attempts import TrialSearch
+
 log = logging.getLogger(__name__)
 Context = contextlib.AbstractContextManager[Any]
 
@@ -50,8 +52,7 @@ class Trainer:
 
     _validate_args = refuse_combinations
     set_initial_training_values = arguments.set_initial_training_values
-    call_model_init = attempts.call_model_init
-    hyperparameter_search = attempts.hyperparameter_search
+    call_model_init, hyperparameter_search = arguments.call_model_init, arguments.hyperparameter_search
     evaluate, predict = evaluation.evaluate, evaluation.predict
     evaluation_loop, prediction_step = evaluation.evaluation_loop, evaluation.prediction_step
     _evaluate, _determine_best_metric = reactions.evaluate_in_training, reactions.remember_best
@@ -93,9 +94,8 @@ class Trainer:
     compute_objective: Callable[[dict[str, float]], Any]
     objective: Any = None
     deepspeed = None
-    is_deepspeed_enabled = False
+    is_deepspeed_enabled = is_model_parallel = False
     is_fsdp_xla_enabled = is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = False
-    is_model_parallel = False
     place_model_on_device = True
 
     def __init__(
@@ -160,7 +160,7 @@ class Trainer:
         self._loss = objective.WindowLoss(self)
         self._run: TrainerRun | None = None  # the training run under way, or the last one
         self._run_ids: set[str] = set()  # the runs that this Trainer made: checkpoints of others are never removed
-        self._search: attempts.TrialSearch | None = None  # the search for hyperparameters under way
+        self._search: TrialSearch | None = None  # the search for hyperparameters under way
         self._gathered: dict[str, Any] | None = None  # weights that ranks hold parts of, for the time of a save
         self._uploads: list[Any] = []  # those under way
 

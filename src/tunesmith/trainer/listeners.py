@@ -20,7 +20,7 @@ from tunesmith.events import Evaluated, Resumed, RowsEvaluated, RunStarted
 from tunesmith.keep.record import RunRecord
 from tunesmith.run.journal import LOST_JOURNAL, read_journal, require_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
-from tunesmith.run.ledger import start_ledger
+from tunesmith.run.ownership import start_ledger
 from tunesmith.run.sealed import require_sealed, sweep
 from tunesmith.trainer.arguments import trainer_log
 

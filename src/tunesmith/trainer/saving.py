@@ -24,7 +24,7 @@ from tunesmith.encoder.params import is_mixed
 from tunesmith.errors import ResourceError
 from tunesmith.keep.weight_files import WEIGHTS, contiguous
 from tunesmith.ranks.sharding import gathered_state, is_sharded
-from tunesmith.run.ledger import has_ledger, is_ours, start_ledger, write_own
+from tunesmith.run.ownership import has_ledger, is_ours, start_ledger, write_own
 from tunesmith.run.sealed import remove_tree
 from tunesmith.run.writing import kind_of, move_file, require_plain, require_same_folder, write_file
 

@@ -21,7 +21,7 @@ from tunesmith.keep.record import RunRecord
 from tunesmith.ranks.roster import RankRoster, rank_watch
 from tunesmith.ranks.sharding import is_sharded
 from tunesmith.run.layout import RunDir
-from tunesmith.run.lock import RunLock
+from tunesmith.run.ownership import RunLock
 from tunesmith.run.sealed import read_manifest
 from tunesmith.session.run_session import Session, ending_well
 from tunesmith.trainer.arguments import Horizon, plan_from_arguments, trainer_log
