@@ -139,7 +139,7 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
         write_delimited,
         write_table,
     )
-    from tunesmith.reading.new_rows import read_unlabelled
+    from tunesmith.reading.load import read_unlabelled
 
     console = Console()
     given, options = _source(args)

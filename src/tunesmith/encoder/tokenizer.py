@@ -71,17 +71,15 @@ def position_limit(config: Any) -> int | None:
     padding = read("pad_token_id", 1)
     offset = (padding if isinstance(padding, int) else 1) + 1
     if rows <= offset:
-        raise ConfigError(
-            f"max_position_embeddings {rows} has no position behind the {offset} of pad_token_id {padding}"
-        )
+        problem = f"max_position_embeddings {rows} has no position behind the {offset} of pad_token_id {padding}"
+        raise ConfigError(problem)
     return rows - offset
 
 
 def _refuse_code(folder: Path) -> None:
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ConfigError(
-            "has no tokenizer", where=str(folder), fix=f"One of these files is needed: {', '.join(TOKENIZER_FILES)}."
-        )
+        fix = f"One of these files is needed: {', '.join(TOKENIZER_FILES)}."
+        raise ConfigError("has no tokenizer", where=str(folder), fix=fix)
     read_config_file(folder)
     refuse_code(read_json_object(folder / "tokenizer_config.json"), folder / "tokenizer_config.json")
 
@@ -93,8 +91,6 @@ def require_segments(tokenizer: Any, config: Mapping[str, Any], *, pair: bool, w
         return
     highest = max(tokenizer("a", "a")["token_type_ids"])
     if highest >= known:
-        raise ConfigError(
-            f"the tokenizer gives the second text of a pair segment {highest}, but the model has only {known} segment(s)",
-            where=where,
-            fix='Use the tokenizer that belongs to the model, or leave "token_type_ids" out of its model_input_names.',
-        )
+        problem = f"the tokenizer gives the second text of a pair segment {highest}, but the model has only {known} segment(s)"
+        fix = 'Use the tokenizer that belongs to the model, or leave "token_type_ids" out of its model_input_names.'
+        raise ConfigError(problem, where=where, fix=fix)

@@ -123,10 +123,8 @@ def _export(job: _Original, to: str, output: Path, source: Path, may: Tolerance)
         graph.parent.mkdir()
         found, tried = _write_graph(job, graph_facts, graph, original, may)
     if tried[-1].refused is not None:
-        raise NumericsError(
-            f"no {to} export is as good as the original: {tried[-1].refused}\n{table_of(tried)}\n",
-            fix="Use a float format, or allow more with --max_drop and --min_agreement.",
-        )
+        problem = f"no {to} export is as good as the original: {tried[-1].refused}\n{table_of(tried)}\n"
+        raise NumericsError(problem, fix="Use a float format, or allow more with --max_drop and --min_agreement.")
     speed = rows_per_second({"tunesmith": job.torch_network, to: found}, job.rows.texts)
     return _publish(job, to, output, source, graph_facts, tried, speed)
 
@@ -199,10 +197,8 @@ def _calibration_feed(job: _Original, facts: GraphFacts) -> Feed:
 def _graph_facts(job: _Original, to: str) -> GraphFacts:
     tokenizer, network = job.torch_network.tokenizer, job.torch_network
     if not getattr(tokenizer, "is_fast", False):
-        raise ConfigError(
-            f"{type(tokenizer).__name__} has no tokenizer.json, which a runtime without transformers needs",
-            fix="Use --to torch.",
-        )
+        problem = f"{type(tokenizer).__name__} has no tokenizer.json, which a runtime without transformers needs"
+        raise ConfigError(problem, fix="Use --to torch.")
     padding = padding_of(tokenizer)
     segments = getattr(job.model.config, "type_vocab_size", None)
     return GraphFacts(

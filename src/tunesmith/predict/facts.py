@@ -92,11 +92,8 @@ def model_folder_of(path: str | Path) -> Seal:
     if run.model.is_dir():
         return check_seal(run.model)
     if run.journal_file.exists():
-        raise ConfigError(
-            "the run has no model/ yet: it was not finished",
-            where=str(folder),
-            fix=f"Continue with `tunesmith resume {folder}`.",
-        )
+        fix = f"Continue with `tunesmith resume {folder}`."
+        raise ConfigError("the run has no model/ yet: it was not finished", where=str(folder), fix=fix)
     if is_graph_folder(folder):
         return check_seal(folder)
     return check_seal(resolve_model(folder, allow_download=False))

@@ -139,10 +139,9 @@ class Predictor:
         try:
             import pandas as pd
         except ModuleNotFoundError:
-            raise ResourceError(
-                "predict_proba gives a pandas DataFrame, and pandas is not installed",
-                fix="Use probabilities(texts), an array with a column for each of facts.labels.names.",
-            ) from None
+            problem = "predict_proba gives a pandas DataFrame, and pandas is not installed"
+            fix = "Use probabilities(texts), an array with a column for each of facts.labels.names."
+            raise ResourceError(problem, fix=fix) from None
         index = texts.index if isinstance(texts, (pd.Series, pd.DataFrame)) else None
         return pd.DataFrame(self.probabilities(texts, pairs), columns=list(labels.names), index=index)
 

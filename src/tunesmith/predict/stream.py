@@ -101,10 +101,8 @@ def answer_tokens(
     """Logits of rows whose token ids the model has; all of them numbers. `before`: rows that errors count, too."""
     highest = int(max((values.max(initial=0) for values, _ in tokens.columns["input_ids"].chunks), default=0))
     if highest >= vocab_size:
-        raise DataError(
-            f"the tokenizer makes token id {highest}, but the model has only {vocab_size} token embeddings",
-            fix="Use the tokenizer that belongs to the model.",
-        )
+        problem = f"the tokenizer makes token id {highest}, but the model has only {vocab_size} token embeddings"
+        raise DataError(problem, fix="Use the tokenizer that belongs to the model.")
     logits = predict(tokens)
     require_numbers(logits, before=before)
     return logits
@@ -114,10 +112,9 @@ def require_numbers(answers: npt.NDArray[Any], *, before: int = 0) -> None:
     """A NumericsError that names the first row whose answer is not finite: it is not a class, not even the first one."""
     bad = np.flatnonzero(~np.isfinite(answers).all(axis=tuple(range(1, answers.ndim))))
     if len(bad):
-        raise NumericsError(
-            f"the model's answer for row {before + int(bad[0]) + 1} is not a number ({len(bad):,} of {len(answers):,} rows)",
-            fix="Look for weights that are not finite (tunesmith doctor), or predict without bf16.",
-        )
+        problem = f"the model's answer for row {before + int(bad[0]) + 1} is not a number ({len(bad):,} of {len(answers):,} rows)"
+        fix = "Look for weights that are not finite (tunesmith doctor), or predict without bf16."
+        raise NumericsError(problem, fix=fix)
 
 
 def chunks_of(columns: Sequence[Sequence[str]]) -> Iterator[Chunk]:

@@ -41,9 +41,8 @@ def unescape_formula(text: str) -> str:
 def check_format(path: Path) -> None:
     """A ConfigError for a file type that cannot be written."""
     if path.suffix not in FORMATS:
-        raise ConfigError(
-            f"cannot write {path.suffix or 'a file without a type'}", where=str(path), fix=f"Use {', '.join(FORMATS)}."
-        )
+        fix = f"Use {', '.join(FORMATS)}."
+        raise ConfigError(f"cannot write {path.suffix or 'a file without a type'}", where=str(path), fix=fix)
 
 
 def check_cells(path: Path | None, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -53,11 +52,8 @@ def check_cells(path: Path | None, columns: Mapping[str, Sequence[Any]]) -> None
     for name, values in columns.items():
         for row, value in enumerate(values, start=1):
             if "\0" in name or (isinstance(value, str) and "\0" in value):
-                raise DataError(
-                    f"column {name!r} holds a NUL character, which csv and tsv cannot hold",
-                    where=f"row {row}",
-                    fix="Write .jsonl or .parquet.",
-                )
+                problem = f"column {name!r} holds a NUL character, which csv and tsv cannot hold"
+                raise DataError(problem, where=f"row {row}", fix="Write .jsonl or .parquet.")
 
 
 def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:

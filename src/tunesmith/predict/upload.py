@@ -39,11 +39,9 @@ def push_model(path: str | Path, repo: str, *, private: bool = False, revision: 
         made = api.create_repo(repo, private=private, exist_ok=True)
         done = api.create_commit(made.repo_id, operations, commit_message="Upload from tunesmith", revision=revision)
     except (HfHubHTTPError, OSError) as error:
-        raise ResourceError(
-            f"the Hub refused or could not be reached ({short_text(error)})",
-            where=repo,
-            fix="Log in with `hf auth login`, and check the name and the network.",
-        ) from None
+        problem = f"the Hub refused or could not be reached ({short_text(error)})"
+        fix = "Log in with `hf auth login`, and check the name and the network."
+        raise ResourceError(problem, where=repo, fix=fix) from None
     return str(done.commit_url)
 
 

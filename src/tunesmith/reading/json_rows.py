@@ -117,11 +117,8 @@ class ColumnKinds:
                 inner = self._kind_of(item, name, number)
                 wide = None if inner.startswith("list") else _widen(kind, inner)
                 if wide is None:
-                    raise DataError(
-                        "a list of mixed or nested values",
-                        where=f"{self.origin}:{number}:{name}",
-                        fix="A list holds labels: all text or all whole numbers.",
-                    )
+                    fix = "A list holds labels: all text or all whole numbers."
+                    raise DataError("a list of mixed or nested values", where=f"{self.origin}:{number}:{name}", fix=fix)
                 kind = wide
             return f"list:{kind}"
         return _scalar_kind(value, f"{self.origin}:{number}:{name}")
@@ -218,17 +215,3 @@ def _is_lines(head: str) -> bool:
         return len(lines) == 2 and lines[1].lstrip().startswith("{") and isinstance(json.loads(lines[0]), dict)
     except ValueError:
         return False
-
-
-def describe_leaves(cell: str) -> tuple[str, str] | None:
-    """(path as jq writes it, value) of the first name inside a cell of JSON text; None when there is none."""
-    value: Any = json.loads(cell)
-    path = ""
-    while isinstance(value, (dict, list)) and value:
-        if isinstance(value, list):
-            path, value = f"{path}[0]", value[0]
-            continue
-        wanted = ("label", "labels", "choices", "choice", "class", "category", "answer", "value", "result")
-        key = next((name for name in wanted if name in value), next(iter(value)))
-        path, value = f"{path}.{key}", value[key]
-    return (path, str(value)) if isinstance(value, (str, int)) and re.fullmatch(r"[\w.\[\]]+", path) else None

@@ -38,7 +38,6 @@ def encode_labels(
     columns: Columns,
     *,
     label_names: Sequence[str] | None = None,
-    default_names: Sequence[str] = (),
     head_names: Sequence[str] = (),
     allow_single_label: bool = False,
     positive_label: str | None = None,
@@ -62,9 +61,9 @@ def encode_labels(
     multilabel = columns.task is Task.MULTILABEL
     if multilabel and (surveys[first].is_float or holds_places(train, columns.label)):
         return _encode_hot(sources, columns.label, label_names)
-    naming = choose_names(train, columns.label, surveys[first], label_names, default_names, head_names)
+    naming = choose_names(train, columns.label, surveys[first], label_names, columns.default_names, head_names)
     if not multilabel:
-        own = naming.names != tuple(default_names) and match_names(head_names, naming.names) is None
+        own = naming.names != columns.default_names and match_names(head_names, naming.names) is None
         free = own and label_names is None and class_names(train, columns.label) is None
         naming = put_positive_last(naming, surveys[first].counts, positive_label, free=free)
     for split, source in labelled.items():
@@ -198,9 +197,8 @@ def _numbers(cells: Any, source: Source, column: str, start: int, style: str | N
         at = pc.index(good, False).as_py()
         value = cells[at].as_py()
         problem = "the score is missing" if value in (None, "") else f"{value!r} is not a number"
-        raise DataError(
-            problem, where=source.where(start + at, column), fix="Regression needs a finite number in every row."
-        )
+        fix = "Regression needs a finite number in every row."
+        raise DataError(problem, where=source.where(start + at, column), fix=fix)
     numbers = cells.cast(pa.float64()).to_numpy(zero_copy_only=False)
     too_large = np.abs(numbers) > np.finfo(np.float32).max
     if too_large.any():

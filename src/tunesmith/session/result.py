@@ -82,7 +82,7 @@ class RunResult:
         from tunesmith.metrics.suite import make_suite
         from tunesmith.reading.columns import Columns
         from tunesmith.reading.in_memory import columns_table
-        from tunesmith.reading.new_rows import read_labelled
+        from tunesmith.reading.load import read_labelled
 
         facts = self.predictor.facts
         text, label = tuple(facts.text_columns or ()), facts.label_column or "label"

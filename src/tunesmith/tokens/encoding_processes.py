@@ -234,10 +234,9 @@ class _Crew:
 
     def _died(self, number: int) -> WorkerError:
         first = number * PIECE_ROWS + 1
-        return WorkerError(
-            f"a process that tokenized rows {first} to {first + PIECE_ROWS - 1} of a chunk died",
-            fix="Memory may have run out, or a text ended it. Load the model with threads=1 to tokenize in one process.",
-        )
+        problem = f"a process that tokenized rows {first} to {first + PIECE_ROWS - 1} of a chunk died"
+        fix = "Memory may have run out, or a text ended it. Load the model with threads=1 to tokenize in one process."
+        return WorkerError(problem, fix=fix)
 
 
 def _start() -> tuple[Connection, subprocess.Popen[bytes]]:

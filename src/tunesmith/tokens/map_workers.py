@@ -30,10 +30,9 @@ def naming_map_workers(folder: Path) -> Iterator[None]:
             raise
         notes = {note.name.removeprefix(_NOTE): note.read_text() for note in sorted(folder.glob(f"{_NOTE}*"))}
         had = ", ".join(f"process {pid} rows {rows}" for pid, rows in notes.items())
-        raise WorkerError(
-            f"a preprocessing worker died while it tokenized ({had or 'before its first rows'})",
-            fix="Memory may have run out, or a text ended it. Give a smaller --preprocessing_num_workers or leave it out.",
-        ) from error
+        problem = f"a preprocessing worker died while it tokenized ({had or 'before its first rows'})"
+        fix = "Memory may have run out, or a text ended it. Give a smaller --preprocessing_num_workers or leave it out."
+        raise WorkerError(problem, fix=fix) from error
     finally:
         for note in folder.glob(f"{_NOTE}*"):
             note.unlink()

@@ -110,11 +110,9 @@ class TokenCache:
             build.mkdir()
             yield build
         except OSError as error:
-            raise ResourceError(
-                f"cannot write the tokenized rows ({error.strerror or error})",
-                where=str(self.root),
-                fix="Free some space or choose another folder for the cache.",
-            ) from error
+            problem = f"cannot write the tokenized rows ({error.strerror or error})"
+            fix = "Free some space or choose another folder for the cache."
+            raise ResourceError(problem, where=str(self.root), fix=fix) from error
         finally:
             shutil.rmtree(build, ignore_errors=True)
 

@@ -201,15 +201,11 @@ def call_within(seconds: float, work: Callable[[], T]) -> T:
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except TimeoutError:
-        raise DataError(
-            f"the tokenizer did not finish a batch within {seconds:.0f} s",
-            fix="Look for a runaway regular expression in its tokenizer.json.",
-        ) from None
+        fix = "Look for a runaway regular expression in its tokenizer.json."
+        raise DataError(f"the tokenizer did not finish a batch within {seconds:.0f} s", fix=fix) from None
     except BaseException as error:  # pyo3's PanicException is not an Exception
-        raise DataError(
-            f"the tokenizer failed ({short_text(error)})",
-            fix="Its tokenizer.json may be damaged or hostile; use another copy.",
-        ) from error
+        fix = "Its tokenizer.json may be damaged or hostile; use another copy."
+        raise DataError(f"the tokenizer failed ({short_text(error)})", fix=fix) from error
 
 
 def require_text_cells(cells: Sequence[Any], where: Callable[[int], str]) -> None:

@@ -99,10 +99,8 @@ def tokenize(
         on_progress(len(dataset), len(dataset))
     largest = max(facts["max_id"], getattr(tokenizer, "pad_token_id", None) or 0)
     if vocab_size is not None and largest >= vocab_size:
-        raise DataError(
-            f"the tokenizer makes token id {largest}, but the model has only {vocab_size} token embeddings",
-            fix="Use the tokenizer that belongs to the model.",
-        )
+        problem = f"the tokenizer makes token id {largest}, but the model has only {vocab_size} token embeddings"
+        raise DataError(problem, fix="Use the tokenizer that belongs to the model.")
     sides = None if facts["second_cut"] == UNKNOWN else (facts["tokens_cut"] - facts["second_cut"], facts["second_cut"])
     truncated = TruncationCount(
         rows=len(stored),
@@ -136,18 +134,14 @@ def _text_columns(columns: Columns | Sequence[str]) -> tuple[str, ...]:
 def _check(dataset: Dataset, tokenizer: Any, text: tuple[str, ...], max_length: int) -> None:
     missing = [name for name in text if name not in dataset.column_names]
     if missing or len(text) not in (1, 2):
-        raise DataError(
-            f"cannot tokenize the columns {', '.join(text) or '(none)'}",
-            fix=f"Name one or two of: {', '.join(dataset.column_names)}.",
-        )
+        fix = f"Name one or two of: {', '.join(dataset.column_names)}."
+        raise DataError(f"cannot tokenize the columns {', '.join(text) or '(none)'}", fix=fix)
     if len(dataset) == 0:
         raise DataError("there are no rows to tokenize")
     least = tokenizer.num_special_tokens_to_add(pair=len(text) == 2) + len(text)
     if max_length < least:  # transformers gives such rows uncut, without a word
-        raise ConfigError(
-            f"max_length {max_length} leaves no room for text",
-            fix=f"Use {least} or more: the special tokens and one token for each text.",
-        )
+        fix = f"Use {least} or more: the special tokens and one token for each text."
+        raise ConfigError(f"max_length {max_length} leaves no room for text", fix=fix)
 
 
 def _write(dataset: Dataset, job: _Job, num_proc: int | None, on_progress: OnProgress | None, folder: Path) -> None:
