@@ -21,9 +21,15 @@ from tunesmith.bulk.units import UNIT_ROWS, InputFile, Unit, units_of
 from tunesmith.errors import CheckpointError, DataError
 from tunesmith.files import BadFile, parse_json
 from tunesmith.predict.facts import model_folder_of
-from tunesmith.predict.predictor import Predictor, answer_columns, probabilities_of
-from tunesmith.predict.stream import chunks_of
-from tunesmith.predict.tables import check_cells, choose_column_names, fill_table, list_answers
+from tunesmith.predict.predictor import Predictor, chunks_of
+from tunesmith.predict.tables import (
+    answer_columns,
+    check_cells,
+    choose_column_names,
+    fill_table,
+    list_answers,
+    probabilities_of,
+)
 from tunesmith.reading.row_blocks import kind_of_rows, read_stdin
 from tunesmith.run.remembered import known_hash
 

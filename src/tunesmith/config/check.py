@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tunesmith.config.choices import read_duration, schedule_problems
-from tunesmith.config.convert import Range
+from tunesmith.config.convert import Range, read_duration, schedule_problems
 from tunesmith.config.schema import PATH_OPTIONS, RunConfig, list_options
 from tunesmith.errors import did_you_mean
 

@@ -27,11 +27,9 @@ from tunesmith.export.evidence_rows import EvidenceRows
 from tunesmith.export.folder_card import export_card
 from tunesmith.export.quantised import Candidate, Feed, onnx_candidates, openvino_candidates, strip_shapes
 from tunesmith.export.runtime_packages import runtime_requirements
-from tunesmith.predict.facts import ModelFacts, model_folder_of
-from tunesmith.predict.graph_facts import GraphFacts
+from tunesmith.predict.facts import GraphFacts, ModelFacts, model_folder_of
 from tunesmith.predict.graph_network import GraphNetwork, load_onnx, load_openvino, report_nothing
-from tunesmith.predict.predictor import Predictor
-from tunesmith.predict.stream import Network
+from tunesmith.predict.predictor import Network, Predictor
 from tunesmith.predict.torch_network import TorchNetwork, describe_model, padding_of
 from tunesmith.run.sealed import write_sealed
 from tunesmith.run.writing import make_folder, write_new

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tunesmith.encoder.config_file import read_config_file
 from tunesmith.errors import ConfigError, ResourceError, short_text
-from tunesmith.predict.facts import model_folder_of, read_facts
-from tunesmith.predict.graph_facts import is_graph_folder, read_graph_facts
+from tunesmith.predict.facts import is_graph_folder, model_folder_of, read_facts, read_graph_facts
 
 LOADING = """
 ## How to load

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tunesmith.config.schema import DELIMITER_WORDS
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.blocks import describe_nul
 from tunesmith.reading.delimited import Records, parse_delimited
 from tunesmith.reading.ready_commands import rewrite_csv, train_after, train_with, train_with_header
 from tunesmith.reading.source import BAD_COLUMN, LINE_COLUMN
 
-_DELIMITERS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}
 DELIMITER_NAMES = {";": "semicolon", "\t": "tab", "|": "pipe", ",": "comma"}
 _RARE_DELIMITERS = ("^", "~", "#", "¦", "§", "\x01", "\x1f")
 _SNIFFED_LINES = 20
@@ -47,7 +47,7 @@ def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | bool | No
         raise ConfigError(f"--quoting {quoting!r} is not known", fix="Use 'none' or 'rfc4180'.")
     if delimiter is None:
         return Dialect("\t" if kind == "tsv" else ",", quoted, sure=False)
-    character = _DELIMITERS.get(delimiter.lower(), delimiter)
+    character = DELIMITER_WORDS.get(delimiter.lower(), delimiter)
     if len(character) != 1 or character in '"\r\n\0':
         fix = "Use one character, or tab, comma, semicolon, pipe, space."
         raise ConfigError(f"--delimiter {delimiter!r} cannot separate fields", fix=fix)

@@ -63,7 +63,7 @@ class RunResult:
 
         `texts` is a list of texts or pairs, a Series, an array, or a table that has the text columns of the training data.
         """
-        from tunesmith.predict.predictor import predicted_names
+        from tunesmith.predict.tables import predicted_names
 
         return predicted_names(self.predict_proba(texts), self.predictor.facts.labels)
 

@@ -208,11 +208,13 @@ def call_within(seconds: float, work: Callable[[], T]) -> T:
         raise DataError(f"the tokenizer failed ({short_text(error)})", fix=fix) from error
 
 
-def require_text_cells(cells: Sequence[Any], where: Callable[[int], str]) -> None:
-    """Refuses the first cell that is not text; `where` says where the cell of a number is."""
+def require_text_cells(cells: Sequence[Any], before: int, column: str = "") -> None:
+    """Refuses the first cell that is not text; there are `before` rows before these."""
     bad = next((i for i, cell in enumerate(cells) if not isinstance(cell, str)), None)
     if bad is not None:
-        raise DataError(f"{cells[bad]!r} is not text", where=where(bad), fix="Fill the cell or drop the row.")
+        raise DataError(
+            f"{cells[bad]!r} is not text", where=f"row {before + bad + 1}{column}", fix="Fill the cell or drop the row."
+        )
 
 
 def _mark_unread(rows: list[EncodedRow], unread: dict[int, bool]) -> list[EncodedRow]:

@@ -16,8 +16,8 @@ from tunesmith.engine.evaluate import predict_rows
 from tunesmith.errors import DataError
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.predict import stream
-from tunesmith.predict.predictor import Predictor, probabilities_of
-from tunesmith.predict.stream import Chunk, chunks_of
+from tunesmith.predict.predictor import Chunk, Predictor, chunks_of
+from tunesmith.predict.tables import probabilities_of
 from tunesmith.ranks.runtime import make_runtime
 from tunesmith.tokens.batches import Padding
 from tunesmith.tokens.token_rows import TokenRows
