@@ -15,6 +15,7 @@ from typing import Any
 
 from tunesmith.encoder.config_file import name_field, read_config_file, start_head_afresh
 from tunesmith.encoder.model_files import count_parameters, naming
+from tunesmith.encoder.resolve import find_weights
 from tunesmith.errors import ConfigError, NumericsError, ResourceError
 from tunesmith.labels import LabelMap
 from tunesmith.run.environment import without_fsdp
@@ -129,7 +130,7 @@ def load_model(
 
     folder = Path(folder)
     stored = read_model_config(folder)
-    _refuse_pickle(folder)
+    find_weights(folder, str(folder))
     config = _make_config(folder, labels)
     require_fitting(config, stored, folder)
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
@@ -213,17 +214,6 @@ def _fresh_names(
         problem = f"{len(missing)} of {total} tensors are not in the checkpoint, so it is not a pretrained {type(model).__name__}"
         raise ConfigError(problem, where=where)
     return tuple(missing + mismatched)
-
-
-def _refuse_pickle(folder: Path) -> None:
-    if any(folder.glob("*.safetensors")):
-        return
-    for name in ("pytorch_model.bin", "model.pt", "model.pth", "tf_model.h5", "model.ckpt"):
-        if (folder / name).exists():
-            problem = f"the weights are only there as {name}, a format that can run code when it is read"
-            fix = "Convert it once: `model.save_pretrained(folder)` of a current transformers writes model.safetensors."
-            raise ConfigError(problem, where=str(folder), fix=fix)
-    raise ConfigError("no model.safetensors there", where=str(folder))
 
 
 def _leave_file(model: Any) -> None:

@@ -86,12 +86,17 @@ def _check_folder(folder: Path, need_weights: bool, *, name: str | None = None) 
         raise ConfigError("is a file, not a model folder", where=where, fix=f"Name its folder: {folder.parent}")
     check_seal(folder)
     if need_weights:
-        weights = sorted(folder.glob("model*.safetensors"))
-        if not weights:
-            raise _no_weights(where, sorted(p.name for p in folder.iterdir()))
-        for file in weights:
+        for file in find_weights(folder, where):
             check_tensor_file(file)
     return folder
+
+
+def find_weights(folder: Path, where: str) -> list[Path]:
+    """The safetensors files of a model folder; a ConfigError when there are none."""
+    found = sorted(folder.glob("model*.safetensors"))
+    if not found:
+        raise _no_weights(where, sorted(p.name for p in folder.iterdir()))
+    return found
 
 
 def _no_weights(where: str, names: list[str]) -> TunesmithError:
