@@ -19,7 +19,14 @@ from tunesmith.files import BadFile, read_plain
 from tunesmith.labels import LabelMap, Task
 from tunesmith.reading.column_profile import is_missing_word
 from tunesmith.reading.columns import Columns, has_label, label_parts
-from tunesmith.reading.label_survey import NUMBER, class_names, is_list_type, plain_numbers, style_of_numbers
+from tunesmith.reading.label_survey import (
+    NUMBER,
+    class_names,
+    is_list_type,
+    label_cells,
+    plain_numbers,
+    style_of_numbers,
+)
 from tunesmith.reading.ready_commands import train_with
 from tunesmith.reading.source import BAD_COLUMN, Part, Source
 from tunesmith.reading.text_files import SHOWN
@@ -108,7 +115,7 @@ def _add_label_reasons(found: Reasons, source: Source, columns: Columns, label_n
         return
     style = style_of_numbers(source, label) if columns.task is Task.REGRESSION else None
     for start, table in source.scan([label]):
-        cells = table.column(label).combine_chunks()
+        cells = label_cells(table.column(label))
         if not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
             nan = pc.is_nan(cells) if pa.types.is_floating(kind) else pa.array(np.zeros(len(cells), bool))
             _mark(found, start, pc.or_(pc.is_null(cells), pc.fill_null(nan, False)), f"{label}: the label is missing")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunesmith.errors import DataError
-from tunesmith.reading.column_profile import SAMPLE_ROWS, ColumnProfile, profile_columns
+from tunesmith.reading.column_profile import SAMPLE_ROWS, ColumnProfile, is_id_name, profile_columns
 from tunesmith.reading.ready_commands import train_after, train_with
 from tunesmith.reading.source import Source
 
@@ -117,6 +117,9 @@ def _unnamed_texts(
     if not texts:  # few or short rows: any words, those that vary the most
         words = [n for n, p in profiles.items() if n != label and holds_text(source, n) and p.holds_words]
         varied = [n for n in words if profiles[n].different > profiles[n].values / 2]
+        alone = [] if varied else _beside_labels(source, profiles, label)
+        if alone:
+            return [(alone[0],)], f"Text: column {alone[0]!r}, the only one beside the labels."
         texts = varied or [n for n in words if profiles[n].kind != "id"]
     if not texts:
         found = ", ".join(source.column_names)
@@ -127,6 +130,15 @@ def _unnamed_texts(
         return [(texts[0], texts[1])], f"Text: the pair {quoted(texts)}, by its names and content."
     longest = sorted(texts, key=lambda n: -profiles[n].words)
     return [*[(n,) for n in longest], (texts[0], texts[1])], ""
+
+
+def _beside_labels(source: Source, profiles: dict[str, ColumnProfile], label: str | None) -> list[str]:
+    """The column of single words, such as addresses, that stands alone beside one whose values repeat."""
+    both = [n for n, p in profiles.items() if p.kind not in ("empty", "date") and not is_id_name(n)]
+    found = [n for n in both if n != label and holds_text(source, n) and profiles[n].kind in ("id", "other")]
+    return (
+        found if len(both) == 2 and len(found) == 1 and profiles[(set(both) - {*found}).pop()].kind == "label" else []
+    )
 
 
 def _label_candidates(

@@ -99,6 +99,7 @@ def infer_columns(
     task_name: str | None = None,
     label_separator: str | None = None,
     merge_label_variants: bool = False,
+    label_names: str | Sequence[str] | None = None,
 ) -> Columns:
     """The columns of the train split, checked to be in every other; what the user names is never second-guessed."""
     train = sources.get("train") or next(iter(sources.values()))
@@ -124,6 +125,10 @@ def infer_columns(
         if not split.startswith("test") or has_label(source, label):
             _require_label(source, label)
     task, why_task = _choose_task(train, label, do_regression, glue, label_separator, merge=merge_label_variants)
+    listed = listed_names(label_names)
+    if listed is not None and task in (Task.BINARY, Task.MULTICLASS):
+        task = Task.BINARY if len(listed) == 2 else Task.MULTICLASS
+        why_task = f"Task: {task.value}, because {len(listed)} label{'s' * (len(listed) != 1)} are listed."
     notes = dict.fromkeys(source.note for source in sources.values() if source.note is not None)
     return Columns(text, label, task, (*notes, why_text, why_label, why_task), glue.labels if glue else ())
 
@@ -145,11 +150,18 @@ def _require_label(source: Source, label: str) -> None:
         raise _no_column(source, missing[0], "--label_column_name")
 
 
+def listed_names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Label names from a list or a text with commas; None for None."""
+    if names is None:
+        return None
+    return tuple(n.strip() for n in names.split(",")) if isinstance(names, str) else tuple(names)
+
+
 def split_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
     """One or two column names from a list or a text with commas; none for None."""
-    if names is None:
+    parts = listed_names(names)
+    if parts is None:
         return ()
-    parts = tuple(n.strip() for n in names.split(",")) if isinstance(names, str) else tuple(names)
     if not 1 <= len(parts) <= 2 or not all(parts):
         raise ConfigError(f"--text_column_names {names!r}: give one column, or two for a pair, with a comma between")
     if len(set(parts)) != len(parts):

@@ -10,8 +10,8 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -153,10 +153,11 @@ def parquet_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> 
             limit = limits.max_decompressed_bytes
             raise DataError(f"holds {size:,} bytes of rows, over the limit of {limit:,}", where=origin)
         read = 0
-        for batch in file.iter_batches(batch_size=16_384):
-            batch.validate(full=True)
+        metadata = file.schema_arrow.metadata
+        batches = (batch.replace_schema_metadata(metadata) for batch in file.iter_batches(batch_size=16_384))
+        for batch in _plain_batches(batches, origin):
             read += batch.num_rows
-            yield _plain_columns(batch.replace_schema_metadata(file.schema_arrow.metadata))
+            yield batch
         if read != file.metadata.num_rows:
             raise DataError(f"{read:,} rows read, {file.metadata.num_rows:,} promised by the file", where=origin)
 
@@ -174,22 +175,40 @@ def arrow_batches(path: Path, *, origin: str) -> Iterator[Any]:
         else:
             _check_stream_end(path, origin)
             batches = iter(pa.ipc.open_stream(file))
-        for batch in batches:
-            batch.validate(full=True)
-            yield _plain_columns(batch)
+        yield from _plain_batches(batches, origin)
 
 
-def _plain_columns(batch: Any) -> Any:
-    """Category columns as what they stand for (`datasets` has no dictionary type), and `outer.inner` for fields of structs."""
+def _plain_batches(batches: Iterable[Any], origin: str) -> Iterator[Any]:
+    """Validated batches in plain columns: `outer.inner` for fields of structs, categories as what they stand for (`datasets` has
+    no dictionary type), and as text bytes that are UTF-8 in the first batch."""
     import pyarrow as pa
 
-    while any(pa.types.is_struct(f.type) for f in batch.schema):
-        flat = pa.Table.from_batches([batch]).flatten().replace_schema_metadata(None)  # it describes the columns before
-        batch = flat.combine_chunks().to_batches()[0] if flat.num_rows else pa.RecordBatch.from_pylist([], flat.schema)
-    types = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in batch.schema]
-    fields = [f.with_type(t) for f, t in zip(batch.schema, types, strict=True)]
-    arrays = [a if a.type == t else a.cast(t) for a, t in zip(batch.columns, types, strict=True)]
-    return pa.record_batch(arrays, schema=pa.schema(fields, metadata=batch.schema.metadata))
+    types: list[Any] = []
+    for batch in batches:
+        batch.validate(full=True)
+        while any(pa.types.is_struct(f.type) for f in batch.schema):
+            flat = pa.Table.from_batches([batch]).flatten().replace_schema_metadata(None).combine_chunks()
+            batch = flat.to_batches()[0] if flat.num_rows else pa.RecordBatch.from_pylist([], flat.schema)
+        types = types or [_plain_type(array) for array in batch.columns]
+        arrays = []
+        for field, array, kind in zip(batch.schema, batch.columns, types, strict=True):
+            try:
+                arrays.append(array if array.type == kind else array.cast(kind))
+            except pa.ArrowInvalid:
+                raise DataError(f"column {field.name!r} holds bytes that are not UTF-8 text", where=origin) from None
+        fields = [field.with_type(kind) for field, kind in zip(batch.schema, types, strict=True)]
+        yield pa.record_batch(arrays, schema=pa.schema(fields, metadata=batch.schema.metadata))
+
+
+def _plain_type(array: Any) -> Any:
+    import pyarrow as pa
+
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        with suppress(pa.ArrowInvalid):
+            if array.cast(kind).cast(pa.large_string()).null_count < len(array):
+                return pa.large_string() if pa.types.is_large_binary(kind) else pa.string()
+    return kind
 
 
 def _check_stream_end(path: Path, origin: str) -> None:
@@ -235,7 +254,8 @@ def kind_of_file(path: Path, origin: str, delimiter: str | None) -> tuple[str, b
         kind = "csv"
     if kind is None:
         known = "csv, tsv, jsonl, json, txt, xlsx, parquet, arrow, each also as .gz"
-        fix = "Unpack it first, or use gzip." if suffix[0] == ".zip" else None
+        named = "Rename the file, or give --delimiter if its lines are a table."
+        fix = {".zip": "Unpack it first, or use gzip.", "": named}.get(suffix[0])
         problem = f"cannot tell the format from the ending {suffix[0]!r}: known are {known}"
         raise DataError(problem, where=origin, fix=fix)
     return kind, gzipped

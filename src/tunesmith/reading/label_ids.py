@@ -19,8 +19,10 @@ from tunesmith.reading.label_survey import (
     NUMBER,
     as_names,
     class_names,
+    flatten_lists,
     holds_places,
     is_list_type,
+    label_cells,
     plain_numbers,
     style_of_numbers,
     survey_labels,
@@ -87,7 +89,7 @@ def _ids(source: Source, column: str, naming: Naming) -> Any:
     names = class_names(source, column)
     parts = []
     for start, table in source.scan([column]):
-        cells = as_names(table.column(column), names, source=source, column=column, start=start)
+        cells = as_names(label_cells(table.column(column)), names, source=source, column=column, start=start)
         parts.append(pc.fill_null(pc.index_in(cells, value_set=values), UNLABELLED).cast(pa.int64()))
     return pa.chunked_array(parts, pa.int64()).combine_chunks()
 
@@ -107,8 +109,7 @@ def _hot_rows(source: Source, column: str, naming: Naming) -> Any:
         if lists.null_count:
             row = start + pc.index(pc.is_null(lists), True).as_py()
             raise DataError("the list of labels is missing", where=source.where(row, column), fix="Use [] for none.")
-        parents = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
-        items = pc.list_flatten(lists)
+        items, parents = flatten_lists(lists)
         cells = as_names(items, names, source=source, column=column, start=start, parents=parents)
         ids = pc.index_in(cells, value_set=values).to_numpy(zero_copy_only=False)
         hot[start + parents.astype(np.int64), ids.astype(np.int64)] = 1.0
@@ -183,7 +184,7 @@ def _numbers(cells: Any, source: Source, column: str, start: int, style: str | N
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    cells = cells.combine_chunks()
+    cells = label_cells(cells)
     kind = cells.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         cells = plain_numbers(cells, style)

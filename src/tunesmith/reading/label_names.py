@@ -183,7 +183,9 @@ def check_split(
         if value == _UNLABELLED_NAME:
             if unlabelled_allowed:
                 continue
-            fix = "Remove such rows; if -1 is a class here, name it with --label_names."
+            named = train_with(source.origin, f"--label_names={','.join((value, *naming.values))}")
+            ready = named if all(map(is_whole, naming.values)) else "list all classes in --label_names."
+            fix = f"Remove such rows; if -1 is a class here: {ready}"
             raise DataError(f"-1 means unlabelled, which {source.name} rows cannot be", where=where, fix=fix)
         raise _unknown(value, naming, where, is_train=is_train)
 

@@ -16,7 +16,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
 from tunesmith.reading.bad_rows import BadRow, check_texts, correct_labels, sort_out
-from tunesmith.reading.columns import Columns, infer_columns, require_text
+from tunesmith.reading.columns import Columns, infer_columns, listed_names, require_text
 from tunesmith.reading.gather import gather_sources
 from tunesmith.reading.label_ids import encode_labels, notes_on_classes, unfold_labels
 from tunesmith.reading.label_names import merge_variants
@@ -90,10 +90,10 @@ def load_data(
     sources, notes = gather_sources(given, **named, read=read, hub_options=hub_options or {})
     asked: dict[str, Any] = {"text_column_names": text_column_names, "label_column_name": label_column_name}
     asked |= {"task_name": task_name, "do_regression": do_regression, "label_separator": label_separator}
-    columns = infer_columns(sources, **asked, merge_label_variants=merge_label_variants)
+    columns = infer_columns(sources, **asked, merge_label_variants=merge_label_variants, label_names=label_names)
     naming = {"head_names": head_names, "allow_single_label": allow_single_label, "positive_label": positive_label}
     rules = (label_separator, merge_label_variants, labels_file, allow_empty_text, skip_bad_rows)
-    labels, parts, bad = _label_rows(sources, columns, notes, _listed(label_names), naming, *rules)
+    labels, parts, bad = _label_rows(sources, columns, notes, listed_names(label_names), naming, *rules)
     parts = _hold_out(parts, columns, labels, notes, fraction=validation_split_fraction, seed=seed, fold=fold)
     parts = _cut(parts, (max_train_samples, max_eval_samples, max_predict_samples), notes, labels.task, seed)
     return replace(_bundle(parts, columns, labels, notes, bad), names_given=label_names is not None)
@@ -103,12 +103,6 @@ def _prefer(tables: Sequence[Any], files: Sequence[str | Path | None]) -> dict[s
     """What is given for each split: the object in memory, else the file."""
     given = zip(("train", "validation", "test"), tables, files, strict=True)
     return {split: file if table is None else table for split, table, file in given}
-
-
-def _listed(label_names: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    if label_names is None:
-        return None
-    return tuple(n.strip() for n in label_names.split(",")) if isinstance(label_names, str) else tuple(label_names)
 
 
 def _label_rows(

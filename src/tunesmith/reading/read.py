@@ -41,7 +41,7 @@ from tunesmith.reading.text_files import (
 from tunesmith.run.remembered import hash_file
 from tunesmith.run.writing import create
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Part of every cache key: raise it when a reader gives other rows for the same bytes."""
 
 _HEAD_BYTES = 1 << 16

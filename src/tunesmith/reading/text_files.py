@@ -131,9 +131,14 @@ def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[st
             fix = "tunesmith keeps line numbers under it; rename the column."
             raise DataError(f"the column name {name!r} is taken", where=f"{origin}:1:{k + 1}", fix=fix)
         if name in names[:k]:
-            first = names.index(name) + 1
-            problem = f"column {name!r} appears twice in the header (fields {first} and {k + 1})"
-            raise DataError(problem, where=f"{origin}:1:{k + 1}", fix=_rename(names, origin, dialect))
+            problem = f"column {name!r} appears twice in the header (fields {names.index(name) + 1} and {k + 1})"
+            if name.replace(".", "", 1).isdigit() or any(len(n.split()) > 4 for n in names):  # a row, not a header
+                free = [f"column_{n}" for n in range(1, len(names) + 1)]
+                named = train_with_header(free, dialect.delimiter, origin, replace=False)
+                problem, fix = f"there seems to be no header: {problem}", f"Add a first line with names: {named}"
+            else:
+                fix = _rename(names, origin, dialect)
+            raise DataError(problem, where=f"{origin}:1:{k + 1}", fix=fix)
     return names
 
 
