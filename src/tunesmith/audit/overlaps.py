@@ -48,9 +48,10 @@ def _close_by_nature(
     near: NearTexts, rows: Mapping[str, Ints], ids: Mapping[str, Ints], labels: LabelMap
 ) -> list[Finding]:
     """Where nearness alone is no sign of a copy: rows of a template, one word changed, made from each other."""
+    least = "" if near.complete else "At least "
     evidence = (
-        f"{'' if near.complete else 'At least '}{near.by_nature:.0%} of the train texts are close to another one, as texts of one template are. So texts are "
-        f"called nearly equal here from {near.least}% of their letter pairs in common, not from {CLOSE}%."
+        f"{least}{near.by_nature:.0%} of the train texts are close to another one, as texts of one template are. So texts "
+        f"are called nearly equal here from {near.least}% of their letter pairs in common, not from {CLOSE}%."
     )
     severity: Severity = "info"
     train = row_keys(np.sort(rows["train"], axis=1))
