@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ IN_MEMORY = Path("/dev/shm")
 """A kill sees the page cache either way; here an fsync takes 0.1 ms, on a disk 2 to 15, and a checkpoint makes a dozen."""
 if os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > 4 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # in the background of a script; commands that tests start inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("busy machines", deadline=None)  # a limit of 200 ms an example says how busy the machine is
 settings.load_profile("busy machines")
@@ -69,7 +75,6 @@ def pytest_collection() -> None:
 
 def pytest_collection_finish() -> None:
     """From now on only what tests make is collected."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 
