@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,8 +131,8 @@ def make_weights() -> None:
         shutil.copyfile(_model(L3) / file, _model(BASE) / file)
 
 
-def check(found: dict[str, Any], setting: dict[str, Any], cores: str | None, *, gpu: bool) -> None:
-    """Plans, then trains; adds what was predicted and what was measured."""
+def check(found: dict[str, Any], setting: dict[str, Any], cores: str | None, *, gpu: bool) -> Iterator[None]:
+    """Plans, then trains; adds what was predicted and what was measured, and yields after each."""
     pinned = ["taskset", "-c", cores] if cores else []
     environment = {**os.environ, **({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})}
     environment.pop("OMP_NUM_THREADS", None)
@@ -146,6 +147,7 @@ def check(found: dict[str, Any], setting: dict[str, Any], cores: str | None, *, 
             found["error"] = said.stderr[-2000:]
             return
         found["plan"] = json.loads(said.stdout)
+        yield
         words = words_of(setting, folder / "own", gpu=gpu)
         environment["PLAN_CHECK_OUT"] = str(folder / "noted")
         log, start = (folder / "log").open("w+"), time.monotonic()
@@ -164,6 +166,7 @@ def check(found: dict[str, Any], setting: dict[str, Any], cores: str | None, *, 
         found["disk_bytes"] = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
         events = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
         found["events"] = [event for event in events if "seconds" in event]
+        yield
 
 
 def show(found: list[dict[str, Any]]) -> None:
@@ -215,11 +218,11 @@ def main() -> None:
             except queue.Empty:
                 return
             found.append(one := {"name": name})
-            check(one, setting, cores or None, gpu=gpu)
+            for _ in check(one, setting, cores or None, gpu=gpu):
+                if args.output:
+                    args.output.write_text(json.dumps(found))
             show([one])
             sys.stdout.flush()
-            if args.output:
-                args.output.write_text(json.dumps(found))
 
     lanes = [threading.Thread(target=work, args=(cores,), kwargs={"gpu": False}) for cores in args.lanes]
     lanes += [threading.Thread(target=work, args=(cores,), kwargs={"gpu": True}) for cores in args.gpu_lanes]
