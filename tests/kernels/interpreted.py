@@ -165,8 +165,8 @@ def check_attention(first_only: bool, many: int, window: int | None = None) -> N
 
     def forward(q: torch.Tensor, packed: torch.Tensor, drop: float) -> Any:
         return attention_kernels.attention_forward(
-            q, packed[:, 1], packed[:, 2], *bounds, q_longest=1 if first_only else max(lengths), scale=scale, drop=drop, seeds=SEEDS,
-            call=1, window=window,
+            q, packed[:, 1], packed[:, 2], *bounds, q_longest=1 if first_only else max(lengths), scale=scale, drop=drop,
+            seeds=SEEDS, call=1, window=window,
         )  # fmt: skip
 
     def gradients(given: torch.Tensor, drop: float) -> tuple[torch.Tensor, ...]:
