@@ -118,13 +118,12 @@ def find_checkpoint(wanted: str | bool | Path, output_dir: str) -> Path:
     if wanted is not True:
         folder = Path(str(wanted))
         if not (folder / MANIFEST).is_file():
-            found = (
-                "it was written by transformers" if (folder / TRAINER_STATE).is_file() else "it has no MANIFEST.json"
-            )
-            raise CheckpointError(
-                f"Can't find a valid checkpoint at {folder}: {found if folder.is_dir() else 'there is no such folder'}",
-                fix="Load its weights with from_pretrained and start a new run." if folder.is_dir() else None,
-            )
+            problem, fix = "there is no such folder", None
+            if folder.is_dir():
+                theirs = (folder / TRAINER_STATE).is_file()
+                problem = "it was written by transformers" if theirs else "it has no MANIFEST.json"
+                fix = "Load its weights with from_pretrained and start a new run."
+            raise CheckpointError(f"Can't find a valid checkpoint at {folder}: {problem}", fix=fix)
         verify_checkpoint(folder)
         return folder
     run = RunDir(output_dir)
