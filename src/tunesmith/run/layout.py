@@ -82,13 +82,8 @@ class RunDir:
         """The published checkpoint folders, oldest step first. Sorted by number, never by name or time."""
         if not self.path.is_dir():
             return []
-        found = [p for p in self.path.iterdir() if is_checkpoint_name(p.name) and p.is_dir() and not p.is_symlink()]
+        found = [p for p in self.path.iterdir() if _CHECKPOINT.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
         return sorted(found, key=checkpoint_step)
-
-
-def is_checkpoint_name(name: str) -> bool:
-    """Whether this is the name of a checkpoint folder."""
-    return _CHECKPOINT.fullmatch(name) is not None
 
 
 def checkpoint_step(path: Path) -> int:
@@ -176,7 +171,7 @@ def is_run(run: RunDir) -> bool:
 
 def is_foreign(run: RunDir, path: Path) -> bool:
     """Whether a file, folder, link or pipe of the user has a name of ours."""
-    if path in run.folders or is_checkpoint_name(path.name):
+    if path in run.folders or _CHECKPOINT.fullmatch(path.name):
         return not is_sealed(path)
     if path == run.journal_file:
         return not is_journal(path)

@@ -22,7 +22,7 @@ from tunesmith.ranks.sharding import is_sharded
 from tunesmith.run.journal import first_event
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import CHANGED, MANIFEST, manifest_bytes, read_manifest, verify, write_sealed
-from tunesmith.run.writing import fsync_file, fsync_folder, hash_file, write_file
+from tunesmith.run.writing import fsync_path, hash_file, write_file
 from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.listeners import export_callback_states
 from tunesmith.trainer.saving import TRAINER_STATE, gathering, save_companions, weights_to_save
@@ -194,9 +194,9 @@ def _seal_again(folder: Path, manifest: dict[str, Any], changed: list[str], alte
     entries = {name: entry for name, entry in manifest["files"].items() if name not in changed}
     for name, (size, _, _) in _marks(folder).items():
         if name not in entries:
-            fsync_file(folder / name)
+            fsync_path(folder / name)
             entries[name] = {"size": size, "sha256": hash_file(folder / name)}
     meta = {k: v for k, v in manifest.items() if k not in ("format", "files")}
     meta[CHANGED] = sorted({*meta.get(CHANGED, ()), *altered})
-    fsync_folder(folder)
+    fsync_path(folder)
     write_file(folder / MANIFEST, manifest_bytes(meta, entries))
