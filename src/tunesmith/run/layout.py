@@ -22,7 +22,7 @@ BEST_RESULT = "best.json"
 BEST_OPTIONS = Path("tries") / "run.yaml"
 """The options that a run of `--recipe best` was started with: run.yaml has those of its last model."""
 _ELSEWHERE = "Give a new or empty folder as --output_dir."
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 
 class RunDir:
@@ -88,12 +88,7 @@ class RunDir:
 
 def checkpoint_step(path: Path) -> int:
     """The step in a checkpoint folder's name."""
-    match = _CHECKPOINT.fullmatch(path.name)
-    if match is None:
-        raise ConfigError(
-            f"{path.name!r} is not the name of a checkpoint", where=str(path), fix="Give a checkpoint-<step> folder."
-        )
-    return int(match.group(1))
+    return int(path.name.removeprefix("checkpoint-"))
 
 
 def trial_folder(search: Path, number: int) -> Path:
