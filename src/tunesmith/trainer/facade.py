@@ -42,7 +42,7 @@ from tunesmith.trainer.training import TrainerRun, attempt_training
 from tunesmith.trainer.validation import check_arguments, check_overrides, refuse_combinations, require_head
 
 if TYPE_CHECKING:
-    from tunesmith.trainer.attempts import TrialSearch
+    from tunesmith.trainer.trials import TrialSearch
 
 log = logging.getLogger(__name__)
 Context = contextlib.AbstractContextManager[Any]
