@@ -27,8 +27,7 @@ from tunesmith.reading.containers import (
     readable,
 )
 from tunesmith.reading.in_memory import read_memory
-from tunesmith.reading.source import Source, checked
-from tunesmith.reading.table_cache import cache_table, default_table_cache, find_table
+from tunesmith.reading.source import Source, cache_table, checked, default_table_cache, find_table
 from tunesmith.reading.text_files import (
     DELIMITER_NAMES,
     Dialect,
