@@ -54,17 +54,17 @@ def run_layer(parts: LayerParts, x: torch.Tensor, layout: Layout, *, first_only:
     else:
         context = _AttendAll.apply(x, *three, *setting)  # type: ignore[no-untyped-call]
     drop = probability(parts.drop_attention, training)
-    x = add_norm(context, x, parts.attention_output, parts.attention_norm, drop)
+    x = norm_of_sum(context, x, parts.attention_output, parts.attention_norm, drop)
     wide = _Widened.apply(x, parts.widen.weight, parts.widen.bias)  # type: ignore[no-untyped-call]
-    return add_norm(wide, x, parts.narrow, parts.output_norm, probability(parts.drop_output, training))
+    return norm_of_sum(wide, x, parts.narrow, parts.output_norm, probability(parts.drop_output, training))
 
 
-def add_norm(
+def norm_of_sum(
     h: torch.Tensor, residual: torch.Tensor, projection: nn.Linear, norm: nn.LayerNorm, drop: float
 ) -> torch.Tensor:
     """The norm of the residual and the projection of `h`, of which `drop` is dropped."""
     given = projection.weight, projection.bias, norm.weight, norm.bias, norm.eps, drop
-    out: torch.Tensor = _AddNorm.apply(h, residual, *given)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _NormedSum.apply(h, residual, *given)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -72,7 +72,7 @@ def _drawn(size: int, drop: float, like: torch.Tensor) -> torch.Tensor | None:
     return draw_keep_mask(size, drop).to(like.dtype) if drop > 0 else None
 
 
-class _AddNorm(torch.autograd.Function):
+class _NormedSum(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, h: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor,

@@ -144,8 +144,8 @@ def test_a_method_that_was_patched_in_transformers_itself_costs_the_speed_up_and
 
 
 def test_layers_that_compute_something_else_cost_their_speed_up_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = layers_cpu.add_norm
-    monkeypatch.setattr(layers_cpu, "add_norm", lambda *given: 1.01 * own(*given))
+    own = layers_cpu.norm_of_sum
+    monkeypatch.setattr(layers_cpu, "norm_of_sum", lambda *given: 1.01 * own(*given))
     state, batches, plan, chosen = begin(tiny_bert())
     events = list(train_events(state, batches, plan))
     notes = [e.text for e in events if isinstance(e, Note)]
