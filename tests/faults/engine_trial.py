@@ -184,8 +184,7 @@ def write_model(folder: Path) -> None:
 def load_folder(folder: str, text: str) -> int:
     """Loads model and tokenizer of a folder as a run does, and reads one text; gives the exit code of the command line."""
     from tunesmith.encoder.load import load_model
-    from tunesmith.encoder.resolve import resolve_model
-    from tunesmith.encoder.tokenizer import load_tokenizer
+    from tunesmith.encoder.resolve import load_tokenizer, resolve_model
     from tunesmith.labels import LabelMap
 
     try:

@@ -7,8 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from tunesmith.config.choices import OPTIMIZERS, SCHEDULE_OPTIONS
 from tunesmith.config.convert import (
+    OPTIMIZERS,
+    SCHEDULE_OPTIONS,
     AutoOnOff,
     FromOne,
     FromZero,

@@ -19,7 +19,7 @@ import torch
 
 from tunesmith.encoder.load import load_model, read_model_config
 from tunesmith.encoder.model_files import Seal
-from tunesmith.encoder.tokenizer import load_tokenizer, position_limit, require_segments
+from tunesmith.encoder.resolve import load_tokenizer, position_limit, require_segments
 from tunesmith.engine.evaluate import predict_rows
 from tunesmith.errors import ConfigError
 from tunesmith.fast.strategies import choose_strategies

@@ -12,7 +12,7 @@ import numpy as np
 from tunesmith.config.schema import RunConfig
 from tunesmith.encoder.load import load_model, read_model_config
 from tunesmith.encoder.params import freeze
-from tunesmith.encoder.tokenizer import load_tokenizer, require_segments
+from tunesmith.encoder.resolve import load_tokenizer, require_segments
 from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
 from tunesmith.engine.loop import require_agreement
 from tunesmith.engine.optim import make_optimizer

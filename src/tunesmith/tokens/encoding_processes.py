@@ -102,18 +102,10 @@ def count_cuts(encoded: Sequence[EncodedRow]) -> CutCount:
 
 def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenRows:
     """The rows as arrays."""
-    offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
-    np.cumsum([len(row.ids) for row in encoded], out=offsets[1:])
-    ends = np.array([0, len(encoded)], dtype=np.int64)
-
-    def flatten(lists: Iterator[list[int]], dtype: type[np.signedinteger[Any]]) -> Ragged:
-        values = np.fromiter(chain.from_iterable(lists), dtype=dtype, count=int(offsets[-1]))
-        return Ragged(((values, offsets),), ends)
-
-    columns = {"input_ids": flatten((row.ids for row in encoded), np.int32)}
+    columns = {"input_ids": Ragged.from_lists([row.ids for row in encoded])}
     if has_types:
-        columns["token_type_ids"] = flatten((row.types for row in encoded), np.int8)
-    return TokenRows(columns, np.diff(offsets).astype(np.int32), None)
+        columns["token_type_ids"] = Ragged.from_lists([row.types for row in encoded], np.int8)
+    return TokenRows(columns, columns["input_ids"].lengths(), None)
 
 
 def join_token_rows(parts: Sequence[TokenRows]) -> TokenRows:
@@ -234,10 +226,9 @@ class _Crew:
 
     def _died(self, number: int) -> WorkerError:
         first = number * PIECE_ROWS + 1
-        return WorkerError(
-            f"a process that tokenized rows {first} to {first + PIECE_ROWS - 1} of a chunk died",
-            fix="Memory may have run out, or a text ended it. Load the model with threads=1 to tokenize in one process.",
-        )
+        problem = f"a process that tokenized rows {first} to {first + PIECE_ROWS - 1} of a chunk died"
+        fix = "Memory may have run out, or a text ended it. Load the model with threads=1 to tokenize in one process."
+        return WorkerError(problem, fix=fix)
 
 
 def _start() -> tuple[Connection, subprocess.Popen[bytes]]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tunesmith.config.choices import read_duration
+from tunesmith.config.convert import read_duration
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, dump_config, to_dict
 from tunesmith.errors import CheckpointError, ConfigError

@@ -18,7 +18,8 @@ from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.rows import Array
 from tunesmith.metrics.suite import Suite, make_suite
 from tunesmith.metrics.uncertainty import Score
-from tunesmith.predict.predictor import Predictor, probabilities_of
+from tunesmith.predict.predictor import Predictor
+from tunesmith.predict.tables import probabilities_of
 from tunesmith.report.predictions import PredictedRows
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import is_sealed, write_sealed

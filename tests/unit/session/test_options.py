@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tiny_model import sentences
-from tunesmith.config.choices import OPTIMIZERS
+from tunesmith.config.convert import OPTIMIZERS
 from tunesmith.config.schema import RunConfig, list_options
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Evaluated, RunEnded, StepDone
