@@ -173,7 +173,7 @@ def test_what_gives_the_label_away_is_a_warning(kind: str) -> None:
             row["key"] = f"r{number + 10_000 * label}"
     found = audit(rows, names=("negative", "positive"))
     if kind == "frequency":
-        assert "frequency of its sentences" in found["content_free_baseline"].evidence
+        assert "how often its text occurs" in found["content_free_baseline"].evidence
     else:
         assert found["label_giveaway"].severity == "warning"
 
