@@ -29,9 +29,9 @@ IN_NEW_FOLDERS = {
     "notebook/estimators.py": {"fill"},
     "predict/torch_network.py": {"describe"},
     "export/exporting.py": {"_export"},
-    "keep/snapshot.py": {"write_tensors"},
+    "keep/weight_files.py": {"write_tensors"},
     "trainer/checkpoints.py": {"_describe"},
-    "trainer/saving.py": {"write", "fill", "save_companions", "write_trainer_state"},
+    "trainer/saving.py": {"write", "fill", "save_companions", "save_state"},
 }
 """Functions that let a library write: into memory, or into a folder that `write_sealed` or the function itself made."""
 

@@ -22,8 +22,8 @@ from distributed.launching import Ended, accelerate_launch, alive, environment, 
 from patience import patient
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.events import Evaluated, Improved, Note, Resumed, RunEnded, Saved, StepDone
+from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.run.reader import read_journal
 from warm import warm_python
 
 pytestmark = pytest.mark.slow
@@ -261,7 +261,7 @@ def test_resume_on_two_ranks_is_bit_identical_and_on_one_rank_the_difference_is_
 
 def test_an_error_on_rank_0_alone_ends_rank_1_soon(place: Path, tmp_path: Path) -> None:
     """The lock is held by another process: rank 0 says so, rank 1 does not wait for it."""
-    from tunesmith.run.lock import RunLock
+    from tunesmith.run.ownership import RunLock
 
     run = tmp_path / "run"
     with RunLock(RunDir(run).lock_file):

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.errors import ConfigError
     from tunesmith.predict.facts import is_graph_folder
     from tunesmith.predict.tables import check_format
-    from tunesmith.run.ledger import require_not_of_a_run
+    from tunesmith.run.layout import require_not_of_a_run
     from tunesmith.run.writing import require_plain
 
     if (args.input is None) == (args.text is None):

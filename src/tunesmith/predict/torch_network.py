@@ -136,7 +136,7 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
 
 def export_model(target: Path, weights: dict[str, torch.Tensor], describe: Callable[[Path], None], card: str) -> None:
     """Publishes the model folder in one rename, with its model card."""
-    from tunesmith.keep.snapshot import WEIGHTS, write_tensors
+    from tunesmith.keep.weight_files import WEIGHTS, write_tensors
 
     def fill(folder: Path) -> dict[str, Future[str]]:
         describe(folder)

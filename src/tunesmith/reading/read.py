@@ -38,8 +38,7 @@ from tunesmith.reading.text_files import (
     refuse_title,
     sniff_dialect,
 )
-from tunesmith.run.remembered import hash_file
-from tunesmith.run.writing import create
+from tunesmith.run.writing import create, hash_file
 
 FORMAT_VERSION = 3
 """Part of every cache key: raise it when a reader gives other rows for the same bytes."""

@@ -24,7 +24,7 @@ from tunesmith.metrics.uncertainty import Score
 from tunesmith.predict.tables import fill_table, names_of_run, predicted_names, probabilities_of
 from tunesmith.predict.torch_network import describe_model, export_model
 from tunesmith.run.layout import RunDir
-from tunesmith.run.ledger import write_own, writing_own
+from tunesmith.run.ownership import write_own, writing_own
 from tunesmith.session.prepare import Prepared
 from tunesmith.session.result import RunEnding
 from tunesmith.session.watch import Say

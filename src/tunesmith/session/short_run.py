@@ -14,8 +14,7 @@ import numpy as np
 from tunesmith.config.schema import RunConfig
 from tunesmith.engine.evaluate import TOKENS_AT_ONCE
 from tunesmith.run.layout import RunDir
-from tunesmith.run.ledger import start_ledger
-from tunesmith.run.lock import RunLock
+from tunesmith.run.ownership import RunLock, start_ledger
 from tunesmith.session.drive import train_run
 from tunesmith.session.forecast import Forecast
 from tunesmith.session.inputs import RunData

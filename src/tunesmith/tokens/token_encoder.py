@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from tunesmith.errors import ConfigError, DataError, short_text
 from tunesmith.files import MAX_JSON_BYTES, BadFile, read_plain
 from tunesmith.run.environment import answer_within
-from tunesmith.run.remembered import hash_file
+from tunesmith.run.writing import hash_file
 from tunesmith.tokens.truncation import EncodedRow, LongTexts, TextWindows, cut_row, shorten
 
 

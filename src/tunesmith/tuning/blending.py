@@ -180,7 +180,7 @@ def cook_fold(target: Path, runs: Sequence[Path], weights: Sequence[float], *, u
 
 
 def _fill(folder: Path, like: Path, weights: Mapping[str, Any]) -> dict[str, Future[str]]:
-    from tunesmith.keep.snapshot import WEIGHTS, write_tensors
+    from tunesmith.keep.weight_files import WEIGHTS, write_tensors
     from tunesmith.run.sealed import MANIFEST
     from tunesmith.run.writing import write_new
 
