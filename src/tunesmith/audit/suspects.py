@@ -159,7 +159,7 @@ def rank_suspects(judged: Ints, ids: Ints, labels: LabelMap) -> list[Suspect]:
         order = [row for row in np.argsort(-miss, kind="stable") if miss[row] > 4 * spread]
         return [Suspect(int(row), float(judged[row, 0]), float(-miss[row] / spread), 0.0) for row in order]
     doubtful = int((share_of_given(judged, ids) < SURE).sum())
-    order = np.argsort(chance_of_given(judged, ids), kind="stable")[:doubtful]
+    order = np.argsort(chance_of_given(judged, ids), kind="stable")[:doubtful].tolist()
     best = judged.copy()
     best[np.arange(len(ids)), ids] = -1.0
     top = best.argmax(axis=1)
