@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,19 @@ FILES = sorted(SRC.rglob("*.py"))
 @cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Every node of the tree of a file."""
+    return list(ast.walk(parse(path)))
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` as it is written; "" for what is no such name. Much faster than `ast.unparse`."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def name_of(path: Path) -> str:
@@ -54,3 +68,10 @@ def imports_of(path: Path, *, into_functions: bool = True, into_types: bool = Fa
             module = ".".join([*start, *([node.module] if node.module else [])])
             found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
     return found
+
+
+def forget_trees() -> Iterator[None]:
+    """A fixture of the folders that use the trees: each later collection of garbage would walk through all of them."""
+    yield
+    for cached in (parse, nodes_of, import_nodes, imports_of):
+        cached.cache_clear()

@@ -60,9 +60,8 @@ def find_inputs(pattern: str) -> list[InputFile]:
     """The files of a glob pattern, a folder or a single path (or URL of fsspec), in order of their names."""
     fs, files = (None, _local_files(pattern)) if not is_remote(pattern) else _remote_files(pattern)
     if not files:
-        raise DataError(
-            "no file matches", where=pattern, fix="Quote the pattern, so that the shell leaves it as it is."
-        )
+        fix = "Quote the pattern, so that the shell leaves it as it is."
+        raise DataError("no file matches", where=pattern, fix=fix)
     root = os.path.commonpath([os.path.dirname(file) for file in files])
     inputs = [
         InputFile(file, _stem(Path(os.path.relpath(file, root))), *kind_of_rows(Path(file)), fs) for file in files
@@ -70,9 +69,8 @@ def find_inputs(pattern: str) -> list[InputFile]:
     names = Counter(one.name for one in inputs)
     clash = [one.path for one in inputs if names[one.name] > 1]
     if clash:
-        raise DataError(
-            f"{' and '.join(clash[:2])} would have the same output", fix="Rename one, or give two commands."
-        )
+        fix = "Rename one, or give two commands."
+        raise DataError(f"{' and '.join(clash[:2])} would have the same output", fix=fix)
     return inputs
 
 
@@ -108,12 +106,8 @@ def units_of(file: InputFile, **reading: Any) -> Iterator[Unit]:
     blocks = column_blocks(
         Path(file.path), kind=file.kind, gzipped=file.gzipped, open_file=file.open if file.fs else None, **reading
     )
-    for number, columns in enumerate(_fixed_runs(blocks, UNIT_ROWS)):
-        yield Unit(f"{file.name}-{number:05d}", partial(_same, columns))
-
-
-def _same(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    return columns
+    for number, columns in enumerate(fixed_runs(blocks, UNIT_ROWS)):
+        yield Unit(f"{file.name}-{number:05d}", columns.copy)
 
 
 def _row_groups(file: InputFile) -> Iterator[Unit]:
@@ -141,7 +135,7 @@ def _row_groups(file: InputFile) -> Iterator[Unit]:
         yield Unit(f"{file.name}-{number:05d}", partial(load, group, start))
 
 
-def _fixed_runs(blocks: Iterator[dict[str, list[Any]]], size: int) -> Iterator[dict[str, list[Any]]]:
+def fixed_runs(blocks: Iterator[dict[str, list[Any]]], size: int) -> Iterator[dict[str, list[Any]]]:
     """The same rows in runs of `size`, however the reader cut them."""
     held: dict[str, list[Any]] = {}
     rows = 0

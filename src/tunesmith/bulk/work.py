@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tunesmith.bulk.places import Place
-from tunesmith.bulk.units import UNIT_ROWS, InputFile, Unit, units_of
+from tunesmith.bulk.units import UNIT_ROWS, InputFile, Unit, fixed_runs, units_of
 from tunesmith.errors import CheckpointError, DataError
 from tunesmith.files import BadFile, parse_json
 from tunesmith.predict.facts import model_folder_of
-from tunesmith.predict.predictor import Predictor, answer_columns, probabilities_of
-from tunesmith.predict.stream import chunks_of
-from tunesmith.predict.tables import check_cells, choose_column_names, fill_table, list_answers
+from tunesmith.predict.predictor import Predictor, chunks_of
+from tunesmith.predict.tables import (
+    answer_columns,
+    check_cells,
+    choose_column_names,
+    fill_table,
+    list_answers,
+    probabilities_of,
+)
 from tunesmith.reading.row_blocks import kind_of_rows, read_stdin
 from tunesmith.run.remembered import known_hash
 
@@ -71,9 +79,8 @@ def join_job(job: BulkJob, model: str | Path, *, where: str, threads: int = 1) -
         if not before:
             strangers = sorted(name.split("/")[0] for name in job.output.names())
             if strangers:
-                raise DataError(
-                    f"holds other files ({', '.join(strangers[:3])})", where=where, fix="Give an empty --output."
-                )
+                fix = "Give an empty --output."
+                raise DataError(f"holds other files ({', '.join(strangers[:3])})", where=where, fix=fix)
             job.output.write(JOB_FILE, json.dumps({**mine, "threads": threads}, indent=1).encode())
         try:
             there = parse_json(job.output.read(JOB_FILE))
@@ -81,9 +88,8 @@ def join_job(job: BulkJob, model: str | Path, *, where: str, threads: int = 1) -
             raise CheckpointError(f"cannot be read ({error})", where=f"{where.rstrip('/')}/{JOB_FILE}") from None
     changed = [name for name in mine if there.get(name) != mine[name]]
     if changed:
-        raise CheckpointError(
-            f"the folder belongs to another job: {', '.join(changed)} differ", where=where, fix="Give another --output."
-        )
+        fix = "Give another --output."
+        raise CheckpointError(f"the folder belongs to another job: {', '.join(changed)} differ", where=where, fix=fix)
     return before, int(there.get("threads", threads))
 
 
@@ -197,17 +203,11 @@ def read_whole(given: str, reading: dict[str, Any]) -> dict[str, list[Any]]:
     """All columns of one file, or of stdin."""
     if given == "-":
         rows = read_stdin(**reading)
-        names = dict.fromkeys(name for row in rows for name in row)
-        return {name: [row.get(name) for row in rows] for name in names}
-    columns: dict[str, list[Any]] = {}
-    rows_before = 0
+        return {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
     kind, gzipped = kind_of_rows(Path(given))
-    for unit in units_of(InputFile(given, Path(given).stem, kind, gzipped), **reading):
-        block = unit.load() if kind != "parquet" else unit.load().to_pydict()
-        count = len(next(iter(block.values()), []))
-        for name in {**columns, **block}:
-            columns.setdefault(name, [None] * rows_before).extend(block.get(name, [None] * count))
-        rows_before += count
-    if not rows_before:
+    units = units_of(InputFile(given, Path(given).stem, kind, gzipped), **reading)
+    blocks = (unit.load() if kind != "parquet" else unit.load().to_pydict() for unit in units)
+    columns = next(fixed_runs(blocks, sys.maxsize), None)
+    if columns is None:
         raise DataError("has no rows", where=given)
     return columns

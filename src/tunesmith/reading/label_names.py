@@ -16,7 +16,7 @@ from typing import Any
 
 from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.labels import UNLABELLED, match_names
-from tunesmith.reading.label_survey import Survey, alike, class_names, is_list_type, survey_labels
+from tunesmith.reading.label_survey import Survey, alike, class_names, fold_case, is_list_type, survey_labels
 from tunesmith.reading.ready_commands import train_with
 from tunesmith.reading.source import Source
 
@@ -51,7 +51,7 @@ def refuse_variants(train: Source, column: str, counts: Mapping[str, int], first
     """Refuses labels that differ only in case or spaces, all of them at once, with the two ways out."""
     by_fold: dict[str, list[str]] = {}
     for name in sorted(counts, key=lambda n: -counts[n]):
-        by_fold.setdefault(" ".join(name.casefold().split()), []).append(name)
+        by_fold.setdefault(fold_case(name), []).append(name)
     pairs = [(group[0], other) for group in by_fold.values() for other in group[1:]]
     if not pairs:
         return
@@ -59,14 +59,12 @@ def refuse_variants(train: Source, column: str, counts: Mapping[str, int], first
     shown = ", ".join([f"{pairs[0][1]!r} differs from {pairs[0][0]!r}", *others])
     more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
     merge = train_with(train.origin, "--merge_label_variants")
-    raise DataError(
-        f"{shown} only in case or spaces{more}",
-        where=train.where(first_row[pairs[0][1]], column),
-        fix=f"If they are one label: {merge}   (if not: list both in --label_names)",
-    )
+    fix = f"If they are one label: {merge}   (if not: list both in --label_names)"
+    raise DataError(f"{shown} only in case or spaces{more}", where=train.where(first_row[pairs[0][1]], column), fix=fix)
 
 
 def _respell(source: Source, column: str, changed: Mapping[str, str]) -> Source:
+    import pyarrow as pa
     from datasets import Dataset
 
     field = source.dataset.features.arrow_schema.field(column)
@@ -78,10 +76,8 @@ def _respell(source: Source, column: str, changed: Mapping[str, str]) -> Source:
         new = [None if row is None else list(dict.fromkeys(changed.get(v, v) for v in row)) for row in cells]
     else:
         new = [changed.get(value, value) for value in cells]
-    import pyarrow as pa
-
-    at = table.column_names.index(column)
-    return replace(source, dataset=Dataset(table.set_column(at, column, pa.array(new, field.type))), table_file=None)
+    table = table.set_column(table.column_names.index(column), column, pa.array(new, field.type))
+    return replace(source, dataset=Dataset(table), table_file=None)
 
 
 _UNLABELLED_NAME = str(UNLABELLED)
@@ -128,9 +124,8 @@ def put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | No
         raise ConfigError(problem, fix=did_you_mean(asked, naming.names))
     if len(naming.names) != 2:
         if asked is not None:
-            raise ConfigError(
-                f"--positive_label is about two classes, and there are {len(naming.names)}", fix="Leave it out."
-            )
+            fix = "Leave it out."
+            raise ConfigError(f"--positive_label is about two classes, and there are {len(naming.names)}", fix=fix)
         return naming
     positive = asked
     if positive is None and free and {name.lower() for name in naming.names} not in _SWITCHES:
@@ -187,7 +182,9 @@ def check_split(
         if value == _UNLABELLED_NAME:
             if unlabelled_allowed:
                 continue
-            fix = "Remove such rows; if -1 is a class here, name it with --label_names."
+            named = train_with(source.origin, f"--label_names={','.join((value, *naming.values))}")
+            ready = named if all(map(is_whole, naming.values)) else "list all classes in --label_names."
+            fix = f"Remove such rows; if -1 is a class here: {ready}"
             raise DataError(f"-1 means unlabelled, which {source.name} rows cannot be", where=where, fix=fix)
         raise _unknown(value, naming, where, is_train=is_train)
 
@@ -197,11 +194,9 @@ def check_enough(train: Source, column: str, survey: Survey, naming: Naming, *, 
     present = survey.counts.keys() & set(naming.values)
     if len(present) == 1 and not allow_single_label:
         only = next(iter(present))
-        raise DataError(
-            f"all {survey.rows:,} rows have the one label {only!r}: there is nothing to learn",
-            where=train.where(0, column),
-            fix="Add rows with another label, or give --allow_single_label.",
-        )
+        problem = f"all {survey.rows:,} rows have the one label {only!r}: there is nothing to learn"
+        fix = "Add rows with another label, or give --allow_single_label."
+        raise DataError(problem, where=train.where(0, column), fix=fix)
 
 
 def _given_names(names: tuple[str, ...], found: Sequence[str], train: Source, column: str) -> Naming:
@@ -222,15 +217,14 @@ def _unknown(value: str, naming: Naming, where: str, *, is_train: bool) -> DataE
     shown = naming.values if len(naming.values) <= 20 else (*naming.values[:20], "...")
     same = next((v for v in naming.values if alike(v) == alike(value)), None)
     if same is not None:
-        seen = _fold(same) == _fold(value)
+        seen = fold_case(same) == fold_case(value)
         how = "case or spaces" if seen else "its Unicode form, invisible characters or the way a number is written"
         problem = f"{value!a} differs from {same!a} only in {how}"
         return DataError(problem, where=where, fix="Write both the same, or give --merge_label_variants.")
     of = "" if is_train else " (the labels in train)"
     problem = f"{value!r} is not one of {', '.join(shown)}{of}"
-    return DataError(
-        problem, where=where, fix=did_you_mean(value, naming.values) or "Correct it, or add such rows to train."
-    )
+    fix = did_you_mean(value, naming.values) or "Correct it, or add such rows to train."
+    return DataError(problem, where=where, fix=fix)
 
 
 def _refuse_typos(train: Source, column: str, survey: Survey) -> None:
@@ -243,10 +237,6 @@ def _refuse_typos(train: Source, column: str, survey: Survey) -> None:
                 problem = f"{name!r} ({count:,} of {survey.rows:,} rows) reads like {other!r} ({often:,} rows)"
                 fix = f"Did you mean {other!r}? If not, list both in --label_names."
                 raise DataError(problem, where=train.where(survey.first_row[name], column), fix=fix)
-
-
-def _fold(name: str) -> str:
-    return " ".join(name.casefold().split())
 
 
 def _digits(name: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tunesmith.errors import DataError
@@ -48,12 +49,12 @@ def survey_labels(source: Source, column: str) -> Survey:
     survey = Survey()
     names = class_names(source, column)
     for start, table in source.scan([column]):
-        cells = table.column(column)
+        cells = label_cells(table.column(column))
         survey.rows += len(cells)
         parents = None
         if is_list_type(cells.type):
             survey.is_list = True
-            cells, parents = _flatten(cells)
+            cells, parents = flatten_lists(cells)
         survey.is_float = survey.is_float or pa.types.is_floating(cells.type)
         labels = as_names(cells, names, source=source, column=column, start=start, parents=parents)
         _count(survey, labels, start, parents)
@@ -91,8 +92,7 @@ def is_list_type(arrow_type: Any) -> bool:
     """Whether cells are lists: several labels a row."""
     import pyarrow as pa
 
-    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(kind(arrow_type) for kind in kinds)
+    return isinstance(arrow_type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
 
 
 def holds_places(source: Source, column: str) -> bool:
@@ -124,8 +124,6 @@ def as_names(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if isinstance(cells, pa.ChunkedArray):
-        cells = cells.combine_chunks()
     kind = cells.type
     if names is not None and pa.types.is_integer(kind):
         bad = pc.fill_null(pc.or_(pc.less(cells, -1), pc.greater_equal(cells, len(names))), False)
@@ -151,12 +149,19 @@ def as_names(
     raise DataError(f"column {column!r} holds {kind}, which is not a label", where=source.origin, fix=fix)
 
 
-def _flatten(cells: Any) -> tuple[Any, Any]:
+def label_cells(column: Any) -> Any:
+    """A column of labels as one array; decimals, as databases write them, are numbers."""
     import pyarrow as pa
+
+    cells = column.combine_chunks()
+    return cells.cast(pa.float64()) if pa.types.is_decimal(cells.type) else cells
+
+
+def flatten_lists(lists: Any) -> tuple[Any, Any]:
+    """The values of all lists, and the row that each of them is of."""
     import pyarrow.compute as pc
 
-    whole = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
-    return pc.list_flatten(whole), pc.list_parent_indices(whole).to_numpy(zero_copy_only=False)
+    return pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
 
 
 def _count(survey: Survey, labels: Any, start: int, parents: Any) -> None:
@@ -184,8 +189,6 @@ def _measure(survey: Survey, cells: Any) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if isinstance(cells, pa.ChunkedArray):
-        cells = cells.combine_chunks()
     kind = cells.type
     if pa.types.is_integer(kind):
         survey.numbers += len(cells) - cells.null_count
@@ -211,9 +214,8 @@ def find_alikes(counts: Mapping[str, int]) -> list[Finding]:
         groups: dict[str, list[str]] = {}
         for name in counts:
             groups.setdefault(key(name), []).append(name)
-        pairs = [
-            (group[0], other) for group in groups.values() for other in group[1:] if {group[0], other} not in known
-        ]
+        pairs = [(group[0], other) for group in groups.values() for other in group[1:]]
+        pairs = [pair for pair in pairs if frozenset(pair) not in known]
         known |= {frozenset(pair) for pair in pairs}
         findings.append(_warning(kind, pairs, counts))
     return [finding for finding in findings if finding is not None]
@@ -226,7 +228,12 @@ def visible(text: str) -> str:
 
 def alike(name: str) -> str:
     """Equal for labels that differ only in case, spaces, Unicode form, invisible characters or the way a number is written."""
-    return " ".join(_number(unicodedata.normalize("NFC", visible(name))).casefold().split())
+    return fold_case(_number(unicodedata.normalize("NFC", visible(name))))
+
+
+def fold_case(name: str) -> str:
+    """Equal for labels that differ only in case or spaces."""
+    return " ".join(name.casefold().split())
 
 
 def _number(name: str) -> str:
@@ -237,12 +244,10 @@ def _number(name: str) -> str:
 
 
 _KEYS: dict[str, Callable[[str], str]] = {
-    "in their Unicode form (an accent of its own or within the letter)": lambda name: unicodedata.normalize(
-        "NFC", name
-    ),
+    "in their Unicode form (an accent of its own or within the letter)": partial(unicodedata.normalize, "NFC"),
     "in invisible characters": visible,
     "in the way a number is written": _number,
-    "in case or spaces": lambda name: " ".join(name.casefold().split()),
+    "in case or spaces": fold_case,
     "in several of these": alike,
 }
 """How they differ -> what is then equal, the narrowest first."""

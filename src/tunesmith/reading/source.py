@@ -1,23 +1,33 @@
 """A source: the rows of one split, on disk, and the name a person knows each row by. A part: the rows of a source that make up
-one split, with their encoded labels.
+one split, with their encoded labels. Their content has a fingerprint: same rows in the same order, same fingerprint, whatever
+file they came from.
 
-Split and audit compare sentences as numbers: equal after folding case and spaces = the same number. The content of all splits
-is one number, too: same rows in the same order, same number, whatever file they came from.
+Tables on disk are made once for each content: written to a temporary file, renamed when complete, memory-mapped after. The name
+of a table holds its rows, its size and a mark of its bytes: a damaged one is made again, one of another size is not even read.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import logging
+import os
+import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from tunesmith.errors import DataError
+from tunesmith.errors import DataError, ResourceError
 from tunesmith.labels import LabelMap
+from tunesmith.run.remembered import known_hash, own_cache
+from tunesmith.run.writing import create
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -55,8 +65,7 @@ class Source:
 
     def where(self, row_index: int, column: str | None = None) -> str:
         """`train.csv:812:label`: the line in a text file, the row (from 1) anywhere else."""
-        number = self.line_of(row_index)
-        return f"{self.origin}:{number}:{column}" if column is not None else f"{self.origin}:{number}"
+        return f"{self.origin}:{self.line_of(row_index)}" + ("" if column is None else f":{column}")
 
     def line_of(self, row_index: int) -> int:
         """The number `where` uses for a row."""
@@ -66,30 +75,22 @@ class Source:
 
     def scan(self, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
         """(index of the first row, pyarrow Table of `columns`) for one batch after the other, in order."""
-        if self.table_file is not None:
-            yield from _scan_file(self.table_file, columns)
-        else:
-            yield from scan_dataset(self.dataset, columns)
+        start = 0
+        for table in self._tables(list(columns)):
+            yield start, table
+            start += table.num_rows
 
+    def _tables(self, columns: list[str]) -> Iterator[Any]:
+        import pyarrow as pa
 
-def scan_dataset(dataset: Dataset, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    """Like `Source.scan`, for rows that may be selected, reordered or in memory."""
-    start = 0
-    for table in dataset.select_columns(list(columns)).with_format("arrow").iter(SCAN_ROWS):
-        # A dataset with selected rows gives a chunk for every run of neighbours, often one a row.
-        yield start, table.combine_chunks()
-        start += table.num_rows
-
-
-def _scan_file(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    # Plain reads, not the memory map: touched pages of a map count as resident, so a scan of a map grows with the file.
-    import pyarrow as pa
-
-    start = 0
-    with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
-        for batch in reader:
-            yield start, pa.Table.from_batches([batch.select(list(columns))])
-            start += batch.num_rows
+        if self.table_file is None:
+            for table in self.dataset.select_columns(columns).with_format("arrow").iter(SCAN_ROWS):
+                yield table.combine_chunks()  # selected rows come in a chunk for every run of neighbours, often one a row
+            return
+        # Plain reads, not the memory map: touched pages of a map count as resident, so a scan of a map grows with the file.
+        with pa.OSFile(str(self.table_file), "rb") as file, pa.ipc.open_stream(file) as reader:
+            for batch in reader:
+                yield pa.Table.from_batches([batch.select(columns)])
 
 
 def checked(source: Source) -> Source:
@@ -138,56 +139,6 @@ class Part:
         return cls(Source(name, dataset, name), dataset)
 
 
-def number_sentences(parts: Mapping[str, Part], text: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """For each split an int array (rows, texts) of sentence numbers, comparable between splits and columns."""
-    import pyarrow as pa
-
-    chunks: list[Any] = []
-    shapes: list[tuple[str, int]] = []
-    for split, part in parts.items():
-        for name in text:
-            chunks.extend(_fold(table.column(name).combine_chunks()) for table in part.scan([name]))
-            shapes.append((split, len(part)))
-    codes = pa.chunked_array(chunks, pa.large_string()).combine_chunks().dictionary_encode().indices
-    flat = codes.to_numpy(zero_copy_only=False)
-    columns: dict[str, list[np.ndarray[Any, Any]]] = {split: [] for split in parts}
-    at = 0
-    for split, rows in shapes:
-        columns[split].append(flat[at : at + rows])
-        at += rows
-    return {split: np.stack(column, axis=1) for split, column in columns.items()}
-
-
-def _fold(cells: Any) -> Any:
-    """ " ".join(text.lower().split()), for a whole column."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.utf8_lower(cells)))
-    return pc.binary_join(words, pa.scalar(" ", words.type.value_type)).cast(pa.large_string())
-
-
-def check_texts(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> None:
-    """Refuses a missing text, and one that is empty or only spaces unless that is allowed; each text of a pair counts."""
-    import pyarrow.compute as pc
-
-    for start, table in source.scan(list(text)):
-        for name in text:
-            cells = table.column(name).combine_chunks()
-            if cells.null_count:
-                row = start + pc.index(pc.is_null(cells), True).as_py()
-                raise DataError(
-                    "the text is missing", where=source.where(row, name), fix="Fill it in or remove the row."
-                )
-            if allow_empty_text:
-                continue
-            empty = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(cells)), 0)
-            if pc.any(empty).as_py():
-                row = start + pc.index(empty, True).as_py()
-                fix = "Fill it in or remove the row; --allow_empty_text keeps it."
-                raise DataError("the text is empty", where=source.where(row, name), fix=fix)
-
-
 def fingerprint_parts(parts: Mapping[str, Part], text: Sequence[str], labels: LabelMap) -> tuple[str, dict[str, str]]:
     """sha256 (hex) over split names, texts, labels, label names and their order, and one for each split.
 
@@ -229,3 +180,103 @@ def _hash_labels(part: Part) -> bytes:
     if pa.types.is_list(cells.type):
         cells = pc.list_flatten(cells)
     return hashlib.sha256(np.ascontiguousarray(cells.to_numpy(zero_copy_only=False)).tobytes()).digest()
+
+
+log = logging.getLogger(__name__)
+_STALE_SECONDS = 24 * 3600
+
+
+def default_table_cache() -> Path:
+    """Where tables go without --cache_dir."""
+    return own_cache() / "tables"
+
+
+def find_table(key: str, cache_dir: Path) -> tuple[Path, int] | None:
+    """The finished table for `key` and its rows, its bytes verified; a damaged one is removed, with a line in the log."""
+    for path in sorted(cache_dir.glob(f"{key}.*.arrow")):
+        _, rows, *rest, _ = path.name.split(".")
+        try:
+            # neither a pipe nor a file of another size is opened: reading it could take forever
+            whole = path.is_file() and rows.isdigit() and rest[:1] == [str(path.stat().st_size)]
+            if whole and rest[1:] == [_mark(key, rows, known_hash(path))]:
+                return path, int(rows)
+            log.warning("the cached table %s is damaged; it is made again", path)
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise _explain(error, cache_dir) from None
+    return None
+
+
+def cache_table(key: str, cache_dir: Path, batches: Iterator[Any]) -> tuple[Path | None, int]:
+    """Writes the batches under `key`; gives back the file and its rows, or (None, 0) when there is no row."""
+    import pyarrow as pa
+
+    rows = 0
+    part: Path | None = None
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        _sweep(cache_dir)
+        first = next(batches, None)
+        if first is None:
+            return None, 0
+        part = cache_dir / f".{key[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp"
+        with create(part) as file:
+            hashing = _HashingWriter(file)
+            with pa.ipc.new_stream(pa.PythonFile(hashing, mode="w"), first.schema) as writer:
+                for batch in chain([first], batches):
+                    writer.write_batch(batch)
+                    rows += batch.num_rows
+            file.flush()
+            os.fsync(file.fileno())
+            size = os.fstat(file.fileno()).st_size
+        mark = _mark(key, str(rows), hashing.digest.hexdigest())
+        done = cache_dir / f"{key}.{rows}.{size}.{mark}.arrow"
+        part.replace(done)
+        return done, rows
+    except OSError as error:
+        raise _explain(error, cache_dir) from None
+    finally:
+        if part is not None:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+
+
+def _mark(key: str, rows: str, digest: str) -> str:
+    """The part of a table's name that comes from its bytes and from the content they belong to."""
+    return hashlib.sha256(f"{key} {rows} {digest}".encode()).hexdigest()[:32]
+
+
+class _HashingWriter:
+    """A file to write to that hashes what it is given: the bytes as they were meant, whatever the disk makes of them."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _sweep(cache_dir: Path) -> None:
+    """Removes what a killed process left a day ago or more."""
+    limit = time.time() - _STALE_SECONDS
+    for path in cache_dir.glob(".*.tmp"):
+        with suppress(OSError):
+            if path.stat().st_mtime < limit:
+                path.unlink()
+
+
+def _explain(error: OSError, cache_dir: Path) -> ResourceError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        stats = os.statvfs(cache_dir)
+        free = stats.f_bavail * stats.f_frsize
+        fix = "Free some space or give another --cache_dir."
+        return ResourceError(f"the disk is full ({free:,} bytes free)", where=str(cache_dir), fix=fix)
+    problem = f"the data cache cannot be used ({error.strerror or error})"
+    return ResourceError(problem, where=str(cache_dir), fix="Give another --cache_dir.")

@@ -20,12 +20,12 @@ from typing import Any
 from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.files import MAX_JSON_BYTES, read_plain
 from tunesmith.run.environment import fault_point
-from tunesmith.run.remembered import hash_file
 from tunesmith.run.writing import (
     TMP_PREFIX,
     disk_error,
-    fsync_file,
-    fsync_folder,
+    fsync_path,
+    hash_file,
+    in_the_way,
     kind_of,
     require_same_folder,
     write_new,
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
+CHANGED = "changed_afterwards"
+"""Key of the manifest: files whose content is not what the run wrote."""
 
 _ONLY_OURS = ("generators.safetensors", "tunesmith.json")
 """Names that give away a folder of ours that lost its manifest."""
@@ -83,7 +85,7 @@ def _publish(tmp: Path, target: Path) -> None:
             fault_point("save.moved")
         os.rename(tmp, target)
         fault_point("save.renamed")
-        fsync_folder(target.parent)
+        fsync_path(target.parent)
     except BaseException:
         if not tmp.exists() and target.exists():
             os.rename(target, tmp)
@@ -111,11 +113,7 @@ def is_sealed(folder: Path) -> bool:
 def require_sealed(target: Path) -> None:
     """A ResourceError when something that we did not write stands where a folder is to be published."""
     if kind_of(target) is not None and not is_sealed(target):
-        raise ResourceError(
-            "was not written by tunesmith, so it is not replaced",
-            where=str(target),
-            fix="Move it to another name or folder, then give the same command again.",
-        )
+        raise in_the_way(target, "was not written by tunesmith, so it is not replaced")
 
 
 def strays(folder: Path) -> list[str]:
@@ -226,7 +224,7 @@ def sweep(parent: Path) -> list[str]:
             home = parent / match.group(2)
             if kind_of(home) is None:
                 os.rename(path, home)
-                fsync_folder(parent)
+                fsync_path(parent)
                 continue
             if kind_of(home) == "a folder":
                 _carry_over(path, home)
@@ -247,7 +245,7 @@ def retire(folder: Path) -> None:
     fault_point("rotate.begin")
     os.rename(folder, aside)
     fault_point("rotate.renamed")
-    fsync_folder(folder.parent)
+    fsync_path(folder.parent)
     remove_tree(aside)
 
 
@@ -268,16 +266,16 @@ def seal(folder: Path, meta: dict[str, Any], known: dict[str, str | Future[str]]
     with ThreadPoolExecutor(max_workers=2) as pool:
         hashes = {n: known[n] if n in known else pool.submit(hash_file, file) for n, file in files.items()}
         for file in files.values():
-            fsync_file(file)
+            fsync_path(file)
         entries = {
             name: {"size": files[name].stat().st_size, "sha256": value if isinstance(value, str) else value.result()}
             for name, value in hashes.items()
         }
     write_new(folder / MANIFEST, manifest_bytes(meta, entries))
-    fsync_file(folder / MANIFEST)
+    fsync_path(folder / MANIFEST)
     for sub in sorted(p for p in folder.rglob("*") if p.is_dir()):
-        fsync_folder(sub)
-    fsync_folder(folder)
+        fsync_path(sub)
+    fsync_path(folder)
 
 
 def manifest_bytes(meta: dict[str, Any], entries: dict[str, Any]) -> bytes:

@@ -3,6 +3,7 @@ never through a link, never into a pipe or device, never over what stands under 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
@@ -46,6 +47,12 @@ def require_plain(path: Path) -> None:
         raise ResourceError(f"is {kind}, so no file is written there", where=str(path), fix=_MOVE)
 
 
+def in_the_way(path: Path, problem: str) -> ResourceError:
+    """The error for a file or folder of the user where one of ours would be written."""
+    fix = "Move it to another name or folder, then give the same command again."
+    return ResourceError(problem, where=str(path), fix=fix)
+
+
 def make_folder(folder: Path) -> None:
     """Makes a folder and those above it where they are not there."""
     try:
@@ -79,7 +86,7 @@ def replacing(path: Path, *, mode: int = 0o666, before: Callable[[Path], None] |
         if before is not None:
             before(tmp)
         os.replace(tmp, path)
-        fsync_folder(path.parent)
+        fsync_path(path.parent)
     except BaseException as error:
         if tmp is not None:
             tmp.unlink(missing_ok=True)
@@ -168,18 +175,21 @@ def holding(folder: Path) -> Iterator[None]:
 
 def require_same_folder(folder: Path) -> None:
     """A ResourceError when a folder that is held is no longer the one that stands at its path."""
-    known = _held.get(folder)
-    if known is None:
-        return
+    if folder in _held:
+        require_same(folder, _held[folder])
+
+
+def require_same(path: Path, known: os.stat_result) -> None:
+    """A ResourceError when what stands at a path is not the file or folder that is known."""
     try:
-        same = os.path.samestat(known, folder.stat())
+        same = os.path.samestat(known, path.stat())
     except OSError:
         same = False
     if not same:
         raise ResourceError(
             "was removed, renamed or replaced while the run wrote to it; nothing more is written",
-            where=str(folder),
-            fix="Put the folder back, then give the same command again.",
+            where=str(path),
+            fix="Put it back, then give the same command again.",
         )
 
 
@@ -201,15 +211,16 @@ def disk_error(error: OSError, path: Path, bytes_needed: int = 0) -> ResourceErr
     return ResourceError(f"cannot be written: {kind} ({free}{needed})", where=str(path), fix=fix)
 
 
-def fsync_file(file: Path) -> None:
-    """Waits until a file's bytes are on disk."""
-    descriptor = os.open(file, os.O_RDONLY)
+def hash_file(file: Path) -> str:
+    """sha256 of a file's bytes, in hex."""
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def fsync_path(path: Path) -> None:
+    """Waits until a file's bytes, or a folder's entries, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Waits until a folder's entries are on disk."""
-    fsync_file(folder)

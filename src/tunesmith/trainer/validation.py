@@ -1,5 +1,5 @@
-"""What a Trainer refuses: a model without a head, arguments that do not go together, labels that are no class, and methods of
-transformers' loop that a subclass replaces and nothing would call here.
+"""What a Trainer refuses: fields of `TrainingArguments` that it does not honour, methods of transformers' loop that a subclass
+replaces and nothing would call here, a model without a head, arguments that do not go together, labels that are no class.
 """
 
 from __future__ import annotations
@@ -11,91 +11,108 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+from transformers.trainer_utils import has_length
+from transformers.utils import can_return_loss, find_labels
 
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.trainer.upstream import can_return_loss, find_labels, has_length, headless_models, is_arrow_dataset
+from tunesmith.ranks.sharding import read_sharding
+from tunesmith.trainer.content import is_arrow_dataset
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
 
-PROVIDED: dict[str, str] = {
-    "train": "resume_from_checkpoint takes True or a folder; the checkpoint is verified before it is used",
-    "evaluate": "",
-    "predict": "rows in the order of the dataset, whatever the sampler",
-    "evaluation_loop": "",
-    "prediction_step": "may be overridden",
-    "training_step": "may be overridden; runs the engine's micro-step",
-    "compute_loss": "may be overridden; a mean over the batch is weighted by its items, a loss that reads "
-    "num_items_in_batch is taken as a share of the window (or say it with loss_is_scaled_for_ga)",
-    "compute_loss_context_manager": "",
-    "autocast_smart_context_manager": "",
-    "floating_point_ops": "may be overridden",
-    "store_flos": "",
-    "log": "may be overridden",
-    "get_train_dataloader": "may be overridden; batches of a loader of your own are skipped by reading them on resume",
-    "get_eval_dataloader": "may be overridden",
-    "get_test_dataloader": "may be overridden",
-    "get_total_train_batch_size": "",
-    "set_initial_training_values": "may be overridden",
-    "num_examples": "",
-    "create_optimizer": "may be overridden",
-    "create_scheduler": "may be overridden",
-    "create_optimizer_and_scheduler": "may be overridden",
-    "get_optimizer_cls_and_kwargs": "",
-    "get_decay_parameter_names": "may be overridden",
-    "get_learning_rates": "",
-    "get_num_trainable_parameters": "",
-    "get_optimizer_group": "",
-    "call_model_init": "",
-    "hyperparameter_search": "backend optuna",
-    "add_callback": "",
-    "pop_callback": "",
-    "remove_callback": "",
-    "save_model": "may be overridden; training_args.json instead of the pickle training_args.bin",
-    "save_state": "",
-    "save_metrics": "",
-    "log_metrics": "",
-    "metrics_format": "",
-    "create_model_card": "",
-    "init_hf_repo": "",
-    "push_to_hub": "",
-    "is_local_process_zero": "",
-    "is_world_process_zero": "",
-    "end": "",
-}
 
-_LOOP = "the loop is the engine's: use a callback, training_step or compute_loss"
-_SAVE = "checkpoints are sealed folders: use a callback's on_save, or save_model"
+def _unset(value: Any) -> bool:
+    return not value
+
+
+_NO_BIG_MODELS = (
+    "It shards models larger than one device; encoders with a classification head fit on one. Leave it out."
+)
+_NO_LIGER = "Its kernels are for decoder language models. Leave it out."
+LIMITED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "train_sampling_strategy": (
+        lambda value: value in ("random", "sequential", "group_by_length"),
+        "Use 'group_by_length'.",
+    ),
+    "average_tokens_across_devices": (
+        bool,
+        "Leave it True: the loss is divided by the items of all devices, or two ranks would not equal one.",
+    ),
+    "save_on_each_node": (_unset, "Leave it out, and copy the folder to the other nodes."),
+    "debug": (_unset, "Leave it out: a value that is not finite stops the run and is named."),
+    "optim_target_modules": (_unset, "It serves GaLore and APOLLO; use optim='adamw_torch_fused'."),
+    "use_liger_kernel": (_unset, _NO_LIGER),
+    "liger_kernel_config": (_unset, _NO_LIGER),
+    "parallelism_config": (_unset, _NO_BIG_MODELS),
+    "deepspeed": (_unset, f"{_NO_BIG_MODELS} For several devices use torchrun or accelerate launch."),
+    "fsdp": (
+        lambda value: not sharding_problems(value, None),
+        "The other strategies and offloading are not built in.",
+    ),
+    "fsdp_config": (
+        lambda value: not sharding_problems(True, value),
+        "Offloading, activation checkpointing (use gradient_checkpointing), sharded checkpoints, FSDP1 and XLA are refused.",
+    ),
+}
+"""Fields of `TrainingArguments` of which some values work: (which, what to use instead of the others). All other fields are
+honoured: docs/reference/trainer_compatibility.md has a line for each."""
+
+
+def sharding_problems(asked: Any, config: Any) -> list[str]:
+    """What `fsdp` and `fsdp_config` ask for and is not done, a sentence each."""
+    try:
+        read_sharding(asked, config)
+    except ConfigError as error:
+        return list(error.problems or (error.line(),))
+    return []
+
+
+def refused(args: Any) -> list[str]:
+    """One sentence for each field of `args` that is set to something this Trainer does not do."""
+    problems = []
+    for name, (allowed, instead) in LIMITED.items():
+        value = getattr(args, name, None)
+        if not allowed(value):
+            asked = {"fsdp": (value, None), "fsdp_config": (True, value)}.get(name)
+            why = " ".join(sharding_problems(*asked)) if asked else f"{name}={value!r} is not supported."
+            problems.append(f"{why} {instead}")
+    return problems
+
+
+def check_arguments(args: Any) -> None:
+    """Refuses every field that is set to something this Trainer does not do: all of them at once."""
+    problems = refused(args)
+    if problems:
+        raise ConfigError("; ".join(problems), where="TrainingArguments", problems=tuple(problems))
+
+
+_LOOP = """
+    get_batch_samples _inner_training_loop _run_epoch _init_training_state _prepare_for_training _update_auto_batch_size
+"""
+_SAVES = """
+    _save_optimizer_and_scheduler _save_rng_state _save_scaler _load_from_checkpoint _load_optimizer_and_scheduler
+    _load_rng_state _load_scaler
+"""
+_TENSORS = "get_tp_size _has_mixed_mesh_grads _mixed_mesh_grad_norm _sync_replicated_trainable_parameters"
 NOT_CALLED: dict[str, str] = {
-    "create_accelerator_and_postprocess": "the device comes from TrainingArguments and the launcher",
-    "get_batch_samples": _LOOP,
-    "get_cp_size": "there is no context parallelism",
+    **dict.fromkeys(_LOOP.split(), "the loop is the engine's: use a callback, training_step or compute_loss"),
+    **dict.fromkeys(_SAVES.split(), "checkpoints are sealed folders: use a callback's on_save, or save_model"),
+    **dict.fromkeys(
+        ("create_accelerator_and_postprocess", "_move_model_to_device"),
+        "the device comes from TrainingArguments and the launcher",
+    ),
+    **dict.fromkeys(("get_cp_size", "_prepare_context_parallel_inputs"), "there is no context parallelism"),
     "get_sp_size": "there is no sequence parallelism",
-    "get_tp_size": "there is no tensor parallelism",
-    "_inner_training_loop": _LOOP,
-    "_run_epoch": _LOOP,
-    "_init_training_state": _LOOP,
-    "_prepare_for_training": _LOOP,
+    **dict.fromkeys(_TENSORS.split(), "there is no tensor parallelism"),
     "_finalize_training": "use a callback's on_train_end",
     "_maybe_log_save_evaluate": "use a callback that sets control.should_log, should_evaluate or should_save",
     "_get_num_items_in_batch": "override compute_loss",
     "_clip_grad_norm": "set max_grad_norm, or use a callback's on_pre_optimizer_step",
     "_get_grad_norm": "use a callback's on_pre_optimizer_step",
     "_wrap_model": "wrap the model before you give it to the Trainer",
-    "_save_optimizer_and_scheduler": _SAVE,
-    "_save_rng_state": _SAVE,
-    "_save_scaler": _SAVE,
-    "_load_from_checkpoint": _SAVE,
-    "_load_optimizer_and_scheduler": _SAVE,
-    "_load_rng_state": _SAVE,
-    "_load_scaler": _SAVE,
     "_issue_warnings_after_load": "a checkpoint whose weights do not fit the model is refused",
-    "_update_auto_batch_size": _LOOP,
-    "_move_model_to_device": "the device comes from TrainingArguments and the launcher",
-    "_prepare_context_parallel_inputs": "there is no context parallelism",
-    "_has_mixed_mesh_grads": "there is no tensor parallelism",
-    "_mixed_mesh_grad_norm": "there is no tensor parallelism",
-    "_sync_replicated_trainable_parameters": "there is no tensor parallelism",
     "_tune_save_checkpoint": "the backend of a search is optuna",
 }
 """Methods of transformers' loop that a script may have replaced there; nothing would call them here."""
@@ -112,7 +129,7 @@ def check_overrides(kind: type[Any], own: Collection[str] = ()) -> None:
 
 def require_head(kind: type[Any]) -> None:
     """Refuses a model that computes hidden states only."""
-    if kind.__name__ in headless_models and not find_labels(kind) and not can_return_loss(kind):
+    if kind.__name__ in MODEL_MAPPING_NAMES.values() and not find_labels(kind) and not can_return_loss(kind):
         raise ConfigError(
             f"The model you have picked ({kind.__name__}) cannot be used as is for training: it only computes hidden states",
             fix="Use one with a head, such as AutoModelForSequenceClassification.",
@@ -178,7 +195,7 @@ def label_check(trainer: Trainer) -> LabelCheck | None:
     if is_arrow_dataset(dataset):
         name = next((n for n in ("labels", "label", "label_ids") if n in dataset.column_names), None)
         kind = None if name is None else str(dataset.data.table.schema.field(name).type)
-        if name is not None and str(kind).startswith(("int", "uint")) and not _is_transformed(dataset):
+        if name is not None and str(kind).startswith(("int", "uint")) and dataset.format["type"] != "custom":
             cells = dataset.with_format("numpy")[name][:]
             _require(np.asarray(cells), np.arange(len(cells)), classes, name)
 
@@ -188,10 +205,6 @@ def label_check(trainer: Trainer) -> LabelCheck | None:
             _require(found.numpy(), rows, classes, "labels")
 
     return check
-
-
-def _is_transformed(dataset: Any) -> bool:
-    return bool(dataset.format["type"] == "custom")
 
 
 def _require(labels: npt.NDArray[Any], rows: npt.NDArray[np.int64], classes: int, name: str) -> None:

@@ -15,12 +15,12 @@ from tunesmith.errors import ResourceError
 from tunesmith.run.layout import RunDir
 from tunesmith.serve.jobs import is_running, stop_run
 from tunesmith.serve.runs import RunIndex, status_of
-from tunesmith.serve.token import load_token
+from tunesmith.serve.security import load_token
 
 HOLD = """
 import signal, sys, time
 from pathlib import Path
-from tunesmith.run.lock import RunLock
+from tunesmith.run.ownership import RunLock
 signal.signal(signal.SIGTERM, lambda *a: sys.exit(143))
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)

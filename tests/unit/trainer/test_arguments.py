@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import transformers
 
+from docs.trainer_page import NOTES, PAGE, PROVIDED, trainer_page
 from trainer_toys import Regression, RegressionDataset, arguments
 from tunesmith import Trainer, TrainingArguments
 from tunesmith.errors import ConfigError
-from tunesmith.trainer.compatibility import render
-from tunesmith.trainer.fields import FIELDS, refused
-from tunesmith.trainer.validation import NOT_CALLED, PROVIDED
+from tunesmith.trainer.validation import LIMITED, NOT_CALLED, refused
 
 NAMES = [f.name for f in dataclasses.fields(transformers.TrainingArguments)]
 
@@ -36,24 +35,24 @@ REFUSED: dict[str, Any] = {
 
 
 def test_the_table_has_every_field_and_no_other() -> None:
-    assert sorted(FIELDS) == sorted(NAMES)
+    assert sorted(NOTES.keys() | LIMITED.keys()) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_field_is_honoured_or_refused_by_name_with_what_to_use_instead(name: str, tmp_path: Path) -> None:
     args = arguments(tmp_path)
     assert refused(args) == []
-    entry = FIELDS[name]
-    assert (entry.allowed is not None) == (name in REFUSED)
-    if entry.allowed is None:
-        assert entry.note
+    assert (name in LIMITED) == (name in REFUSED)
+    if name not in LIMITED:
+        assert NOTES[name]
         return
     setattr(args, name, REFUSED[name])
     with pytest.raises(ConfigError) as caught:
         Trainer(Regression(), args, train_dataset=RegressionDataset())
     assert name in str(caught.value)
-    assert entry.instead
-    assert entry.instead in str(caught.value)
+    instead = LIMITED[name][1]
+    assert instead
+    assert instead in str(caught.value)
 
 
 def test_all_refused_fields_are_named_at_once(tmp_path: Path) -> None:
@@ -78,8 +77,7 @@ def test_an_override_that_would_never_be_called_is_refused(name: str, tmp_path: 
 
 
 def test_the_table_in_the_docs_is_current() -> None:
-    page = Path(__file__).parents[3] / "docs" / "reference" / "trainer_compatibility.md"
-    assert page.read_text(encoding="utf-8") == render()
+    assert PAGE.read_text(encoding="utf-8") == trainer_page(), "run: PYTHONPATH=tests python tests/docs/trainer_page.py"
 
 
 def test_the_constructor_takes_what_transformers_takes_in_the_same_order() -> None:
