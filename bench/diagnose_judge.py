@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,13 +90,13 @@ class Followed:
         return score, change_between(after.loss, before.loss)
 
 
-def load_runs(output: Path, *, group: str | None = None) -> tuple[list[Run], list[Followed]]:
+def load_runs(output: Path, *, groups: Collection[str]) -> tuple[list[Run], list[Followed]]:
     """Judges every run of the bank with the present code."""
     found: dict[Key, tuple[dict[str, Any], Curves, RowEvidence]] = {}
     later: list[dict[str, Any]] = []
     for run in read_bank(output):
         model, task, cause, seed = run["key"]
-        if group is not None and TASKS[task].group != group:
+        if TASKS[task].group not in groups:
             continue
         if "changes" in run:
             later.append(run)

@@ -15,6 +15,8 @@ TITLES = {
     "last": "tasks that were new at the first evaluation",
     "fresh": "tasks that no run was looked at before",
     "outside": "tasks that are not of ../shared",
+    "outside_choose": "further ones that rules may be chosen on",
+    "outside_report": "further ones that are looked at once",
 }
 LOOK_FIRST = ("no_signal", "label_noise", "split_mismatch", "not_enough_evidence")
 """Verdicts whose first advice is a look at the data: no options that a program could follow."""
