@@ -126,6 +126,8 @@ def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, fou
         right, harm = (NOT_HEALTHY, "at chance") if is_at_chance(curves) else ((*right, *LATE) if few else right, "")
         if harm and curves.rows["validation"] < FEW_VALIDATION:
             right = (*right, "not_enough_evidence")
+        if not harm and run["options"].get("load_best_model_at_end") is False and _rise_on_test(curves, test):
+            right, harm = (*right, *RISEN), "risen"
     elif cause in COMPARED or CAUSES[cause].right == RISEN:
         harm = _rise_on_test(curves, test) if CAUSES[cause].right == RISEN else _worse_than_usual(key, test, found)
         harm = harm or ("" if learnt else "at chance")

@@ -34,7 +34,7 @@ def outside_tasks() -> Iterator[BankTask]:
     yield _task("speech_year", chosen, value, 1500, 128)
     yield _task("speech_party", chosen, two, 1500, 128)
     yield _task("emoji_groups", chosen, many, 800)
-    yield _task("chat_answers", chosen, two, 1500)
+    yield _task("chat_answers", chosen, two, 1500, texts=SENTENCES)
     sealed: Group = "outside_report"
     yield _task("dutch_books", sealed, two, 1200, 128)
     yield _task("french_books", sealed, two, 200, 128, held_out=80)

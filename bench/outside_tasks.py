@@ -5,7 +5,8 @@
 
 Package descriptions give the section (10 and 30 classes), whether a package is a game (5% are), what it is used for (several
 labels a row), its size (a regression), and whether two descriptions come from one source package (pairs). The fortune files
-give the topic of a quotation. `bench/outside_texts.py` adds tasks of further packages. The order of the rows is seeded; other versions of the package lists give other rows.
+give the topic of a quotation. `bench/outside_texts.py` adds tasks of further packages. The order of the rows is seeded; other
+versions of the package lists give other rows.
 `bench/recipe_tasks.py` and `bench/diagnose_tasks.py` find the folder as SHARED_DIR.
 """
 

@@ -37,7 +37,7 @@ def fetch(place: Path, kind: str, name: str) -> Path:
     orders = {
         "deb": ["apt-get", "download", name],
         "npm": ["npm", "pack", "--silent", name],
-        "pypi": [*"pip download -q --no-deps --no-binary :all: --no-build-isolation -d .".split(), name],
+        "pypi": ["pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", ".", name],
     }
     subprocess.run(orders[kind], cwd=folder, check=True, capture_output=True)
     (packed,) = folder.iterdir()

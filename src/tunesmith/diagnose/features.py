@@ -10,19 +10,21 @@ import numpy as np
 
 from tunesmith.curves.series import Floats
 from tunesmith.diagnose.evidence import Reading
+from tunesmith.diagnose.random_labels import random_share
 from tunesmith.diagnose.signs import (
     RowSigns,
     answer_spread,
-    error_tails,
+    change_between,
     gain_of_score,
     ignored_classes,
     loss_share,
     needed_z,
     overconfidence,
+    plateau,
     sure_accuracy,
     turned,
 )
-from tunesmith.diagnose.thresholds import ERROR_RATE, LEAST_CHANGE, SWING, USUAL_BATCH
+from tunesmith.diagnose.thresholds import ERROR_RATE, LEAST_CHANGE, ROUGH_GAIN, SWING, USUAL_BATCH
 from tunesmith.diagnose.verdict import effective_batch
 from tunesmith.labels import Task
 
@@ -45,8 +47,9 @@ class Features:
     """By how much the last loss is below the constant's."""
     score_z: float
     """By how much the last score is above the constant's."""
-    peak_z: float
-    """The same of the best evaluation, in units of the z that their number asks for: 1 is significant at 1%."""
+    signal: float
+    """By how much the loss or the score of any evaluation, or the score of a simpler model, is better than the constant's: in
+    units of the z that their number asks for, so that 1 is significant at 1%."""
     train_z: float
     rise: float
     """Since the lowest validation loss, as a share of it."""
@@ -56,14 +59,21 @@ class Features:
     late_fall: float
     """Share of all that was gained which came in the second half of the training, by the sum of the learning rates."""
     late_z: float
+    late_size: float
+    """The same fall as a share of the constant's loss."""
     swings: int
     step_noise: float
     batch_noise: float
     """What `step_noise` would be of the best constant: batches of a task with a rare class scatter by themselves."""
     spread: float
     sure: float
-    """Accuracy of the surest quarter of rows."""
-    tails: float
+    """How often the surest quarter of the validation rows is right; `train_sure`: of the training sample."""
+    train_sure: float
+    plateau: float
+    train_plateau: float
+    random: float
+    """The share of a regression's labels that have nothing to do with their texts, and twice the log likelihood ratio of that."""
+    random_ratio: float
     calibration: float
     ignored: float
     """Share of the validation rows whose class is never predicted."""
@@ -99,7 +109,7 @@ def read_features(reading: Reading) -> Features:
         own = np.array([math.nan if part is None else loss_share(part) for part in rows.train])
         train = np.where(np.isfinite(own), own, train) if len(own) == len(train) else own
     first = int(np.argmin(np.abs(reading.epoch - 1.0)))
-    late_fall, late_z = _late_fall(reading, val)
+    late_fall, late_z, late_size = _late_fall(reading, val)
     fresh, fresh_error = _fresh_loss(reading)
     batch = effective_batch(reading)
     numbers = _from_rows(rows, reading) if rows is not None else _from_curves(reading)
@@ -113,6 +123,7 @@ def read_features(reading: Reading) -> Features:
         gap_z=(float(val[first]) - fresh) / math.hypot(fresh_error, _error_of_mean(reading, first)),
         late_fall=late_fall,
         late_z=late_z,
+        late_size=late_size,
         swings=count_swings(reading),
         step_noise=step_noise(reading),
         batch_noise=_batch_noise(reading, batch),
@@ -135,26 +146,31 @@ def _is_unfinished(reading: Reading) -> bool:
 
 
 def _from_rows(rows: RowSigns, reading: Reading) -> dict[str, float]:
-    rise, best_score = rows.rise(), int(np.argmax(np.nan_to_num(rows.scores, nan=-1.0)))
-    needed = needed_z(len(rows.steps) - 1, ERROR_RATE)
+    rise, count = rows.rise(), len(rows.steps)
+    needed = needed_z(count - 1, ERROR_RATE)
     sample, last = rows.train[-1], rows.validation[-1]
-    values = last.constant.values
-    ignored = sum(count for _, count in ignored_classes(last)) / max(1, len(last))
+    values, ignored = last.constant.values, [rows for _, rows in ignored_classes(last)]
+    gains = [change.z for k in range(count) for change in (rows.gain(k), rows.score_gain(k))]
+    share, ratio = random_share(last)
     return {
         "gain_z": rows.gain().z,
         "score_z": rows.score_gain().z,
-        "peak_z": max(rows.score_gain(k).z for k in range(len(rows.steps))) / needed_z(len(rows.steps), ERROR_RATE),
+        "signal": max([*gains, *_floor_z(reading)]) / needed_z(len(gains), ERROR_RATE),
         "train_z": math.nan if sample is None else gain_of_score(sample).z,
         "rise": rise.size / max(rise.before, 1e-9),
         "rise_z": rise.z / needed,
-        "score_fall_z": -rows.score_change(best_score).z / needed,
+        "score_fall_z": -rows.score_change().z / needed,
         "spread": answer_spread(last),
         "sure": sure_accuracy(last),
-        "tails": error_tails(last),
+        "train_sure": math.nan if sample is None else sure_accuracy(sample),
+        "plateau": plateau(last),
+        "train_plateau": math.nan if sample is None else plateau(sample),
+        "random": share,
+        "random_ratio": ratio,
         "calibration": overconfidence(last),
-        "ignored": ignored,
+        "ignored": sum(ignored) / max(1, len(last)),
         "turned": turned(last),
-        "ignored_most": max((count for _, count in ignored_classes(last)), default=0) / max(1, len(last)),
+        "ignored_most": max(ignored, default=0) / max(1, len(last)),
         "majority": math.nan
         if rows.task is Task.REGRESSION
         else max(values)
@@ -163,31 +179,49 @@ def _from_rows(rows: RowSigns, reading: Reading) -> dict[str, float]:
     }
 
 
+def _floor_z(reading: Reading) -> list[float]:
+    """By how many errors simpler models are above the constant, where the error is known."""
+    if reading.chance_score is None:
+        return []
+    value, error = reading.chance_score
+    return [(floor - value) / max(error, 1e-9) for _, floor in reading.floors]
+
+
 def _from_curves(reading: Reading) -> dict[str, float]:
     low, end = float(reading.val_loss.min()), float(reading.val_loss[-1])
-    needed = needed_z(len(reading) - 1, ERROR_RATE)
-    noise = reading.loss_noise(low) or 1e-9
-    scores = reading.val_score
-    fall = (float(np.nanmax(scores)) - float(scores[-1])) if np.isfinite(scores).any() else math.nan
-    train = float(reading.train_score[-1])
-    chance = reading.chance_score
-    seen = math.nan if chance is None else (train - chance[0]) / max(chance[1], 1e-9)
+    needed, noise = needed_z(len(reading) - 1, ERROR_RATE), reading.loss_noise(low) or 1e-9
+    scores, chance = reading.val_score, reading.chance_score
+    best = float(np.nanmax(scores)) if np.isfinite(scores).any() else math.nan
+    fall = (best - float(scores[-1])) / (reading.score_noise(best) or 1e-9) if math.isfinite(best) else 0.0
+    constant = reading.loss_noise(reading.chance_loss) or 1e-9
+
+    def above(score: float) -> float:
+        return math.nan if chance is None else (score - chance[0]) / max(chance[1], 1e-9)
+
+    gains = [z for z in ((reading.chance_loss - low) / constant, above(best), *_floor_z(reading)) if math.isfinite(z)]
+    unknown = (
+        "spread",
+        "sure",
+        "train_sure",
+        "plateau",
+        "train_plateau",
+        "random",
+        "random_ratio",
+        "calibration",
+        "turned",
+    )
     return {
-        "gain_z": (reading.chance_loss - end) / (reading.loss_noise(reading.chance_loss) or 1e-9),
-        "score_z": math.nan if chance is None else (float(scores[-1]) - chance[0]) / max(chance[1], 1e-9),
-        "peak_z": math.nan
-        if chance is None
-        else (float(np.nanmax(scores)) - chance[0]) / max(chance[1], 1e-9) / needed,
-        "train_z": seen,
+        "gain_z": (reading.chance_loss - end) / constant,
+        "score_z": above(float(scores[-1])),
+        "signal": max(
+            max(gains) / needed_z(2 * len(reading), ERROR_RATE), (1 - low / reading.chance_loss) / ROUGH_GAIN
+        ),
+        "train_z": above(float(reading.train_score[-1])),
         "rise": (end - low) / max(low, 1e-9),
         "rise_z": (end - low) / noise / needed,
-        "score_fall_z": fall / reading.score_noise(float(np.nanmax(scores))) / needed if math.isfinite(fall) else 0.0,
-        "spread": math.nan,
-        "sure": math.nan,
-        "tails": math.nan,
-        "calibration": math.nan,
+        "score_fall_z": fall / needed if math.isfinite(fall) else 0.0,
+        **dict.fromkeys(unknown, math.nan),
         "ignored": 0.0,
-        "turned": math.nan,
         "ignored_most": 0.0,
         "majority": math.nan if reading.regression else (reading.chance_accuracy or 0.0),
     }
@@ -215,24 +249,22 @@ def _error_of_mean(reading: Reading, at: int) -> float:
     return float(loss.std(ddof=1) / math.sqrt(max(1, len(loss)))) / reading.chance_loss if len(loss) > 1 else math.inf
 
 
-def _late_fall(reading: Reading, val: Floats) -> tuple[float, float]:
-    """(share of the whole gain, z) of the fall between the middle and the end of the training, measured in summed rates.
+def _late_fall(reading: Reading, val: Floats) -> tuple[float, float, float]:
+    """(share of the whole gain, z, size) of the fall between the middle and the end of the training, measured in summed rates.
 
     A schedule that lowers the rate flattens every curve over the steps; over the sum of the rates it does not.
     """
     rates = reading.curves.learning_rate.finite()
     if len(val) < 2 or not len(rates):
-        return math.nan, math.nan
+        return math.nan, math.nan, math.nan
     done = np.interp(reading.step, rates.step, np.cumsum(rates.value)) / max(float(rates.value.sum()), 1e-12)
     middle = int(np.argmin(np.abs(done[:-1] - 0.5)))
     fall, whole = float(val[middle] - val[-1]), float(max(1.0, val[0]) - val[-1])
+    share = fall / whole if whole > 0 else 0.0
     if reading.rows is not None:
-        before, after = reading.rows.validation[middle].loss, reading.rows.validation[-1].loss
-        gap = before - after
-        error = float(gap.std(ddof=1) / math.sqrt(len(gap))) if len(gap) > 1 and np.isfinite(gap).all() else math.inf
-        return (fall / whole if whole > 0 else 0.0), (float(gap.mean()) / error if error > 0 else 0.0)
-    noise = reading.loss_noise(float(reading.val_loss[-1])) / reading.chance_loss or 1e-9
-    return (fall / whole if whole > 0 else 0.0), fall / noise
+        change = change_between(reading.rows.validation[-1].loss, reading.rows.validation[middle].loss)
+        return share, change.z if math.isfinite(change.z) else 0.0, fall
+    return share, fall / (reading.loss_noise(float(reading.val_loss[-1])) / reading.chance_loss or 1e-9), fall
 
 
 def step_noise(reading: Reading) -> float:
@@ -271,8 +303,8 @@ def count_swings(reading: Reading) -> int:
 def _error_between(reading: Reading, one: int, other: int) -> float:
     if reading.rows is None:
         return 1.25 * reading.loss_noise(float(reading.val_loss[other]))
-    gap = reading.rows.validation[other].loss - reading.rows.validation[one].loss
-    return float(gap.std(ddof=1) / math.sqrt(len(gap))) if len(gap) > 1 and np.isfinite(gap).all() else math.inf
+    error = change_between(reading.rows.validation[one].loss, reading.rows.validation[other].loss).error
+    return error if math.isfinite(error) else math.inf
 
 
 def _turning_points(value: Floats) -> list[int]:
