@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the tables")
     parser.add_argument("--list", action="store_true", help="print one line a run")
     parser.add_argument(
-        "--group", type=_groups, default=GROUPS[:-1], help="only runs of tasks of these groups: GROUP,..."
+        "--group", type=_groups, default=GROUPS[:-2], help="only runs of tasks of these groups: GROUP,..."
     )
     parser.add_argument("--export", type=Path, help="write the curves for bench/diagnose_peers.py")
     parser.add_argument("--peers", type=Path, help="what bench/diagnose_peers.py wrote")

@@ -19,9 +19,18 @@ Row = tuple[tuple[str, ...], Any]
 """Texts (one, or a pair) and the label: a class name, a number, or a tuple of class names."""
 Rows = list[Row]
 Splits = dict[str, Rows]
-Group = Literal["choose", "report", "last", "fresh", "outside", "outside_choose", "outside_report"]
-"""The first four are of ../shared, the others are not. Rules may be chosen on all but the last, which is looked at once."""
-GROUPS: tuple[Group, ...] = ("choose", "report", "last", "fresh", "outside", "outside_choose", "outside_report")
+Group = Literal["choose", "report", "last", "fresh", "outside", "outside_choose", "outside_first", "outside_last"]
+"""The first four are of ../shared, the others are not. The last two are looked at once each, one after the other."""
+GROUPS: tuple[Group, ...] = (
+    "choose",
+    "report",
+    "last",
+    "fresh",
+    "outside",
+    "outside_choose",
+    "outside_first",
+    "outside_last",
+)
 HELD_OUT = 400
 
 

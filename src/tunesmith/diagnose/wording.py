@@ -13,7 +13,7 @@ from tunesmith.diagnose.thresholds import (
     LITTLE_WORK,
     RANDOM_SHARE,
     SURE_AND_WRONG,
-    TRAIN_SURE,
+    TRAIN_ABOVE,
     USUAL_BATCH,
     USUAL_HEAD_RATE,
     USUAL_RATE,
@@ -225,10 +225,8 @@ def _label_noise(reading: Reading, f: Features) -> tuple[str, list[str]]:
     signs = []
     if f.sure < SURE_AND_WRONG:
         signs.append(f"only {f.sure:.0%} of the quarter of validation rows with the highest confidence are right")
-    if f.train_sure < TRAIN_SURE:
-        signs.append(
-            f"of the training rows with the highest confidence {f.train_sure:.0%} have the label that is predicted"
-        )
+    if f.train_above_z > TRAIN_ABOVE:
+        signs.append(f"training rows cost more than validation rows, by {f.train_above_z:.1f} standard errors")
     if f.random > RANDOM_SHARE:
         signs.append(f"about {f.random:.0%} of the labels have nothing to do with the prediction")
     evidence = "; ".join([_losses(reading), against_constant(reading), *signs])
