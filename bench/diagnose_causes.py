@@ -222,7 +222,7 @@ def list_runs(groups: Collection[str], numbers: Mapping[str, int] | None = None)
 
 def _some(cause: str, tasks: list[str], count: int, at: int) -> list[Key]:
     """A cause on so many of the tasks, from another one on for each cause."""
-    turned = [tasks[(place + 7 * at) % len(tasks)] for place in range(len(tasks))]
+    turned = [tasks[(place + at) % len(tasks)] for place in range(len(tasks))]
     number = ORDER.index(cause) if cause in ORDER else 0
     fitting = [task for task in turned if _fits(cause, task)][:count]
     models = {task: _model(number, 2 * place) for place, task in enumerate(fitting)}
