@@ -135,6 +135,7 @@ def read_features(reading: Reading) -> Features:
         train_rows=reading.curves.train_rows,
         epochs=float(reading.epoch[-1]),
         evaluations=len(reading),
+        classes=0 if rows is None else len(rows.validation[-1].constant.values),
         unfinished=_is_unfinished(reading),
         **numbers,
     )
@@ -166,7 +167,6 @@ def _from_rows(rows: RowSigns, reading: Reading) -> dict[str, float]:
         "sure": sure_accuracy(last),
         "plateau": plateau(last),
         "train_above_z": math.nan if sample is None else _above_z(sample, last),
-        "classes": len(values),
         "random": share,
         "random_ratio": ratio,
         "calibration": overconfidence(last),
@@ -222,7 +222,6 @@ def _from_curves(reading: Reading) -> dict[str, float]:
         **dict.fromkeys(unknown, math.nan),
         "ignored": 0.0,
         "ignored_most": 0.0,
-        "classes": 0,
         "majority": math.nan if reading.regression else (reading.chance_accuracy or 0.0),
     }
 
