@@ -11,6 +11,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tunesmith.cli.parser import add_config_arguments, config_from_args, user_path
 from tunesmith.config.schema import RunConfig, to_dict
@@ -105,9 +106,7 @@ def _measure(config: RunConfig, args: argparse.Namespace) -> None:
     if args.json:
         facts = {"what": title, "versions": package_versions(), "largest_loss_difference": worst}
         facts |= {"matrix_rate": limits.matrix_rate, "copy_rate": limits.copy_rate, "did_not_run": failures_of(results)}
-        text = json.dumps(lines_to_json(lines, **facts, losses=pairs), indent=1) + "\n"
-        write_file(Path(args.json), text.encode())
-        print(f"written: {args.json}")
+        _write_numbers(args.json, lines_to_json(lines, **facts, losses=pairs))
 
 
 def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
@@ -131,9 +130,12 @@ def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
         )
     print(f"\n{format_phases(timed)}")
     if args.json:
-        text = json.dumps(phases_to_json(timed, what=title, versions=package_versions()), indent=1) + "\n"
-        write_file(Path(args.json), text.encode())
-        print(f"written: {args.json}")
+        _write_numbers(args.json, phases_to_json(timed, what=title, versions=package_versions()))
+
+
+def _write_numbers(file: str, numbers: Any) -> None:
+    write_file(Path(file), (json.dumps(numbers, indent=1) + "\n").encode())
+    print(f"written: {file}")
 
 
 def _say(text: str) -> None:

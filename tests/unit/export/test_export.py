@@ -178,7 +178,7 @@ from tunesmith import Predictor
 print(" ".join(Predictor.load({str(folder)!r}).predict({TEXTS!r})))
 from tunesmith.cli.main import main
 from tunesmith.run.layout import RunDir
-from tunesmith.serve.app import make_app
+from tunesmith.serve.server import make_app
 from tunesmith.serve.prediction import PredictionService
 PredictionService(RunDir(Path({str(folder)!r}))).load()
 code = main(["predict", {str(folder)!r}, "--input", {str(file)!r}, "--output", {str(tmp_path / "out.csv")!r}])
