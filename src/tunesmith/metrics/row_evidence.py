@@ -141,11 +141,8 @@ _MOST_BYTES = 64_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowEvidence:
-    """Labelled rows of one evaluation, in input order.
-
-    `confidence` is the probability of the predicted class; with several labels a row that of the likeliest label, below zero
-    where the row does not have it; NaN for a value.
-    """
+    """Labelled rows of one evaluation, in input order. `confidence` is that of the predicted class, or of the likeliest of
+    several labels, below zero where the row does not have it; NaN for a value."""
 
     constant: BestConstant
     labels: Array
@@ -230,9 +227,9 @@ def keep_rows(constant: BestConstant, logits: Any, labels: Any, most: int = MOST
         predictions: Array = scores.reshape(-1)
     elif task is Task.MULTILABEL:
         predictions = (scores > 0).astype(np.int64)  # a probability above one half
-        top = np.argmax(np.nan_to_num(scores), axis=1), np.arange(len(at))
+        top = np.arange(len(at)), np.argmax(np.nan_to_num(scores), axis=1)
         with np.errstate(over="ignore"):
-            confidence = np.where(known[top[1], top[0]] > 0, 1.0, -1.0) / (1 + np.exp(-scores[top[1], top[0]]))
+            confidence = np.where(known[top] > 0, 1.0, -1.0) / (1 + np.exp(-scores[top]))
     else:
         confidence = softmax(scores).max(axis=1)
         predictions = np.argmax(np.nan_to_num(scores), axis=1)
