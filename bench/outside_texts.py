@@ -41,11 +41,8 @@ def fetch(place: Path, kind: str, name: str) -> Path:
     }
     subprocess.run(orders[kind], cwd=folder, check=True, capture_output=True)
     (packed,) = folder.iterdir()
-    if kind == "deb":
-        subprocess.run(["dpkg-deb", "-x", packed, folder], check=True)
-    else:
-        with tarfile.open(packed) as archive:
-            archive.extractall(folder, filter="data")
+    unpack = ["dpkg-deb", "-x", packed, folder] if kind == "deb" else ["tar", "-xzf", packed, "-C", folder]
+    subprocess.run(unpack, check=True)
     return folder
 
 
