@@ -64,7 +64,7 @@ HOMES = {
     "tokenizers": ("tokens/",),
     "onnx": ("export/",),
     "onnxruntime": ("export/", "predict/graph_network.py"),
-    "optuna": ("tuning/trial_store.py", "trainer/attempts.py"),
+    "optuna": ("tuning/trial_store.py", "trainer/trials.py"),
     "openvino": ("export/", "predict/graph_network.py"),
     "transformers": (
         "encoder/",

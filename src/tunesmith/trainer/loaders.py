@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 
 from tunesmith.engine.state import step_seed
-from tunesmith.ranks.runtime import Runtime
 from tunesmith.tokens.batches import Batch, Collate, Window, make_batch, pin_batch
 from tunesmith.tokens.encoding_processes import prefetched
 from tunesmith.tokens.token_rows import Sampling, TokenRows, epoch_order
@@ -118,7 +117,6 @@ class TrainWindows:
     loader: Any
     accumulation: int
     seed: int
-    runtime: Runtime
     clock: EpochClock
     rows: TokenRows | None = None
     collate: Collate | None = None
