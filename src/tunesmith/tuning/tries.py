@@ -119,7 +119,7 @@ class Tries:
         self.note("runs", {**self.record["runs"], path.name: asdict(found)})
         self._clear(RunDir(path), found)
         shown = found.why if found.metric is None else f"{found.metric} {abs(found.score or 0.0):.4f}"
-        self._watch.say(f"{path.name}: {shown or 'trained'} ({candidate.said}; {found.seconds:.0f} s).")
+        self._watch.say(f"Try {path.name}: {shown or 'trained'} ({candidate.said}; {found.seconds:.0f} s).")
         return found
 
     def _finetune(self, candidate: Variant, run: RunDir, fold: int | None, halve: bool, all_rows: bool) -> Outcome:
