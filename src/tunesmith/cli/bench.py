@@ -9,8 +9,10 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tunesmith.cli.parser import add_config_arguments, config_from_args, user_path
 from tunesmith.config.schema import RunConfig, to_dict
@@ -112,7 +114,7 @@ def _measure(config: RunConfig, args: argparse.Namespace) -> None:
 
 def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
     """Whole commands: from the start of the process to its end."""
-    from tunesmith.measure.start_up import format_phases, phases_to_json, time_commands
+    from tunesmith.measure.start_up import Timed, format_phases, phases_to_json, time_commands
     from tunesmith.session.inputs import read_run_data
 
     if config.train_file is None:
@@ -124,15 +126,18 @@ def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
     title = f"{config.model_name_or_path or 'the default model'}, {config.train_file}, batch {rows}"
     filling = "" if args.warm else " after one that fills the caches"
     print(f"{title}; {args.rounds} rounds{filling}, taking turns", flush=True)
+
+    def write(timed: Sequence[Timed]) -> None:
+        if args.json:  # after each command: an interrupted measurement leaves what it has
+            text = json.dumps(phases_to_json(timed, what=title, versions=package_versions()), indent=1) + "\n"
+            write_file(Path(args.json), text.encode())
+
     with tempfile.TemporaryDirectory(prefix="tunesmith-bench-") as name:
         columns = (tuple(found.text), str(found.label))
-        timed = time_commands(
-            config, columns, kinds=kinds, rounds=args.rounds, folder=Path(name), say=_say, warm=args.warm
-        )
+        options: dict[str, Any] = {"rounds": args.rounds, "warm": args.warm, "say": _say, "after": write}
+        timed = time_commands(config, columns, kinds=kinds, folder=Path(name), **options)
     print(f"\n{format_phases(timed)}")
     if args.json:
-        text = json.dumps(phases_to_json(timed, what=title, versions=package_versions()), indent=1) + "\n"
-        write_file(Path(args.json), text.encode())
         print(f"written: {args.json}")
 
 

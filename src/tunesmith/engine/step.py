@@ -22,7 +22,7 @@ from tunesmith.engine.optim import (
 )
 from tunesmith.engine.state import TrainState, seed_step
 from tunesmith.errors import ResourceError
-from tunesmith.fast.in_step import decay_unused, free_memory, ready, replayed
+from tunesmith.fast.in_step import decay_unused, differing, free_memory, ready, rehearsed, replayed
 from tunesmith.tokens.batches import Batch, Window
 
 
@@ -82,7 +82,8 @@ def train_step(
     numbers = replayed(state, window, learning_rate, factor, partial(body, quiet=True), reseed)
     while numbers is None:
         try:
-            numbers = body(_within_limit(window.micro_batches, state.rows_limit), learning_rate, factor)
+            with rehearsed(state):
+                numbers = body(_within_limit(window.micro_batches, state.rows_limit), learning_rate, factor)
         except torch.OutOfMemoryError as error:
             _make_room(state, window, error)
             reseed()
@@ -171,6 +172,9 @@ def _judge(
     bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(norm.dtype)
     # The scale is part of the backward pass alone: a loss that is not finite stays so, whatever it is multiplied with.
     lasting = bad if scale is None else bad * (~torch.isfinite(loss) | scale.is_smallest)
+    other = differing(state)
+    if other is not None:
+        lasting, bad = lasting * ~other, torch.maximum(bad, other.to(bad.dtype))
     assert state.poisoned is not None
     if hold:
         state.poisoned.copy_(torch.maximum(state.poisoned, lasting))

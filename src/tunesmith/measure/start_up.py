@@ -111,9 +111,13 @@ def time_commands(
     rounds: int,
     folder: Path,
     say: Any,
+    after: Callable[[list[Timed]], None] = lambda timed: None,
     warm: bool = False,
 ) -> list[Timed]:
-    """One round more than asked for, as the first of each command fills its caches; not when all of them are warm."""
+    """One round more than asked for, as the first of each command fills its caches; not when all of them are warm.
+
+    `after` is called after each command with what is there until then.
+    """
     found = {kind: Timed(kind, [], fills=not warm) for kind in kinds}
     for number in range(rounds if warm else rounds + 1):
         for kind in kinds:
@@ -122,6 +126,7 @@ def time_commands(
             found[kind].rounds.append(phases)
             total = sum(took.clock for took in phases.values())
             say(f"{COMMANDS[kind]}{', fills caches' if number == 0 and not warm else ''}: {total:.1f} s")
+            after([one for one in found.values() if one.rounds])
     return list(found.values())
 
 
