@@ -72,19 +72,20 @@ def save_checkpoint(
     state.runtime.barrier()
 
 
-def capture(state: TrainState, identity: Identity) -> Snapshot | None:
+def capture(state: TrainState, identity: Identity, buffers: dict[str, torch.Tensor] | None = None) -> Snapshot | None:
     """What a checkpoint of this moment holds, on rank 0; None on the others. All ranks call it.
 
-    Tensors that are on the CPU already are the run's own: a caller that continues training copies them first.
+    Tensors that are on the CPU already are the run's own: a caller that continues training copies them first. Those of a device
+    are copied into `buffers`, which must not be in use.
     """
     state.require_whole("they are not saved")
     generators = state.runtime.gather_objects(generator_states(state.runtime.device))
     if not state.runtime.is_main and state.runtime.sharding is None:
         return None
     # sharded tensors are gathered here and below: all ranks take part
-    weights = weight_files(state.model, _whole_tensors(state))
+    weights = weight_files(state.model, _whole_tensors(state), buffers)
     tensors, plain = pack_optimizer(state.optimizer)
-    tensors = contiguous(tensors)
+    tensors = contiguous(tensors, buffers, OPTIMIZER)
     if not state.runtime.is_main:
         return None
     for held in weights.values():

@@ -154,17 +154,22 @@ class Snapshot:
         write_sealed(folder, fill, self.meta, bytes_needed=self.size)
 
     def copied(self, buffers: dict[str, torch.Tensor]) -> Snapshot:
-        """The same in memory of its own; `buffers` is used again where it fits: fresh memory costs five times as much."""
-        files: dict[str, dict[str, torch.Tensor]] = {}
-        for file, tensors in self.files.items():
-            files[file] = {}
-            for name, tensor in tensors.items():
-                key = f"{file}/{name}"
-                held = buffers.get(key)
-                if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
-                    held = buffers[key] = torch.empty_like(tensor)
-                files[file][name] = held.copy_(tensor)
+        """The same in memory of its own."""
+        files = {
+            file: {name: buffered(tensor, buffers, f"{file}/{name}") for name, tensor in tensors.items()}
+            for file, tensors in self.files.items()
+        }
         return replace(self, files=files)
+
+
+def buffered(tensor: torch.Tensor, buffers: dict[str, torch.Tensor], key: str) -> torch.Tensor:
+    """A copy on the host; `buffers` is used again where it fits: fresh memory costs five times as much as the copy."""
+    held = buffers.get(key)
+    if held is tensor:
+        return held
+    if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+        held = buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return held.copy_(tensor)
 
 
 def write_files(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> dict[str, Future[str]]:

@@ -16,7 +16,7 @@ from torch import nn
 
 from tunesmith.encoder.params import ADAPTER, adapter_files, has_adapters, trained_beside
 from tunesmith.errors import CheckpointError, NumericsError
-from tunesmith.keep.snapshot import WEIGHTS, hash_tensors
+from tunesmith.keep.snapshot import WEIGHTS, buffered, hash_tensors
 from tunesmith.ranks.sharding import gathered, sharded_like
 from tunesmith.run.layout import RunDir, checkpoint_step
 from tunesmith.run.sealed import read_manifest, retire, verify
@@ -89,21 +89,31 @@ BESIDE = "trained.safetensors"
 """Only with adapters: what is trained and not in their files as it is, under the model's own names."""
 
 
-def weight_files(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+def weight_files(
+    model: nn.Module, tensors: Mapping[str, torch.Tensor], buffers: dict[str, torch.Tensor] | None = None
+) -> dict[str, dict[str, torch.Tensor]]:
     """Tensors by file and name, ready for safetensors. Of a model with adapters, what is trained alone."""
     if not has_adapters(model):
-        return {WEIGHTS: contiguous(tensors)}
+        return {WEIGHTS: contiguous(tensors, buffers, WEIGHTS)}
     files = {name: contiguous(held) for name, held in adapter_files(model, tensors).items()}
     beside = trained_beside(model, tensors, adapter_files(model, tensors, embeddings=False))
     return {**files, BESIDE: contiguous(beside)} if beside else files
 
 
-def contiguous(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors ready for safetensors: on the CPU, each with memory of its own."""
+def contiguous(
+    tensors: Mapping[str, torch.Tensor], buffers: dict[str, torch.Tensor] | None = None, file: str = ""
+) -> dict[str, torch.Tensor]:
+    """Tensors ready for safetensors: on the CPU, each with memory of its own.
+
+    What lies on a device is copied into `buffers` where they are given, by file and name: fresh memory costs more than the copy.
+    """
     seen: set[int] = set()
     out = {}
     for name, tensor in tensors.items():
-        tensor = gathered(tensor.detach()).cpu().contiguous()
+        tensor = gathered(tensor.detach())
+        if buffers is not None and tensor.device.type != "cpu":
+            tensor = buffered(tensor, buffers, f"{file}/{name}")
+        tensor = tensor.cpu().contiguous()
         out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
     return out
