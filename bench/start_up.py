@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--against", nargs="*", default=["script"])
     parser.add_argument(
-        "--filled_by", type=int, metavar="STEPS", help="caches are filled by one run of so many steps alone"
+        "--filled_by", type=int, metavar="STEPS", help="caches are filled by runs of so many steps alone"
     )
     parser.add_argument("--seconds", type=float, help="ended after so many, the filling run included")
     parser.add_argument("--output", type=Path)
@@ -94,10 +94,7 @@ def main() -> None:
         words += ["--model_name_or_path", str(model)] if model else []
         if args.max_steps:
             words += ["--max_steps", str(args.max_steps)]
-        if args.filled_by:
-            filling = [sys.executable, "-m", "tunesmith", "train", *words, "--output_dir", str(folder / "filling")]
-            subprocess.run([*filling, "--max_steps", str(args.filled_by)], check=True, stdout=subprocess.DEVNULL)
-            words.append("--warm")
+        words += ["--filled_by", str(args.filled_by)] if args.filled_by else []
         words += ["--rounds", str(args.rounds), "--against", *args.against, "--json", str(folder / "out.json")]
         left = None if args.seconds is None else args.seconds - (time.monotonic() - began)
         whole = measure(words, left)

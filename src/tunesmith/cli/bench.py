@@ -35,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time whole commands instead, phase by phase: train beside a script with transformers, predict --text",
     )
-    parser.add_argument("--warm", action="store_true", help="with --start_up: no round that fills the caches first")
+    parser.add_argument(
+        "--filled_by",
+        type=int,
+        metavar="STEPS",
+        help="with --start_up: caches are filled by runs of so many steps alone",
+    )
     parser.add_argument("--json", type=user_path, metavar="FILE", help="also write the numbers to a file")
     add_config_arguments(parser, positional=True)
 
@@ -124,7 +129,7 @@ def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
     found = read_run_data(config, {}, lambda what, done, total: None).bundle.columns
     kinds = ("train", *(("script",) if args.against is None else args.against), "predict", "import")
     title = f"{config.model_name_or_path or 'the default model'}, {config.train_file}, batch {rows}"
-    filling = "" if args.warm else " after one that fills the caches"
+    filling = " after one that fills the caches" if args.filled_by is None else ""
     print(f"{title}; {args.rounds} rounds{filling}, taking turns", flush=True)
 
     def write(timed: Sequence[Timed]) -> None:
@@ -134,7 +139,7 @@ def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
 
     with tempfile.TemporaryDirectory(prefix="tunesmith-bench-") as name:
         columns = (tuple(found.text), str(found.label))
-        options: dict[str, Any] = {"rounds": args.rounds, "warm": args.warm, "say": _say, "after": write}
+        options: dict[str, Any] = {"rounds": args.rounds, "filled_by": args.filled_by, "say": _say, "after": write}
         timed = time_commands(config, columns, kinds=kinds, folder=Path(name), **options)
     print(f"\n{format_phases(timed)}")
     if args.json:

@@ -22,7 +22,7 @@ from tunesmith.engine.optim import (
 )
 from tunesmith.engine.state import TrainState, seed_step
 from tunesmith.errors import ResourceError
-from tunesmith.fast.in_step import decay_unused, differing, free_memory, ready, rehearsed, replayed
+from tunesmith.fast.in_step import decay_unused, differing, free_memory, ready, replayed, watched
 from tunesmith.tokens.batches import Batch, Window
 
 
@@ -76,14 +76,14 @@ def train_step(
 
     def body(batches: Sequence[Batch], rate: Rate, share: Rate, *, quiet: bool = False) -> torch.Tensor:
         state.phase = "gradients"
-        loss = _accumulate(state, batches, share, idle=window.idle)
+        with watched(state):
+            loss = _accumulate(state, batches, share, idle=window.idle)
         return _finish(state, loss, rate, max_grad_norm, hold=hold, quiet=quiet)
 
     numbers = replayed(state, window, learning_rate, factor, partial(body, quiet=True), reseed)
     while numbers is None:
         try:
-            with rehearsed(state):
-                numbers = body(_within_limit(window.micro_batches, state.rows_limit), learning_rate, factor)
+            numbers = body(_within_limit(window.micro_batches, state.rows_limit), learning_rate, factor)
         except torch.OutOfMemoryError as error:
             _make_room(state, window, error)
             reseed()

@@ -6,7 +6,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,7 @@ class StepGraphs:
         self._seen: Counter[Shape] = Counter()
         self._captures = 0
         self._graphs: dict[Shape, _Captured] = {}
-        self._due: Shape | None = None
+        self._due: tuple[Shape, list[torch.Tensor]] | None = None
         self._rehearsed: dict[Shape, Rehearsal] = {}
         self._watch: HostWatch | None = None
         self._differed = self._compared = 0
@@ -71,6 +71,7 @@ class StepGraphs:
 
         `around` is what the body has built in: what was captured before it changed is of no use any more.
         """
+        self._due = None
         shape = tuple(_shape_of(batch, padded=self._padded) for batch in batches)
         if self.off or None in shape or around is None:
             return None
@@ -82,7 +83,8 @@ class StepGraphs:
         if captured is None:
             self._seen[shape] += 1
             if self._seen[shape] < 2 or self._captures >= MOST:
-                self._due = shape if self._padded and self._captures < MOST else None
+                given = [t for b in batches for t in (*tensors_of(b), b.block) if t is not None]
+                self._due = (shape, given) if self._padded and self._captures < MOST else None
                 return None
             self._captures += 1
             captured = self._capture(batches, body, self._rehearsed.pop(shape, None))
@@ -98,14 +100,16 @@ class StepGraphs:
         captured.graph.replay()
         return None if self._has_differed(captured) else captured.numbers.clone()
 
+    def watching(self) -> AbstractContextManager[object]:
+        """Around the passes of a step, whether it is captured or its shape may be captured next time."""
+        if self._watch is not None:
+            return self._watch
+        return nullcontext() if self._due is None else self._rehearsal(*self._due)
+
     @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Around a step that runs as it is: what it does on the host is noted where its shape may be captured next time."""
-        shape, self._due = self._due, None
-        if shape is None:
-            yield
-            return
-        with HostWatch(self._device) as watch:
+    def _rehearsal(self, shape: Shape, given: list[torch.Tensor]) -> Iterator[None]:
+        self._due = None
+        with HostWatch(self._device, given=given) as watch:
             yield
         self._rehearsed[shape] = watch.rehearsal
         if watch.rehearsal.why_not is not None:
@@ -144,7 +148,7 @@ class StepGraphs:
             # Other threads continue (batches are pinned, checkpoints copied): only this one must not touch the device.
             capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
             watched = self._watch is not None
-            with _no_collection(), no_host_randomness(watched=watched), capture, self._watch or nullcontext():
+            with _no_collection(), no_host_randomness(watched=watched), capture:
                 numbers.copy_(body(fixed, self._rate, self._factor))
                 reads = self.differs()
                 if reads is not None:

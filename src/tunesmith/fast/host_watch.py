@@ -11,7 +11,7 @@ the next step of that shape is given the same answers, so that it needs not wait
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,14 +49,20 @@ class Rehearsal:
 
 
 class HostWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Takes notes of a step, or gives a captured one the answers of a rehearsal. `device` is where the model is."""
+    """Takes notes of a step, or gives a captured one the answers of a rehearsal. `device` is where the model is.
 
-    def __init__(self, device: torch.device, answers: Rehearsal | None = None) -> None:
+    What is `given` to the step, its batch, a replay finds on the device: copies of it are none of the step's.
+    """
+
+    def __init__(
+        self, device: torch.device, answers: Rehearsal | None = None, given: Iterable[torch.Tensor] = ()
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rehearsal = Rehearsal()
         self.differs: list[torch.Tensor] = []
         """Of a capture: true on the device when what was read is not what the rehearsal read."""
         self._device, self._answers = device, None if answers is None else list(answers.notes)
+        self._given = {tensor.data_ptr() for tensor in given}
         self._drawn: dict[int, torch.Tensor] = {}
         self._bounded: set[int] = set()
 
@@ -131,7 +137,7 @@ class HostWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _copy(self, func: Any, args: Any, given: Any) -> Any:
         source = args[0] if func is aten._to_copy.default else args[1]
         target = torch.device(given.get("device") or source.device) if func is aten._to_copy.default else args[0].device
-        if source.device.type == target.type:
+        if source.device.type == target.type or source.data_ptr() in self._given:
             return func(*args, **given)
         if target.type == "cpu":
             self._refuse("the step copies a tensor to the host")

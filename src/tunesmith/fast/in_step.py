@@ -41,9 +41,9 @@ def replayed(
     return numbers
 
 
-def rehearsed(state: TrainState) -> AbstractContextManager[None]:
-    """Around a step that runs as it is: what a captured one would need to know is noted."""
-    return nullcontext() if state.graphs is None or state.hooks.inside else state.graphs.rehearsal()
+def watched(state: TrainState) -> AbstractContextManager[object]:
+    """Around the passes of a step: what the model does on the host is noted, or answered where the step is captured."""
+    return nullcontext() if state.graphs is None or state.hooks.inside else state.graphs.watching()
 
 
 def differing(state: TrainState) -> torch.Tensor | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from tunesmith.engine.optim import attach_kernel
+from tunesmith.engine.optim import attach_kernel, in_one_kernel
 from tunesmith.engine.state import StepHooks, TrainState
 from tunesmith.errors import ConfigError
 from tunesmith.fast.in_force import Strategies
@@ -69,7 +69,7 @@ def build_optimizer(trainer: Trainer, module: nn.Module) -> Any:
     ]
     given = trainer.optimizer_cls_and_kwargs
     kind, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, module) if given is None else given
-    options = dict(options)
+    options = dict(options) if given is not None else in_one_kernel(kind, options, trained.values())
     if is_optimizer_factory(kind):
         made = kind()(module, **options)
     else:
@@ -179,7 +179,7 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
 def _may_capture(trainer: Trainer) -> bool:
     """Whether the optimizer will be the one whose update our kernel can do: all else is looked at before every step."""
     own = any(trainer.overrides(n) for n in ("create_optimizer", "get_optimizer_cls_and_kwargs"))
-    asked = trainer.args.optim == "adamw_torch_fused" and trainer.optimizer_cls_and_kwargs is None
+    asked = trainer.args.optim in ("adamw_torch", "adamw_torch_fused") and trainer.optimizer_cls_and_kwargs is None
     return has_triton() and asked and not own and trainer.label_smoother is None
 
 

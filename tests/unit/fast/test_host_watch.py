@@ -118,3 +118,10 @@ def test_what_is_copied_from_the_host_must_have_the_same_values_again() -> None:
     for values in (torch.arange(3) + 1, torch.arange(4)):
         with pytest.raises(NotRepeatable, match="other values"), HostWatch(elsewhere, first.rehearsal):
             values.to(elsewhere)
+
+
+def test_the_batch_that_a_step_is_given_is_not_its_own_copy() -> None:
+    elsewhere, batch = torch.device("meta"), torch.arange(3)
+    with HostWatch(elsewhere, given=[batch]) as watch:
+        batch.to(elsewhere)
+    assert watch.rehearsal.is_plain
