@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
+# Compiled files are kept, whatever the caller's environment says: else each of the many processes of a test run compiles all.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo quick test long lint format faults audit clean
 
 setup: $(STAMP)

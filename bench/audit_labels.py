@@ -96,7 +96,7 @@ def judge(unit: dict[str, Any]) -> dict[str, Any]:
     """What each judge says about the labels of one task with planted errors; and the processor seconds of each."""
     from tunesmith.audit.suspects import judge_labels, word_space
     from tunesmith.config.load import load_config
-    from tunesmith.encoder.tokenizer import load_tokenizer
+    from tunesmith.encoder.resolve import load_tokenizer
     from tunesmith.session.auditing import join_features
     from tunesmith.session.deep_labels import judge_by_folds
     from tunesmith.session.frozen_text import embed_rows

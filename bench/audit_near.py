@@ -11,6 +11,7 @@ and is reported counts as false, although most of these are nearly equal texts o
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import tempfile
 from collections.abc import Callable
@@ -19,11 +20,11 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
-from tunesmith.audit.near_duplicates import find_near
+from tunesmith.audit.near_duplicates import COPIED, find_near
 from tunesmith.audit.text_survey import survey_texts
 from tunesmith.reading.source import Part
 
-DATA = Path("/work/shared/data")
+SHARED = Path(os.environ.get("SHARED_DIR", "/work/shared"))
 NAMES = ("Ann Lee", "J. Smith, Oslo", "sent from my phone", "Bob", "M. Rossi")
 
 
@@ -85,7 +86,7 @@ def main() -> None:
     args = parser.parse_args()
     for task in args.tasks.split(","):
         rng = random.Random(0)
-        file = DATA / task / ("train_relatedness.tsv" if task == "sick" else "train.tsv")
+        file = SHARED / "data" / task / ("train_relatedness.tsv" if task == "sick" else "train.tsv")
         head, *lines = (line.split("\t") for line in file.read_text(encoding="utf-8").splitlines())
         at = [i for i, name in enumerate(head) if name in ("text", "sentence1", "sentence2")]
         texts = list(dict.fromkeys(t for line in lines for i in at if len((t := line[i]).split()) > 3))
@@ -101,16 +102,18 @@ def main() -> None:
         }
         with tempfile.TemporaryDirectory() as folder:
             found = find_near(survey_texts(parts, ["text"], Path(folder)), half)
-        hit = (found.near_in_train[half:] >= 0) | ((found.equal[half:] >= 0) & (found.equal[half:] < half))
+        near = found.in_train.at_least(found.least)
+        hit = (near[half:] >= 0) | ((found.equal[half:] >= 0) & (found.equal[half:] < half))
         false, place = hit[: len(held)], len(held)
         for name, some in planted.items():
             print(f"{task:<6} {name:<22} {hit[place : place + len(some)].mean():.1%} found", flush=True)
             place += len(some)
         print(
-            f"{task:<6} {'all planted':<22} {hit[len(held) :].mean():.1%} found, {false.mean():.2%} of {len(held)} other rows"
+            f"{task:<6} {'all planted':<22} {hit[len(held) :].mean():.1%} found, {false.mean():.2%} of {len(held)} other rows, "
+            f"{(found.in_train.percent[half : half + len(held)] >= COPIED).mean():.2%} are copies; from {found.least}%"
         )
         for row in np.flatnonzero(false)[: args.show]:
-            print(f"    {held[row][:90]} ||| {train[found.near_in_train[half + row]][:90]}")
+            print(f"    {held[row][:90]} ||| {train[near[half + row]][:90]}")
 
 
 if __name__ == "__main__":

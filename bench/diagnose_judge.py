@@ -19,7 +19,8 @@ from tunesmith.diagnose.thresholds import LEAST_CHANGE
 from tunesmith.events import RowsEvaluated
 from tunesmith.findings import Finding
 from tunesmith.metrics.row_evidence import RowEvidence, decode_rows
-from tunesmith.run.reader import columns_of, parse_events
+from tunesmith.run.journal import parse_events
+from tunesmith.run.reader import columns_of
 
 SIGMAS = 2.0
 LEAST_LOSS, LEAST_SCORE = 0.05, 0.02

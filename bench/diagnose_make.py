@@ -29,7 +29,8 @@ def judge_run(run: Mapping[str, Any]) -> list[Finding]:
     """The findings of the present code about a run of the bank."""
     from tunesmith.curves.series import build_curves
     from tunesmith.report.diagnosis import diagnose_with
-    from tunesmith.run.reader import columns_of, parse_events
+    from tunesmith.run.journal import parse_events
+    from tunesmith.run.reader import columns_of
 
     events = list(parse_events(run["journal"].encode(), name_run(tuple(run["key"]))))
     return diagnose_with(build_curves(columns_of(events), name=run["key"][1]), run["options"], run["summary"])

@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tunesmith.keep.snapshot import Aside, Snapshot
-from tunesmith.run.remembered import hash_file
-from tunesmith.run.writing import fsync_file
+from tunesmith.keep.checkpoint import Snapshot
+from tunesmith.keep.keeper import Aside
+from tunesmith.run.writing import fsync_file, hash_file
 
 STEP_SECONDS = 0.1
 """A fast optimizer step of BERT-base (batch 32, one current GPU); on CPUs it is longer, and the share smaller."""

@@ -25,8 +25,7 @@ RATE, DECAY, WARMUP = 5e-5, 0.01, 5
 
 def load_rows(count: int) -> tuple[Any, Path]:
     """(token rows of the first training pairs, the model folder)."""
-    from tunesmith.encoder.resolve import find_embedded
-    from tunesmith.encoder.tokenizer import load_tokenizer
+    from tunesmith.encoder.resolve import find_embedded, load_tokenizer
     from tunesmith.reading.load import load_data
     from tunesmith.tokens.token_rows import TokenRows
 

@@ -1,7 +1,7 @@
 """`tunesmith plan` beside the run itself: peak memory, seconds and disk, predicted and measured, over settings that differ.
 
     python bench/plan_check.py --output plan.json                                    # CPU settings, one after another
-    python bench/plan_check.py --lanes 0,1 2,3 4,5 --gpu_lane 12,13,14,15 --output plan.json      # pinned to cores, at once
+    python bench/plan_check.py --lanes 0,1 2,3 4,5 --gpu_lanes 10-12 13-15 --output plan.json      # pinned to cores, at once
     python bench/plan_check.py --table plan.json
 
 SHARED_DIR names a folder with `data` and `models` (`bench/audit_labels.py --unpack` makes one); models without weights get random
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,123 +32,67 @@ SHARED = Path(os.environ.get("SHARED_DIR", "/work/shared"))
 L3, GRANITE, L6 = "paraphrase-MiniLM-L3-v2", "granite-embedding-30m-english", "all-MiniLM-L6-v2"
 BASE = "bert-base-shape"
 TRAIN = """
-import os, sys, json, atexit
+import os, sys, json, atexit, logging, time
+begun, marks, out = time.time(), {}, os.environ["PLAN_CHECK_OUT"]
 def note():
     import torch
-    if torch.cuda.is_available():
-        with open(os.environ["DEVICE_PEAK"], "w") as file:
-            json.dump(torch.cuda.max_memory_allocated(), file)
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    with open(out, "w") as file:
+        json.dump({"peak": peak, "marks": marks}, file)
 atexit.register(note)
+class Marks(logging.Handler):
+    def emit(self, record):
+        marks[record.getMessage()] = time.time() - begun
+log = logging.getLogger("tunesmith.run.environment")
+log.setLevel(logging.INFO)
+log.propagate = False
+log.addHandler(Marks())
 from tunesmith.cli.main import entry
 entry()
 """
+"""Trains, then notes the peak of the device and when each phase was over."""
 
 
-def _data(task: str, suffix: str = "", *splits: str) -> dict[str, str]:
-    return {f"{split}_file": f"{task}/{split}{suffix}.tsv" for split in ("train", *splits)}
+SHORT = {
+    "rows": "max_train_samples",
+    "batch": "per_device_train_batch_size",
+    "length": "max_seq_length",
+    "epochs": "num_train_epochs",
+    "accumulation": "gradient_accumulation_steps",
+}
 
 
-REGRESSION, PAIRS = _data("sick", "_relatedness", "validation"), _data("sick", "_entailment", "validation", "test")
+def _setting(task: str, model: str, *splits: str, suffix: str = "", **options: Any) -> dict[str, Any]:
+    files = {f"{split}_file": f"{task}/{split}{suffix}.tsv" for split in ("train", *splits)}
+    named = {SHORT.get(name, name): value for name, value in options.items()}
+    return {**files, **({"allow_empty_text": "true"} if task == "cr" else {}), "model": model, **named}
+
+
+V, ENTAILMENT = "validation", {"suffix": "_entailment"}
+BY_STEPS: dict[str, Any] = {"eval_strategy": "steps"}
 CPU: dict[str, dict[str, Any]] = {
-    "L6, defaults": {**_data("trec"), "model": L6, "max_train_samples": 1500},
-    "L3, evaluation by steps": {
-        **_data("subj", "", "validation"),
-        "model": L3,
-        "max_train_samples": 2000,
-        "per_device_train_batch_size": 16,
-        "max_seq_length": 64,
-        "num_train_epochs": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 40,
-    },
-    "L3, regression, accumulation": {
-        **REGRESSION,
-        "model": L3,
-        "max_train_samples": 2000,
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 4,
-        "num_train_epochs": 2,
-    },
-    "granite, 256 tokens": {
-        **_data("r8"),
-        "model": GRANITE,
-        "max_train_samples": 240,
-        "per_device_train_batch_size": 8,
-        "max_seq_length": 256,
-        "num_train_epochs": 1,
-    },
-    "L6, pairs, batch 64, test": {
-        **PAIRS,
-        "model": L6,
-        "max_train_samples": 2000,
-        "per_device_train_batch_size": 64,
-        "num_train_epochs": 1,
-    },
-    "L6, bf16": {
-        **_data("cr", "", "validation"),
-        "model": L6,
-        "max_train_samples": 800,
-        "per_device_train_batch_size": 16,
-        "bf16": "true",
-        "num_train_epochs": 1,
-    },
-    "L3, 512 tokens, batch 4": {
-        **_data("news6"),
-        "model": L3,
-        "max_train_samples": 300,
-        "per_device_train_batch_size": 4,
-        "max_seq_length": 512,
-        "num_train_epochs": 1,
-    },
-    "BERT-base shape": {
-        **_data("cr", "", "validation"),
-        "model": BASE,
-        "max_train_samples": 160,
-        "per_device_train_batch_size": 8,
-        "max_seq_length": 64,
-        "num_train_epochs": 1,
-        "recipe": "hf",
-    },
-    "L6, recipe hf, 3 epochs": {
-        **_data("trec"),
-        "model": L6,
-        "max_train_samples": 700,
-        "per_device_train_batch_size": 8,
-        "recipe": "hf",
-        "num_train_epochs": 3,
-    },
-    "L3, no validation, batch 128": {
-        **_data("cr"),
-        "model": L3,
-        "validation_split_fraction": 0,
-        "per_device_train_batch_size": 128,
-        "num_train_epochs": 4,
-    },
+    "L6, defaults": _setting("trec", L6, rows=500),
+    "L3, evaluation by steps": _setting(
+        "subj", L3, V, rows=1500, batch=16, length=64, epochs=2, eval_steps=40, **BY_STEPS
+    ),
+    "granite, 256 tokens": _setting("r8", GRANITE, rows=160, batch=8, length=256, epochs=1),
+    "L6, pairs, batch 64, test": _setting("sick", L6, V, "test", rows=1200, batch=64, epochs=1, **ENTAILMENT),
+    "BERT-base shape": _setting("cr", BASE, V, rows=120, batch=8, length=64, epochs=1, recipe="hf"),
+    "L3, regression, accumulation": _setting(
+        "sick", L3, V, suffix="_relatedness", rows=1500, batch=8, accumulation=4, epochs=2
+    ),
+    "L6, bf16": _setting("cr", L6, V, rows=600, batch=16, bf16="true", epochs=1),
+    "L3, 512 tokens, batch 4": _setting("news6", L3, rows=240, batch=4, length=512, epochs=1),
+    "L6, recipe hf, 3 epochs": _setting("trec", L6, rows=400, batch=8, recipe="hf", epochs=3),
+    "L3, no validation, batch 128": _setting("cr", L3, validation_split_fraction=0, batch=128, epochs=2),
 }
 GPU: dict[str, dict[str, Any]] = {
-    "GPU: L6, defaults": {**_data("trec"), "model": L6},
-    "GPU: BERT-base shape, pairs, batch 64": {
-        **PAIRS,
-        "model": BASE,
-        "per_device_train_batch_size": 64,
-        "num_train_epochs": 4,
-    },
-    "GPU: granite, 512 tokens": {
-        **_data("news6"),
-        "model": GRANITE,
-        "per_device_train_batch_size": 16,
-        "max_seq_length": 512,
-        "num_train_epochs": 3,
-    },
-    "GPU: L6, regression, accumulation": {
-        **REGRESSION,
-        "model": L6,
-        "per_device_train_batch_size": 16,
-        "gradient_accumulation_steps": 2,
-        "eval_strategy": "steps",
-        "eval_steps": 50,
-        "num_train_epochs": 5,
-    },
+    "GPU: L6, defaults": _setting("trec", L6),
+    "GPU: granite, 512 tokens": _setting("news6", GRANITE, batch=16, length=512, epochs=3),
+    "GPU: BERT-base shape, pairs, batch 64": _setting("sick", BASE, V, "test", batch=64, epochs=4, **ENTAILMENT),
+    "GPU: L6, regression, accumulation": _setting(
+        "sick", L6, V, suffix="_relatedness", batch=16, accumulation=2, eval_steps=50, epochs=5, **BY_STEPS
+    ),
 }
 
 
@@ -186,8 +131,8 @@ def make_weights() -> None:
         shutil.copyfile(_model(L3) / file, _model(BASE) / file)
 
 
-def check(name: str, setting: dict[str, Any], cores: str | None, *, gpu: bool) -> dict[str, Any]:
-    """Plans, then trains; what was predicted and what was measured."""
+def check(found: dict[str, Any], setting: dict[str, Any], cores: str | None, *, gpu: bool) -> Iterator[None]:
+    """Plans, then trains; adds what was predicted and what was measured, and yields after each."""
     pinned = ["taskset", "-c", cores] if cores else []
     environment = {**os.environ, **({} if gpu else {"CUDA_VISIBLE_DEVICES": ""})}
     environment.pop("OMP_NUM_THREADS", None)
@@ -195,29 +140,33 @@ def check(name: str, setting: dict[str, Any], cores: str | None, *, gpu: bool) -
         folder = Path(place)
         words = words_of(setting, folder / "plan", gpu=gpu)
         command = [*pinned, sys.executable, "-m", "tunesmith", "plan", "--json", *words]
+        start = time.monotonic()
         said = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        found["plan_seconds"] = time.monotonic() - start
         if said.returncode:
-            return {"name": name, "error": said.stderr[-2000:]}
-        found = {"name": name, "plan": json.loads(said.stdout)}
+            found["error"] = said.stderr[-2000:]
+            return
+        found["plan"] = json.loads(said.stdout)
+        yield
         words = words_of(setting, folder / "own", gpu=gpu)
-        environment["DEVICE_PEAK"] = str(folder / "peak")
+        environment["PLAN_CHECK_OUT"] = str(folder / "noted")
         log, start = (folder / "log").open("w+"), time.monotonic()
         child = subprocess.Popen(
             [*pinned, sys.executable, "-c", TRAIN, "train", *words], env=environment, stdout=log, stderr=log
         )
-        _, status, used = os.wait4(child.pid, 0)
-        child.returncode = status
+        _, child.returncode, used = os.wait4(child.pid, 0)
         found["seconds"], found["cpu_seconds"] = time.monotonic() - start, used.ru_utime + used.ru_stime
-        if status:
+        if child.returncode:
             log.seek(0)
-            return {**found, "error": log.read()[-2000:]}
-        peak = folder / "peak"
-        found["peak_bytes"] = json.loads(peak.read_text()) if peak.exists() else used.ru_maxrss * 1024
+            found["error"] = log.read()[-2000:]
+            return
+        noted = json.loads((folder / "noted").read_text())
+        found |= {"peak_bytes": noted["peak"] or used.ru_maxrss * 1024, "marks": noted["marks"]}
         run = folder / "own" / "run"
         found["disk_bytes"] = sum(file.stat().st_size for file in run.rglob("*") if file.is_file())
         events = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
         found["events"] = [event for event in events if "seconds" in event]
-        return found
+        yield
 
 
 def show(found: list[dict[str, Any]]) -> None:
@@ -226,6 +175,7 @@ def show(found: list[dict[str, Any]]) -> None:
     for one in found:
         if "error" in one:
             print(f"{one['name']:<40} failed: {one['error']}")
+        if "peak_bytes" not in one:
             continue
         plan = one["plan"]
         memory, clock = plan["peak_bytes"] / one["peak_bytes"] - 1, plan["seconds"] / one["seconds"] - 1
@@ -242,7 +192,9 @@ def main() -> None:
     """All settings, in lanes of cores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lanes", nargs="+", default=[""], help="cores of each lane, such as 0,1 2,3")
-    parser.add_argument("--gpu_lane", help="cores of the lane that has the GPU; without it no GPU setting is run")
+    parser.add_argument(
+        "--gpu_lanes", nargs="+", default=[], help="of the lanes with the GPU; without, no GPU setting is run"
+    )
     parser.add_argument("--only", nargs="+", help="parts of the names of the settings to run")
     parser.add_argument("--rows", type=int, help="this many training rows in all settings: a try")
     parser.add_argument("--output", type=Path)
@@ -254,7 +206,7 @@ def main() -> None:
     make_weights()
     found: list[dict[str, Any]] = []
     todo: dict[bool, queue.Queue[tuple[str, dict[str, Any]]]] = {False: queue.Queue(), True: queue.Queue()}
-    for gpu, settings in ((False, CPU), (True, GPU if args.gpu_lane else {})):
+    for gpu, settings in ((False, CPU), (True, GPU if args.gpu_lanes else {})):
         for name, setting in settings.items():
             if not args.only or any(part in name for part in args.only):
                 todo[gpu].put((name, {**setting, **({"max_train_samples": args.rows} if args.rows else {})}))
@@ -265,15 +217,15 @@ def main() -> None:
                 name, setting = todo[gpu].get_nowait()
             except queue.Empty:
                 return
-            found.append(check(name, setting, cores or None, gpu=gpu))
-            show(found[-1:])
+            found.append(one := {"name": name})
+            for _ in check(one, setting, cores or None, gpu=gpu):
+                if args.output:
+                    args.output.write_text(json.dumps(found))
+            show([one])
             sys.stdout.flush()
-            if args.output:
-                args.output.write_text(json.dumps(found))
 
     lanes = [threading.Thread(target=work, args=(cores,), kwargs={"gpu": False}) for cores in args.lanes]
-    if args.gpu_lane:
-        lanes.append(threading.Thread(target=work, args=(args.gpu_lane,), kwargs={"gpu": True}))
+    lanes += [threading.Thread(target=work, args=(cores,), kwargs={"gpu": True}) for cores in args.gpu_lanes]
     for lane in lanes:
         lane.start()
     for lane in lanes:

@@ -23,7 +23,7 @@ def train_best(unit: dict[str, Any], auto: dict[str, Any], task: Any, folder: Pa
     from tunesmith.config.load import load_config
     from tunesmith.metrics.calibration import expected_calibration_error
     from tunesmith.metrics.suite import make_suite
-    from tunesmith.predict.predictor import probabilities_of
+    from tunesmith.predict.tables import probabilities_of
     from tunesmith.session.watch import Watch
     from tunesmith.tuning.best_model import Stages
     from tunesmith.tuning.chosen import choose_model, scale_head

@@ -137,7 +137,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.fast.strategies import choose_strategies
     from tunesmith.metrics.calibration import expected_calibration_error
     from tunesmith.metrics.suite import make_suite
-    from tunesmith.predict.predictor import probabilities_of
+    from tunesmith.predict.tables import probabilities_of
     from tunesmith.session.planning import make_plan
     from tunesmith.session.settling import settle_recipe
     from tunesmith.session.watch import Watch

@@ -197,8 +197,7 @@ def unpack_model(packed: Path, out: Path) -> Path:
 def main() -> None:
     """Writes the folder and prints its size."""
     from tunesmith.encoder.load import read_model_config
-    from tunesmith.encoder.resolve import find_embedded
-    from tunesmith.encoder.tokenizer import load_tokenizer, position_limit
+    from tunesmith.encoder.resolve import find_embedded, load_tokenizer, position_limit
     from tunesmith.tokens.tokenize import USUAL_LENGTH, longest_allowed
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -15,6 +15,19 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Every node of the tree of a file."""
+    return list(ast.walk(parse(path)))
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` as it is written; "" for what is no such name. Much faster than `ast.unparse`."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def name_of(path: Path) -> str:
     return path.relative_to(SRC).as_posix()
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for, lr_at
     from tunesmith.engine.state import TrainState
     from tunesmith.fast.strategies import choose_strategies
-    from tunesmith.keep.checkpoint import Identity, load_checkpoint, save_checkpoint
+    from tunesmith.keep.checkpoint import load_checkpoint, save_checkpoint
+    from tunesmith.keep.record import Identity
     from tunesmith.labels import Task
     from tunesmith.metrics.suite import load as load_metric
     from tunesmith.metrics.suite import make_suite
@@ -104,7 +105,7 @@ _HOMES: dict[str, str] = {
     "DataCollatorWithPadding": "transformers",
     "EarlyStoppingCallback": "transformers",
     "EvalPrediction": "transformers",
-    "Identity": "tunesmith.keep.checkpoint",
+    "Identity": "tunesmith.keep.record",
     "Padding": "tunesmith.tokens.batches",
     "Plan": "tunesmith.engine.plan",
     "Predictor": "tunesmith.predict.predictor",

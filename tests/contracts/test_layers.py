@@ -12,7 +12,7 @@ import pytest
 
 import source_tree
 from patience import patient
-from source_tree import FILES, SRC, imports_of, name_of, parse, room_of
+from source_tree import FILES, SRC, imports_of, name_of, nodes_of, parse, room_of
 
 LEVELS = {
     "errors": 0,
@@ -205,7 +205,7 @@ def over_budget(path: Path) -> Iterator[str]:
     lines = len(path.read_text(encoding="utf-8").splitlines())
     if lines >= MAX_FILE_LINES:
         yield f"{name_of(path)} has {lines} lines"
-    for node in ast.walk(parse(path)):
+    for node in nodes_of(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines >= MAX_FUNCTION_LINES:

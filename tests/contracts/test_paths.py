@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -14,11 +15,16 @@ THEIRS = {"run_glue.py", "run_classification.py", "accuracy/accuracy.py", "train
 """Scripts of transformers and of a reader's own."""
 
 
+@cache
+def known_names() -> set[str]:
+    """Every file of Python, by its name alone."""
+    return {path.name for root in ("src", "tests", "bench") for path in (ROOT / root).rglob("*.py")}
+
+
 def missing_in(page: Path) -> Iterator[str]:
     text = page.read_text(encoding="utf-8")
-    known = {path.name for root in ("src", "tests", "bench") for path in (ROOT / root).rglob("*.py")}
     for name in re.findall(r"(?<![\w/.<*-])((?:[\w-]+/)*[\w-]+\.(?:py|sh))\b", text):
-        if name not in THEIRS and name not in known and not any((root / name).is_file() for root in ROOTS):
+        if name not in THEIRS and name not in known_names() and not any((root / name).is_file() for root in ROOTS):
             yield name
     for name in re.findall(r"\b(?:from|import|-m) (tunesmith\.[a-z_.]+)|`(tunesmith\.[a-z_]+\.[a-z_.]+)", text):
         parts = (name[0] or name[1]).rstrip(".").split(".")[1:]

@@ -24,8 +24,7 @@ from tunesmith.fast.strategies import choose_strategies
 from tunesmith.keep.checkpoint import Identity, load_checkpoint, save_checkpoint
 from tunesmith.labels import Task
 from tunesmith.ranks.runtime import Runtime, make_runtime
-from tunesmith.ranks.sharding import gathered, is_sharded
-from tunesmith.ranks.sharding_options import Sharding
+from tunesmith.ranks.sharding import Sharding, gathered, is_sharded
 from tunesmith.tokens.batches import Batches, Padding
 from tunesmith.tokens.token_rows import TokenRows
 

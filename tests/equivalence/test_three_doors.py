@@ -21,8 +21,8 @@ from tunesmith.events import StepDone
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import Task
 from tunesmith.ranks.runtime import make_runtime
+from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.run.reader import read_journal
 from tunesmith.tokens.batches import Batches, Padding
 from tunesmith.tokens.token_rows import TokenRows
 

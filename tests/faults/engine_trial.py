@@ -32,7 +32,7 @@ from tunesmith.predict.torch_network import export_model
 from tunesmith.ranks.roster import RankRoster
 from tunesmith.ranks.runtime import make_runtime
 from tunesmith.run.layout import RunDir
-from tunesmith.run.lock import RunLock
+from tunesmith.run.ownership import RunLock
 from tunesmith.run.writing import write_file
 from tunesmith.tokens.batches import Batches, Padding
 from tunesmith.tokens.token_rows import TokenRows
@@ -162,9 +162,8 @@ def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunKeeper, Any]:
     config = {"accumulation": options["accumulation"], "world": runtime.world, "rows": options["rows"]}
     identity = Identity("run", options["data"], config, {"names": options["labels"]}, options["versions"])
     describe = describe_with(model)
-    keeper = RunKeeper(
-        run, state, plan, identity, describe, keep_checkpoints=options["keep"], allow_changed=options["allow_changed"]
-    )
+    given = {"keep_checkpoints": options["keep"], "allow_changed": options["allow_changed"]}
+    keeper = RunKeeper(run, state, identity, plan=plan, describe=describe, **given)
     if options["aside"]:
         keeper.aside_from = 0  # these checkpoints are far below the size from which on it pays
     return keeper, batches
@@ -184,8 +183,7 @@ def write_model(folder: Path) -> None:
 def load_folder(folder: str, text: str) -> int:
     """Loads model and tokenizer of a folder as a run does, and reads one text; gives the exit code of the command line."""
     from tunesmith.encoder.load import load_model
-    from tunesmith.encoder.resolve import resolve_model
-    from tunesmith.encoder.tokenizer import load_tokenizer
+    from tunesmith.encoder.resolve import load_tokenizer, resolve_model
     from tunesmith.labels import LabelMap
 
     try:

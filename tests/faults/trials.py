@@ -15,8 +15,8 @@ from typing import Any
 from patience import patient
 from tunesmith.errors import CheckpointError
 from tunesmith.events import WALL_CLOCK, EpochStarted, Evaluated, Improved, RowsEvaluated, StepDone, to_json
+from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import read_manifest, verify
 from tunesmith.run.writing import TMP_PREFIX
 from warm import ENVIRONMENT, warm_python

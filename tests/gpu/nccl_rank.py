@@ -11,8 +11,7 @@ import torch
 from gpu_engine import OFF, engine_rows, make_state, train
 
 from tunesmith.ranks.runtime import leave_ranks
-from tunesmith.ranks.sharding import shard_model
-from tunesmith.ranks.sharding_options import Sharding
+from tunesmith.ranks.sharding import Sharding, shard_model
 
 failures: list[str] = []
 

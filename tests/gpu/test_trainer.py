@@ -53,7 +53,7 @@ def test_a_model_made_by_model_init_is_fused_and_captured_on_the_device(tmp_path
 
         def _make_engine(self) -> Any:
             engine = super()._make_engine()
-            chosen = self._parts.run.speed_ups
+            chosen = self._run.speed_ups
             assert chosen is not None
             assert chosen.fused is not None
             assert {t.device.type for t in chosen.fused.copies.values()} == {"cuda"}

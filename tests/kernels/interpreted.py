@@ -155,7 +155,7 @@ def check_attention(first_only: bool, many: int, window: int | None = None) -> N
     """Against softmax row by row; with dropout against small changes of q, k and v. Rows of one tile and of several."""
     torch.manual_seed(0)
     attention_kernels._MANY = many
-    lengths, heads, size, scale = (5, 64, 70, 130, 1), 2, 16, 0.25
+    lengths, heads, size, scale = (5, 64, 70 if many else 130, 1), 2, 16, 0.25
     at = [0, *itertools.accumulate(lengths)]
     packed = torch.randn(at[-1], 3, heads, size)
     q = torch.randn(len(lengths), heads, size) if first_only else packed[:, 0]
@@ -165,8 +165,8 @@ def check_attention(first_only: bool, many: int, window: int | None = None) -> N
 
     def forward(q: torch.Tensor, packed: torch.Tensor, drop: float) -> Any:
         return attention_kernels.attention_forward(
-            q, packed[:, 1], packed[:, 2], *bounds, q_longest=1 if first_only else 130, scale=scale, drop=drop, seeds=SEEDS,
-            call=1, window=window,
+            q, packed[:, 1], packed[:, 2], *bounds, q_longest=1 if first_only else max(lengths), scale=scale, drop=drop,
+            seeds=SEEDS, call=1, window=window,
         )  # fmt: skip
 
     def gradients(given: torch.Tensor, drop: float) -> tuple[torch.Tensor, ...]:
@@ -175,7 +175,7 @@ def check_attention(first_only: bool, many: int, window: int | None = None) -> N
         d_q = torch.full_like(q, float("nan")) if first_only else into[:, 0]
         attention_kernels.attention_backward(
             given, q, packed[:, 1], packed[:, 2], out, lse, (d_q, into[:, 1], into[:, 2]), *bounds,
-            longest=130, scale=scale, drop=drop, seeds=SEEDS, call=1, window=window,
+            longest=max(lengths), scale=scale, drop=drop, seeds=SEEDS, call=1, window=window,
         )  # fmt: skip
         return d_q, into[:, 1], into[:, 2]
 
@@ -187,17 +187,21 @@ def check_attention(first_only: bool, many: int, window: int | None = None) -> N
     given = torch.randn_like(expected)
     for which, a, b in zip("qkv", gradients(given, 0.0), torch.autograd.grad(expected, leaves, given), strict=True):
         say(f"{name} gradient of {which}", apart(a, b), 1e-5)
-    for number, gradient in enumerate(gradients(given, 0.3)):
-        direction = torch.randn_like(gradient)
+    slopes = gradients(given, 0.3)
+    directions = [torch.randn_like(gradient) for gradient in slopes]
 
-        def loss(step: float, number: int = number, direction: torch.Tensor = direction) -> torch.Tensor:
-            moved = packed.clone()
-            moved[:, number] += step * direction if not (first_only and number == 0) else 0
-            queries = q + step * direction if first_only and number == 0 else q if first_only else moved[:, 0]
-            return (forward(queries, moved, 0.3)[0].double() * given.double()).sum()
+    def loss(step: float) -> torch.Tensor:
+        """All three changed at once: a wrong gradient of one of them is not made up for by another."""
+        moved = packed.clone()
+        for number, direction in enumerate(directions):
+            if not (first_only and number == 0):
+                moved[:, number] += step * direction
+        queries = q + step * directions[0] if first_only else moved[:, 0]
+        return (forward(queries, moved, 0.3)[0].double() * given.double()).sum()
 
-        slope = float((loss(1e-2) - loss(-1e-2)) / 2e-2)
-        say(f"{name} dropout slope of {'qkv'[number]}", abs(slope - float((gradient * direction).sum())), 2e-2)
+    slope = float((loss(5e-3) - loss(-5e-3)) / 1e-2)
+    expected_slope = sum(float((a * b).sum()) for a, b in zip(slopes, directions, strict=True))
+    say(f"{name} dropout slope", abs(slope - expected_slope), 2e-2)
 
 
 def _pairs(at: list[int]) -> list[tuple[int, int]]:

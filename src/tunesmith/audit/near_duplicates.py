@@ -10,10 +10,13 @@ import numpy as np
 
 from tunesmith.audit.text_survey import FoldedBlock, Ints, TextSurvey, lengthen, list_grams, read_texts
 
-SIMILAR = 0.8
-"""Share of pairs of neighbouring bytes, each as often as it occurs, that two nearly equal texts have in common."""
+CLOSE, COPIED = 65, 93
+"""Percent of the pairs of neighbouring bytes, each as often as it occurs, that two texts have in common: below the first they
+are never nearly equal, from the second on always."""
+BY_NATURE, FEW = 0.006, 4
+"""Share of the texts that may be between both before the lower bound is raised (bench/audit_near.py), and a number of them."""
 SHARED_SHINGLES = 0.45
-"""The same for the set of runs of four bytes: what only has like letters is not nearly equal (bench/audit_near.py)."""
+"""The same for the set of runs of four bytes: what only has like letters is not nearly equal."""
 LONG_TEXT = 200
 """From so many bytes on as many runs of sixteen bytes must be shared as well."""
 MOST_PAIRS = 4_000_000
@@ -21,37 +24,82 @@ MOST_PAIRS = 4_000_000
 _CHUNK = 4_000
 
 
+class Nearest:
+    """The closest earlier text for each text, and how close it is in percent."""
+
+    def __init__(self, count: int) -> None:
+        self.text, self.percent = np.full(count, -1, np.int32), np.zeros(count, np.uint8)
+
+    def add(self, pairs: Ints, percent: Ints) -> None:
+        """(earlier, later) in order of their percent, so that the closest of a text is written last."""
+        better = percent > self.percent[pairs[:, 1]]
+        self.text[pairs[better, 1]], self.percent[pairs[better, 1]] = pairs[better, 0], percent[better]
+
+    def open(self, pairs: Ints) -> Ints:
+        """Whether a pair can still change something."""
+        opened: Ints = (self.percent[pairs[:, 1]] < COPIED) & (self.text[pairs[:, 1]] != pairs[:, 0])
+        return opened
+
+    def at_least(self, percent: int) -> Ints:
+        """The text where it is close enough, else -1."""
+        return np.where(self.percent >= percent, self.text, np.int32(-1))
+
+
 @dataclass(frozen=True)
 class NearTexts:
-    """For each text the number of an earlier one that is equal or nearly so, -1 for none: in any split, and in train."""
+    """For each text an earlier one that is equal (-1 for none), the closest earlier one, and the closest one of train.
+
+    `least`: percent in common from which texts are nearly equal here; `by_nature`: share of texts that are close to another.
+    """
 
     equal: Ints
-    near: Ints
-    near_in_train: Ints
+    nearest: Nearest
+    in_train: Nearest
     complete: bool
+    least: int
+    by_nature: float
+
+    def earlier(self, percent: int) -> Ints:
+        """A text so close, in train if there is one, else -1."""
+        here = self.in_train.at_least(percent)
+        return np.where(here >= 0, here, self.nearest.at_least(percent))
 
 
 def find_near(survey: TextSurvey, train_texts: int) -> NearTexts:
     """Compares each text that has no equal one. Texts below `train_texts` are those of train."""
     equal = first_equal(survey.keys)
     only = np.flatnonzero(equal < 0).astype(np.int32)
-    near = np.full(len(equal), -1, np.int32)
-    in_train = np.full(len(equal), -1, np.int32)
+    near, in_train = Nearest(len(equal)), Nearest(len(equal))
+    closest = np.zeros(train_texts or len(equal), np.uint8)
     left = MOST_PAIRS
     with open(survey.bytes_file, "rb") as file:
         for path in survey.band_files:
             pairs = _candidates(_numbered(path, only), len(equal), train_texts)
-            pairs = _open_pairs(pairs, near, in_train, train_texts)
+            pairs = pairs[near.open(pairs) | ((pairs[:, 0] < train_texts) & in_train.open(pairs))]
             for at in range(0, min(len(pairs), left), _CHUNK):
                 some = pairs[at : at + _CHUNK]
-                hits = some[similarity(file, survey, some) >= SIMILAR]
-                near[hits[:, 1]] = hits[:, 0]
-                from_train = hits[hits[:, 0] < train_texts]
-                in_train[from_train[:, 1]] = from_train[:, 0]
+                percent = (100 * similarity(file, survey, some)).astype(np.uint8)
+                order = np.argsort(percent, kind="stable")
+                some, percent = some[order], percent[order]
+                near.add(some, percent)
+                from_train = some[:, 0] < train_texts
+                in_train.add(some[from_train], percent[from_train])
+                inside = some[:, 1] < len(closest)
+                for side in (0, 1):
+                    np.maximum.at(closest, some[inside, side], percent[inside])
             left -= len(pairs)
             if left <= 0:
                 break
-    return NearTexts(equal, near, in_train, left > 0)
+    return NearTexts(equal, near, in_train, left > 0, *_least_percent(closest))
+
+
+def _least_percent(closest: Ints) -> tuple[int, float]:
+    """Where rows are close to each other by nature (templates, one word changed), only what is closer is nearly equal.
+
+    By nature is what lies between the bounds: copies are closer, texts of their own are further apart.
+    """
+    above = np.bincount(closest, minlength=101)[CLOSE:COPIED][::-1].cumsum()[::-1]
+    return CLOSE + int((above > max(BY_NATURE * len(closest), FEW)).sum()), float(above[0] / max(len(closest), 1))
 
 
 def first_equal(keys: Ints) -> Ints:
@@ -101,21 +149,14 @@ def _candidates(packed: Ints, texts: int, train_texts: int) -> Ints:
     return np.unique(np.concatenate([neighbours, across]), axis=0) if len(later) else neighbours
 
 
-def _open_pairs(pairs: Ints, near: Ints, in_train: Ints, train_texts: int) -> Ints:
-    """Pairs whose later text is not settled yet."""
-    settled = near[pairs[:, 1]] >= 0
-    settled &= (pairs[:, 1] < train_texts) | (pairs[:, 0] >= train_texts) | (in_train[pairs[:, 1]] >= 0)
-    return pairs[~settled]
-
-
 def similarity(file: Any, survey: TextSurvey, pairs: Ints) -> Ints:
     """How much two texts have in common, from 0 to 1; 0 for those that cannot be nearly equal."""
     result = np.zeros(len(pairs))
     sizes = survey.sizes[pairs]
-    alike = np.flatnonzero(sizes.min(axis=1) >= SIMILAR * sizes.max(axis=1))
+    alike = np.flatnonzero(100 * sizes.min(axis=1) >= CLOSE * sizes.max(axis=1))
     blocks = [read_texts(file, survey, pairs[alike, side]) for side in (0, 1)]
     letters = _letter_overlap(*map(_letter_counts, blocks))
-    close = alike[letters >= SIMILAR]
+    close = alike[100 * letters >= CLOSE]
     close_blocks = [read_texts(file, survey, pairs[close, side]) for side in (0, 1)]
     shared = _shingle_overlap([_shingles(block) for block in close_blocks], len(close))
     long = sizes[close].min(axis=1) >= LONG_TEXT

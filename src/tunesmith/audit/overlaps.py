@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tunesmith.audit.near_duplicates import NearTexts, first_equal
+from tunesmith.audit.near_duplicates import CLOSE, NearTexts, first_equal
 from tunesmith.audit.text_survey import Ints, TextSurvey
 from tunesmith.findings import Finding, Severity
 from tunesmith.labels import LabelMap, Task
@@ -17,6 +17,8 @@ LEAK_SHARE = 0.01
 REPEAT_SHARE = 0.2
 CONTRADICTION_SHARE = 0.005
 CONSTANT_SHARE = 0.05
+CLOSE_SHARE = 0.2
+"""Share of the rows of a split that are close to a train row and have its label, from which this is worth a warning."""
 SHOWN = 10
 
 
@@ -26,7 +28,7 @@ def find_overlaps(
     """Repeats, leaks, contradictions, swapped pairs, texts that stand in many rows. `ids` are the labels by split."""
     own = np.arange(len(near.equal), dtype=np.int32)
     equal = np.where(near.equal >= 0, near.equal, own)
-    alike = near_roots(near, equal)
+    alike = near_roots(near.earlier(near.least), equal)
     findings: list[Finding] = []
     rows = {split: (survey.of(split, equal), survey.of(split, alike)) for split in parts}
     for split, (exact, like) in rows.items():
@@ -36,13 +38,38 @@ def find_overlaps(
         findings += _repeats(split, exact, like, complete=near.complete)
         findings += _swaps(split, exact)
         findings += _constant(split, exact, survey.of(split, survey.characters))
+    if near.least > CLOSE and "train" in rows:
+        close = near_roots(near.earlier(CLOSE), equal)
+        findings += _close_by_nature(near, {split: survey.of(split, close) for split in parts}, ids, labels)
     return findings + _contradictions({split: found[0] for split, found in rows.items()}, ids, labels)
 
 
-def near_roots(near: NearTexts, equal: Ints) -> Ints:
+def _close_by_nature(
+    near: NearTexts, rows: Mapping[str, Ints], ids: Mapping[str, Ints], labels: LabelMap
+) -> list[Finding]:
+    """Where nearness alone is no sign of a copy: rows of a template, one word changed, made from each other."""
+    least = "" if near.complete else "At least "
+    evidence = (
+        f"{least}{near.by_nature:.0%} of the train texts are close to another one, as texts of one template are. So texts "
+        f"are called nearly equal here from {near.least}% of their letter pairs in common, not from {CLOSE}%."
+    )
+    severity: Severity = "info"
+    train = row_keys(np.sort(rows["train"], axis=1))
+    numbers: dict[str, object] = {"share": near.by_nature, "least_percent": near.least}
+    for split, found in rows.items():
+        if split == "train":
+            continue
+        share = numbers[f"{split}_share"] = float(np.isin(row_keys(np.sort(found, axis=1)), train).mean())
+        if share >= CLOSE_SHARE and _agreement(found, rows["train"], ids[split], ids["train"], labels):
+            severity = "warning"
+            evidence += f" {share:.0%} of the {split} rows are close to a train row, mostly with its label."
+    advice = ("If rows were made from each other, keep all that were made from one row on one side of the split.",)
+    return [Finding("close_by_nature", severity, evidence, advice, numbers=numbers)]
+
+
+def near_roots(earlier: Ints, equal: Ints) -> Ints:
     """For each text the first of those that are equal or nearly so, along the chain of earlier ones."""
-    before = np.where(near.near_in_train >= 0, near.near_in_train, near.near)
-    parent = np.where(before >= 0, before, np.arange(len(before), dtype=np.int32))
+    parent = np.where(earlier >= 0, earlier, np.arange(len(earlier), dtype=np.int32))
     parent = parent[equal]
     while True:
         above = parent[parent]

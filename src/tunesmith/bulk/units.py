@@ -60,9 +60,8 @@ def find_inputs(pattern: str) -> list[InputFile]:
     """The files of a glob pattern, a folder or a single path (or URL of fsspec), in order of their names."""
     fs, files = (None, _local_files(pattern)) if not is_remote(pattern) else _remote_files(pattern)
     if not files:
-        raise DataError(
-            "no file matches", where=pattern, fix="Quote the pattern, so that the shell leaves it as it is."
-        )
+        fix = "Quote the pattern, so that the shell leaves it as it is."
+        raise DataError("no file matches", where=pattern, fix=fix)
     root = os.path.commonpath([os.path.dirname(file) for file in files])
     inputs = [
         InputFile(file, _stem(Path(os.path.relpath(file, root))), *kind_of_rows(Path(file)), fs) for file in files
@@ -70,9 +69,8 @@ def find_inputs(pattern: str) -> list[InputFile]:
     names = Counter(one.name for one in inputs)
     clash = [one.path for one in inputs if names[one.name] > 1]
     if clash:
-        raise DataError(
-            f"{' and '.join(clash[:2])} would have the same output", fix="Rename one, or give two commands."
-        )
+        fix = "Rename one, or give two commands."
+        raise DataError(f"{' and '.join(clash[:2])} would have the same output", fix=fix)
     return inputs
 
 

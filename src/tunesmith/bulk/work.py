@@ -21,9 +21,15 @@ from tunesmith.bulk.units import UNIT_ROWS, InputFile, Unit, units_of
 from tunesmith.errors import CheckpointError, DataError
 from tunesmith.files import BadFile, parse_json
 from tunesmith.predict.facts import model_folder_of
-from tunesmith.predict.predictor import Predictor, answer_columns, probabilities_of
-from tunesmith.predict.stream import chunks_of
-from tunesmith.predict.tables import check_cells, choose_column_names, fill_table, list_answers
+from tunesmith.predict.predictor import Predictor, chunks_of
+from tunesmith.predict.tables import (
+    answer_columns,
+    check_cells,
+    choose_column_names,
+    fill_table,
+    list_answers,
+    probabilities_of,
+)
 from tunesmith.reading.row_blocks import kind_of_rows, read_stdin
 from tunesmith.run.remembered import known_hash
 
@@ -71,9 +77,8 @@ def join_job(job: BulkJob, model: str | Path, *, where: str, threads: int = 1) -
         if not before:
             strangers = sorted(name.split("/")[0] for name in job.output.names())
             if strangers:
-                raise DataError(
-                    f"holds other files ({', '.join(strangers[:3])})", where=where, fix="Give an empty --output."
-                )
+                fix = "Give an empty --output."
+                raise DataError(f"holds other files ({', '.join(strangers[:3])})", where=where, fix=fix)
             job.output.write(JOB_FILE, json.dumps({**mine, "threads": threads}, indent=1).encode())
         try:
             there = parse_json(job.output.read(JOB_FILE))
@@ -81,9 +86,8 @@ def join_job(job: BulkJob, model: str | Path, *, where: str, threads: int = 1) -
             raise CheckpointError(f"cannot be read ({error})", where=f"{where.rstrip('/')}/{JOB_FILE}") from None
     changed = [name for name in mine if there.get(name) != mine[name]]
     if changed:
-        raise CheckpointError(
-            f"the folder belongs to another job: {', '.join(changed)} differ", where=where, fix="Give another --output."
-        )
+        fix = "Give another --output."
+        raise CheckpointError(f"the folder belongs to another job: {', '.join(changed)} differ", where=where, fix=fix)
     return before, int(there.get("threads", threads))
 
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.errors import DataError
     from tunesmith.metrics.suite import make_suite
     from tunesmith.reading.columns import Columns
-    from tunesmith.reading.new_rows import read_labelled
+    from tunesmith.reading.load import read_labelled
 
     console = Console()
     facts = read_model_facts(args)

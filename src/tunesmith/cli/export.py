@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tunesmith.cli.parser import user_path
-from tunesmith.predict.graph_facts import FORMATS
+from tunesmith.predict.facts import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

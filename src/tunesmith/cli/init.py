@@ -11,7 +11,7 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, dump_value, list_options
 from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
-from tunesmith.run.ledger import require_not_of_a_run
+from tunesmith.run.layout import require_not_of_a_run
 from tunesmith.run.writing import require_plain, write_file
 
 USUAL = (
@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
 def look_at(files: dict[str, str], asked: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Columns and task of the files as options, and the sentences that say why."""
     from tunesmith.reading.columns import infer_columns
+    from tunesmith.reading.gather import follow_split_column
     from tunesmith.reading.read import read_source
-    from tunesmith.reading.split import follow_split_column
 
     how = {name: asked[name] for name in ("encoding", "delimiter", "quoting", "sheet_name")}
     sources = {

@@ -8,11 +8,26 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from tunesmith.cli.console import format_bytes, format_duration
+from tunesmith.cli.console import format_bytes, format_duration, quiet_libraries
 from tunesmith.cli.parser import add_config_arguments, config_from_args
-from tunesmith.session.forecast import Forecast, forecast_run
+from tunesmith.cli.side_process import SideProcess
+from tunesmith.cli.train import LIBRARIES
+from tunesmith.config.load import load_config
+from tunesmith.config.schema import RunConfig, to_dict
+from tunesmith.errors import ConfigError, ResourceError, TunesmithError
+from tunesmith.session.forecast import Forecast
+from tunesmith.session.inputs import read_run_data, refuse_what_is_not_built
+from tunesmith.session.watch import Watch
+
+ERROR_MARK = "tunesmith-forecast-error: "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,3 +69,48 @@ def describe_forecast(found: Forecast, folder: Path) -> list[str]:
     if free < found.disk_bytes:
         lines.append("warning: the disk is too small. Give --output_dir on another one, or --save_total_limit 1.")
     return lines
+
+
+def forecast_run(config: RunConfig) -> Forecast:
+    """Measures in a child process: its memory is that of one run, and one that is killed for its memory is reported."""
+    refuse_what_is_not_built(config)
+    options = {name: _plain(value) for name, value in to_dict(config).items() if value is not None}
+    sent = json.dumps({"begun": time.time(), "options": options})
+    command = [sys.executable, "-m", "tunesmith.cli.plan"]
+    done = subprocess.run(command, input=sent, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    if done.returncode == 0 and lines:
+        return Forecast(**json.loads(lines[-1]))
+    marked = [line for line in done.stderr.splitlines() if line.startswith(ERROR_MARK)]
+    if marked:
+        found = json.loads(marked[-1].removeprefix(ERROR_MARK))
+        error = ConfigError(found["text"])
+        error.exit_code = found["exit_code"]
+        raise error
+    tail = " ".join(done.stderr.split()[-30:])
+    raise ResourceError(f"the measured steps ended with exit code {done.returncode}: {tail[-300:]}")
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+
+
+def measure_from_stdin() -> None:
+    """The child: does what `train` does, with few steps; prints the forecast. An error of ours is one marked line on stderr."""
+    out, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not an answer
+    asked = json.load(sys.stdin)
+    quiet_libraries()
+    try:
+        config, watch = load_config(None, asked["options"]), Watch()
+        with SideProcess(LIBRARIES) as watch.aside:
+            data = watch.aside.start(partial(read_run_data, config, {}), progress=watch.progress)()
+            from tunesmith.session.short_run import measure_run  # with torch, which is loaded while the data is read
+
+            found = measure_run(config, data, watch, asked["begun"])
+    except TunesmithError as error:
+        sys.exit(ERROR_MARK + json.dumps({"text": error.line(), "exit_code": error.exit_code}))
+    print(json.dumps(asdict(found)), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    measure_from_stdin()

@@ -70,9 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predicts and writes the table; gives the exit code."""
     from tunesmith.errors import ConfigError
-    from tunesmith.predict.graph_facts import is_graph_folder
+    from tunesmith.predict.facts import is_graph_folder
     from tunesmith.predict.tables import check_format
-    from tunesmith.run.ledger import require_not_of_a_run
+    from tunesmith.run.layout import require_not_of_a_run
     from tunesmith.run.writing import require_plain
 
     if (args.input is None) == (args.text is None):
@@ -113,7 +113,7 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
             fix="Put each text in quotes; give pairs as --text A ... --text_pair B ...",
         )
     predictor = load_predictor(args)
-    from tunesmith.predict.predictor import predicted_names, sorted_scores
+    from tunesmith.predict.tables import predicted_names, sorted_scores
 
     probabilities = predictor.probabilities(texts, pairs)
     labels = predictor.facts.labels
@@ -139,7 +139,7 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
         write_delimited,
         write_table,
     )
-    from tunesmith.reading.new_rows import read_unlabelled
+    from tunesmith.reading.load import read_unlabelled
 
     console = Console()
     given, options = _source(args)
@@ -154,7 +154,7 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     if renamed is not None:
         console.say(renamed)
     predictor = load_predictor(args)
-    from tunesmith.predict.predictor import answer_columns, probabilities_of
+    from tunesmith.predict.tables import answer_columns, probabilities_of
 
     logits = predict_dataset(predictor, source.dataset, text, console, max_rows=args.batch_size, what="predicting")
     labels = predictor.facts.labels

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.report.build import build_report
     from tunesmith.report.render import write_report
     from tunesmith.run.layout import open_run
-    from tunesmith.run.ledger import require_own
+    from tunesmith.run.ownership import require_own
     from tunesmith.run.writing import make_folder
 
     folder = open_run(args.run)

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped; gives the exit code."""
-    from tunesmith.predict.graph_facts import is_graph_folder
+    from tunesmith.predict.facts import is_graph_folder
     from tunesmith.run.layout import RunDir, open_run
     from tunesmith.serve.counters import ServiceCounters
     from tunesmith.serve.prediction import DRAIN_SECONDS, PredictionService, load_in_background

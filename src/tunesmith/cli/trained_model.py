@@ -88,7 +88,7 @@ def predict_dataset(
     predictor: Any, dataset: Any, text: tuple[str, ...], console: Any, *, max_rows: int | None, what: str
 ) -> Any:
     """Logits of every row of a Dataset; cut and empty texts are reported."""
-    from tunesmith.predict.stream import chunks_of_dataset
+    from tunesmith.predict.predictor import chunks_of_dataset
     from tunesmith.tokens.truncation import describe_empty
 
     counter = console.counter(what, len(dataset))

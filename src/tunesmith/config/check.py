@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tunesmith.config.choices import read_duration, schedule_problems
-from tunesmith.config.convert import Range
+from tunesmith.config.convert import Range, read_duration, schedule_problems
 from tunesmith.config.schema import PATH_OPTIONS, RunConfig, list_options
 from tunesmith.errors import did_you_mean
 
@@ -94,9 +93,8 @@ def _check_sources(config: RunConfig, *, need_data: bool) -> Iterator[Problem]:
     if len(given) > 1:
         yield Problem(given[1], f"cannot be used together with {given[0]}", "Give one source of training rows")
     if need_data and not given:
-        yield Problem(
-            "train_file", "no training rows are given", "Use --train_file FILE, --task_name mrpc or --dataset_name NAME"
-        )
+        fix = "Use --train_file FILE, --task_name mrpc or --dataset_name NAME"
+        yield Problem("train_file", "no training rows are given", fix)
     if config.dataset_config_name is not None and config.dataset_name is None:
         yield Problem("dataset_config_name", "needs dataset_name", "Add --dataset_name glue, for example")
     for name in ("train_split_name", "validation_split_name", "test_split_name"):
@@ -106,18 +104,16 @@ def _check_sources(config: RunConfig, *, need_data: bool) -> Iterator[Problem]:
     for name in ("validation_file", "test_file"):
         path = getattr(config, name)
         if path is not None and path in files:
-            yield Problem(
-                name, f"is the same file as {files[path]}", "A score on training rows says nothing: use other rows"
-            )
+            problem = f"is the same file as {files[path]}"
+            yield Problem(name, problem, "A score on training rows says nothing: use other rows")
         elif path is not None:
             files[path] = name
 
 
 def _check_folds(config: RunConfig) -> Iterator[Problem]:
     if config.fold is not None and (config.folds is None or config.fold > config.folds):
-        yield Problem(
-            "fold", f"there is no fold {config.fold} of {config.folds or 0}", "Give --folds, and a fold up to it"
-        )
+        fix = "Give --folds, and a fold up to it"
+        yield Problem("fold", f"there is no fold {config.fold} of {config.folds or 0}", fix)
     if config.folds is not None and config.validation_file is not None:
         yield Problem("folds", "makes its own validation rows, and a validation_file is given", "Give one of them")
 
@@ -150,9 +146,8 @@ def _check_columns(config: RunConfig) -> Iterator[Problem]:
         twice = Counter(labels).most_common(1)[0][0]
         yield Problem("label_names", f"{twice!r} is named twice", "Name each label once")
     if config.delimiter is not None and len(config.delimiter) != 1:
-        yield Problem(
-            "delimiter", f"{config.delimiter!r} is not one character", "Use one, or comma, tab, semicolon, pipe"
-        )
+        fix = "Use one, or comma, tab, semicolon, pipe"
+        yield Problem("delimiter", f"{config.delimiter!r} is not one character", fix)
     yield from _check_encoding(config)
     yield from _check_class_weights(config)
 
@@ -181,9 +176,8 @@ def _check_class_weights(config: RunConfig) -> Iterator[Problem]:
     if any(weight <= 0 for weight in weights):
         yield Problem("class_weights", f"{min(weights)} is not above 0", "Give each label a positive weight")
     if config.label_names is not None and len(weights) != len(config.label_names):
-        yield Problem(
-            "class_weights", f"{len(weights)} weights for {len(config.label_names)} labels", "Give one for each"
-        )
+        fix = "Give one for each"
+        yield Problem("class_weights", f"{len(weights)} weights for {len(config.label_names)} labels", fix)
 
 
 def _check_metrics(config: RunConfig) -> Iterator[Problem]:
@@ -232,13 +226,11 @@ def _check_batches(config: RunConfig) -> Iterator[Problem]:
     if config.token_budget is not None:
         longest = config.max_seq_length
         if longest is not None and config.token_budget < longest:
-            yield Problem(
-                "token_budget", f"{config.token_budget} is too small for one row of {longest} tokens", "Raise it"
-            )
+            fix = "Raise it"
+            yield Problem("token_budget", f"{config.token_budget} is too small for one row of {longest} tokens", fix)
         if config.train_sampling_strategy == "sequential":
-            yield Problem(
-                "token_budget", "sorts rows, so it contradicts train_sampling_strategy sequential", "Give one"
-            )
+            problem = "sorts rows, so it contradicts train_sampling_strategy sequential"
+            yield Problem("token_budget", problem, "Give one")
         if config.decided.num_train_epochs > 10_000:
             yield Problem("num_train_epochs", "is above 10000 with token_budget, which counts each epoch", "Lower it")
     if config.pad_to_max_length and config.padding_free == "on":
@@ -261,9 +253,8 @@ def _check_saving(config: RunConfig) -> Iterator[Problem]:
     if config.weights_only and not config.resume_from_checkpoint:
         yield Problem("weights_only", "needs resume_from_checkpoint", "Add --resume_from_checkpoint")
     if config.save_strategy == "no" and config.load_best_model_at_end:
-        yield Problem(
-            "load_best_model_at_end", "needs checkpoints, but save_strategy is no", "Set save_strategy to epoch"
-        )
+        problem = "needs checkpoints, but save_strategy is no"
+        yield Problem("load_best_model_at_end", problem, "Set save_strategy to epoch")
     trackers = ("none", "all", "tensorboard", "wandb", "trackio", "mlflow")
     for name in config.report_to:
         if name not in trackers:

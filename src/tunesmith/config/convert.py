@@ -1,14 +1,20 @@
-"""From what a person wrote to the type of an option. Text is read by the option's type, never by guessing:
-`1e-5` is a number where a number is wanted, `no` is a string where a string is wanted."""
+"""From what a person wrote to the type of an option, and the values that options accept: optimizers and schedules by name with
+what each takes, and lengths of time. The engine reads these tables, too.
+
+Text is read by the option's type, never by guessing: `1e-5` is a number where a number is wanted, `no` a string where one is.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from tunesmith.errors import did_you_mean
 
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 """The spellings of true and false."""
@@ -52,7 +58,8 @@ def convert(value: Any, hint: Any) -> Any:
                 return _convert_one(value, kind)
             except _Mismatch:
                 continue
-    raise ValueError(f"expected {describe(hint)}, got {_show(value)}{_how_to_write(value, kinds)}")
+    shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
+    raise ValueError(f"expected {describe(hint)}, got {shown}{_how_to_write(value, kinds)}")
 
 
 def describe(hint: Any) -> str:
@@ -109,8 +116,8 @@ def _means_none(text: str, kinds: tuple[Any, ...]) -> bool:
     if text == "":
         return True
     free_text = str in kinds or any(get_origin(kind) is tuple and get_args(kind)[0] is str for kind in kinds)
-    choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
-    return not free_text and "none" not in choices and text.lower() in ("none", "null")
+    listed = any("none" in get_args(kind) for kind in kinds if get_origin(kind) is Literal)
+    return not free_text and not listed and text.lower() in ("none", "null")
 
 
 def _convert_one(value: Any, kind: Any) -> Any:
@@ -125,13 +132,10 @@ def _convert_one(value: Any, kind: Any) -> Any:
 
 def _as_choice(value: Any, choices: tuple[Any, ...]) -> Any:
     """One of the choices. True and False (JSON, TOML) stand for on/off or yes/no among them."""
-    if isinstance(value, bool):
-        word = next((c for c in choices if WORDS.get(str(c)) is value), None)
-        if word is not None:
-            return word
-    if value in choices:
-        return value
-    raise _Mismatch
+    meant = [c for c in choices if c == value or (isinstance(value, bool) and WORDS.get(str(c)) is value)]
+    if not meant:
+        raise _Mismatch
+    return meant[0]
 
 
 def _as_bool(value: Any) -> bool:
@@ -202,11 +206,6 @@ def _as_scalar(value: Any) -> Any:
     return _as_str(value)
 
 
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def _how_to_write(value: Any, kinds: tuple[Any, ...]) -> str:
     """The spelling that would have worked for a number written in another way, or nothing."""
     if not isinstance(value, (str, float)) or not {int, float}.intersection(kinds):
@@ -215,6 +214,72 @@ def _how_to_write(value: Any, kinds: tuple[Any, ...]) -> str:
         number = float(value)
     except ValueError:
         return ""
-    if math.isfinite(number) and number.is_integer() and abs(number) < 1e15:
-        return f". Write {int(number)}"
-    return ""
+    return f". Write {int(number)}" if number.is_integer() and abs(number) < 1e15 else ""
+
+
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "adamw_torch_fused": ("torch.optim:AdamW", {"fused": True}),
+    "adamw_torch": ("torch.optim:AdamW", {"fused": False}),
+}
+"""Name -> `module:class`, and its own arguments. Rate, betas and epsilon are given to those that take them."""
+
+_MIN_LR = ("num_cycles", "min_lr", "min_lr_rate")
+_DECAY = ("num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles")
+SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
+    "linear": (),
+    "cosine": ("num_cycles",),
+    "cosine_with_restarts": ("num_cycles",),
+    "polynomial": ("lr_end", "power"),
+    "constant": (),
+    "constant_with_warmup": (),
+    "inverse_sqrt": ("timescale",),
+    "cosine_with_min_lr": _MIN_LR,
+    "cosine_warmup_with_min_lr": (*_MIN_LR, "warmup_lr_rate"),
+    "warmup_stable_decay": _DECAY,
+}
+"""Schedule -> the names that `lr_scheduler_kwargs` may hold for it, as in transformers."""
+
+_SHAPES = ("linear", "cosine", "1-sqrt")
+_WHOLE_NUMBERS = ("timescale", "num_decay_steps", "num_stable_steps")
+_LARGEST = 1e9
+
+
+def schedule_problems(kind: str, options: Mapping[str, Any], learning_rate: float) -> Iterator[tuple[str, str]]:
+    """(problem, fix) for each option that this schedule does not take, and for what it needs and is not given."""
+    known = SCHEDULE_OPTIONS[kind]
+    for name, value in options.items():
+        if name not in known:
+            takes = f"It takes {', '.join(known)}" if known else "It takes none: leave them out"
+            yield f"{kind} has no {name!r}", did_you_mean(name, known) or takes
+        elif not name.endswith("_type"):
+            yield from _number_problems(name, value)
+        elif value not in _SHAPES:
+            yield f"{name} {value!r} is not a shape", f"Use one of {', '.join(_SHAPES)}"
+    if kind.endswith("min_lr") and ("min_lr" in options) == ("min_lr_rate" in options):
+        yield f"{kind} needs min_lr or min_lr_rate, one of them", 'Add {"min_lr_rate": 0.1}'
+    if kind == "warmup_stable_decay" and "num_decay_steps" not in options:
+        yield f"{kind} needs num_decay_steps", 'Add {"num_decay_steps": 100}'
+    end = options.get("lr_end", 1e-7)
+    if kind == "polynomial" and isinstance(end, (int, float)) and not end < learning_rate:
+        yield f"lr_end {end:g} is not below the learning rate {learning_rate:g}", "Use a smaller lr_end"
+
+
+def _number_problems(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    whole, low = name in _WHOLE_NUMBERS, 1 if name == "timescale" else 0
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        yield f"{name} {value!r} is not a {'whole ' if whole else ''}number", f"Write {name}: 1"
+    elif not low <= value <= _LARGEST:
+        yield f"{name} {value} is out of range", f"Use a number from {low} to {_LARGEST:.0e}"
+
+
+_PARTS = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_SECONDS = (86400.0, 3600.0, 60.0, 1.0)
+
+
+def read_duration(text: str) -> float:
+    """Seconds. A ValueError says how to write it."""
+    match = _PARTS.fullmatch(text.strip().lower())
+    seconds = sum(float(n or 0) * unit for n, unit in zip(match.groups(), _SECONDS, strict=True)) if match else 0.0
+    if not 0 < seconds < 10**9:
+        raise ValueError(f"{text!r} is not a length of time. Write 90s, 20m, 2h or 1h30m")
+    return seconds

@@ -46,8 +46,8 @@ class FileEntries:
 def read_entries(path: str | Path) -> FileEntries:
     """The top-level entries of a YAML, JSON or TOML file, by its suffix. A file that cannot be read at all is a ConfigError."""
     readers: dict[str, Callable[[str, str], FileEntries]] = {
-        ".yaml": _read_yaml,
-        ".yml": _read_yaml,
+        ".yaml": read_top_level,
+        ".yml": read_top_level,
         ".json": _read_json,
         ".toml": _read_toml,
     }
@@ -80,20 +80,14 @@ def _read_text(path: Path) -> str:
         raise ConfigError("is not UTF-8 text", where=f"{path}:{line}", fix="Save it as UTF-8") from None
 
 
-def _read_yaml(text: str, file: str) -> FileEntries:
-    """Built from parser events: tags, anchors and aliases never get a meaning."""
-
-    return read_top_level(text, file)
-
-
 def _read_toml(text: str, file: str) -> FileEntries:
     import tomllib
 
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        line, column = _toml_position(str(error))
-        reason = str(error).split(" (at ")[0]
+        reason, _, place = str(error).partition(" (at ")
+        line, column = re.findall(r"\d+", place) or ("end", "1")
         raise ConfigError(f"is not TOML: {reason}", where=f"{file}:{line}:{column}") from None
     except RecursionError:
         raise ConfigError("is nested too deeply", where=file) from None
@@ -105,11 +99,6 @@ def _read_toml(text: str, file: str) -> FileEntries:
         at = found.start(2) if found else 0
         entries.append(Entry(name, value, f"{file}:{_place(text, at)}"))
     return FileEntries(tuple(entries), ())
-
-
-def _toml_position(message: str) -> tuple[str, str]:
-    found = re.search(r"line (\d+), column (\d+)", message)
-    return (found[1], found[2]) if found else ("end", "1")
 
 
 def _read_json(text: str, file: str) -> FileEntries:
@@ -166,14 +155,12 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _refuse_constant(word: str) -> Any:
+def _refuse_constant(word: str) -> NoReturn:
     raise _NotJson(f"{word} is not a number")
 
 
 def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    return at
+    return len(text) - len(text[at:].lstrip(" \t\r\n"))
 
 
 def _expect(text: str, at: int, mark: str) -> int:
@@ -191,7 +178,7 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 
 
 def read_top_level(text: str, file: str) -> FileEntries:
-    """The entries of the one mapping a config file is."""
+    """The entries of the one mapping a YAML file is, built from parser events: tags and anchors never get a meaning."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -246,9 +233,8 @@ class _Builder:
                 self._refuse(key, "a name must be plain text")
             where = f"{self.file}:{_mark(key.start_mark)}"
             if key.value in entries:
-                self.problems.append(
-                    f"{where}: {key.value} is given twice, first at {entries[key.value].where}. Keep one of them"
-                )
+                before = entries[key.value].where
+                self.problems.append(f"{where}: {key.value} is given twice, first at {before}. Keep one of them")
             value = self._value(self._next(events), events, depth)
             entries[key.value] = Entry(key.value, value, where)
             refuse_more(len(entries) + len(self.problems), self.file)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tunesmith.config.check import DATA_SOURCES, find_problems
 from tunesmith.config.convert import WORDS, convert
-from tunesmith.config.entries import Entry, read_entries
+from tunesmith.config.entries import Entry, FileEntries, read_entries
 from tunesmith.config.schema import RunConfig, list_options
 from tunesmith.errors import ConfigError, did_you_mean
 
@@ -101,7 +101,7 @@ def rename(name: str, value: Any) -> Renamed:
     new = RENAMED[name]
     note = None if name in SILENT_ALIASES else f"is an old name: use {new}"
     if name == "group_by_length":
-        value = _sampling(value)
+        value = "group_by_length" if convert(str(value), bool) else "random"
         note = f"is an old name: use {new}, here with the value {value}"
     elif name == "warmup_ratio":
         value = _ratio(value)
@@ -114,13 +114,6 @@ def suggest(name: str, known: tuple[str, ...]) -> str | None:
     if SHORT_NAMES.get(plain) in known:
         return f"Did you mean {SHORT_NAMES[plain]!r}?"
     return did_you_mean(plain, known)
-
-
-def _sampling(value: Any) -> str:
-    chosen = WORDS.get(str(value).lower())
-    if chosen is None:
-        raise ValueError(f"expected true or false, got {value!r}")
-    return "group_by_length" if chosen else "random"
 
 
 def _ratio(value: Any) -> float | int:
@@ -158,11 +151,10 @@ def load_config(
     Notes about old names go to the log. A ConfigError carries all problems, each with its file:line:column or flag.
     `need_data=False` leaves out the question where the training rows come from.
     """
-    problems: list[str] = []
-    from_file = read_entries(file) if file is not None else None
-    resolved = resolve(from_file.entries if from_file else ())
+    from_file = read_entries(file) if file is not None else FileEntries((), ())
+    resolved = resolve(from_file.entries)
     given = resolve(Entry(name, value, f"--{name}") for name, value in (flags or {}).items())
-    problems += (*(from_file.problems if from_file else ()), *resolved.problems, *given.problems)
+    problems = [*from_file.problems, *resolved.problems, *given.problems]
     for note in (*resolved.notes, *given.notes):
         logger.warning("%s", note)
     values = {**resolved.values, **given.values}
@@ -191,12 +183,11 @@ def resolve(entries: Iterable[Entry]) -> Resolved:
                 continue
             value = _convert(renamed.name, renamed.value)
         except ValueError as error:
-            problems.append(_line(entry, str(error)))
+            problems.append(f"{_start(entry)}: {error}")
             continue
         if renamed.name in values:
-            problems.append(
-                f"{entry.where}: {renamed.name} is already given at {wheres[renamed.name]}. Keep one of them"
-            )
+            before = wheres[renamed.name]
+            problems.append(f"{entry.where}: {renamed.name} is already given at {before}. Keep one of them")
         values[renamed.name] = value
         wheres[renamed.name] = entry.where
     return Resolved(values, wheres, tuple(notes), tuple(problems))
@@ -218,10 +209,6 @@ def _convert(name: str, value: Any) -> Any:
         hint = suggest(name, tuple(list_options()))
         raise ValueError(f"unknown option{f'. {hint}' if hint else '. `tunesmith train --help` lists all'}")
     return convert(value, option.hint)
-
-
-def _line(entry: Entry, problem: str) -> str:
-    return f"{_start(entry)}: {problem}"
 
 
 def _start(entry: Entry) -> str:

@@ -7,8 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from tunesmith.config.choices import OPTIMIZERS, SCHEDULE_OPTIONS
 from tunesmith.config.convert import (
+    OPTIMIZERS,
+    SCHEDULE_OPTIONS,
     AutoOnOff,
     FromOne,
     FromZero,
@@ -244,7 +245,7 @@ class Options:
     cls_only_last_layer: AutoOnOff = "auto"
     """Compute the last layer for the first token alone where the head reads nothing else; the result is the same."""
     fused_layers: AutoOnOff = "auto"
-    """On a GPU in bf16 or fp16: layers in few kernels that read and write less; the result is the same."""
+    """Layers in few calls that read and write less, on a GPU in bf16 or fp16, on a CPU in float32; the result is the same."""
     cuda_graphs: AutoOnOff = "auto"
     """On one GPU: capture whole steps as CUDA graphs, one for each size of batch; the result is the same."""
     torch_compile: bool = False

@@ -184,18 +184,13 @@ def dump_value(value: Any) -> str:
 
 
 def _quote(text: str) -> str:
-    return '"' + "".join(_escape(char) for char in text) + '"'
+    return '"' + "".join(map(_escape, text)) + '"'
 
 
 def _escape(char: str) -> str:
-    if char in '"\\':
-        return f"\\{char}"
-    if char == "\t":
-        return "\\t"
-    if char == "\n":
-        return "\\n"
-    if char.isprintable() and char != "\ufeff":
-        return char
+    short = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n"}
+    if char in short or (char.isprintable() and char != "\ufeff"):
+        return short.get(char, char)
     return f"\\U{ord(char):08x}" if ord(char) > 0xFFFF else f"\\u{ord(char):04x}"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tunesmith.curves.panels import THEMES, Panel, PanelLine, Theme, ThemeName, main_panels
 from tunesmith.curves.series import Curves, Floats, Series
-from tunesmith.run.ledger import require_own, write_own
+from tunesmith.run.ownership import require_own, write_own
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -67,11 +67,8 @@ def read_config_file(folder: Path) -> dict[str, Any]:
 def refuse_code(stored: dict[str, Any], file: Path) -> None:
     """A ConfigError when the file names Python code to be run."""
     if "auto_map" in stored:
-        raise ConfigError(
-            "asks to run Python code from the model folder (auto_map), which tunesmith never does",
-            where=str(file),
-            fix="Use a model whose architecture is part of transformers.",
-        )
+        problem = "asks to run Python code from the model folder (auto_map), which tunesmith never does"
+        raise ConfigError(problem, where=str(file), fix="Use a model whose architecture is part of transformers.")
 
 
 def name_field(config: dict[str, Any], size: int) -> str:

@@ -35,9 +35,8 @@ def is_watched(tables: Iterable[dict[int, Any]]) -> bool:
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether torch.compile has a hold on it or a part of it: what it traced would be traced again for every change."""
-    return any(
-        type(m).__module__.startswith("torch._dynamo.") or m._compiled_call_impl is not None for m in model.modules()
-    )
+    parts = list(model.modules())
+    return any(type(m).__module__.startswith("torch._dynamo.") or m._compiled_call_impl is not None for m in parts)
 
 
 def why_not_original(model: nn.Module, own_head: tuple[str, ...]) -> str | None:
@@ -111,8 +110,8 @@ class Family:
     """Scores depend on how far apart two tokens are, and layers take no further arguments (fast/relative_attention.py)."""
 
 
-def _like_bert(name: str, **options: Any) -> Family:
-    return Family(f"{name}ForSequenceClassification", "encoder", **options)
+def _like_bert(name: str, stack: str = "encoder", **options: Any) -> Family:
+    return Family(f"{name}ForSequenceClassification", stack, **options)
 
 
 FAMILIES: dict[str, Family] = {
@@ -121,17 +120,14 @@ FAMILIES: dict[str, Family] = {
     "roberta": _like_bert("Roberta", positions_follow_padding=True),
     "xlm-roberta": _like_bert("XLMRoberta", positions_follow_padding=True),
     "camembert": _like_bert("Camembert", positions_follow_padding=True),
-    "distilbert": Family(
-        "DistilBertForSequenceClassification",
-        "transformer",
-        segments=False,
-        own_head=("pre_classifier", "dropout", "classifier"),
+    "distilbert": _like_bert(
+        "DistilBert", stack="transformer", segments=False, own_head=("pre_classifier", "dropout", "classifier")
     ),
     "albert": _like_bert("Albert", layers=None, own_head=("dropout", "classifier")),
     "mpnet": _like_bert("MPNet", positions_follow_padding=True, segments=False, relative=True),
     "deberta-v2": _like_bert("DebertaV2", own_head=("dropout", "classifier"), relative=True),
-    "modernbert": Family(
-        "ModernBertForSequenceClassification", "", "layers", segments=False, own_head=("head", "drop", "classifier")
+    "modernbert": _like_bert(
+        "ModernBert", stack="", layers="layers", segments=False, own_head=("head", "drop", "classifier")
     ),
 }
 """By `config.model_type`."""
@@ -187,13 +183,7 @@ def anatomy_of(model: nn.Module) -> Anatomy:
     stack: nn.Module = getattr(bare, family.stack) if family.stack else bare
     layers = getattr(stack, family.layers) if family.layers else None
     offset = int(bare.embeddings.padding_idx) + 1 if family.positions_follow_padding else 0
-    return Anatomy(
-        family=family,
-        bare=bare,
-        stack=stack,
-        layers=layers,
-        first_position=offset,
-    )
+    return Anatomy(family, bare, stack, layers, first_position=offset)
 
 
 def pools_mean(model: nn.Module) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tunesmith.encoder.config_file import name_field, read_config_file, start_head_afresh
 from tunesmith.encoder.model_files import count_parameters, naming
+from tunesmith.encoder.resolve import find_weights
 from tunesmith.errors import ConfigError, NumericsError, ResourceError
 from tunesmith.labels import LabelMap
 from tunesmith.run.environment import without_fsdp
@@ -49,9 +50,8 @@ def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
         )
     free = _free_memory()
     if free is not None and 4 * total > free:
-        raise ResourceError(
-            f"the model takes {4 * total / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free", where=str(folder)
-        )
+        problem = f"the model takes {4 * total / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free"
+        raise ResourceError(problem, where=str(folder))
 
 
 def _free_memory() -> int | None:
@@ -92,11 +92,8 @@ def require_answer(model: Any, folder: Path) -> None:
             raise ValueError(f"its answer to one row has the shape {shape}")
     model.train(was)
     if not finite:
-        raise NumericsError(
-            "the model answers a row of a few tokens with something that is not a number",
-            where=str(folder),
-            fix="Use an undamaged copy of the model and its config.json.",
-        )
+        problem = "the model answers a row of a few tokens with something that is not a number"
+        raise NumericsError(problem, where=str(folder), fix="Use an undamaged copy of the model and its config.json.")
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ def load_model(
 
     folder = Path(folder)
     stored = read_model_config(folder)
-    _refuse_pickle(folder)
+    find_weights(folder, str(folder))
     config = _make_config(folder, labels)
     require_fitting(config, stored, folder)
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
@@ -203,38 +200,20 @@ def _fresh_names(
     if encoder is not None:
         there, asked = shapes[encoder]
         side = next((new for new, old in zip(asked, there, strict=False) if new != old), 0)
-        raise ConfigError(
-            f"asks for {encoder} of the shape {asked}{name_field(stored, side)}; in the weights it is {there}",
-            where=str(Path(where) / "config.json"),
-            fix="Use the config.json that belongs to the weights.",
-        )
+        problem = f"asks for {encoder} of the shape {asked}{name_field(stored, side)}; in the weights it is {there}"
+        fix = "Use the config.json that belongs to the weights."
+        raise ConfigError(problem, where=str(Path(where) / "config.json"), fix=fix)
     if mismatched and not allow_mismatch:
         had = stored.get("num_labels") or len(stored.get("id2label") or {}) or 2
-        raise ConfigError(
-            f"its head was trained for {had} labels and the data has {len(labels)} ({', '.join(labels.names[:6])})",
-            where=where,
-            fix="Give --ignore_mismatched_sizes to start with a new head.",
+        problem = (
+            f"its head was trained for {had} labels and the data has {len(labels)} ({', '.join(labels.names[:6])})"
         )
+        raise ConfigError(problem, where=where, fix="Give --ignore_mismatched_sizes to start with a new head.")
     total = len(list(model.state_dict()))
     if len(missing) > total // 2:
-        raise ConfigError(
-            f"{len(missing)} of {total} tensors are not in the checkpoint, so it is not a pretrained {type(model).__name__}",
-            where=where,
-        )
+        problem = f"{len(missing)} of {total} tensors are not in the checkpoint, so it is not a pretrained {type(model).__name__}"
+        raise ConfigError(problem, where=where)
     return tuple(missing + mismatched)
-
-
-def _refuse_pickle(folder: Path) -> None:
-    if any(folder.glob("*.safetensors")):
-        return
-    for name in ("pytorch_model.bin", "model.pt", "model.pth", "tf_model.h5", "model.ckpt"):
-        if (folder / name).exists():
-            raise ConfigError(
-                f"the weights are only there as {name}, a format that can run code when it is read",
-                where=str(folder),
-                fix="Convert it once: `model.save_pretrained(folder)` of a current transformers writes model.safetensors.",
-            )
-    raise ConfigError("no model.safetensors there", where=str(folder))
 
 
 def _leave_file(model: Any) -> None:
@@ -250,6 +229,5 @@ def _refuse_non_finite(model: Any, where: str) -> None:
         if not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum())):  # a sum has one pass and no copy
             continue
         if not bool(torch.isfinite(tensor).all()):
-            raise NumericsError(
-                f"the pretrained weights are not finite: {name}", where=where, fix="Use an undamaged copy of the model."
-            )
+            fix = "Use an undamaged copy of the model."
+            raise NumericsError(f"the pretrained weights are not finite: {name}", where=where, fix=fix)

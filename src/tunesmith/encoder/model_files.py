@@ -27,14 +27,10 @@ LONGEST_HEADER = 8_000_000
 """Bytes. Real headers have about 100 bytes a tensor; the library itself would parse 100 MB."""
 MOST_TENSORS = 50_000
 BITS = {
-    dtype: bits
-    for bits, dtypes in {
-        8: ("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"),
-        16: ("U16", "I16", "F16", "BF16"),
-        32: ("U32", "I32", "F32"),
-        64: ("U64", "I64", "F64"),
-    }.items()
-    for dtype in dtypes
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64"), 64),
 }
 
 
@@ -56,9 +52,8 @@ def _read_header(file: Path) -> dict[str, Any]:
         if isinstance(error, ConfigError):
             raise
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(
-            f"is not a safetensors file ({str(reason)[:120]})", where=str(file), fix="Download it again."
-        ) from None
+        fix = "Download it again."
+        raise ConfigError(f"is not a safetensors file ({str(reason)[:120]})", where=str(file), fix=fix) from None
 
 
 def _check(file: Path) -> dict[str, Any]:
@@ -95,17 +90,10 @@ def _check_places(header: dict[str, Any], size: int) -> None:
     at = 0
     for name, entry in sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"])):
         start, end = entry["data_offsets"]
-        count = 1
-        for side in entry["shape"]:
-            if type(side) is not int or side < 0:
-                raise ValueError(f"{name} has the shape {entry['shape']}")
-            count *= side
-        if (
-            type(start) is not int
-            or type(end) is not int
-            or start != at
-            or (end - start) * 8 != count * BITS[entry["dtype"]]
-        ):
+        if any(type(side) is not int or side < 0 for side in entry["shape"]):
+            raise ValueError(f"{name} has the shape {entry['shape']}")
+        bits = math.prod(entry["shape"]) * BITS[entry["dtype"]]
+        if not type(start) is type(end) is int or start != at or (end - start) * 8 != bits:
             raise ValueError(f"{name} does not lie where the one before it ends, or has another size than its shape")
         at = end
     if at != size:
@@ -113,34 +101,14 @@ def _check_places(header: dict[str, Any], size: int) -> None:
 
 
 IDLE = (
-    "*.md",
-    "LICENSE*",
-    "generation_config.json",
-    "chat_template*",
-    "train*_results.json",
-    "training_args.json",
-    "trainer_state.json",
-    "state.json",
-    "optimizer.safetensors",
-    "generators.safetensors",
-    "vocabulary.safetensors",
+    *("*.md", "LICENSE*", "generation_config.json", "chat_template*", "train*_results.json", "training_args.json"),
+    *("trainer_state.json", "state.json", "optimizer.safetensors", "generators.safetensors", "vocabulary.safetensors"),
 )
 """Files of a model folder or checkpoint that no prediction depends on: they may change."""
 ACTIVE = (
-    "config.json",
-    "tunesmith.json",
-    "adapter_config.json",
-    "adapter_model*",
-    "model*.safetensors",
-    "*.safetensors.index.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "bpe.codes",
-    "*.model",
+    *("config.json", "tunesmith.json", "adapter_config.json", "adapter_model*", "model*.safetensors"),
+    *("*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.*", "merges.txt", "bpe.codes", "*.model"),
 )
 """Files that are read when they are there: one that was added later decides as much as one that was changed."""
 _FIX = (

@@ -24,10 +24,8 @@ def write_onnx(model: Any, input_names: list[str], path: Path) -> None:
         from transformers.exporters.configs import OnnxConfig
         from transformers.exporters.exporter_onnx import OnnxExporter
     except ImportError as error:
-        raise ResourceError(
-            f"exporting needs {error.name or 'onnxscript'}, which is not installed",
-            fix="Run: pip install 'tunesmith[export]'",
-        ) from None
+        fix = "Run: pip install 'tunesmith[export]'"
+        raise ResourceError(f"exporting needs {error.name or 'onnxscript'}, which is not installed", fix=fix) from None
     import torch
 
     rows, length = SAMPLE_SHAPE
@@ -41,10 +39,8 @@ def write_onnx(model: Any, input_names: list[str], path: Path) -> None:
             exporter: Any = OnnxExporter
             program = exporter().export(model, inputs, config=OnnxConfig(dynamic=True))
         except Exception as error:  # whatever the tracer raises, the model cannot be exported
-            raise ConfigError(
-                f"{type(model).__name__} cannot be written as ONNX ({short_text(error)})",
-                fix="Serve the model folder itself, or report the architecture.",
-            ) from error
+            problem = f"{type(model).__name__} cannot be written as ONNX ({short_text(error)})"
+            raise ConfigError(problem, fix="Serve the model folder itself, or report the architecture.") from error
         program.save(str(path))
 
 

@@ -100,10 +100,8 @@ def _depths_of(part: str, layers: int) -> set[int]:
     span = re.fullmatch(r"layers?\.(\d+)(?:-(\d+))?", part)
     if not span:
         known = ("embeddings", "encoder", "layers.0", "layers.0-3")
-        raise ConfigError(
-            f"--freeze does not know {part!r}",
-            fix=did_you_mean(part, known) or "Use embeddings, encoder or layers.0-3.",
-        )
+        fix = did_you_mean(part, known) or "Use embeddings, encoder or layers.0-3."
+        raise ConfigError(f"--freeze does not know {part!r}", fix=fix)
     first, last = int(span.group(1)), int(span.group(2) or span.group(1))
     if first > last or last >= layers:
         raise ConfigError(f"--freeze {part}: the model has layers 0 to {layers - 1}")

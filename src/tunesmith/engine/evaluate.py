@@ -20,8 +20,7 @@ from tunesmith.errors import ResourceError
 from tunesmith.labels import Task
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.ranks.sharding import gathered_weights
-from tunesmith.tokens.batches import Batch, Collate, evaluation_batches, pin_batch
-from tunesmith.tokens.encoding_processes import prefetched
+from tunesmith.tokens.batches import Batch, Collate, evaluation_batches, pin_batch, prefetched
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.tokens.truncation import mean_by_row
 

@@ -1,4 +1,4 @@
-"""The optimizer, by its name in `config/choices.py`; clipping and the finite check are folded into the pass of a fused one."""
+"""The optimizer, by its name in `config/convert.py`; clipping and the finite check are folded into the pass of a fused one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from tunesmith.config.choices import OPTIMIZERS
+from tunesmith.config.convert import OPTIMIZERS
 from tunesmith.encoder.params import param_groups
 from tunesmith.ranks.runtime import has_triton
 

@@ -16,8 +16,8 @@ from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.suite import make_suite
 from tunesmith.metrics.uncertainty import Score
 from tunesmith.predict.facts import ModelFacts
-from tunesmith.predict.predictor import probabilities_of
-from tunesmith.predict.stream import Network
+from tunesmith.predict.predictor import Network
+from tunesmith.predict.tables import probabilities_of
 from tunesmith.tokens.encoding_processes import make_token_rows
 
 FLOAT_LIMIT = 1e-4

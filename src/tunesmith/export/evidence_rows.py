@@ -13,7 +13,7 @@ from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.predict.facts import ModelFacts
 from tunesmith.reading.columns import Columns
-from tunesmith.reading.new_rows import read_labelled
+from tunesmith.reading.load import read_labelled
 from tunesmith.run.layout import RunDir
 from tunesmith.session.inputs import read_run_data
 
@@ -40,11 +40,8 @@ def rows_of_run(run: RunDir, facts: ModelFacts) -> EvidenceRows:
     try:
         bundle = read_run_data(config, {}, _silent, need_weights=False).bundle
     except ConfigError as error:
-        raise ConfigError(
-            f"the rows of the run cannot be read again ({error.problem})",
-            where=str(run.path),
-            fix="Give --test_file, and --train_file for int8.",
-        ) from None
+        problem = f"the rows of the run cannot be read again ({error.problem})"
+        raise ConfigError(problem, where=str(run.path), fix="Give --test_file, and --train_file for int8.") from None
     assert facts.text_columns is not None
     for split in ("test", *(name for name in bundle.splits if name.startswith("validation"))):
         if split in bundle.splits:

@@ -27,11 +27,9 @@ from tunesmith.export.evidence_rows import EvidenceRows
 from tunesmith.export.folder_card import export_card
 from tunesmith.export.quantised import Candidate, Feed, onnx_candidates, openvino_candidates, strip_shapes
 from tunesmith.export.runtime_packages import runtime_requirements
-from tunesmith.predict.facts import ModelFacts, model_folder_of
-from tunesmith.predict.graph_facts import GraphFacts
+from tunesmith.predict.facts import GraphFacts, ModelFacts, model_folder_of
 from tunesmith.predict.graph_network import GraphNetwork, load_onnx, load_openvino, report_nothing
-from tunesmith.predict.predictor import Predictor
-from tunesmith.predict.stream import Network
+from tunesmith.predict.predictor import Network, Predictor
 from tunesmith.predict.torch_network import TorchNetwork, describe_model, padding_of
 from tunesmith.run.sealed import write_sealed
 from tunesmith.run.writing import make_folder, write_new
@@ -123,10 +121,8 @@ def _export(job: _Original, to: str, output: Path, source: Path, may: Tolerance)
         graph.parent.mkdir()
         found, tried = _write_graph(job, graph_facts, graph, original, may)
     if tried[-1].refused is not None:
-        raise NumericsError(
-            f"no {to} export is as good as the original: {tried[-1].refused}\n{table_of(tried)}\n",
-            fix="Use a float format, or allow more with --max_drop and --min_agreement.",
-        )
+        problem = f"no {to} export is as good as the original: {tried[-1].refused}\n{table_of(tried)}\n"
+        raise NumericsError(problem, fix="Use a float format, or allow more with --max_drop and --min_agreement.")
     speed = rows_per_second({"tunesmith": job.torch_network, to: found}, job.rows.texts)
     return _publish(job, to, output, source, graph_facts, tried, speed)
 
@@ -199,10 +195,8 @@ def _calibration_feed(job: _Original, facts: GraphFacts) -> Feed:
 def _graph_facts(job: _Original, to: str) -> GraphFacts:
     tokenizer, network = job.torch_network.tokenizer, job.torch_network
     if not getattr(tokenizer, "is_fast", False):
-        raise ConfigError(
-            f"{type(tokenizer).__name__} has no tokenizer.json, which a runtime without transformers needs",
-            fix="Use --to torch.",
-        )
+        problem = f"{type(tokenizer).__name__} has no tokenizer.json, which a runtime without transformers needs"
+        raise ConfigError(problem, fix="Use --to torch.")
     padding = padding_of(tokenizer)
     segments = getattr(job.model.config, "type_vocab_size", None)
     return GraphFacts(

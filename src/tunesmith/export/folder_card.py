@@ -6,8 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tunesmith.export.checked import table_of
-from tunesmith.predict.facts import ModelFacts
-from tunesmith.predict.graph_facts import GraphFacts
+from tunesmith.predict.facts import GraphFacts, ModelFacts
 
 if TYPE_CHECKING:
     from tunesmith.export.exporting import Exported

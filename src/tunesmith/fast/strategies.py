@@ -119,8 +119,10 @@ def _ids_of_batches(model: nn.Module, rows: TokenRows, padding: Padding) -> npt.
 
 
 def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, packed: bool) -> str | None:
+    if device.type == "cpu":
+        return _no_fusing_here(model, precision, packed)
     if device.type != "cuda":
-        return "they are for a GPU"
+        return "they are for a GPU or a CPU"
     if any(p.device.type != "cuda" for p in model.parameters()):
         return "the model is not on the GPU yet"
     if precision not in HALF:
@@ -130,6 +132,14 @@ def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, pac
     return _why_not_fused(model) or (None if packed else "rows are padded")
 
 
+def _no_fusing_here(model: nn.Module, precision: Precision, packed: bool) -> str | None:
+    if precision != "no":
+        return "on a CPU they are for float32"
+    reason = _why_not_fused(model) or (None if packed else "rows are padded")
+    other = reason is None and (anatomy_of(model).family.relative or anatomy_of(model).stack is anatomy_of(model).bare)
+    return "on a CPU they are for layers of BERT's kind" if other else reason
+
+
 def _why_not_fused(model: nn.Module) -> str | None:
     from tunesmith.fast.fused_stack import why_not_fused  # fused layers are for a GPU: loaded where there is one
 
@@ -137,6 +147,10 @@ def _why_not_fused(model: nn.Module) -> str | None:
 
 
 def _fuse(model: nn.Module, precision: Precision, *, first_token_only: bool) -> FusedStack:
+    if precision == "no":
+        from tunesmith.fast.layers_cpu import CpuLayers
+
+        return CpuLayers(model, torch.float32, first_token_only=first_token_only)
     from tunesmith.fast.fused_modern import fuse_layers
 
     return fuse_layers(model, HALF[precision], first_token_only=first_token_only)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,49 +16,90 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from tunesmith.encoder.params import ADAPTER
 from tunesmith.engine.state import TrainState, generator_states, restore_generators
 from tunesmith.engine.stopping import BestSoFar
 from tunesmith.errors import CheckpointError
 from tunesmith.files import MAX_JSON_BYTES, read_plain
 from tunesmith.keep.plain import pack_optimizer, unpack_optimizer
-from tunesmith.keep.snapshot import STATE, WEIGHTS, Snapshot
+from tunesmith.keep.record import Identity
 from tunesmith.keep.weight_files import (
+    WEIGHTS,
+    buffered,
     contiguous,
     copy_weights,
     load_weights,
+    missing_file,
     read_weights,
     require_finite,
     weight_files,
+    write_tensors,
 )
-from tunesmith.run.sealed import read_manifest
+from tunesmith.run.sealed import write_sealed
+from tunesmith.run.writing import create, write_new
 
-OPTIMIZER, GENERATORS = "optimizer.safetensors", "generators.safetensors"
+OPTIMIZER, GENERATORS, STATE = "optimizer.safetensors", "generators.safetensors", "state.json"
 PIECES = (OPTIMIZER, GENERATORS, STATE)
 """Beside the weights (weight_files.py)."""
-MARK = "sha256:"
 VOCABULARY = "vocabulary.safetensors"
 """Only where weight decay shrinks embedding rows that do not occur in the data: their values before any decay."""
 
 
 @dataclass(frozen=True)
-class Identity:
-    """What a checkpoint belongs to. A resume compares it, piece by piece."""
+class Snapshot:
+    """`files` are tensors by file and name, on the CPU; `state` is the text of state.json; `meta` goes into the manifest."""
 
-    run_id: str
-    data: str
-    config: dict[str, Any]
-    labels: dict[str, Any]
-    versions: dict[str, str | None]
+    files: dict[str, dict[str, torch.Tensor]]
+    state: str
+    meta: dict[str, Any]
 
-    def to_json(self) -> dict[str, Any]:
-        """A plain dict for the manifest."""
-        return {
-            "run_id": self.run_id,
-            "data": self.data,
-            "config": self.config,
-            "labels": self.labels,
-            "versions": self.versions,
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.numel() * t.element_size() for tensors in self.files.values() for t in tensors.values())
+
+    def write(self, folder: Path, describe: Callable[[Path], None] | None) -> None:
+        """Publishes it as a sealed folder. `describe` writes what makes it loadable elsewhere (config, tokenizer)."""
+
+        def fill(tmp: Path) -> dict[str, Future[str]]:
+            if describe is not None:
+                # first: it may write weights of its own, and the hashes below are of what is written here
+                describe(tmp)
+            known = write_files(tmp, self.files)
+            write_new(tmp / STATE, self.state.encode())
+            return known
+
+        write_sealed(folder, fill, self.meta, bytes_needed=self.size)
+
+    def copied(self, buffers: dict[str, torch.Tensor]) -> Snapshot:
+        """The same in memory of its own."""
+        files = {
+            file: {name: buffered(tensor, buffers, f"{file}/{name}") for name, tensor in tensors.items()}
+            for file, tensors in self.files.items()
         }
+        return replace(self, files=files)
+
+
+def write_files(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> dict[str, Future[str]]:
+    """Writes tensors by file and name; gives the sha256 of each file, when it is ready. Weights say that they are torch's."""
+    known = {}
+    for name, tensors in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).unlink(missing_ok=True)  # a model's own way to save may have written it
+        metadata = {"format": "pt"} if name.endswith((WEIGHTS, ADAPTER)) else None
+        known[name] = write_tensors(folder / name, tensors, metadata=metadata)
+    return known
+
+
+def link_files(source: Path, target: Path, names: list[str]) -> None:
+    """Files of one folder in another: hard links where the disk can, so they cost nothing."""
+    for name in names:
+        (target / name).parent.mkdir(exist_ok=True)
+        try:
+            os.link(source / name, target / name)
+        except OSError:
+            with open(source / name, "rb") as old, create(target / name) as new:
+                shutil.copyfileobj(old, new)
 
 
 def save_checkpoint(
@@ -162,11 +205,7 @@ def load_checkpoint(folder: Path, state: TrainState, *, settings: bool = True) -
     plain = _read_state(folder / STATE)
     for piece in (*PIECES, VOCABULARY) if plain.get("vocabulary") == "decayed" else PIECES:
         if not (folder / piece).is_file():
-            raise CheckpointError(
-                f"has no {piece}, so the run cannot resume exactly from it",
-                where=str(folder),
-                fix=f"To start a new run from its weights: --model_name_or_path {folder} and another --output_dir.",
-            )
+            raise missing_file(folder, piece)
     try:
         _load_pieces(folder, state, plain, settings=settings)
     except (KeyError, IndexError, TypeError, ValueError, SafetensorError) as error:
@@ -215,41 +254,3 @@ def _load_weights_into(state: TrainState, folder: Path) -> None:
         state.cut.load_state_dict(load_file(folder / VOCABULARY) if (folder / VOCABULARY).is_file() else cut)
         stored[name] = state.model.state_dict()[name]
         copy_weights(state.model, stored, str(folder / WEIGHTS))
-
-
-def content_mark(*parts: str) -> str:
-    """How an identity holds something too large to be shown: a hash of it, which is reported only as "changed"."""
-    return MARK + hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-
-def differences(folder: Path, identity: Identity) -> list[str]:
-    """What differs between a checkpoint's run and this one, in words; versions are left to `version_changes`."""
-    stored = _read_identity(folder)
-    old, new = stored["config"], identity.config
-    names = [k for k in sorted(set(old) | set(new)) if old.get(k) != new.get(k)]
-    found = []
-    if stored["data"] != identity.data and not any(k.endswith(" data") for k in names):
-        found.append("the training data changed")
-    if stored["labels"] != identity.labels:
-        found.append(f"the labels were {stored['labels']} and are {identity.labels}")
-    return found + [_in_words(k, repr(old.get(k)), repr(new.get(k))) for k in names]
-
-
-def _read_identity(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, which says what its run was made from."""
-    stored = read_manifest(folder)
-    if not all(isinstance(stored.get(name), dict) for name in ("config", "versions")) or not {"data", "labels"} <= set(
-        stored
-    ):
-        raise CheckpointError("does not say what its run was made from", where=str(folder))
-    return stored
-
-
-def _in_words(name: str, old: str, new: str) -> str:
-    return f"{name} changed" if MARK in old + new else f"{name} was {old} and is {new}"
-
-
-def version_changes(folder: Path, identity: Identity) -> list[str]:
-    """Libraries whose version is not the checkpoint's, and what else is reported only: exactness is then not promised."""
-    old, new = _read_identity(folder)["versions"], identity.versions
-    return [_in_words(k, str(old.get(k)), str(new.get(k))) for k in {**new, **old} if old.get(k) != new.get(k)]

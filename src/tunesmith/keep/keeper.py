@@ -3,58 +3,83 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from tunesmith.engine.plan import Plan
-from tunesmith.engine.state import TrainState
 from tunesmith.engine.stopping import StopRequest, is_exhausted
 from tunesmith.errors import CheckpointError, TunesmithError, short_text
 from tunesmith.events import Event, Improved, NonFinite, Resumed, RunStarted, SafePoint, Saved
-from tunesmith.keep.checkpoint import (
-    PIECES,
-    VOCABULARY,
-    Identity,
-    bytes_of,
-    capture,
-)
-from tunesmith.keep.record import GOOD_ENDS, Listener, RunRecord
-from tunesmith.keep.snapshot import ASIDE_FROM, Aside, Snapshot, has_room, link_files
-from tunesmith.keep.weight_files import newest_intact, rotate
+from tunesmith.keep.checkpoint import PIECES, VOCABULARY, Snapshot, bytes_of, capture, link_files, load_checkpoint
+from tunesmith.keep.record import GOOD_ENDS, RunRecord, newest_intact, rotate
 from tunesmith.run.environment import fault_point
-from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import read_manifest, require_space, sweep, verify, write_sealed
 from tunesmith.run.writing import disk_error
 
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class RunKeeper:
-    """`describe` writes what makes a weights folder loadable (config, tokenizer). Rank 0 alone touches the disk."""
+ASIDE_FROM = 64 << 20
+"""Bytes. A smaller checkpoint is on disk before a thread is worth its trouble (BERT-base: 1.3 GB, 0.8 s; a copy 0.1 s)."""
 
-    run: RunDir
-    state: TrainState
+
+@dataclass
+class Aside:
+    """At most one job at a time, in a thread of its own. What it raises is raised again in the thread that asks for it."""
+
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    _job: Future[float] | None = None
+
+    def start(self, job: Callable[[], None]) -> None:
+        """Runs the job. The one before must have been taken."""
+        assert self._job is None
+        future: Future[float] = Future()
+        self._job = future
+        started = time.perf_counter()
+
+        def run() -> None:
+            try:
+                job()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(time.perf_counter() - started)
+
+        # A daemon: a process that receives a second signal does not wait for it, and an unpublished folder is swept later.
+        threading.Thread(target=run, name="tunesmith-save", daemon=True).start()
+
+    def take(self, *, wait: bool) -> float | None:
+        """The seconds of the job that ended, once; None when there is none, or none that ended and `wait` is off."""
+        job = self._job
+        if job is None or not (wait or job.done()):
+            return None
+        try:
+            return job.result()
+        finally:
+            self._job = None
+
+
+@dataclass(kw_only=True)
+class RunKeeper(RunRecord):
+    """A record that also saves by the plan and keeps the best weights."""
+
     plan: Plan
-    identity: Identity
     describe: Callable[[Path], None]
+    """Writes what makes a weights folder loadable (config, tokenizer)."""
     keep_checkpoints: int = 1
     keep_best: bool = True
-    allow_changed: bool = False
     stop: StopRequest = field(default_factory=StopRequest)
-    listeners: list[Listener] = field(default_factory=list)
     aside_from: int = ASIDE_FROM
     """Bytes of a checkpoint from which on the run copies it and continues while a thread writes it."""
     _aside: Aside = field(init=False, default_factory=Aside)
     _aside_step: int = field(init=False, default=0)
     _improved: bool = field(init=False, default=False)
-    record: RunRecord = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.record = RunRecord(self.run, self.state, self.identity, stop=self.stop, listeners=self.listeners)
-        self.record.refuses_nan = False  # a checkpoint may be on its way to the disk
 
     def begin(self, started: RunStarted) -> None:
         """Resumes from the newest intact checkpoint if there is one, else starts the journal anew."""
@@ -80,14 +105,13 @@ class RunKeeper:
         if folder is not None:
             self._resume(folder, skipped)
         else:
-            self.record.open(started)
+            self.open(started)
         self.state.runtime.barrier()
 
     def _resume(self, folder: Path, skipped: tuple[str, ...]) -> None:
-        self.record.allow_changed = self.allow_changed
-        found, notes = self.record.compare(folder)
-        self.record.restore(folder, settings=not found)
-        self.record.open(Resumed(self.state.step, folder.name, skipped, time.time()), notes)
+        found, notes = self.compare(folder)
+        load_checkpoint(folder, self.state, settings=not found)
+        self.open(Resumed(self.state.step, folder.name, skipped, time.time()), notes)
         if not self.state.runtime.is_main:
             return
         if self.keep_best and self.state.progress.step == self.state.step:
@@ -127,11 +151,9 @@ class RunKeeper:
 
     def on(self, event: Event) -> None:
         """Hands an event to the journal and the listeners, and acts on it."""
-        self.record.on(event)
+        super().on(event)
         if isinstance(event, Improved):
             self._improved = True
-        elif isinstance(event, NonFinite):
-            self._refuse(event)
         elif isinstance(event, SafePoint):
             self._at_safe_point(event.step)
 
@@ -141,7 +163,7 @@ class RunKeeper:
 
     def _at_safe_point(self, step: int) -> None:
         self._take_save(wait=False)
-        number = self.record.agreed_signal()
+        number = self.agreed_signal()
         over = is_exhausted(self.state.progress, self.plan.patience)
         due = self.plan.save.due(step) or (self._improved and self.keep_best) or number is not None or over
         if due and step > 0:
@@ -151,7 +173,7 @@ class RunKeeper:
         fault_point("step.end")
         if number is not None:
             self.end(f"signal {number}")
-            raise self.record.stopped(number, step)
+            raise self.stopped(number, step)
 
     def save(self, step: int, *, wait: bool = True) -> None:
         """Publishes checkpoint, then best weights, then removes older checkpoints: in this order.
@@ -160,8 +182,8 @@ class RunKeeper:
         """
         self._take_save(wait=True)
         started = time.perf_counter()
-        if self.record.journal is not None:
-            self.record.journal.settle()
+        if self.journal is not None:
+            self.journal.settle()
         snapshot = capture(self.state, self.identity, self._aside.buffers)
         improved, self._improved = self._improved and self.keep_best, False
         if snapshot is not None:
@@ -215,11 +237,8 @@ class RunKeeper:
         write_sealed(self.run.best, fill, meta)
 
     def _refuse(self, event: NonFinite) -> None:
-        if self.plan.nan_action == "skip":
-            return
-        self._settle_save()
-        self.end("NumericsError")
-        raise self.record.numerics_error(event)
+        if self.plan.nan_action != "skip":
+            super()._refuse(event)
 
     def best_weights(self) -> Path | None:
         """The folder of the best weights, verified; None when the model has them: no evaluation was the best, or the last one."""
@@ -240,7 +259,7 @@ class RunKeeper:
             if reason in GOOD_ENDS:
                 self._take_save(wait=True)
             self._settle_save()
-            self.record.end(reason)
+            super().end(reason)
         except (TunesmithError, OSError) as error:
             if reason in GOOD_ENDS:
                 if isinstance(error, OSError):
@@ -252,4 +271,21 @@ class RunKeeper:
     def close(self) -> None:
         """Closes the journal; raises nothing, as it runs while another error is on its way out."""
         self._settle_save()
-        self.record.close()
+        super().close()
+
+
+def has_room(size: int) -> bool:
+    """Whether a copy of this many bytes leaves as much again free, also within the limit of a container."""
+    free = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
+    limits, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
+    if limits and used and limits[0].isdigit():
+        # memory.current counts the page cache, which gives way: the answer errs on the careful side
+        free.append(int(limits[0]) - int(used[0]))
+    return bool(free) and min(free) > 2 * size
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

@@ -1,28 +1,125 @@
-"""What both doors do alike for a run on disk: journal its events, compare a resume, refuse a NaN, agree on a stop, end."""
+"""What both doors do alike for a run on disk: journal its events, find and remove its checkpoints, compare a resume, refuse a
+NaN, agree on a stop, end.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tunesmith.engine.state import TrainState
 from tunesmith.engine.stopping import StopRequest
 from tunesmith.errors import CheckpointError, NumericsError, StoppedBySignal
 from tunesmith.events import Event, NonFinite, Note, Resumed, RunEnded, RunStarted
-from tunesmith.keep.checkpoint import Identity, differences, load_checkpoint, version_changes
+from tunesmith.keep.weight_files import INDEX, WEIGHTS, hash_tensors, read_shards
 from tunesmith.run.journal import LOST_JOURNAL, Journal, truncate_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
-from tunesmith.run.ledger import CHANGED
-from tunesmith.run.sealed import read_manifest
+from tunesmith.run.sealed import CHANGED, read_manifest, retire, verify
 from tunesmith.run.writing import disk_error
 
 Listener = Callable[[Event], None]
 GOOD_ENDS = ("completed", "early_stopping")
+MARK = "sha256:"
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a checkpoint belongs to. A resume compares it, piece by piece."""
+
+    run_id: str
+    data: str
+    config: dict[str, Any]
+    labels: dict[str, Any]
+    versions: dict[str, str | None]
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict for the manifest."""
+        return asdict(self)
+
+
+def content_mark(*parts: str) -> str:
+    """How an identity holds something too large to be shown: a hash of it, which is reported only as "changed"."""
+    return MARK + hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def differences(folder: Path, identity: Identity) -> tuple[list[str], list[str]]:
+    """In words, what differs between a checkpoint's run and this one: (what makes it another run, libraries and what else is
+    reported only: exactness is then not promised)."""
+    stored = read_manifest(folder)
+    known = isinstance(stored.get("config"), dict) and isinstance(stored.get("versions"), dict)
+    if not known or not {"data", "labels"} <= stored.keys():
+        raise CheckpointError("does not say what its run was made from", where=str(folder))
+    old, new = stored["config"], identity.config
+    names = [k for k in sorted(set(old) | set(new)) if old.get(k) != new.get(k)]
+    found = []
+    if stored["data"] != identity.data and not any(k.endswith(" data") for k in names):
+        found.append("the training data changed")
+    if stored["labels"] != identity.labels:
+        found.append(f"the labels were {stored['labels']} and are {identity.labels}")
+    found += [_in_words(k, repr(old.get(k)), repr(new.get(k))) for k in names]
+    old, new = stored["versions"], identity.versions
+    return found, [_in_words(k, str(old.get(k)), str(new.get(k))) for k in {**new, **old} if old.get(k) != new.get(k)]
+
+
+def _in_words(name: str, old: str, new: str) -> str:
+    return f"{name} changed" if MARK in old + new else f"{name} was {old} and is {new}"
+
+
+def verify_checkpoint(folder: Path) -> dict[str, Any]:
+    """The manifest of an intact checkpoint, as `verify` gives it. Weights that were cut into shards since it was written must
+    be the same tensors, bit for bit: put together they have the hash of the file that they replace."""
+    files = read_manifest(folder)["files"]
+    cut = WEIGHTS in files and INDEX not in files and not (folder / WEIGHTS).exists() and (folder / INDEX).is_file()
+    if cut and hash_tensors(read_shards(folder), metadata={"format": "pt"}) != files[WEIGHTS]["sha256"]:
+        raise CheckpointError(f"its tensors are not those of the {WEIGHTS} that was written", where=str(folder / INDEX))
+    return verify(folder, names=set(files) - {WEIGHTS} if cut else None)
+
+
+def newest_intact(run: RunDir, run_id: str | None = None) -> tuple[Path | None, tuple[str, ...]]:
+    """(the newest checkpoint that verifies, why each newer one was skipped); of one run, where it has any of that run."""
+    skipped: list[str] = []
+    mine = [f for f in run.checkpoints() if run_id is None or belongs_to(f, run_id, damaged=True)]
+    for folder in reversed(mine or run.checkpoints()):
+        try:
+            verify_checkpoint(folder)
+        except CheckpointError as error:
+            skipped.append(error.line())
+            continue
+        return folder, tuple(skipped)
+    return None, tuple(skipped)
+
+
+def belongs_to(folder: Path, run_id: str, *, damaged: bool = False) -> bool:
+    """Whether a checkpoint is of this run; `damaged` is the answer for one that cannot be read."""
+    try:
+        return bool(read_manifest(folder)["run_id"] == run_id)
+    except (CheckpointError, KeyError):
+        return damaged
+
+
+def rotate(
+    run: RunDir, run_id: str, *, keep: int, last: int, best: Path | None = None, newest: bool = True
+) -> list[Path]:
+    """Deletes the oldest checkpoints of this run id until `keep` are left, never the `best`, never the `newest` unless
+    that is False; `last` is the step of the one that was just published.
+
+    One with a higher step is a damaged one that a resume passed over: it is neither deleted nor counted as kept,
+    so that it is never taken for an intact one.
+    """
+    mine = [f for f in run.checkpoints() if checkpoint_step(f) <= last and belongs_to(f, run_id)]
+    home = None if best is None else best.resolve()
+    kept = {f for f in mine[-1:] if newest} | {f for f in mine if f.resolve() == home}
+    old = [f for f in mine if f not in kept][: max(len(mine) - max(keep, len(kept)), 0)]
+    for folder in old:
+        retire(folder)
+    return old
 
 
 @dataclass(frozen=True)
@@ -54,27 +151,21 @@ class RunRecord:
     stop: StopRequest | None = None
     listeners: list[Listener] = field(default_factory=list)
     wording: Wording = COMMAND
-    refuses_nan: bool = True
-    """False: the owner decides about a number that is not finite."""
     journal: Journal | None = field(init=False, default=None)
 
     def compare(self, folder: Path) -> tuple[list[str], list[str]]:
         """(what differs between a checkpoint's run and this one, all that a person should know of it). What differs is
         refused unless that is allowed, as its place in the data means something else now."""
-        found = differences(folder, self.identity)
+        found, reported = differences(folder, self.identity)
         if found and not self.allow_changed:
             raise self.changed(f"this run was started with something else: {'; '.join(found)}", folder)
-        notes = [f"resumes although {text}" for text in found] + version_changes(folder, self.identity)
+        notes = [f"resumes although {text}" for text in found] + reported
         altered = read_manifest(folder).get(CHANGED, ())
         return found, notes + [f"{name} of {folder} was changed by a callback" for name in altered]
 
     def changed(self, problem: str, where: Path) -> CheckpointError:
         """The error for a run that is not what it was."""
         return CheckpointError(problem, where=str(where), fix=self.wording.changed)
-
-    def restore(self, folder: Path, *, settings: bool = True) -> None:
-        """Puts a checkpoint into the state of the engine."""
-        load_checkpoint(folder, self.state, settings=settings)
 
     def open(self, event: RunStarted | Resumed, notes: Sequence[str] = ()) -> None:
         """Starts the journal anew, or continues it from the step of a checkpoint."""
@@ -100,16 +191,16 @@ class RunRecord:
                 raise disk_error(error, self.run.journal_file) from error
         for listener in self.listeners:
             listener(event)
-        if isinstance(event, NonFinite) and self.refuses_nan:
-            self.end("NumericsError")
-            raise self.numerics_error(event)
+        if isinstance(event, NonFinite):
+            self._refuse(event)
 
-    def numerics_error(self, event: NonFinite) -> NumericsError:
-        """The error that ends a run with a number that is not finite; the weights are those before this step."""
+    def _refuse(self, event: NonFinite) -> None:
+        """Ends a run with a number that is not finite; the weights are those before this step."""
+        self.end("NumericsError")
         last = max(self.run.checkpoints(), default=None, key=checkpoint_step)
         rows = ", ".join(str(r) for r in event.rows[:8]) + (", ..." if len(event.rows) > 8 else "")
         dash = self.wording.option
-        return NumericsError(
+        raise NumericsError(
             f"step {event.step}: {event.what} {event.tensor} is not finite (training rows {rows}); the update was not applied"
             + (f"; last good checkpoint: {last.name}" if last is not None else ""),
             where=str(self.run.path),
@@ -124,8 +215,7 @@ class RunRecord:
 
     def stopped(self, number: int, step: int) -> StoppedBySignal:
         """The error that ends a run which was saved because of a signal."""
-        text = f"after step {step}; everything is saved: {self.wording.resume}"
-        return StoppedBySignal(number, text)
+        return StoppedBySignal(number, f"after step {step}; everything is saved: {self.wording.resume}")
 
     def end(self, reason: str) -> None:
         """Writes the last event. A run that ended well is not over before that is on disk."""

@@ -1,37 +1,126 @@
-"""The checkpoints of a run folder: which are intact, which one to resume from, which to remove; and the files that hold their
-weights, with the way back into the model.
+"""Files of tensors: safetensors whose bytes are hashed while they are written, so that nothing is read back; those that hold the
+weights of a checkpoint, and the way back into the model.
+
+The format: 8 bytes of header length, the header in JSON padded to 8 bytes, then the tensors without gaps.
 """
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import json
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tunesmith.encoder.params import ADAPTER, adapter_files, has_adapters, trained_beside
 from tunesmith.errors import CheckpointError, NumericsError
-from tunesmith.keep.snapshot import WEIGHTS, buffered, hash_tensors
 from tunesmith.ranks.sharding import gathered, sharded_like
-from tunesmith.run.layout import RunDir, checkpoint_step
-from tunesmith.run.sealed import read_manifest, retire, verify
+from tunesmith.run.sealed import read_manifest
+from tunesmith.run.writing import create, hash_file
 
-INDEX = "model.safetensors.index.json"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+BESIDE = "trained.safetensors"
+"""Only with adapters: what is trained and not in their files as it is, under the model's own names."""
+DTYPES = {
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""In the order in which the library puts them into a file."""
+BLOCK = 1 << 22
+"""Bytes written and hashed at a time."""
 
 
-def verify_checkpoint(folder: Path) -> dict[str, Any]:
-    """The manifest of an intact checkpoint, as `verify` gives it. Weights that were cut into shards since it was written must
-    be the same tensors, bit for bit: put together they have the hash of the file that they replace."""
-    files = read_manifest(folder)["files"]
-    cut = WEIGHTS in files and INDEX not in files and not (folder / WEIGHTS).exists() and (folder / INDEX).is_file()
-    if cut and hash_tensors(read_shards(folder), metadata={"format": "pt"}) != files[WEIGHTS]["sha256"]:
-        raise CheckpointError(f"its tensors are not those of the {WEIGHTS} that was written", where=str(folder / INDEX))
-    return verify(folder, names=set(files) - {WEIGHTS} if cut else None)
+def write_tensors(
+    file: Path, tensors: dict[str, torch.Tensor], *, metadata: dict[str, str] | None = None
+) -> Future[str]:
+    """Writes contiguous CPU tensors, byte for byte as the library would; gives the sha256 in hex, when it is ready.
+
+    The tensors must stay as they are until then: their memory is hashed by a thread that the writing does not wait for.
+    """
+    if any(tensor.dtype not in DTYPES for tensor in tensors.values()):
+        save_file(tensors, file, metadata=metadata)
+        ready: Future[str] = Future()
+        ready.set_result(hash_file(file))
+        return ready
+    parts = _parts(tensors, metadata)
+    digest = _hash_aside(parts, tensors)
+    try:
+        with create(file) as out:
+            for part in parts:
+                for at in range(0, len(part), BLOCK):
+                    out.write(part[at : at + BLOCK])
+    except BaseException:
+        digest.cancel()
+        raise
+    return digest
+
+
+def hash_tensors(tensors: dict[str, torch.Tensor], *, metadata: dict[str, str] | None = None) -> str | None:
+    """The sha256 of the file that `write_tensors` would write; None where that is left to the library."""
+    if any(tensor.dtype not in DTYPES for tensor in tensors.values()):
+        return None
+    return _hash_aside(_parts(tensors, metadata), tensors).result()
+
+
+def _parts(tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None) -> list[memoryview]:
+    """The bytes of a safetensors file: header, then tensor after tensor."""
+    place = list(DTYPES).index
+    ordered = sorted(tensors.items(), key=lambda item: (place(item[1].dtype), item[0]))
+    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    start = 0
+    for name, tensor in ordered:
+        assert tensor.is_contiguous()
+        assert tensor.device.type == "cpu"
+        end = start + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return [memoryview(len(text).to_bytes(8, "little") + text), *(_bytes_of(tensor) for _, tensor in ordered)]
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a tensor, without a copy (numpy has no bfloat16)."""
+    size = tensor.numel() * tensor.element_size()
+    if size == 0:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
+
+
+def _hash_aside(parts: list[memoryview], owners: dict[str, torch.Tensor]) -> Future[str]:
+    """sha256 of the parts, made by a thread of its own: one file is hashed while the next is written and synced.
+
+    `owners` are the tensors whose memory the parts look at: the thread keeps them alive.
+    """
+    digest: Future[str] = Future()
+
+    def run(_owners: object) -> None:
+        total = hashlib.sha256()
+        for part in parts:
+            for start in range(0, len(part), BLOCK):
+                if digest.cancelled():
+                    return
+                total.update(part[start : start + BLOCK])
+        if digest.set_running_or_notify_cancel():
+            digest.set_result(total.hexdigest())
+
+    threading.Thread(target=run, args=(owners,), name="tunesmith-hash", daemon=True).start()
+    return digest
 
 
 def read_shards(folder: Path) -> dict[str, torch.Tensor]:
@@ -42,51 +131,6 @@ def read_shards(folder: Path) -> dict[str, torch.Tensor]:
         return {tensor: shards[name][tensor] for tensor, name in places.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"its shards cannot be read: {error}", where=str(folder / INDEX)) from error
-
-
-def newest_intact(run: RunDir, run_id: str | None = None) -> tuple[Path | None, tuple[str, ...]]:
-    """(the newest checkpoint that verifies, why each newer one was skipped); of one run, where it has any of that run."""
-    skipped: list[str] = []
-    mine = [f for f in run.checkpoints() if run_id is None or belongs_to(f, run_id, damaged=True)]
-    for folder in reversed(mine or run.checkpoints()):
-        try:
-            verify_checkpoint(folder)
-        except CheckpointError as error:
-            skipped.append(error.line())
-            continue
-        return folder, tuple(skipped)
-    return None, tuple(skipped)
-
-
-def belongs_to(folder: Path, run_id: str, *, damaged: bool = False) -> bool:
-    """Whether a checkpoint is of this run; `damaged` is the answer for one that cannot be read."""
-    try:
-        return bool(read_manifest(folder)["run_id"] == run_id)
-    except (CheckpointError, KeyError):
-        return damaged
-
-
-def rotate(
-    run: RunDir, run_id: str, *, keep: int, last: int, best: Path | None = None, newest: bool = True
-) -> list[Path]:
-    """Deletes the oldest checkpoints of this run id until `keep` are left, never the `best`, never the `newest` unless
-    that is False; `last` is the step of the one that was just published.
-
-    One with a higher step is a damaged one that a resume passed over: it is neither deleted nor counted as kept,
-    so that it is never taken for an intact one.
-    """
-    found = [f for f in run.checkpoints() if checkpoint_step(f) <= last and belongs_to(f, run_id)]
-    mine = sorted(found, key=checkpoint_step)
-    home = None if best is None else best.resolve()
-    kept = {f for f in mine[-1:] if newest} | {f for f in mine if f.resolve() == home}
-    old = [f for f in mine if f not in kept][: max(len(mine) - max(keep, len(kept)), 0)]
-    for folder in old:
-        retire(folder)
-    return old
-
-
-BESIDE = "trained.safetensors"
-"""Only with adapters: what is trained and not in their files as it is, under the model's own names."""
 
 
 def weight_files(
@@ -119,6 +163,16 @@ def contiguous(
     return out
 
 
+def buffered(tensor: torch.Tensor, buffers: dict[str, torch.Tensor], key: str) -> torch.Tensor:
+    """A copy on the host; `buffers` is used again where it fits: fresh memory costs five times as much as the copy."""
+    held = buffers.get(key)
+    if held is tensor:
+        return held
+    if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+        held = buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return held.copy_(tensor)
+
+
 def require_finite(weights: Mapping[str, torch.Tensor], step: int) -> None:
     """A NumericsError before weights that are not finite reach the disk: an update can overflow where its gradient did not."""
     for name, tensor in weights.items():
@@ -139,11 +193,8 @@ def load_weights(model: nn.Module, folder: Path) -> None:
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """The stored tensors of a model without adapters, in one file or in shards."""
-    return (
-        read_shards(folder)
-        if (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file()
-        else _read(folder, WEIGHTS)
-    )
+    sharded = (folder / INDEX).is_file() and not (folder / WEIGHTS).is_file()
+    return read_shards(folder) if sharded else _read(folder, WEIGHTS)
 
 
 def is_weights(name: str) -> bool:
@@ -218,10 +269,15 @@ def _fitting(
 
 def _read(folder: Path, name: str) -> dict[str, torch.Tensor]:
     if not (folder / name).is_file():
-        fix = f"To start a new run from its weights: --model_name_or_path {folder} and another --output_dir."
-        if name == WEIGHTS and any(folder.glob(f"**/{ADAPTER}")):
-            fix = "It holds PEFT adapters: put adapters into the model as the run did (peft.get_peft_model)."
-        elif name != WEIGHTS:
-            fix = "It is not of a run with these adapters: load what it holds with from_pretrained and start a new run."
-        raise CheckpointError(f"has no {name}, so the run cannot resume exactly from it", where=str(folder), fix=fix)
+        raise missing_file(folder, name)
     return load_file(folder / name)
+
+
+def missing_file(folder: Path, name: str) -> CheckpointError:
+    """The error for a checkpoint that lacks a file."""
+    fix = f"To start a new run from its weights: --model_name_or_path {folder} and another --output_dir."
+    if name == WEIGHTS and any(folder.glob(f"**/{ADAPTER}")):
+        fix = "It holds PEFT adapters: put adapters into the model as the run did (peft.get_peft_model)."
+    elif name != WEIGHTS and is_weights(name):
+        fix = "It is not of a run with these adapters: load what it holds with from_pretrained and start a new run."
+    return CheckpointError(f"has no {name}, so the run cannot resume exactly from it", where=str(folder), fix=fix)

@@ -19,7 +19,8 @@ from tunesmith.files import read_json
 from tunesmith.labels import choose_labels
 from tunesmith.notebook.from_data import finetune_data
 from tunesmith.notebook.targets import Targets, as_numbers, as_targets
-from tunesmith.predict.predictor import Predictor, predicted_names
+from tunesmith.predict.predictor import Predictor
+from tunesmith.predict.tables import predicted_names
 from tunesmith.reading.in_memory import columns_table, text_columns_of
 from tunesmith.run.sealed import MANIFEST, write_sealed
 from tunesmith.run.writing import write_new

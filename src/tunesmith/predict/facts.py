@@ -1,18 +1,19 @@
-"""What a model folder must remember beside its weights: task, labels, text columns, row length."""
+"""What a model folder must remember beside its weights: task, labels, text columns, row length; and `export.json` of an exported
+folder: which graph it holds, and what is needed to feed it without transformers.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from tunesmith.encoder.model_files import Seal, check_seal
 from tunesmith.encoder.resolve import resolve_model
 from tunesmith.errors import ConfigError
-from tunesmith.files import read_json
+from tunesmith.files import BadFile, read_json
 from tunesmith.labels import LabelMap, Task
-from tunesmith.predict.graph_facts import is_graph_folder
 from tunesmith.run.layout import RunDir, best_trial_of
 from tunesmith.run.writing import write_new
 from tunesmith.tokens.truncation import LongTexts
@@ -35,15 +36,7 @@ class ModelFacts:
 
     def write(self, folder: Path) -> None:
         """Writes the facts into a model folder."""
-        data = {
-            "labels": self.labels.to_json(),
-            "text_columns": self.text_columns,
-            "label_column": self.label_column,
-            "max_length": self.max_length,
-            "glue_task": self.glue_task,
-            "metrics": self.metrics,
-            "long_texts": self.long_texts,
-        }
+        data = {**vars(self), "labels": self.labels.to_json()}
         write_new(folder / FACTS_FILE, json.dumps(data, indent=1, ensure_ascii=False).encode())
 
 
@@ -61,7 +54,7 @@ def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
                 data["max_length"],
                 data["glue_task"],
                 None if metrics is None else tuple(metrics),
-                _long_texts(data.get("long_texts", "head")),
+                _known_way(data.get("long_texts", "head")),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"is damaged ({error})", where=str(file)) from error
@@ -72,14 +65,15 @@ def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
         raise ConfigError("config.json has no id2label: it is not a trained classifier", where=str(folder))
     ordered = [str(names[k]) for k in sorted(names, key=int)]
     kind = config.get("problem_type")
+    labels = LabelMap.for_classes(ordered)
     if kind == "regression" or len(ordered) == 1:
-        return ModelFacts(LabelMap(tuple(ordered), Task.REGRESSION), None, None, None)
-    if kind == "multi_label_classification":
-        return ModelFacts(LabelMap(tuple(ordered), Task.MULTILABEL), None, None, None)
-    return ModelFacts(LabelMap.for_classes(ordered), None, None, None)
+        labels = LabelMap(tuple(ordered), Task.REGRESSION)
+    elif kind == "multi_label_classification":
+        labels = LabelMap(tuple(ordered), Task.MULTILABEL)
+    return ModelFacts(labels, None, None, None)
 
 
-def _long_texts(value: Any) -> LongTexts:
+def _known_way(value: Any) -> LongTexts:
     if value not in get_args(LongTexts):
         raise ValueError(f"long_texts is {value!r}")
     return cast(LongTexts, value)
@@ -92,11 +86,79 @@ def model_folder_of(path: str | Path) -> Seal:
     if run.model.is_dir():
         return check_seal(run.model)
     if run.journal_file.exists():
-        raise ConfigError(
-            "the run has no model/ yet: it was not finished",
-            where=str(folder),
-            fix=f"Continue with `tunesmith resume {folder}`.",
-        )
+        fix = f"Continue with `tunesmith resume {folder}`."
+        raise ConfigError("the run has no model/ yet: it was not finished", where=str(folder), fix=fix)
     if is_graph_folder(folder):
         return check_seal(folder)
     return check_seal(resolve_model(folder, allow_download=False))
+
+
+EXPORT_FILE = "export.json"
+GRAPHS = {
+    "onnx": "onnx/model.onnx",
+    "onnx-int8": "onnx/model.onnx",
+    "openvino": "openvino/openvino_model.xml",
+    "openvino-int8": "openvino/openvino_model.xml",
+}
+"""Format -> the graph, where optimum, sentence-transformers and text-embeddings-inference look for it."""
+FORMATS = (*GRAPHS, "torch")
+"""What a model can be exported to."""
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """How texts become the inputs of a graph."""
+
+    format: str
+    max_length: int
+    vocab_size: int
+    has_types: bool
+    pairs: bool
+    """Whether the model can be given the second segment of a pair."""
+    pad_token_id: int
+    pad_token_type_id: int
+    padding_side: str
+    truncation_side: str
+    split_special_tokens: bool
+    measured: dict[str, Any] = field(default_factory=dict)
+    """What was measured before the folder was written."""
+
+    @property
+    def graph(self) -> str:
+        """The path of the graph inside the folder."""
+        return GRAPHS[self.format]
+
+    @property
+    def engine(self) -> str:
+        """The package that computes the graph."""
+        return "openvino" if self.format.startswith("openvino") else "onnxruntime"
+
+    @property
+    def installing(self) -> str:
+        """What a card says about the packages that answer from the folder."""
+        also = " openvino" if self.engine == "openvino" else ""
+        return (
+            f"It needs no torch: `pip install 'tunesmith[runtime]'{also}`, or, at the versions it was measured with and smaller, "
+            "`pip install --no-deps --no-compile -r requirements.txt`."
+        )
+
+    def write(self, folder: Path) -> None:
+        """Writes `export.json` into a new folder."""
+        write_new(folder / EXPORT_FILE, json.dumps(asdict(self), indent=1, ensure_ascii=False).encode())
+
+
+def read_graph_facts(folder: Path) -> GraphFacts:
+    """The facts of an exported folder; damage is a ConfigError."""
+    file = folder / EXPORT_FILE
+    try:
+        found = GraphFacts(**read_json(file, follow=True))
+        if found.format not in GRAPHS or not 1 <= found.max_length <= 1_000_000 or found.vocab_size < 1:
+            raise BadFile("names no known graph")
+    except (OSError, BadFile, TypeError, ValueError) as error:
+        raise ConfigError(f"cannot be used ({error})", where=str(file)) from None
+    return found
+
+
+def is_graph_folder(folder: Path) -> bool:
+    """Whether `tunesmith export` wrote this folder."""
+    return (folder / EXPORT_FILE).is_file()

@@ -81,9 +81,8 @@ def _from_rows(rows: list[Any], wanted: Sequence[str] | None) -> list[list[str]]
         keys = tuple(wanted) if wanted is not None and named else _PAIR_KEYS
         keys = tuple(key for key in keys if key in rows[0])
         if not keys:
-            raise DataError(
-                f"text 1 is a dict with {', '.join(map(repr, rows[0]))}", fix='Give "text" and "text_pair".'
-            )
+            fix = 'Give "text" and "text_pair".'
+            raise DataError(f"text 1 is a dict with {', '.join(map(repr, rows[0]))}", fix=fix)
         return [_strings([_cell(row, key, i) for i, row in enumerate(rows)], f"{key} of row") for key in keys]
     if rows and isinstance(rows[0], (tuple, list)):
         for number, row in enumerate(rows, start=1):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.errors import ConfigError, short_text
-from tunesmith.predict.graph_facts import GraphFacts
+from tunesmith.predict.facts import GraphFacts
 from tunesmith.tokens.encoding_processes import ChunkEncoder
 from tunesmith.tokens.token_encoder import RustEncoder, TokenEncoder, load_plain_tokenizer
 from tunesmith.tokens.token_rows import TokenRows, length_batches, pad_rows

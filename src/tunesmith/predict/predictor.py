@@ -1,4 +1,8 @@
-"""A trained folder as a function from texts to labels, always in input order. Imports no torch: a graph needs none."""
+"""A trained folder as a function from texts to labels, always in input order. Imports no torch: a graph needs none.
+
+Texts become logits chunk by chunk: a thread tokenizes the next chunk while the model works on this one. No token file is written,
+and memory holds the tokens of a few chunks however long the input is.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +11,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tunesmith.encoder.config_file import read_config_file
 from tunesmith.encoder.model_files import Seal
-from tunesmith.errors import ConfigError, ResourceError, name_the_extra
-from tunesmith.labels import LabelMap, Task, choose_labels
-from tunesmith.predict.facts import ModelFacts, model_folder_of, read_facts
+from tunesmith.errors import ConfigError, DataError, ResourceError, name_the_extra
+from tunesmith.labels import Task
+from tunesmith.predict.facts import ModelFacts, is_graph_folder, model_folder_of, read_facts, read_graph_facts
 from tunesmith.predict.given_texts import given_columns
-from tunesmith.predict.graph_facts import is_graph_folder, read_graph_facts
-from tunesmith.predict.stream import (
-    Chunk,
-    Network,
-    TextPredictions,
-    answer_tokens,
-    chunks_of,
-    predict_chunks,
-    require_numbers,
-)
+from tunesmith.predict.tables import predicted_names, probabilities_of, require_numbers
 from tunesmith.run.sealed import MANIFEST
-from tunesmith.tokens.encoding_processes import make_token_rows
-from tunesmith.tokens.truncation import EncodedRow
+from tunesmith.tokens.batches import prefetched
+from tunesmith.tokens.encoding_processes import ChunkEncoder, CutCount, make_token_rows
+from tunesmith.tokens.token_encoder import TokenEncoder, require_text_cells
+from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.tokens.truncation import EncodedRow, TruncationCount
 
 if TYPE_CHECKING:
     from tunesmith.ranks.runtime import Precision
@@ -39,43 +37,114 @@ SHOWN_LABELS = 6
 log = logging.getLogger(__name__)
 
 
-def probabilities_of(logits: npt.NDArray[Any], task: Task) -> npt.NDArray[np.float64]:
-    """Softmax over classes, a sigmoid for each label of a multilabel task, the value itself for regression."""
-    values = np.asarray(logits, dtype=np.float64)
-    if task is Task.REGRESSION:
-        return values
-    if task is Task.MULTILABEL:
-        return np.where(values >= 0, 1 / (1 + np.exp(-np.abs(values))), 1 - 1 / (1 + np.exp(-np.abs(values))))
-    shifted = np.exp(values - values.max(axis=-1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
+class Network(Protocol):
+    """A loaded model: a torch module, or an exported graph."""
+
+    name: str
+    """What computes, and where: "torch on cpu", "onnxruntime on cpu"."""
+    encoder: TokenEncoder
+    chunks: ChunkEncoder
+    """The same encoder for many rows at once."""
+    has_types: bool
+    """Whether the model is given token type ids."""
+    max_length: int
+    special: tuple[int, int]
+    """Special tokens of a row with one text, and with two."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token embeddings."""
+
+    def answer(
+        self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Logits of each row, in input order; in batches of the size that suits the device, or of `max_rows` rows."""
+
+    def require_segments(self, text_columns: int) -> None:
+        """A ConfigError when the model cannot take so many texts a row."""
 
 
-def predicted_names(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[Any]:
-    """The predicted label name of each row; a list of names for multilabel, a number for regression."""
-    require_numbers(probabilities)
-    if labels.task is Task.REGRESSION:
-        return [float(v) for v in probabilities.ravel()]
-    chosen = choose_labels(probabilities, labels.task, labels.thresholds)
-    if labels.task is Task.MULTILABEL:
-        return [[labels.names[i] for i in np.flatnonzero(row)] for row in chosen]
-    return [labels.names[i] for i in chosen]
+CHUNK_ROWS = 8192
+"""Rows sorted by length together. On the long tail of bench/predict_speed.py more changed nothing: packed batches have
+no padding, and a chunk still fills some ten batches of a GPU."""
+
+Chunk = Sequence[list[str]]
+"""One list of texts for each text column."""
 
 
-def sorted_scores(row: npt.NDArray[Any], labels: LabelMap, top_k: int | None = None) -> list[tuple[str, float]]:
-    """(label name, probability), the most probable first; at most `top_k`."""
-    order = np.argsort(-row, kind="stable")[:top_k]
-    return [(labels.names[i], float(row[i])) for i in order]
+@dataclass(frozen=True)
+class TextPredictions:
+    """`logits[i]` belongs to text i; `truncated` says what was cut."""
+
+    logits: npt.NDArray[np.float32]
+    truncated: TruncationCount
+    empty: tuple[int, ...] = ()
+    """Rows of which the model saw special tokens alone."""
 
 
-def answer_columns(probabilities: npt.NDArray[Any], labels: LabelMap, top_k: int | None = None) -> list[list[Any]]:
-    """The values of the columns that `list_answers` names."""
-    names = predicted_names(probabilities, labels)
-    if labels.task is Task.REGRESSION:
-        return [names]
-    if top_k is None:
-        return [names, *probabilities.T.tolist()]
-    best = [sorted_scores(row, labels, top_k) for row in probabilities]
-    return [names, *([row[place][side] for row in best] for place in range(min(top_k, len(labels))) for side in (0, 1))]
+def predict_chunks(
+    predict: Callable[[TokenRows], npt.NDArray[np.float32]],
+    encode: Callable[[Chunk], tuple[TokenRows, CutCount]],
+    chunks: Iterator[Chunk],
+    *,
+    max_length: int,
+    vocab_size: int,
+    special: tuple[int, int] = (0, 0),
+) -> TextPredictions:
+    """Logits of all texts, in input order. `special`: the special tokens of a row with one text, and with two."""
+    logits: list[npt.NDArray[np.float32]] = []
+    rows = sides = 0
+    cut = CutCount()
+    empty: list[int] = []
+
+    def prepare(chunk: Chunk) -> tuple[int, TokenRows, CutCount]:
+        return len(chunk), *encode(chunk)
+
+    for sides, tokens, cuts in prefetched(_checked(chunks), prepare, ahead=1):
+        logits.append(answer_tokens(predict, tokens, vocab_size=vocab_size, before=rows))
+        empty += (rows + np.flatnonzero(tokens.lengths <= special[sides - 1])).tolist()
+        rows += len(tokens)
+        cut += cuts
+    by_side = None if cut.unknown else (cut.tokens - cut.second, cut.second)[:sides]
+    found = np.concatenate(logits) if logits else np.zeros((0, 0), dtype=np.float32)
+    truncated = TruncationCount(rows, cut.rows, cut.tokens, by_side, max_length, cut.unread)
+    return TextPredictions(found, truncated, tuple(empty))
+
+
+def answer_tokens(
+    predict: Callable[[TokenRows], npt.NDArray[np.float32]], tokens: TokenRows, *, vocab_size: int, before: int = 0
+) -> npt.NDArray[np.float32]:
+    """Logits of rows whose token ids the model has; all of them numbers. `before`: rows that errors count, too."""
+    highest = int(max((values.max(initial=0) for values, _ in tokens.columns["input_ids"].chunks), default=0))
+    if highest >= vocab_size:
+        problem = f"the tokenizer makes token id {highest}, but the model has only {vocab_size} token embeddings"
+        raise DataError(problem, fix="Use the tokenizer that belongs to the model.")
+    logits = predict(tokens)
+    require_numbers(logits, before=before)
+    return logits
+
+
+def chunks_of(columns: Sequence[Sequence[str]]) -> Iterator[Chunk]:
+    """Columns that are in memory already, in chunks."""
+    for start in range(0, len(columns[0]), CHUNK_ROWS):
+        yield [list(column[start : start + CHUNK_ROWS]) for column in columns]
+
+
+def chunks_of_dataset(dataset: Any, names: Sequence[str]) -> Iterator[Chunk]:
+    """The text columns of a Dataset, in chunks."""
+    some = dataset.select_columns(list(names))
+    for start in range(0, len(some), CHUNK_ROWS):
+        part = some[start : start + CHUNK_ROWS]
+        yield [part[name] for name in names]
+
+
+def _checked(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    before = 0
+    for chunk in chunks:
+        for column in chunk:
+            require_text_cells(column, before)
+        before += len(chunk[0])
+        yield chunk
 
 
 def _load_graph(seal: Seal, threads: int | None) -> tuple[Network, ModelFacts]:
@@ -139,10 +208,9 @@ class Predictor:
         try:
             import pandas as pd
         except ModuleNotFoundError:
-            raise ResourceError(
-                "predict_proba gives a pandas DataFrame, and pandas is not installed",
-                fix="Use probabilities(texts), an array with a column for each of facts.labels.names.",
-            ) from None
+            problem = "predict_proba gives a pandas DataFrame, and pandas is not installed"
+            fix = "Use probabilities(texts), an array with a column for each of facts.labels.names."
+            raise ResourceError(problem, fix=fix) from None
         index = texts.index if isinstance(texts, (pd.Series, pd.DataFrame)) else None
         return pd.DataFrame(self.probabilities(texts, pairs), columns=list(labels.names), index=index)
 

@@ -1,5 +1,5 @@
-"""Predictions as tables: csv, tsv, jsonl or parquet, input columns kept, input order always; an added column never takes the
-name of an input column.
+"""Answers of a model as values, and predictions as tables: csv, tsv, jsonl or parquet, input columns kept, input order always; an
+added column never takes the name of an input column.
 
 A spreadsheet runs a cell that begins with = + - @ (also the full-width ones), a tab or a line break. In csv and tsv such text
 gets an apostrophe in front (and text that already looks escaped gets one more), so `read_predictions` gives the exact text
@@ -16,8 +16,11 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from tunesmith.errors import ConfigError, DataError
-from tunesmith.labels import LabelMap, Task
+import numpy as np
+import numpy.typing as npt
+
+from tunesmith.errors import ConfigError, DataError, NumericsError
+from tunesmith.labels import LabelMap, Task, choose_labels
 from tunesmith.reading.delimited import parse_delimited
 from tunesmith.run.writing import make_folder, replacing
 
@@ -41,9 +44,8 @@ def unescape_formula(text: str) -> str:
 def check_format(path: Path) -> None:
     """A ConfigError for a file type that cannot be written."""
     if path.suffix not in FORMATS:
-        raise ConfigError(
-            f"cannot write {path.suffix or 'a file without a type'}", where=str(path), fix=f"Use {', '.join(FORMATS)}."
-        )
+        fix = f"Use {', '.join(FORMATS)}."
+        raise ConfigError(f"cannot write {path.suffix or 'a file without a type'}", where=str(path), fix=fix)
 
 
 def check_cells(path: Path | None, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -53,11 +55,8 @@ def check_cells(path: Path | None, columns: Mapping[str, Sequence[Any]]) -> None
     for name, values in columns.items():
         for row, value in enumerate(values, start=1):
             if "\0" in name or (isinstance(value, str) and "\0" in value):
-                raise DataError(
-                    f"column {name!r} holds a NUL character, which csv and tsv cannot hold",
-                    where=f"row {row}",
-                    fix="Write .jsonl or .parquet.",
-                )
+                problem = f"column {name!r} holds a NUL character, which csv and tsv cannot hold"
+                raise DataError(problem, where=f"row {row}", fix="Write .jsonl or .parquet.")
 
 
 def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -177,3 +176,51 @@ def describe_renaming(ours: Iterable[str], chosen: Iterable[str]) -> str | None:
         return None
     more = f" and {len(moved) - 6} more" if len(moved) > 6 else ""
     return f"Columns of the data have names of ours: the predictions use {', '.join(moved[:6])}{more}."
+
+
+def probabilities_of(logits: npt.NDArray[Any], task: Task) -> npt.NDArray[np.float64]:
+    """Softmax over classes, a sigmoid for each label of a multilabel task, the value itself for regression."""
+    values = np.asarray(logits, dtype=np.float64)
+    if task is Task.REGRESSION:
+        return values
+    if task is Task.MULTILABEL:
+        return np.where(values >= 0, 1 / (1 + np.exp(-np.abs(values))), 1 - 1 / (1 + np.exp(-np.abs(values))))
+    shifted = np.exp(values - values.max(axis=-1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
+
+
+def predicted_names(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[Any]:
+    """The predicted label name of each row; a list of names for multilabel, a number for regression."""
+    require_numbers(probabilities)
+    if labels.task is Task.REGRESSION:
+        return [float(v) for v in probabilities.ravel()]
+    chosen = choose_labels(probabilities, labels.task, labels.thresholds)
+    if labels.task is Task.MULTILABEL:
+        return [[labels.names[i] for i in np.flatnonzero(row)] for row in chosen]
+    return [labels.names[i] for i in chosen]
+
+
+def sorted_scores(row: npt.NDArray[Any], labels: LabelMap, top_k: int | None = None) -> list[tuple[str, float]]:
+    """(label name, probability), the most probable first; at most `top_k`."""
+    order = np.argsort(-row, kind="stable")[:top_k]
+    return [(labels.names[i], float(row[i])) for i in order]
+
+
+def answer_columns(probabilities: npt.NDArray[Any], labels: LabelMap, top_k: int | None = None) -> list[list[Any]]:
+    """The values of the columns that `list_answers` names."""
+    names = predicted_names(probabilities, labels)
+    if labels.task is Task.REGRESSION:
+        return [names]
+    if top_k is None:
+        return [names, *probabilities.T.tolist()]
+    best = [sorted_scores(row, labels, top_k) for row in probabilities]
+    return [names, *([row[place][side] for row in best] for place in range(min(top_k, len(labels))) for side in (0, 1))]
+
+
+def require_numbers(answers: npt.NDArray[Any], *, before: int = 0) -> None:
+    """A NumericsError that names the first row whose answer is not finite: it is not a class, not even the first one."""
+    bad = np.flatnonzero(~np.isfinite(answers).all(axis=tuple(range(1, answers.ndim))))
+    if len(bad):
+        problem = f"the model's answer for row {before + int(bad[0]) + 1} is not a number ({len(bad):,} of {len(answers):,} rows)"
+        fix = "Look for weights that are not finite (tunesmith doctor), or predict without bf16."
+        raise NumericsError(problem, fix=fix)

@@ -19,7 +19,7 @@ import torch
 
 from tunesmith.encoder.load import load_model, read_model_config
 from tunesmith.encoder.model_files import Seal
-from tunesmith.encoder.tokenizer import load_tokenizer, position_limit, require_segments
+from tunesmith.encoder.resolve import load_tokenizer, position_limit, require_segments
 from tunesmith.engine.evaluate import predict_rows
 from tunesmith.errors import ConfigError
 from tunesmith.fast.strategies import choose_strategies
@@ -136,7 +136,7 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
 
 def export_model(target: Path, weights: dict[str, torch.Tensor], describe: Callable[[Path], None], card: str) -> None:
     """Publishes the model folder in one rename, with its model card."""
-    from tunesmith.keep.snapshot import WEIGHTS, write_tensors
+    from tunesmith.keep.weight_files import WEIGHTS, write_tensors
 
     def fill(folder: Path) -> dict[str, Future[str]]:
         describe(folder)

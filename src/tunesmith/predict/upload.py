@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tunesmith.encoder.config_file import read_config_file
 from tunesmith.errors import ConfigError, ResourceError, short_text
-from tunesmith.predict.facts import model_folder_of, read_facts
-from tunesmith.predict.graph_facts import is_graph_folder, read_graph_facts
+from tunesmith.predict.facts import is_graph_folder, model_folder_of, read_facts, read_graph_facts
 
 LOADING = """
 ## How to load
@@ -39,11 +38,9 @@ def push_model(path: str | Path, repo: str, *, private: bool = False, revision: 
         made = api.create_repo(repo, private=private, exist_ok=True)
         done = api.create_commit(made.repo_id, operations, commit_message="Upload from tunesmith", revision=revision)
     except (HfHubHTTPError, OSError) as error:
-        raise ResourceError(
-            f"the Hub refused or could not be reached ({short_text(error)})",
-            where=repo,
-            fix="Log in with `hf auth login`, and check the name and the network.",
-        ) from None
+        problem = f"the Hub refused or could not be reached ({short_text(error)})"
+        fix = "Log in with `hf auth login`, and check the name and the network."
+        raise ResourceError(problem, where=repo, fix=fix) from None
     return str(done.commit_url)
 
 

@@ -51,11 +51,12 @@ class RankRoster:
             time.sleep(0.05)
             gone = self._gone()
         first = " ".join(str(error).split("\n")[0].split())[:200]
-        who = ", ".join(gone) if gone else f"another rank ({first})"
-        return WorkerError(
-            f"{who} no longer answers; rank {self.rank} ends",
-            fix="Its own output says why. The same command resumes from the last checkpoint.",
-        )
+        return self.lost(", ".join(gone) if gone else f"another rank ({first})")
+
+    def lost(self, who: str) -> WorkerError:
+        """The error that ends this rank."""
+        fix = "Its own output says why. The same command resumes from the last checkpoint."
+        return WorkerError(f"{who} no longer answers; rank {self.rank} ends", fix=fix)
 
     def dead(self) -> list[str]:
         """Ranks of this machine whose process has ended, in words."""
@@ -139,10 +140,7 @@ def _when_terminated(roster: RankRoster) -> Any:
         gone = roster.dead()
         if gone:
             signal.signal(number, signal.SIG_IGN)
-            raise WorkerError(
-                f"{gone[0]} no longer answers; rank {roster.rank} ends",
-                fix="Its own output says why. The same command resumes from the last checkpoint.",
-            )
+            raise roster.lost(gone[0])
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 

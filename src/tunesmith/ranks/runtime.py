@@ -21,8 +21,7 @@ from torch.optim import Optimizer
 from tunesmith.encoder.families import why_not
 from tunesmith.errors import ConfigError, WorkerError, short_text
 from tunesmith.keep.plain import from_bytes, to_bytes
-from tunesmith.ranks.sharding import is_sharded, shard_model
-from tunesmith.ranks.sharding_options import Sharding, sharding_of_launcher
+from tunesmith.ranks.sharding import Sharding, is_sharded, shard_model, sharding_of_launcher
 from tunesmith.run.environment import read_launch, without_fsdp
 from tunesmith.tokens.batches import Batch
 

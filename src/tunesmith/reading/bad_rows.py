@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -19,7 +19,14 @@ from tunesmith.files import BadFile, read_plain
 from tunesmith.labels import LabelMap, Task
 from tunesmith.reading.column_profile import is_missing_word
 from tunesmith.reading.columns import Columns, has_label, label_parts
-from tunesmith.reading.label_survey import NUMBER, class_names, is_list_type, plain_numbers, style_of_numbers
+from tunesmith.reading.label_survey import (
+    NUMBER,
+    class_names,
+    is_list_type,
+    label_cells,
+    plain_numbers,
+    style_of_numbers,
+)
 from tunesmith.reading.ready_commands import train_with
 from tunesmith.reading.source import BAD_COLUMN, Part, Source
 from tunesmith.reading.text_files import SHOWN
@@ -55,9 +62,11 @@ def sort_out(
     for split, source in sources.items():
         found = _text_reasons(source, columns.text, allow_empty_text=allow_empty_text)
         if columns.label is not None and has_label(source, columns.label):
-            _add_label_reasons(found, source, columns, label_names, unlabelled_allowed=split.startswith("test"))
-        found |= _unread_reasons(source)
-        kept[split] = replace(source, dataset=source.dataset.remove_columns(_own_columns(source)))
+            _add_label_reasons(found, source, columns, label_names)
+        kept[split] = source
+        if BAD_COLUMN in source.dataset.column_names:
+            found |= _unread_reasons(source)
+            kept[split] = replace(source, dataset=source.dataset.remove_columns([BAD_COLUMN]))
         if found and not skip:
             _refuse(source, found)
         elif found:
@@ -67,18 +76,17 @@ def sort_out(
     return kept, bad
 
 
-def _own_columns(source: Source) -> list[str]:
-    return [name for name in source.dataset.column_names if name == BAD_COLUMN]
+def check_texts(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> None:
+    """Refuses a missing text, and one that is empty or only spaces unless that is allowed; each text of a pair counts."""
+    found = _text_reasons(source, text, allow_empty_text=allow_empty_text)
+    if found:
+        _refuse_text(source, min(found), found[min(found)][0])
 
 
 def _unread_reasons(source: Source) -> Reasons:
     """Rows that the reader could not take apart; their cells are empty, which is not a further reason."""
-    found: Reasons = {}
-    for start, table in source.scan(names) if (names := _own_columns(source)) else ():
-        for row, why in enumerate(table.column(BAD_COLUMN).to_pylist()):
-            if why is not None:
-                found[start + row] = [why]
-    return found
+    scanned = ((start, table.column(BAD_COLUMN).to_pylist()) for start, table in source.scan([BAD_COLUMN]))
+    return {start + row: [why] for start, cells in scanned for row, why in enumerate(cells) if why is not None}
 
 
 def _text_reasons(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> Reasons:
@@ -95,9 +103,7 @@ def _text_reasons(source: Source, text: Sequence[str], *, allow_empty_text: bool
     return found
 
 
-def _add_label_reasons(
-    found: Reasons, source: Source, columns: Columns, label_names: Sequence[str] | None, *, unlabelled_allowed: bool
-) -> None:
+def _add_label_reasons(found: Reasons, source: Source, columns: Columns, label_names: Sequence[str] | None) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -109,7 +115,7 @@ def _add_label_reasons(
         return
     style = style_of_numbers(source, label) if columns.task is Task.REGRESSION else None
     for start, table in source.scan([label]):
-        cells = table.column(label).combine_chunks()
+        cells = label_cells(table.column(label))
         if not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
             nan = pc.is_nan(cells) if pa.types.is_floating(kind) else pa.array(np.zeros(len(cells), bool))
             _mark(found, start, pc.or_(pc.is_null(cells), pc.fill_null(nan, False)), f"{label}: the label is missing")
@@ -132,21 +138,28 @@ def _mark(found: Reasons, start: int, bad: Any, reason: str) -> None:
 
 
 def _refuse(source: Source, found: Reasons) -> None:
-    """One bad row of a plain kind is refused where it is read; several, or a word for nothing, are listed here."""
+    """One missing label is refused where labels are encoded; several bad rows, or a word for nothing, are listed here."""
     words = sorted({r.rpartition("the label is ")[2].strip("'") for rs in found.values() for r in rs if " is '" in r})
     if len(found) == 1 and not words:
+        [(row, reasons)] = found.items()
+        if ": the text is " in reasons[0]:
+            _refuse_text(source, row, reasons[0])
         return
     lines = [f"  {source.where(row)}: {', '.join(found[row])}" for row in sorted(found)[:SHOWN]]
     if len(found) > SHOWN:
         lines.append(f"  and {len(found) - SHOWN:,} more")
-    what = (
-        f"{len(found):,} of {source.dataset.num_rows:,} {source.name} rows cannot be used:\n" + "\n".join(lines) + "\n"
-    )
+    what = "\n".join([f"{len(found):,} of {source.dataset.num_rows:,} {source.name} rows cannot be used:", *lines])
     skip = train_with(source.origin, "--skip_bad_rows")
     fix = f"Correct them, or leave them out (they are written to bad_rows.jsonl of the run): {skip}"
     if words:
         fix += f". If {' and '.join(map(repr, words))} is a class of its own, list all classes in --label_names"
-    raise DataError(what.rstrip(), where=source.origin, fix=f"\n{fix}")
+    raise DataError(what, where=source.origin, fix=f"\n{fix}")
+
+
+def _refuse_text(source: Source, row: int, reason: str) -> NoReturn:
+    column, _, problem = reason.rpartition(": ")
+    fix = "Fill it in or remove the row" + ("; --allow_empty_text keeps it." if problem.endswith("empty") else ".")
+    raise DataError(problem, where=source.where(row, column), fix=fix)
 
 
 def _without(source: Source, found: Reasons) -> Source:
@@ -161,10 +174,8 @@ def _without(source: Source, found: Reasons) -> Source:
 
 def _describe(source: Source, found: Reasons) -> list[BadRow]:
     rows = source.dataset.with_format(None)
-    return [
-        BadRow(source.where(row), tuple(found[row]), {k: v for k, v in rows[row].items() if k in source.column_names})
-        for row in sorted(found)
-    ]
+    names = source.column_names
+    return [BadRow(source.where(r), tuple(found[r]), {k: rows[r][k] for k in names}) for r in sorted(found)]
 
 
 MOST_BYTES = 1 << 30
@@ -206,12 +217,10 @@ def correct_labels(part: Part, path: Path, columns: Sequence[str], labels: Label
     """The part with the labels of the file, and how many differ. A row whose text is another one is refused."""
     if labels.task is Task.MULTILABEL:
         raise DataError("a labels file holds one label a row; these rows have several", where=str(path))
-
-    rows = read_corrections(path, columns)
     values = part.encoded.with_format("numpy", columns=["labels"])[:]["labels"].copy()
     cells = part.source.dataset.select_columns(list(columns))
     changed = 0
-    for one in rows:
+    for one in read_corrections(path, columns):
         where = f"{path}:{one.line}"
         if one.row >= len(values):
             raise DataError(f"row {one.row + 1}: the data has {len(values):,} rows", where=where)

@@ -89,11 +89,8 @@ def choose_codec(head: bytes, encoding: str | None, origin: str) -> tuple[str, i
     for mark, codec in _MARKS:
         if head.startswith(mark):
             if asked is not None and not codec.startswith(_WITHOUT_MARK.get(asked, asked).rsplit("-", 1)[0]):
-                raise DataError(
-                    f"starts with a byte order mark of {codec}, but --encoding {encoding} was asked for",
-                    where=origin,
-                    fix="Leave --encoding out.",
-                )
+                problem = f"starts with a byte order mark of {codec}, but --encoding {encoding} was asked for"
+                raise DataError(problem, where=origin, fix="Leave --encoding out.")
             return codec, len(mark)
     if asked is None:
         return "utf-8", 0

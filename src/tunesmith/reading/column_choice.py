@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
 from tunesmith.errors import DataError
-from tunesmith.reading.column_profile import SAMPLE_ROWS, ColumnProfile, profile_columns
-from tunesmith.reading.json_rows import describe_leaves
+from tunesmith.reading.column_profile import SAMPLE_ROWS, ColumnProfile, is_id_name, profile_columns
 from tunesmith.reading.ready_commands import train_after, train_with
 from tunesmith.reading.source import Source
 
@@ -91,22 +91,22 @@ def _text_candidates(
     """The possible text columns; one entry when it is sure."""
     for pair in PAIRS:
         found = tuple(n for n in (find_column(source, [name]) for name in pair) if n is not None and n != label)
-        if len(found) == 2 and all(_is_words(source, n) for n in found):
-            return [found], f"Text: the pair {_join(found)}, recognised by its names."
-    texts = [n for n, p in profiles.items() if p.kind == "text" and n != label and _is_words(source, n)]
+        if len(found) == 2 and all(holds_text(source, n) for n in found):
+            return [found], f"Text: the pair {quoted(found)}, recognised by its names."
+    texts = [n for n, p in profiles.items() if p.kind == "text" and n != label and holds_text(source, n)]
     named = [n for n in (find_column(source, [name]) for name in SINGLES) if n is not None and n != label]
-    named = [n for n in dict.fromkeys(named) if _is_words(source, n)]
+    named = [n for n in dict.fromkeys(named) if holds_text(source, n)]
     sure = [n for n in named if n in texts] or named
     if len(sure) == 1:
         others = [n for n in texts if n != sure[0]]
         also = (
-            f" Text is also in {_join(others)}: --text_column_names {sure[0]},{others[0]} uses both." if others else ""
+            f" Text is also in {quoted(others)}: --text_column_names {sure[0]},{others[0]} uses both." if others else ""
         )
         return [(sure[0],)], f"Text: column {sure[0]!r}, recognised by its name.{also}"
     if len(sure) > 1:
         return [(n,) for n in sure], ""
     weak = find_column(source, WEAK_SINGLES)
-    if weak is not None and weak != label and _is_words(source, weak) and set(texts) <= {weak}:
+    if weak is not None and weak != label and holds_text(source, weak) and set(texts) <= {weak}:
         return [(weak,)], f"Text: column {weak!r}, recognised by its name."
     return _unnamed_texts(source, profiles, texts, label)
 
@@ -115,8 +115,11 @@ def _unnamed_texts(
     source: Source, profiles: dict[str, ColumnProfile], texts: list[str], label: str | None
 ) -> tuple[list[tuple[str, ...]], str]:
     if not texts:  # few or short rows: any words, those that vary the most
-        words = [n for n, p in profiles.items() if n != label and _is_words(source, n) and p.holds_words]
+        words = [n for n, p in profiles.items() if n != label and holds_text(source, n) and p.holds_words]
         varied = [n for n in words if profiles[n].different > profiles[n].values / 2]
+        alone = [] if varied else _beside_labels(source, profiles, label)
+        if alone:
+            return [(alone[0],)], f"Text: column {alone[0]!r}, the only one beside the labels."
         texts = varied or [n for n in words if profiles[n].kind != "id"]
     if not texts:
         found = ", ".join(source.column_names)
@@ -124,9 +127,18 @@ def _unnamed_texts(
     if len(texts) == 1:
         return [(texts[0],)], f"Text: column {texts[0]!r}, the only one of long and varied texts."
     if len(texts) == 2 and _pair_names(*texts):
-        return [(texts[0], texts[1])], f"Text: the pair {_join(texts)}, by its names and content."
+        return [(texts[0], texts[1])], f"Text: the pair {quoted(texts)}, by its names and content."
     longest = sorted(texts, key=lambda n: -profiles[n].words)
     return [*[(n,) for n in longest], (texts[0], texts[1])], ""
+
+
+def _beside_labels(source: Source, profiles: dict[str, ColumnProfile], label: str | None) -> list[str]:
+    """The column of single words, such as addresses, that stands alone beside one whose values repeat."""
+    both = [n for n, p in profiles.items() if p.kind not in ("empty", "date") and not is_id_name(n)]
+    found = [n for n in both if n != label and holds_text(source, n) and profiles[n].kind in ("id", "other")]
+    return (
+        found if len(both) == 2 and len(found) == 1 and profiles[(set(both) - {*found}).pop()].kind == "label" else []
+    )
 
 
 def _label_candidates(
@@ -192,13 +204,27 @@ def _refuse_records(source: Source, profiles: dict[str, ColumnProfile]) -> None:
     """Where no column is a label and one holds records: how to take a label out of them."""
     for name, profile in profiles.items():
         first = profile.examples[0] if profile.kind == "other" and profile.examples else ""
-        found = describe_leaves(first) if first.startswith(("[", "{")) and re.fullmatch(r"\w+", name) else None
+        found = _first_leaf(first) if first.startswith(("[", "{")) and re.fullmatch(r"\w+", name) else None
         if found is not None:
             path, value = found
             change = f"jq -c '. + {{label: .{name}{path}}}'"
             command = train_after(change, source.origin, suffix=".jsonl")
             problem = f"no column is a label; {name!r} holds records with {value!r} at {path}"
             raise DataError(problem, where=source.origin, fix=f"If that is the label: {command}")
+
+
+def _first_leaf(cell: str) -> tuple[str, str] | None:
+    """(path as jq writes it, value) of the first name inside a cell of JSON text; None when there is none."""
+    value: Any = json.loads(cell)
+    path = ""
+    while isinstance(value, (dict, list)) and value:
+        if isinstance(value, list):
+            path, value = f"{path}[0]", value[0]
+            continue
+        wanted = ("label", "labels", "choices", "choice", "class", "category", "answer", "value", "result")
+        key = next((name for name in wanted if name in value), next(iter(value)))
+        path, value = f"{path}.{key}", value[key]
+    return (path, str(value)) if isinstance(value, (str, int)) and re.fullmatch(r"[\w.\[\]]+", path) else None
 
 
 def _question(
@@ -226,9 +252,11 @@ def _pair_names(first: str, second: str) -> bool:
     return False
 
 
-def _is_words(source: Source, name: str) -> bool:
+def holds_text(source: Source, name: str) -> bool:
+    """Whether the cells of a column are strings."""
     return str(source.dataset.features.arrow_schema.field(name).type) in ("string", "large_string", "string_view")
 
 
-def _join(names: Sequence[str]) -> str:
+def quoted(names: Sequence[str]) -> str:
+    """`'a' and 'b'`."""
     return " and ".join(map(repr, names))

@@ -11,7 +11,14 @@ from typing import NoReturn
 
 from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.labels import UNLABELLED, Task
-from tunesmith.reading.column_choice import choose_by_content, first_rows, is_sure_label, profile_source
+from tunesmith.reading.column_choice import (
+    choose_by_content,
+    first_rows,
+    holds_text,
+    is_sure_label,
+    profile_source,
+    quoted,
+)
 from tunesmith.reading.column_profile import (
     DOUBTFUL_SEPARATORS,
     find_separator,
@@ -71,12 +78,16 @@ _HEADERS = {"text": "text", "id": "id", "date": "date", "empty": "empty", "list"
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """`text` is one name or two; `why` says in sentences how text, label and task were chosen."""
+    """`text` is one name or two; `why` says in sentences how text, label and task were chosen.
+
+    `default_names` are those of the label ids of a GLUE task.
+    """
 
     text: tuple[str, ...]
     label: str | None
     task: Task
     why: tuple[str, ...] = ()
+    default_names: tuple[str, ...] = ()
 
 
 def infer_columns(
@@ -88,17 +99,17 @@ def infer_columns(
     task_name: str | None = None,
     label_separator: str | None = None,
     merge_label_variants: bool = False,
+    label_names: str | Sequence[str] | None = None,
 ) -> Columns:
     """The columns of the train split, checked to be in every other; what the user names is never second-guessed."""
     train = sources.get("train") or next(iter(sources.values()))
     glue = find_glue_task(task_name)
-    text, why_text = split_names(text_column_names), ""
+    text = split_names(text_column_names)
     for name in text:
         require_text(train, name)
-    if text:
-        why_text = f"Text: {_join(text)}, as asked."
-    elif glue is not None:
-        text, why_text = glue.text, f"Text: {_join(glue.text)}, the columns of GLUE {glue.name}."
+    why_text = f"Text: {quoted(text)}, as asked." if text else ""
+    if not text and glue is not None:
+        text, why_text = glue.text, f"Text: {quoted(glue.text)}, the columns of GLUE {glue.name}."
     label = label_column_name
     if label is not None:
         _require_label(train, label)
@@ -114,7 +125,12 @@ def infer_columns(
         if not split.startswith("test") or has_label(source, label):
             _require_label(source, label)
     task, why_task = _choose_task(train, label, do_regression, glue, label_separator, merge=merge_label_variants)
-    return Columns(text, label, task, (*_notes(sources), why_text, why_label, why_task))
+    listed = listed_names(label_names)
+    if listed is not None and task in (Task.BINARY, Task.MULTICLASS):
+        task = Task.BINARY if len(listed) == 2 else Task.MULTICLASS
+        why_task = f"Task: {task.value}, because {len(listed)} label{'s' * (len(listed) != 1)} are listed."
+    notes = dict.fromkeys(source.note for source in sources.values() if source.note is not None)
+    return Columns(text, label, task, (*notes, why_text, why_label, why_task), glue.labels if glue else ())
 
 
 def label_parts(source: Source, label: str) -> tuple[str, ...]:
@@ -125,9 +141,7 @@ def label_parts(source: Source, label: str) -> tuple[str, ...]:
 
 def has_label(source: Source, label: str) -> bool:
     """Whether the label column, or all of its 0/1 columns, are there."""
-    return label in source.column_names or all(
-        part in source.column_names for part in label_parts(source, label) or ("",)
-    )
+    return set(label_parts(source, label) or (label,)) <= set(source.column_names)
 
 
 def _require_label(source: Source, label: str) -> None:
@@ -136,15 +150,18 @@ def _require_label(source: Source, label: str) -> None:
         raise _no_column(source, missing[0], "--label_column_name")
 
 
-def _notes(sources: Mapping[str, Source]) -> list[str]:
-    return list(dict.fromkeys(source.note for source in sources.values() if source.note is not None))
+def listed_names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Label names from a list or a text with commas; None for None."""
+    if names is None:
+        return None
+    return tuple(n.strip() for n in names.split(",")) if isinstance(names, str) else tuple(names)
 
 
 def split_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
     """One or two column names from a list or a text with commas; none for None."""
-    if names is None:
+    parts = listed_names(names)
+    if parts is None:
         return ()
-    parts = tuple(n.strip() for n in names.split(",")) if isinstance(names, str) else tuple(names)
     if not 1 <= len(parts) <= 2 or not all(parts):
         raise ConfigError(f"--text_column_names {names!r}: give one column, or two for a pair, with a comma between")
     if len(set(parts)) != len(parts):
@@ -186,10 +203,8 @@ def _choose_task(
     if do_regression is None and has_other_numbers(survey.counts):
         if looks_like_thousands(survey.counts):
             _ask(source, f"are numbers of {label!r} such as 1,234 decimals?", "--do_regression true")
-        return (
-            Task.REGRESSION,
-            f"Task: regression, because {label!r} holds numbers with decimal commas or percent signs.",
-        )
+        why = f"Task: regression, because {label!r} holds numbers with decimal commas or percent signs."
+        return Task.REGRESSION, why
     if do_regression is None and survey.looks_like_scores:
         return Task.REGRESSION, f"Task: regression, because {label!r} holds numbers with fractions."
     if survey.too_many:
@@ -202,22 +217,16 @@ def _class_task(
     source: Source, label: str, survey: Survey, do_regression: bool | None, *, merge: bool
 ) -> tuple[Task, str]:
     names = class_names(source, label)
-    values = survey.counts.keys() - {str(UNLABELLED)}
-    values = {alike(value) for value in values} if merge else values
+    values = {alike(value) if merge else value for value in survey.counts.keys() - {str(UNLABELLED)}}
     count = len(names) if names else len(values)
     many = count > (max(30, survey.rows // 2) if is_sure_label(label) else 12)
     if do_regression is None and names is None and many and survey.numbers == survey.rows:
-        _ask(
-            source,
-            f"{label!r} holds {count:,} different whole numbers: is it a number to predict?",
-            "--do_regression true",
-        )
+        question = f"{label!r} holds {count:,} different whole numbers: is it a number to predict?"
+        _ask(source, question, "--do_regression true")
     task = Task.BINARY if count == 2 else Task.MULTICLASS
     steps = do_regression is None and count >= 3 and all(v.isdigit() for v in values) and not names
-    steps = steps and (count > 11 or all(int(v) <= 10 for v in values))
-    rating = (
-        " If they are ratings, --do_regression true predicts a number, which knows that 4 is near 5." if steps else ""
-    )
+    steps = bool(steps and (count > 11 or all(int(v) <= 10 for v in values)))
+    rating = " If they are ratings, --do_regression true predicts a number, which knows that 4 is near 5." * steps
     return task, f"Task: {task.value}, because {label!r} has {count} different value{'s' * (count != 1)}.{rating}"
 
 
@@ -231,7 +240,7 @@ def require_text(source: Source, name: str) -> None:
     """Refuses a source without this column, or with something else than text in it."""
     if name not in source.column_names:
         raise _no_column(source, name, "--text_column_names")
-    if not _is_text(source, name):
+    if not holds_text(source, name):
         kind = source.dataset.features.arrow_schema.field(name).type
         raise DataError(f"column {name!r} holds {kind}, expected text", where=source.origin)
 
@@ -260,11 +269,3 @@ def _refuse_absent_header(source: Source, *, sure: bool) -> None:
             named = train_with_header(names, source.delimiter, source.origin, replace=False)
             fix = f"Add a first line with names, such as text,label: {named}"
             raise DataError(problem, where=f"{source.origin}:1", fix=fix)
-
-
-def _is_text(source: Source, name: str) -> bool:
-    return str(source.dataset.features.arrow_schema.field(name).type) in ("string", "large_string", "string_view")
-
-
-def _join(names: Sequence[str]) -> str:
-    return " and ".join(map(repr, names))

@@ -10,13 +10,14 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
-from tunesmith.errors import DataError, ResourceError
+from tunesmith.errors import CheckpointError, DataError, ResourceError, short_text
+from tunesmith.files import BadFile, open_plain
 
 CHUNK_BYTES = 1 << 20
 _NO_FILE = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
@@ -70,11 +71,8 @@ class CountedBytes(io.RawIOBase):
         try:
             data = self._stream.read(size)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise DataError(
-                f"the gzip file is damaged or cut short after {self.bytes_out:,} bytes ({error})",
-                where=self.origin,
-                fix="Make the file again, or copy it again.",
-            ) from None
+            problem = f"the gzip file is damaged or cut short after {self.bytes_out:,} bytes ({error})"
+            raise DataError(problem, where=self.origin, fix="Make the file again, or copy it again.") from None
         except OSError as error:
             raise ResourceError(f"cannot be read ({error.strerror or error})", where=self.origin) from None
         self.bytes_out += len(data)
@@ -94,11 +92,9 @@ class CountedBytes(io.RawIOBase):
         too_dense = self.bytes_out > self.limits.ratio_free_bytes and ratio > self.limits.max_ratio
         if too_many or too_dense:
             limit = f"{self.limits.max_decompressed_bytes:,} bytes" if too_many else f"{self.limits.max_ratio:g} to 1"
-            raise DataError(
-                f"decompresses to more than {self.bytes_out:,} bytes ({ratio:,.0f} to 1), over the limit of {limit}",
-                where=self.origin,
-                fix="Decompress the file yourself if you trust it.",
-            )
+            size = f"{self.bytes_out:,} bytes ({ratio:,.0f} to 1)"
+            fix = "Decompress the file yourself if you trust it."
+            raise DataError(f"decompresses to more than {size}, over the limit of {limit}", where=self.origin, fix=fix)
 
 
 class _HashedFile(io.RawIOBase):
@@ -142,11 +138,9 @@ def readable(path: Path, origin: str) -> Iterator[None]:
 
 
 def _siblings(path: Path) -> str:
-    folder = path.parent
-    if not folder.is_dir() or not os.access(folder, os.R_OK | os.X_OK):
+    if not path.parent.is_dir() or not os.access(path.parent, os.R_OK | os.X_OK):
         return ""
-    names = sorted(p.name for p in folder.iterdir() if p.suffix == path.suffix)
-    return ", ".join(names[:5])
+    return ", ".join(sorted(p.name for p in path.parent.iterdir() if p.suffix == path.suffix)[:5])
 
 
 def parquet_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> Iterator[Any]:
@@ -159,10 +153,11 @@ def parquet_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> 
             limit = limits.max_decompressed_bytes
             raise DataError(f"holds {size:,} bytes of rows, over the limit of {limit:,}", where=origin)
         read = 0
-        for batch in file.iter_batches(batch_size=16_384):
-            batch.validate(full=True)
+        metadata = file.schema_arrow.metadata
+        batches = (batch.replace_schema_metadata(metadata) for batch in file.iter_batches(batch_size=16_384))
+        for batch in _plain_batches(batches, origin):
             read += batch.num_rows
-            yield _plain_columns(batch.replace_schema_metadata(file.schema_arrow.metadata))
+            yield batch
         if read != file.metadata.num_rows:
             raise DataError(f"{read:,} rows read, {file.metadata.num_rows:,} promised by the file", where=origin)
 
@@ -180,22 +175,40 @@ def arrow_batches(path: Path, *, origin: str) -> Iterator[Any]:
         else:
             _check_stream_end(path, origin)
             batches = iter(pa.ipc.open_stream(file))
-        for batch in batches:
-            batch.validate(full=True)
-            yield _plain_columns(batch)
+        yield from _plain_batches(batches, origin)
 
 
-def _plain_columns(batch: Any) -> Any:
-    """Category columns as what they stand for (`datasets` has no dictionary type), and `outer.inner` for fields of structs."""
+def _plain_batches(batches: Iterable[Any], origin: str) -> Iterator[Any]:
+    """Validated batches in plain columns: `outer.inner` for fields of structs, categories as what they stand for (`datasets` has
+    no dictionary type), and as text bytes that are UTF-8 in the first batch."""
     import pyarrow as pa
 
-    while any(pa.types.is_struct(f.type) for f in batch.schema):
-        flat = pa.Table.from_batches([batch]).flatten().replace_schema_metadata(None)  # it describes the columns before
-        batch = flat.combine_chunks().to_batches()[0] if flat.num_rows else pa.RecordBatch.from_pylist([], flat.schema)
-    types = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in batch.schema]
-    fields = [f.with_type(t) for f, t in zip(batch.schema, types, strict=True)]
-    arrays = [a if a.type == t else a.cast(t) for a, t in zip(batch.columns, types, strict=True)]
-    return pa.record_batch(arrays, schema=pa.schema(fields, metadata=batch.schema.metadata))
+    types: list[Any] = []
+    for batch in batches:
+        batch.validate(full=True)
+        while any(pa.types.is_struct(f.type) for f in batch.schema):
+            flat = pa.Table.from_batches([batch]).flatten().replace_schema_metadata(None).combine_chunks()
+            batch = flat.to_batches()[0] if flat.num_rows else pa.RecordBatch.from_pylist([], flat.schema)
+        types = types or [_plain_type(array) for array in batch.columns]
+        arrays = []
+        for field, array, kind in zip(batch.schema, batch.columns, types, strict=True):
+            try:
+                arrays.append(array if array.type == kind else array.cast(kind))
+            except pa.ArrowInvalid:
+                raise DataError(f"column {field.name!r} holds bytes that are not UTF-8 text", where=origin) from None
+        fields = [field.with_type(kind) for field, kind in zip(batch.schema, types, strict=True)]
+        yield pa.record_batch(arrays, schema=pa.schema(fields, metadata=batch.schema.metadata))
+
+
+def _plain_type(array: Any) -> Any:
+    import pyarrow as pa
+
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        with suppress(pa.ArrowInvalid):
+            if array.cast(kind).cast(pa.large_string()).null_count < len(array):
+                return pa.large_string() if pa.types.is_large_binary(kind) else pa.string()
+    return kind
 
 
 def _check_stream_end(path: Path, origin: str) -> None:
@@ -223,22 +236,10 @@ def binary_errors(kind: str, origin: str) -> Iterator[None]:
         raise DataError(f"cannot be read as {kind} ({reason})", where=origin, fix=fix) from None
 
 
-KINDS = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".xlsx": "sheet",
-    ".xlsm": "sheet",
-    ".xls": "sheet",
-    ".ods": "sheet",
-}
+KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
+KINDS |= {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow"}
+KINDS |= dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), "sheet")
+"""Ending -> format."""
 
 
 def kind_of_file(path: Path, origin: str, delimiter: str | None) -> tuple[str, bool]:
@@ -247,14 +248,47 @@ def kind_of_file(path: Path, origin: str, delimiter: str | None) -> tuple[str, b
     gzipped = bool(suffixes) and suffixes[-1] in (".gz", ".gzip")
     suffix = (suffixes[:-1] if gzipped else suffixes)[-1:] or [""]
     kind = KINDS.get(suffix[0])
-    if kind is None and suffix[0] in (".txt", ".dat", ".ft"):
+    if suffix[0] in (".txt", ".dat", ".ft"):
         kind = "lines" if delimiter is None else "csv"
-    if kind is None and delimiter is not None and not suffix[0]:
+    elif not suffix[0] and delimiter is not None:
         kind = "csv"
     if kind is None:
         known = "csv, tsv, jsonl, json, txt, xlsx, parquet, arrow, each also as .gz"
-        fix = "Unpack it first, or use gzip." if suffix[0] == ".zip" else None
-        raise DataError(
-            f"cannot tell the format from the ending {suffix[0]!r}: known are {known}", where=origin, fix=fix
-        )
+        named = "Rename the file, or give --delimiter if its lines are a table."
+        fix = {".zip": "Unpack it first, or use gzip.", "": named}.get(suffix[0])
+        problem = f"cannot tell the format from the ending {suffix[0]!r}: known are {known}"
+        raise DataError(problem, where=origin, fix=fix)
     return kind, gzipped
+
+
+MAX_CELLS, MAX_BYTES = 50_000_000, 1_000_000_000
+"""Of predictions.parquet: a run keeps at most 200,000 rows of each split."""
+
+
+def read_prediction_columns(path: str | Path) -> dict[str, list[Any]]:
+    """predictions.parquet: name -> values in row order; empty when the file is absent. Damage is a CheckpointError."""
+    try:
+        with open_plain(path, follow=True) as file:
+            return _read_parquet(file)
+    except FileNotFoundError:
+        return {}
+    except BadFile as error:
+        raise CheckpointError(str(error), where=str(path), fix="Run `tunesmith predict` again.") from None
+
+
+def _read_parquet(file: BinaryIO) -> dict[str, list[Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        found = pq.ParquetFile(file)
+        cells = found.metadata.num_rows * found.metadata.num_columns
+        size = sum(found.metadata.row_group(k).total_byte_size for k in range(found.metadata.num_row_groups))
+        if cells > MAX_CELLS or size > MAX_BYTES:
+            raise BadFile(f"has {cells:,} cells and {size:,} bytes, more than a run writes")
+        table = found.read()
+        if len(set(table.column_names)) < len(table.column_names):
+            raise BadFile("has two columns of one name")
+        return {str(name): table.column(name).to_pylist() for name in table.column_names}
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise error if isinstance(error, BadFile) else BadFile(f"is not a parquet file ({short_text(error)})") from None

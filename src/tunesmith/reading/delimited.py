@@ -222,7 +222,8 @@ class _Parser:
         opening = self.line + _count_lines(text[start:at])
         where = f"{self.origin}:{opening}:{field}"
         if text[at] != '"':
-            raise DataError("a quote inside a field that does not start with one", where=where, fix=_QUOTE_FIX)
+            fix = self._fix_spaces() if re.match(' +"', text[at : at + 20]) else _QUOTE_FIX
+            raise DataError("a quote inside a field that does not start with one", where=where, fix=fix)
         closed = _QUOTED.match(text, at)
         if closed is None:
             if final:
@@ -233,6 +234,10 @@ class _Parser:
         after = text[closed.end() : closed.end() + 20].splitlines()[0]
         problem = f"the quoted field opened here is closed{there} and then continues with {after!r}"
         raise DataError(problem, where=where, fix=self._fix_quotes(closed.group()))
+
+    def _fix_spaces(self) -> str:
+        change = rewrite_csv(f"delimiter=chr({ord(self.delimiter)}), skipinitialspace=True")
+        return f"Quotes stand behind a space. Write the fields without it: {train_after(change, self.origin)}"
 
     def _fix_quotes(self, field: str) -> str:
         if not field.endswith('\\"'):

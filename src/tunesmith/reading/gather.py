@@ -1,4 +1,5 @@
-"""From what the user names (files, objects, a saved folder, a Hub dataset, a GLUE task) to one Source a split.
+"""From what the user names (files, objects, a saved folder, a Hub dataset, a GLUE task) to one Source a split; a column of one
+file may assign each of its rows to a split.
 
 Datasets of the Hub come through the `datasets` client: downloaded once, then from disk; every failure is one clear line.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +18,18 @@ from tunesmith.reading.columns import find_glue_task
 from tunesmith.reading.in_memory import holds_splits
 from tunesmith.reading.read import is_saved_dataset, load_folder
 from tunesmith.reading.source import Source
-from tunesmith.reading.split import follow_split_column
 from tunesmith.run.environment import ask_hub, library_bars_off
 
 if TYPE_CHECKING:
     from datasets import DatasetDict
 
-Reader = Callable[[Any, str], Source]
-HubLoader = Callable[[str, str | None], Any]
-
-_ALIASES = {
-    "val": "validation",
-    "valid": "validation",
-    "dev": "validation",
-    "eval": "validation",
-    "validation_matched": "validation",
-    "test_matched": "test",
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "devel", "development"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
+"""What a cell, or a dataset, calls a split -> our name."""
+_MATCHED = {"validation_matched": "validation", "test_matched": "test"}
 
 
 def gather_sources(
@@ -43,8 +40,8 @@ def gather_sources(
     dataset_config_name: str | None,
     split_names: Mapping[str, str],
     split_column_name: str | None,
-    read: Reader,
-    load_hub: HubLoader,
+    read: Callable[..., Source],
+    hub_options: Mapping[str, Any],
 ) -> tuple[dict[str, Source], list[str]]:
     """The splits in the order train, validation, test, then others, and notes on what was left out.
 
@@ -61,30 +58,30 @@ def gather_sources(
     elif whole is not None:
         splits = named
     elif dataset_name is not None:
-        found = _rename(_load_dataset(dataset_name, dataset_config_name, load_hub), split_names, notes)
+        found = _rename(_load_dataset(dataset_name, dataset_config_name, hub_options), split_names, notes)
         splits = {**found, **named}
     elif task_name is not None:
         task = find_glue_task(task_name)
-        splits = {**_rename(load_hub("glue", task.name if task else None), split_names, notes), **named}
+        found = load_from_hub("glue", task.name if task else None, **hub_options)
+        splits = {**_rename(found, split_names, notes), **named}
     elif named:
         splits = named
     else:
         raise ConfigError("no data given", fix="Give --train_file, --dataset_name or --task_name.")
     if "train" not in splits:
-        raise DataError(
-            f"there is no train split, only {', '.join(splits)}", fix="Give --train_file, or name the split train."
-        )
+        fix = "Give --train_file, or name the split train."
+        raise DataError(f"there is no train split, only {', '.join(splits)}", fix=fix)
     first = [s for s in ("train", "validation", "test") if s in splits]
-    sources = {s: read(splits[s], s) for s in [*first, *(s for s in splits if s not in first)]}
+    sources = {s: read(splits[s], name=s) for s in [*first, *(s for s in splits if s not in first)]}
     return follow_split_column(sources, split_column_name, notes), notes
 
 
-def _load_dataset(name: str, config: str | None, load_hub: HubLoader) -> Any:
+def _load_dataset(name: str, config: str | None, hub_options: Mapping[str, Any]) -> Any:
     folder = Path(name).expanduser()
     if folder.is_dir() and (is_saved_dataset(folder) or name.startswith((".", "/", "~"))):
         saved = load_folder(folder, name)
         return saved if isinstance(saved, Mapping) else {"train": saved}
-    return load_hub(name, config)
+    return load_from_hub(name, config, **hub_options)
 
 
 def _rename(splits: Mapping[str, Any], asked: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
@@ -96,17 +93,59 @@ def _rename(splits: Mapping[str, Any], asked: Mapping[str, str], notes: list[str
     ours_by_theirs = {theirs: ours for ours, theirs in asked.items()}
     renamed: dict[str, Any] = {}
     for split, data in splits.items():
-        name = ours_by_theirs.get(split) or _ALIASES.get(split, split)
-        if split not in ours_by_theirs and name in asked:
-            notes.append(f"Split {split!r} is not used.")
-            continue
-        if not name.startswith(("train", "validation", "test")):
+        name = ours_by_theirs.get(split) or {**SPLITS, **_MATCHED}.get(split, split)
+        displaced = split not in ours_by_theirs and name in asked
+        if displaced or not name.startswith(("train", "validation", "test")):
             notes.append(f"Split {split!r} is not used.")
         elif name in renamed:
             raise DataError(f"two splits are called {name}", fix="Rename one of them.")
         else:
             renamed[name] = data
     return renamed
+
+
+SPLIT_COLUMNS = ("split", "set", "subset", "partition", "fold")
+
+
+def follow_split_column(sources: Mapping[str, Source], asked: str | None, notes: list[str]) -> dict[str, Source]:
+    """The splits of one file by its own column: `asked`, or one with a usual name whose cells are all names of splits.
+
+    "none" follows no column. Where a validation or test file is given, or cells are something else, nothing is followed.
+    """
+    train = sources.get("train")
+    if train is None or asked == "none":
+        return dict(sources)
+    if asked is not None and asked not in train.column_names:
+        problem = f"--split_column_name: no column {asked!r}; found: {', '.join(train.column_names)}"
+        raise DataError(problem, where=train.origin, fix=did_you_mean(asked, train.column_names))
+    if asked is not None and len(sources) > 1:
+        raise ConfigError("--split_column_name is about one file with all rows", fix="Give --train_file alone.")
+    name = asked or next((n for n in train.column_names if n.lower().strip() in SPLIT_COLUMNS), None)
+    if name is None:
+        return dict(sources)
+    cells = [str(cell).strip().lower() for cell in train.dataset.with_format(None)[name]]
+    found = dict.fromkeys(cells)
+    unknown = [cell for cell in found if cell not in SPLITS]
+    if unknown or "train" not in map(SPLITS.get, found) or len(sources) > 1:
+        if asked is not None:
+            what = f"has {', '.join(map(repr, unknown[:4]))}" if unknown else "has no train rows"
+            fix = "Its cells say train, validation (valid, val, dev) or test."
+            raise DataError(f"column {name!r} {what}", where=train.origin, fix=fix)
+        if len(found) > 1 and any("train" in cell for cell in found):
+            shown = ", ".join(sorted(found)[:4])
+            notes.append(f"Column {name!r} ({shown}) is not followed: all rows of the file are training data.")
+        return dict(sources)
+    if len(set(map(SPLITS.get, found))) == 1:
+        return dict(sources)
+    rows: dict[str, list[int]] = {split: [] for split in ("train", "validation", "test")}
+    for row, cell in enumerate(cells):
+        rows[SPLITS[cell]].append(row)
+    counts = ", ".join(f"{len(rows[split]):,} {split}" for split in rows if rows[split])
+    notes.append(
+        f"Column {name!r} gives the split of each row: {counts} rows (--split_column_name none: not followed)."
+    )
+    picked = {split: train.dataset.select(numbers) for split, numbers in rows.items() if numbers}
+    return {split: replace(train, name=split, dataset=some, table_file=None) for split, some in picked.items()}
 
 
 log = logging.getLogger(__name__)
@@ -144,10 +183,8 @@ def load_from_hub(
             log.warning("%s comes from the copy on disk: %s", dataset_name, reason)
             return found
     title = f"{dataset_name} ({config_name})" if config_name else dataset_name
-    raise ResourceError(
-        f"the dataset {title} is not on this machine and {reason}",
-        fix="Connect and run it once, or give local files with --train_file.",
-    )
+    fix = "Connect and run it once, or give local files with --train_file."
+    raise ResourceError(f"the dataset {title} is not on this machine and {reason}", fix=fix)
 
 
 def _download(name: str, config_name: str | None, **options: Any) -> DatasetDict:
@@ -182,10 +219,8 @@ def _explain(error: Exception, name: str, config_name: str | None) -> TunesmithE
     if isinstance(error, DatasetBuildError) or type(error).__name__.startswith("Arrow"):
         return DataError(f"the files of the dataset {name} cannot be read ({short_text(error.__cause__ or error)})")
     if isinstance(error, OSError) or type(error).__module__.startswith(("httpx", "httpcore", "huggingface_hub")):
-        return ResourceError(
-            f"the download of the dataset {name} was interrupted ({short_text(error)})",
-            fix="Run the same command again: what has arrived is kept.",
-        )
+        fix = "Run the same command again: what has arrived is kept."
+        return ResourceError(f"the download of the dataset {name} was interrupted ({short_text(error)})", fix=fix)
     return DataError(f"the dataset {name} cannot be loaded ({type(error).__name__}: {short_text(error)})")
 
 
@@ -205,16 +240,13 @@ def _from_disk(
     copies = [c for c in copies if config_name in (None, c.parts[-3]) and revision in (None, "main", c.name)]
     configs = sorted({c.parts[-3] for c in copies})
     if len(configs) > 1:
-        raise ConfigError(
-            f"the dataset {name} has several configs", fix=f"--dataset_config_name takes one of: {', '.join(configs)}"
-        )
+        fix = f"--dataset_config_name takes one of: {', '.join(configs)}"
+        raise ConfigError(f"the dataset {name} has several configs", fix=fix)
     if not copies:
         return None
     newest = max(copies, key=lambda c: c.stat().st_mtime)
-    config, version, digest = newest.parts[-3:]
-    builder = Cache(
-        cache_dir=str(root), dataset_name=folder, repo_id=name, config_name=config, version=version, hash=digest
-    )
+    named = dict(zip(("config_name", "version", "hash"), newest.parts[-3:], strict=True))
+    builder = Cache(cache_dir=str(root), dataset_name=folder, repo_id=name, **named)
     builder.download_and_prepare()
     found: DatasetDict = builder.as_dataset()
     return found

@@ -9,7 +9,6 @@ import numpy as np
 
 from tunesmith.errors import DataError
 from tunesmith.reading.containers import binary_errors
-from tunesmith.reading.json_rows import ColumnKinds
 from tunesmith.reading.source import Source, checked
 
 if TYPE_CHECKING:
@@ -156,6 +155,8 @@ def _from_frame(frame: Any) -> Dataset:
 def _from_list(rows: Any, name: str) -> Source:
     import pyarrow as pa
     from datasets import Dataset
+
+    from tunesmith.reading.json_rows import ColumnKinds
 
     if not rows:
         raise DataError("the list is empty", where=name, fix="It needs at least one row.")

@@ -1,4 +1,4 @@
-"""JSON lines, and JSON files that hold one array of objects.
+"""JSON lines, JSON files that hold one array of objects, and fastText lines, `__label__NAME text`.
 
 Rules. One object a line; empty lines only at the end. A key twice, NaN, Infinity, a number too large for a float, nesting deeper
 than 64 and half a surrogate pair are refused with their line. A `.json` file that starts with `[` is read whole, so its size
@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, NoReturn
 
 from tunesmith.errors import DataError
 from tunesmith.reading.blocks import UnreadableText
-from tunesmith.reading.json_rows import ColumnKinds
+from tunesmith.reading.json_rows import ColumnKinds, Widened
+from tunesmith.reading.text_files import FASTTEXT_MARK
 
 MAX_DEPTH = 64
 MAX_LINE_CHARS = 16 << 20
 MAX_ARRAY_CHARS = 256 << 20
-_BATCH_ROWS = 4_096
+BATCH_ROWS = 4_096
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _SPACE = re.compile(r"[ \t\r\n]*+")
@@ -47,16 +48,32 @@ def json_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds, arra
         records = _array_records(chain([head], blocks), origin)
     else:
         records = line_records(chain([head], blocks), origin)
-    rows: list[dict[str, Any]] = []
-    numbers: list[int] = []
-    for number, record in records:
-        rows.append(record)
-        numbers.append(number)
-        if len(rows) == _BATCH_ROWS:
-            yield kinds.batch(rows, numbers)
-            rows, numbers = [], []
-    if rows:
-        yield kinds.batch(rows, numbers)
+    return _batches(records, kinds)
+
+
+def fasttext_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds) -> Iterator[Any]:
+    """Record batches with the columns text and label: names, or lists of names where some line has several."""
+    return _batches(_fasttext_records(blocks, origin, kinds), kinds)
+
+
+def _fasttext_records(blocks: Iterable[str], origin: str, kinds: ColumnKinds) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in text_lines(blocks, origin):
+        names, text = [], line.strip()
+        while text.startswith(FASTTEXT_MARK):
+            first, _, text = text.partition(" ")
+            names.append(first.removeprefix(FASTTEXT_MARK))
+            text = text.lstrip()
+        several = kinds.kinds.get("label", "").startswith("list")
+        if len(names) > 1 and not several:
+            kinds.kinds.update(text="text", label="list:text")
+            raise Widened
+        if line.strip():
+            yield number, {"text": text, "label": names if several else names[0] if names else None}
+
+
+def _batches(records: Iterator[tuple[int, dict[str, Any]]], kinds: ColumnKinds) -> Iterator[Any]:
+    while some := list(islice(records, BATCH_ROWS)):
+        yield kinds.batch([record for _, record in some], [number for number, _ in some])
 
 
 def line_records(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -93,17 +110,14 @@ def text_lines(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, str]]:
 
 def _array_records(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
     parts: list[str] = []
-    size = 0
     try:
         for block in blocks:
             parts.append(block)
-            size += len(block)
-            if size > MAX_ARRAY_CHARS:
+            if sum(map(len, parts)) > MAX_ARRAY_CHARS:
                 problem = f"a JSON array of more than {MAX_ARRAY_CHARS >> 20} million characters"
                 raise DataError(problem, where=origin, fix="Write JSON lines: one object a line is read as a stream.")
     except UnreadableText as fault:
-        text = "".join(parts)
-        raise fault.at(f"{origin}:{1 + len(_NEWLINE.findall(text))}") from None
+        raise fault.at(f"{origin}:{1 + sum(len(_NEWLINE.findall(part)) for part in parts)}") from None
     text = "".join(parts)
     _check_depth(text, origin)
     at, number, counted = text.index("[") + 1, 1, 0
@@ -143,8 +157,7 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
 
 
 def _skip_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
+    return at + len(_SPACE.match(text, at)[0])  # type: ignore[index]
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:
@@ -178,9 +191,8 @@ def _explain(error: Exception, where: str) -> DataError:
     if isinstance(error, _Refused):
         return DataError(str(error), where=where)
     if isinstance(error, json.JSONDecodeError):
-        return DataError(
-            f"not JSON: {error.msg} at character {error.colno}", where=where, fix="Write one object a line."
-        )
+        problem = f"not JSON: {error.msg} at character {error.colno}"
+        return DataError(problem, where=where, fix="Write one object a line.")
     if isinstance(error, RecursionError):
         return DataError(f"nested deeper than {MAX_DEPTH} levels", where=where)
     return DataError(f"not JSON: {' '.join(str(error).split())[:120]}", where=where)

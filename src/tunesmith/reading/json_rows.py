@@ -117,11 +117,8 @@ class ColumnKinds:
                 inner = self._kind_of(item, name, number)
                 wide = None if inner.startswith("list") else _widen(kind, inner)
                 if wide is None:
-                    raise DataError(
-                        "a list of mixed or nested values",
-                        where=f"{self.origin}:{number}:{name}",
-                        fix="A list holds labels: all text or all whole numbers.",
-                    )
+                    fix = "A list holds labels: all text or all whole numbers."
+                    raise DataError("a list of mixed or nested values", where=f"{self.origin}:{number}:{name}", fix=fix)
                 kind = wide
             return f"list:{kind}"
         return _scalar_kind(value, f"{self.origin}:{number}:{name}")
@@ -190,13 +187,15 @@ def _arrow_type(kind: str) -> Any:
 
 
 _TABLE = re.compile(r'^\s*\{\s*"(?:[^"\\]|\\.)+"\s*:\s*(?:\{\s*"0"\s*:|\[\s*(?:"|-?\d))')
+_KEY = re.compile(r'\s*,?\s*"(?:[^"\\]|\\.)+"\s*:\s*')
 _ROWS = re.compile(r'"((?:[^"\\]|\\.)+)"\s*:\s*\[\s*\{')
 _COLUMNS = "import pandas, sys; pandas.read_json(sys.argv[1]).to_json(sys.stdout, orient='records', lines=True)"
 _LIST = "import json, sys; [print(json.dumps(row)) for row in json.load(open(sys.argv[1]))[{key!r}]]"
+_BY_KEY = "import json, sys; [print(json.dumps(dict(row, key=k))) for k, row in json.load(open(sys.argv[1])).items()]"
 
 
 def refuse_one_object(head: str, origin: str) -> None:
-    """Refuses columns as pandas writes them by default, and a list of rows under a key such as "data"."""
+    """Refuses columns as pandas writes them by default, a list of rows under a key such as "data", and a row for each key."""
     if not head.lstrip().startswith("{") or _is_lines(head):
         return
     found = _ROWS.search(head)
@@ -205,10 +204,25 @@ def refuse_one_object(head: str, origin: str) -> None:
     elif found is not None:
         key = json.loads(f'"{found[1]}"')
         problem, code = f"one object with the rows in its key {key!r}, not a row for each line", _LIST.format(key=key)
+    elif _has_rows_by_key(head):
+        problem, code = "one object with a row for each key, not a row for each line", _BY_KEY
     else:
         return
     command = train_after(f"python -c {shlex.quote(code)}", origin, suffix=".jsonl")
     raise DataError(problem, where=f"{origin}:1", fix=f"Write it as JSON lines: {command}")
+
+
+def _has_rows_by_key(head: str) -> bool:
+    """Whether the first two values of an object are objects with the same keys."""
+    at = head.index("{") + 1
+    rows: list[Any] = []
+    while len(rows) < 2 and (named := _KEY.match(head, at)):
+        try:
+            row, at = json.JSONDecoder().raw_decode(head, named.end())
+        except ValueError:
+            break
+        rows.append(row)
+    return len(rows) == 2 and all(isinstance(row, dict) and row for row in rows) and rows[0].keys() == rows[1].keys()
 
 
 def _is_lines(head: str) -> bool:
@@ -218,17 +232,3 @@ def _is_lines(head: str) -> bool:
         return len(lines) == 2 and lines[1].lstrip().startswith("{") and isinstance(json.loads(lines[0]), dict)
     except ValueError:
         return False
-
-
-def describe_leaves(cell: str) -> tuple[str, str] | None:
-    """(path as jq writes it, value) of the first name inside a cell of JSON text; None when there is none."""
-    value: Any = json.loads(cell)
-    path = ""
-    while isinstance(value, (dict, list)) and value:
-        if isinstance(value, list):
-            path, value = f"{path}[0]", value[0]
-            continue
-        wanted = ("label", "labels", "choices", "choice", "class", "category", "answer", "value", "result")
-        key = next((name for name in wanted if name in value), next(iter(value)))
-        path, value = f"{path}.{key}", value[key]
-    return (path, str(value)) if isinstance(value, (str, int)) and re.fullmatch(r"[\w.\[\]]+", path) else None

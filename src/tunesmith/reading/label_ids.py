@@ -19,8 +19,10 @@ from tunesmith.reading.label_survey import (
     NUMBER,
     as_names,
     class_names,
+    flatten_lists,
     holds_places,
     is_list_type,
+    label_cells,
     plain_numbers,
     style_of_numbers,
     survey_labels,
@@ -38,7 +40,6 @@ def encode_labels(
     columns: Columns,
     *,
     label_names: Sequence[str] | None = None,
-    default_names: Sequence[str] = (),
     head_names: Sequence[str] = (),
     allow_single_label: bool = False,
     positive_label: str | None = None,
@@ -62,9 +63,9 @@ def encode_labels(
     multilabel = columns.task is Task.MULTILABEL
     if multilabel and (surveys[first].is_float or holds_places(train, columns.label)):
         return _encode_hot(sources, columns.label, label_names)
-    naming = choose_names(train, columns.label, surveys[first], label_names, default_names, head_names)
+    naming = choose_names(train, columns.label, surveys[first], label_names, columns.default_names, head_names)
     if not multilabel:
-        own = naming.names != tuple(default_names) and match_names(head_names, naming.names) is None
+        own = naming.names != columns.default_names and match_names(head_names, naming.names) is None
         free = own and label_names is None and class_names(train, columns.label) is None
         naming = put_positive_last(naming, surveys[first].counts, positive_label, free=free)
     for split, source in labelled.items():
@@ -88,7 +89,7 @@ def _ids(source: Source, column: str, naming: Naming) -> Any:
     names = class_names(source, column)
     parts = []
     for start, table in source.scan([column]):
-        cells = as_names(table.column(column), names, source=source, column=column, start=start)
+        cells = as_names(label_cells(table.column(column)), names, source=source, column=column, start=start)
         parts.append(pc.fill_null(pc.index_in(cells, value_set=values), UNLABELLED).cast(pa.int64()))
     return pa.chunked_array(parts, pa.int64()).combine_chunks()
 
@@ -108,8 +109,7 @@ def _hot_rows(source: Source, column: str, naming: Naming) -> Any:
         if lists.null_count:
             row = start + pc.index(pc.is_null(lists), True).as_py()
             raise DataError("the list of labels is missing", where=source.where(row, column), fix="Use [] for none.")
-        parents = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
-        items = pc.list_flatten(lists)
+        items, parents = flatten_lists(lists)
         cells = as_names(items, names, source=source, column=column, start=start, parents=parents)
         ids = pc.index_in(cells, value_set=values).to_numpy(zero_copy_only=False)
         hot[start + parents.astype(np.int64), ids.astype(np.int64)] = 1.0
@@ -184,7 +184,7 @@ def _numbers(cells: Any, source: Source, column: str, start: int, style: str | N
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    cells = cells.combine_chunks()
+    cells = label_cells(cells)
     kind = cells.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         cells = plain_numbers(cells, style)
@@ -198,9 +198,8 @@ def _numbers(cells: Any, source: Source, column: str, start: int, style: str | N
         at = pc.index(good, False).as_py()
         value = cells[at].as_py()
         problem = "the score is missing" if value in (None, "") else f"{value!r} is not a number"
-        raise DataError(
-            problem, where=source.where(start + at, column), fix="Regression needs a finite number in every row."
-        )
+        fix = "Regression needs a finite number in every row."
+        raise DataError(problem, where=source.where(start + at, column), fix=fix)
     numbers = cells.cast(pa.float64()).to_numpy(zero_copy_only=False)
     too_large = np.abs(numbers) > np.finfo(np.float32).max
     if too_large.any():

@@ -59,11 +59,8 @@ def refuse_variants(train: Source, column: str, counts: Mapping[str, int], first
     shown = ", ".join([f"{pairs[0][1]!r} differs from {pairs[0][0]!r}", *others])
     more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
     merge = train_with(train.origin, "--merge_label_variants")
-    raise DataError(
-        f"{shown} only in case or spaces{more}",
-        where=train.where(first_row[pairs[0][1]], column),
-        fix=f"If they are one label: {merge}   (if not: list both in --label_names)",
-    )
+    fix = f"If they are one label: {merge}   (if not: list both in --label_names)"
+    raise DataError(f"{shown} only in case or spaces{more}", where=train.where(first_row[pairs[0][1]], column), fix=fix)
 
 
 def _respell(source: Source, column: str, changed: Mapping[str, str]) -> Source:
@@ -128,9 +125,8 @@ def put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | No
         raise ConfigError(problem, fix=did_you_mean(asked, naming.names))
     if len(naming.names) != 2:
         if asked is not None:
-            raise ConfigError(
-                f"--positive_label is about two classes, and there are {len(naming.names)}", fix="Leave it out."
-            )
+            fix = "Leave it out."
+            raise ConfigError(f"--positive_label is about two classes, and there are {len(naming.names)}", fix=fix)
         return naming
     positive = asked
     if positive is None and free and {name.lower() for name in naming.names} not in _SWITCHES:
@@ -187,7 +183,9 @@ def check_split(
         if value == _UNLABELLED_NAME:
             if unlabelled_allowed:
                 continue
-            fix = "Remove such rows; if -1 is a class here, name it with --label_names."
+            named = train_with(source.origin, f"--label_names={','.join((value, *naming.values))}")
+            ready = named if all(map(is_whole, naming.values)) else "list all classes in --label_names."
+            fix = f"Remove such rows; if -1 is a class here: {ready}"
             raise DataError(f"-1 means unlabelled, which {source.name} rows cannot be", where=where, fix=fix)
         raise _unknown(value, naming, where, is_train=is_train)
 
@@ -197,11 +195,9 @@ def check_enough(train: Source, column: str, survey: Survey, naming: Naming, *, 
     present = survey.counts.keys() & set(naming.values)
     if len(present) == 1 and not allow_single_label:
         only = next(iter(present))
-        raise DataError(
-            f"all {survey.rows:,} rows have the one label {only!r}: there is nothing to learn",
-            where=train.where(0, column),
-            fix="Add rows with another label, or give --allow_single_label.",
-        )
+        problem = f"all {survey.rows:,} rows have the one label {only!r}: there is nothing to learn"
+        fix = "Add rows with another label, or give --allow_single_label."
+        raise DataError(problem, where=train.where(0, column), fix=fix)
 
 
 def _given_names(names: tuple[str, ...], found: Sequence[str], train: Source, column: str) -> Naming:
@@ -228,9 +224,8 @@ def _unknown(value: str, naming: Naming, where: str, *, is_train: bool) -> DataE
         return DataError(problem, where=where, fix="Write both the same, or give --merge_label_variants.")
     of = "" if is_train else " (the labels in train)"
     problem = f"{value!r} is not one of {', '.join(shown)}{of}"
-    return DataError(
-        problem, where=where, fix=did_you_mean(value, naming.values) or "Correct it, or add such rows to train."
-    )
+    fix = did_you_mean(value, naming.values) or "Correct it, or add such rows to train."
+    return DataError(problem, where=where, fix=fix)
 
 
 def _refuse_typos(train: Source, column: str, survey: Survey) -> None:

@@ -48,12 +48,12 @@ def survey_labels(source: Source, column: str) -> Survey:
     survey = Survey()
     names = class_names(source, column)
     for start, table in source.scan([column]):
-        cells = table.column(column)
+        cells = label_cells(table.column(column))
         survey.rows += len(cells)
         parents = None
         if is_list_type(cells.type):
             survey.is_list = True
-            cells, parents = _flatten(cells)
+            cells, parents = flatten_lists(cells)
         survey.is_float = survey.is_float or pa.types.is_floating(cells.type)
         labels = as_names(cells, names, source=source, column=column, start=start, parents=parents)
         _count(survey, labels, start, parents)
@@ -124,8 +124,6 @@ def as_names(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if isinstance(cells, pa.ChunkedArray):
-        cells = cells.combine_chunks()
     kind = cells.type
     if names is not None and pa.types.is_integer(kind):
         bad = pc.fill_null(pc.or_(pc.less(cells, -1), pc.greater_equal(cells, len(names))), False)
@@ -151,12 +149,19 @@ def as_names(
     raise DataError(f"column {column!r} holds {kind}, which is not a label", where=source.origin, fix=fix)
 
 
-def _flatten(cells: Any) -> tuple[Any, Any]:
+def label_cells(column: Any) -> Any:
+    """A column of labels as one array; decimals, as databases write them, are numbers."""
     import pyarrow as pa
+
+    cells = column.combine_chunks()
+    return cells.cast(pa.float64()) if pa.types.is_decimal(cells.type) else cells
+
+
+def flatten_lists(lists: Any) -> tuple[Any, Any]:
+    """The values of all lists, and the row that each of them is of."""
     import pyarrow.compute as pc
 
-    whole = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
-    return pc.list_flatten(whole), pc.list_parent_indices(whole).to_numpy(zero_copy_only=False)
+    return pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
 
 
 def _count(survey: Survey, labels: Any, start: int, parents: Any) -> None:
@@ -184,8 +189,6 @@ def _measure(survey: Survey, cells: Any) -> None:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if isinstance(cells, pa.ChunkedArray):
-        cells = cells.combine_chunks()
     kind = cells.type
     if pa.types.is_integer(kind):
         survey.numbers += len(cells) - cells.null_count

@@ -1,4 +1,6 @@
-"""The whole path from what the user names to splits that are ready for tokenizing."""
+"""The whole path from what the user names to splits that are ready for tokenizing; and rows for a trained model: to predict, or
+to evaluate it on.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ import numpy as np
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
-from tunesmith.reading.bad_rows import BadRow, correct_labels, sort_out
-from tunesmith.reading.columns import Columns, find_glue_task, infer_columns
+from tunesmith.reading.bad_rows import BadRow, check_texts, correct_labels, sort_out
+from tunesmith.reading.columns import Columns, infer_columns, listed_names, require_text
 from tunesmith.reading.gather import gather_sources
 from tunesmith.reading.label_ids import encode_labels, notes_on_classes, unfold_labels
 from tunesmith.reading.label_names import merge_variants
 from tunesmith.reading.read import read_source
-from tunesmith.reading.source import Part, Source, check_texts, fingerprint_parts
+from tunesmith.reading.source import Part, Source, fingerprint_parts
 from tunesmith.reading.split import MAX_GROUPED_ROWS, draw_fold, draw_split, sample_part
 from tunesmith.tokens.token_cache import release_pages
 
@@ -82,19 +84,19 @@ def load_data(
 ) -> DataBundle:
     """Reads, checks, encodes and splits. Without a validation split, a share of train is taken, or `fold` (k, of n)."""
     given = _prefer((train_data, validation_data, test_data), (train_file, validation_file, test_file))
-    read, hub = partial(_read, reading, skip_bad_rows), partial(_load_hub, options=hub_options or {})
-    names = {"task_name": task_name, "dataset_name": dataset_name, "dataset_config_name": dataset_config_name}
-    named = {"split_names": split_names or {}, "split_column_name": split_column_name}
-    sources, notes = gather_sources(given, **names, **named, read=read, load_hub=hub)  # type: ignore[arg-type]
+    read = partial(read_source, skip_bad_rows=skip_bad_rows, **reading)
+    named: dict[str, Any] = {"task_name": task_name, "dataset_name": dataset_name, "split_names": split_names or {}}
+    named |= {"dataset_config_name": dataset_config_name, "split_column_name": split_column_name}
+    sources, notes = gather_sources(given, **named, read=read, hub_options=hub_options or {})
     asked: dict[str, Any] = {"text_column_names": text_column_names, "label_column_name": label_column_name}
     asked |= {"task_name": task_name, "do_regression": do_regression, "label_separator": label_separator}
-    columns = infer_columns(sources, **asked, merge_label_variants=merge_label_variants)
+    columns = infer_columns(sources, **asked, merge_label_variants=merge_label_variants, label_names=label_names)
     naming = {"head_names": head_names, "allow_single_label": allow_single_label, "positive_label": positive_label}
-    rules = _Rules(task_name, label_separator, merge_label_variants, labels_file, allow_empty_text, skip_bad_rows)
-    labels, parts, bad = _label_rows(sources, columns, notes, rules, {**naming, "label_names": _names(label_names)})
-    limits = {"train": max_train_samples, "validation": max_eval_samples, "test": max_predict_samples}
-    parts = _split_rows(parts, columns, labels, notes, limits, fraction=validation_split_fraction, seed=seed, fold=fold)
-    return _bundle(parts, columns, labels, notes, bad, names_given=label_names is not None)
+    rules = (label_separator, merge_label_variants, labels_file, allow_empty_text, skip_bad_rows)
+    labels, parts, bad = _label_rows(sources, columns, notes, listed_names(label_names), naming, *rules)
+    parts = _hold_out(parts, columns, labels, notes, fraction=validation_split_fraction, seed=seed, fold=fold)
+    parts = _cut(parts, (max_train_samples, max_eval_samples, max_predict_samples), notes, labels.task, seed)
+    return replace(_bundle(parts, columns, labels, notes, bad), names_given=label_names is not None)
 
 
 def _prefer(tables: Sequence[Any], files: Sequence[str | Path | None]) -> dict[str, Any]:
@@ -103,87 +105,29 @@ def _prefer(tables: Sequence[Any], files: Sequence[str | Path | None]) -> dict[s
     return {split: file if table is None else table for split, table, file in given}
 
 
-@dataclass(frozen=True)
-class _Rules:
-    """How rows become labelled rows."""
-
-    task_name: str | None
-    separator: str | None
-    merge: bool
-    labels_file: str | Path | None
-    empty: bool
-    skip: bool
-
-
 def _label_rows(
-    sources: Mapping[str, Source], columns: Columns, notes: list[str], rules: _Rules, naming: Mapping[str, Any]
-) -> tuple[LabelMap, dict[str, Part], list[BadRow]]:
-    """The good rows with their labels encoded and corrected, and the bad ones."""
-    listed, empty = naming["label_names"], rules.empty
-    good, bad = sort_out(sources, columns, notes, label_names=listed, allow_empty_text=empty, skip=rules.skip)
-    good = unfold_labels(good, columns, rules.separator)
-    if rules.merge and columns.label is not None and columns.task is not Task.REGRESSION:
-        good = merge_variants(good, columns.label, notes, names=listed or ())
-    labels, parts = _encode(good, columns, rules.task_name, naming, allow_empty_text=empty)
-    return labels, parts | _corrected(parts, rules.labels_file, columns, labels, notes), bad
-
-
-def _split_rows(
-    parts: dict[str, Part],
-    columns: Columns,
-    labels: LabelMap,
-    notes: list[str],
-    limits: Mapping[str, int | None],
-    *,
-    fraction: float,
-    seed: int,
-    fold: tuple[int, int] | None,
-) -> dict[str, Part]:
-    """The splits, each with as many rows as asked for."""
-    parts = _hold_out(parts, columns, labels, notes, fraction=fraction, seed=seed, fold=fold)
-    return {split: _cut(split, part, limits, notes, labels.task, seed) for split, part in parts.items()}
-
-
-def _corrected(
-    parts: Mapping[str, Part], file: str | Path | None, columns: Columns, labels: LabelMap, notes: list[str]
-) -> dict[str, Part]:
-    """Train with the labels of a review file."""
-    if file is None:
-        return {}
-    train, changed = correct_labels(parts["train"], Path(file), columns.text, labels)
-    notes.append(f"{changed:,} labels of train rows were changed by {file}.")
-    return {"train": train}
-
-
-def _read(reading: Mapping[str, Any], skip_bad_rows: bool, source: Any, split: str) -> Source:
-    return read_source(source, name=split, skip_bad_rows=skip_bad_rows, **reading)
-
-
-def _load_hub(name: str, config: str | None, *, options: Mapping[str, Any]) -> Any:
-    from tunesmith.reading.gather import load_from_hub
-
-    return load_from_hub(name, config, **options)
-
-
-def _names(label_names: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    if label_names is None:
-        return None
-    return tuple(n.strip() for n in label_names.split(",")) if isinstance(label_names, str) else tuple(label_names)
-
-
-def _encode(
     sources: Mapping[str, Source],
     columns: Columns,
-    task_name: str | None,
-    options: Mapping[str, Any],
-    *,
+    notes: list[str],
+    names: Sequence[str] | None,
+    naming: Mapping[str, Any],
+    separator: str | None,
+    merge: bool,
+    labels_file: str | Path | None,
     allow_empty_text: bool,
-) -> tuple[LabelMap, dict[str, Part]]:
-    for source in sources.values():
-        check_texts(source, columns.text, allow_empty_text=allow_empty_text)
-    glue = find_glue_task(task_name)
-    labels, encoded = encode_labels(sources, columns, default_names=glue.labels if glue else (), **options)
-    return labels, {split: Part(sources[split], dataset) for split, dataset in encoded.items()}
+    skip: bool,
+) -> tuple[LabelMap, dict[str, Part], list[BadRow]]:
+    """The good rows with their labels encoded and corrected, and the bad ones."""
+    good, bad = sort_out(sources, columns, notes, label_names=names, allow_empty_text=allow_empty_text, skip=skip)
+    good = unfold_labels(good, columns, separator)
+    if merge and columns.label is not None and columns.task is not Task.REGRESSION:
+        good = merge_variants(good, columns.label, notes, names=names or ())
+    labels, encoded = encode_labels(good, columns, label_names=names, **naming)
+    parts = {split: Part(good[split], dataset) for split, dataset in encoded.items()}
+    if labels_file is not None:
+        parts["train"], changed = correct_labels(parts["train"], Path(labels_file), columns.text, labels)
+        notes.append(f"{changed:,} labels of train rows were changed by {labels_file}.")
+    return labels, parts, bad
 
 
 def _hold_out(
@@ -197,61 +141,50 @@ def _hold_out(
     fold: tuple[int, int] | None,
 ) -> dict[str, Part]:
     """Takes the validation split from train when there is none and one is wanted."""
-    if fold is not None:
-        return _hold_out_fold(parts, columns, labels, notes, fold=fold[0], folds=fold[1])
-    if any(split.startswith("validation") for split in parts):
+    given = any(split.startswith("validation") for split in parts)
+    if given and fold is not None:
+        problem = "--folds takes its validation rows from the training rows, and there are validation rows already"
+        raise ConfigError(problem, fix="Leave --folds out, or put all labelled rows into one training file.")
+    if given:
         return parts
-    if fraction == 0:
+    if fraction == 0 and fold is None:
         notes.append("There is no validation split: nothing will be evaluated while training.")
         return parts
     whole = parts["train"]
     text = () if len(whole) > MAX_GROUPED_ROWS else columns.text
-    train, held_out = draw_split(whole, val_fraction=fraction, seed=seed, task=labels.task, text_columns=text)
-    how = "at random" if labels.task is Task.MULTILABEL else "stratified by label"
-    kept = ", rows that share a text kept together" if text else ""
-    notes.append(
-        f"No validation data: {len(held_out):,} of {len(whole):,} train rows held out, {how}{kept} (seed {seed})."
-    )
+    if fold is not None:
+        train, held_out = draw_fold(whole, fold=fold[0], folds=fold[1], task=labels.task, text_columns=text)
+        note = f"Fold {fold[0]} of {fold[1]}: {len(held_out):,} of {len(whole):,} rows are held out."
+    else:
+        train, held_out = draw_split(whole, val_fraction=fraction, seed=seed, task=labels.task, text_columns=text)
+        how = "at random" if labels.task is Task.MULTILABEL else "stratified by label"
+        how += ", rows that share a text kept together" if text else ""
+        note = f"No validation data: {len(held_out):,} of {len(whole):,} train rows held out, {how} (seed {seed})."
+    notes.append(note)
     rest = {split: part for split, part in parts.items() if split != "train"}
     return {"train": replace(whole, rows=train), "validation": replace(whole, rows=held_out), **rest}
 
 
-def _hold_out_fold(
-    parts: dict[str, Part], columns: Columns, labels: LabelMap, notes: list[str], *, folds: int, fold: int
+def _cut(
+    parts: dict[str, Part], limits: tuple[int | None, int | None, int | None], notes: list[str], task: Task, seed: int
 ) -> dict[str, Part]:
-    given = next((split for split in parts if split.startswith("validation")), None)
-    if given is not None:
-        raise ConfigError(
-            "--folds takes its validation rows from the training rows, and there are validation rows already",
-            fix="Leave --folds out, or put all labelled rows into one training file.",
+    """The splits with at most so many rows of train, validation and test."""
+    how = "at random" if task is Task.MULTILABEL else "with the shares of the labels kept"
+    cut = {}
+    for split, part in parts.items():
+        limit = next(
+            n for kind, n in zip(("train", "validation", "test"), limits, strict=True) if split.startswith(kind)
         )
-    whole = parts["train"]
-    text = () if len(whole) > MAX_GROUPED_ROWS else columns.text
-    train, held_out = draw_fold(whole, folds=folds, fold=fold, task=labels.task, text_columns=text)
-    notes.append(f"Fold {fold} of {folds}: {len(held_out):,} of {len(whole):,} rows are held out.")
-    rest = {split: part for split, part in parts.items() if split != "train"}
-    return {"train": replace(whole, rows=train), "validation": replace(whole, rows=held_out), **rest}
-
-
-def _cut(split: str, part: Part, limits: Mapping[str, int | None], notes: list[str], task: Task, seed: int) -> Part:
-    limit = next((limits[kind] for kind in limits if split.startswith(kind)), None)
-    cut = sample_part(part, limit, task=task, seed=seed)
-    if len(cut) < len(part):
-        how = "at random" if task is Task.MULTILABEL else "with the shares of the labels kept"
-        notes.append(f"Only {len(cut):,} of {len(part):,} {split} rows are used, as asked, drawn {how} (seed {seed}).")
+        cut[split] = sample_part(part, limit, task=task, seed=seed)
+        if len(cut[split]) < len(part):
+            used = f"{len(cut[split]):,} of {len(part):,} {split} rows"
+            notes.append(f"Only {used} are used, as asked, drawn {how} (seed {seed}).")
     return cut
 
 
 def _bundle(
-    parts: Mapping[str, Part],
-    columns: Columns,
-    labels: LabelMap,
-    notes: list[str],
-    bad: Sequence[BadRow],
-    *,
-    names_given: bool,
+    parts: dict[str, Part], columns: Columns, labels: LabelMap, notes: list[str], bad: list[BadRow]
 ) -> DataBundle:
-    columns = replace(columns, task=labels.task)
     notes += notes_on_classes(parts, labels)
     splits = {split: part.dataset() for split, part in parts.items()}
     for split, part in parts.items():
@@ -262,6 +195,41 @@ def _bundle(
     fingerprint, by_split = fingerprint_parts(parts, columns.text, labels)
     for dataset in splits.values():
         release_pages(dataset)
-    told = (*columns.why, *notes)
-    made = DataBundle(splits, columns, labels, told, fingerprint, by_split, dict(parts), names_given=names_given)
-    return replace(made, bad_rows=tuple(bad))
+    columns, said = replace(columns, task=labels.task), (*columns.why, *notes)
+    return DataBundle(splits, columns, labels, said, fingerprint, by_split, parts, bad_rows=tuple(bad))
+
+
+def read_unlabelled(
+    source: Any,
+    *,
+    text: Sequence[str],
+    name: str = "input",
+    allow_empty_text: bool = False,
+    **reading: Any,
+) -> Source:
+    """Rows to predict, with all their columns (`Source.column_names`); `text` must be there and filled in."""
+    rows = read_source(source, name=name, **reading)
+    for column in text:
+        require_text(rows, column)
+    check_texts(rows, text, allow_empty_text=allow_empty_text)
+    return rows
+
+
+def read_labelled(
+    source: Any,
+    *,
+    columns: Columns,
+    labels: LabelMap,
+    name: str = "test",
+    allow_empty_text: bool = False,
+    merge_label_variants: bool = False,
+    **reading: Any,
+) -> Dataset:
+    """Rows to evaluate a trained model on: "labels" by the names of the model's own map; -1 stays unlabelled."""
+    rows = read_unlabelled(source, text=columns.text, name=name, allow_empty_text=allow_empty_text, **reading)
+    names = None if labels.task is Task.REGRESSION else labels.names
+    rows = unfold_labels({name: rows}, columns, None)[name]
+    if merge_label_variants and names is not None and columns.label is not None:
+        rows = merge_variants({name: rows}, columns.label, [], names=names)[name]
+    _, splits = encode_labels({name: rows}, columns, label_names=names, allow_single_label=True)
+    return splits[name]

@@ -8,10 +8,9 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,6 @@ from tunesmith.reading.containers import (
     readable,
 )
 from tunesmith.reading.in_memory import read_memory
-from tunesmith.reading.json_files import json_batches
-from tunesmith.reading.json_rows import ColumnKinds, Widened, refuse_one_object
-from tunesmith.reading.sheets import note_sheet, sheet_batches
 from tunesmith.reading.source import Source, checked
 from tunesmith.reading.table_cache import cache_table, default_table_cache, find_table
 from tunesmith.reading.text_files import (
@@ -38,15 +34,13 @@ from tunesmith.reading.text_files import (
     Dialect,
     choose_dialect,
     delimited_batches,
-    fasttext_batches,
     recognise_lines,
     refuse_title,
     sniff_dialect,
 )
-from tunesmith.run.remembered import hash_file
-from tunesmith.run.writing import create
+from tunesmith.run.writing import create, hash_file
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Part of every cache key: raise it when a reader gives other rows for the same bytes."""
 
 _HEAD_BYTES = 1 << 16
@@ -69,9 +63,8 @@ class _File:
     skip_bad: bool
     sheet: str | None
 
-    @property
-    def has_lines(self) -> bool:
-        return self.kind in ("csv", "tsv", "jsonl", "json", "sheet", "fasttext")
+    def open(self) -> CountedBytes:
+        return CountedBytes(self.path, origin=self.origin, gzipped=self.gzipped, limits=self.limits)
 
     def key(self) -> str:
         """Names the table: the bytes and everything that changes how they are read."""
@@ -106,60 +99,73 @@ def read_source(
         if path.is_dir():
             return checked(_from_folder(path, name, origin))
         kind, gzipped = kind_of_file(path, origin, delimiter)
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DataError("is a pipe or a device, not a file", where=origin, fix="Write the rows to a file first.")
-        if path.stat().st_size == 0:
-            raise DataError("the file is empty (0 bytes)", where=origin, fix="It needs at least one row.")
-        _refuse_zeros(path, origin)
+        _refuse_no_content(path, origin)
         dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
-        text_encoding = check_encoding(encoding)
-        limits = limits or DecompressionLimits()
-        how = (kind, gzipped, text_encoding, dialect, limits, on_progress, skip_bad_rows, sheet_name)
-        file = _File(path, hash_file(path), origin, *how)
-        if kind == "lines":
-            kind, dialect = recognise_lines(_first_text(file), origin)
-            file = replace(file, kind=kind, dialect=dialect)
-        if kind == "json":
-            refuse_one_object(_first_text(file), origin)
-        if dialect is not None and not dialect.sure:
-            head = _first_text(file)
-            file = replace(file, dialect=sniff_dialect(head, dialect))
-            refuse_title(head, file.dialect or dialect, origin)
+        how = (
+            check_encoding(encoding),
+            dialect,
+            limits or DecompressionLimits(),
+            on_progress,
+            skip_bad_rows,
+            sheet_name,
+        )
+        file = _recognised(_File(path, hash_file(path), origin, kind, gzipped, *how))
         return _from_file(file, name, Path(cache_dir) if cache_dir is not None else default_table_cache())
+
+
+def _refuse_no_content(path: Path, origin: str) -> None:
+    """Refuses pipes, empty files, and a large file that begins with zeros: it was never written to its end."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError("is a pipe or a device, not a file", where=origin, fix="Write the rows to a file first.")
+    if found.st_size == 0:
+        raise DataError("the file is empty (0 bytes)", where=origin, fix="It needs at least one row.")
+    if found.st_size > 10**8:
+        with path.open("rb") as file:
+            if not any(file.read(1 << 20)):
+                raise DataError("begins with a million zero bytes", where=origin, fix="Copy the file again.")
+
+
+def _recognised(file: _File) -> _File:
+    """The file with its format and delimiter as its first lines show them; lines that are no table are refused."""
+    if file.kind == "lines":
+        kind, dialect = recognise_lines(_first_text(file), file.origin)
+        file = replace(file, kind=kind, dialect=dialect)
+    if file.kind == "json":
+        from tunesmith.reading.json_rows import refuse_one_object
+
+        refuse_one_object(_first_text(file), file.origin)
+    if file.dialect is not None and not file.dialect.sure:
+        head = _first_text(file)
+        dialect = sniff_dialect(head, file.dialect)
+        refuse_title(head, dialect, file.origin)
+        file = replace(file, dialect=dialect)
+    return file
 
 
 def _first_text(file: _File) -> str:
     """The beginning of a text file; nothing where it cannot be decoded, which reading it reports."""
-    stream = CountedBytes(file.path, origin=file.origin, gzipped=file.gzipped, limits=file.limits)
     try:
-        head = stream.read(_HEAD_BYTES)
+        with file.open() as stream:
+            head = stream.read(_HEAD_BYTES)
         codec, skip = choose_codec(head, file.encoding, file.origin)
         return head[skip:].decode(codec, errors="ignore")
     except DataError:
         return ""
-    finally:
-        stream.close()
 
 
 def _reading_note(file: _File) -> str | None:
     """A sentence when columns are separated by something else than the suffix says."""
     if file.kind == "sheet" and not file.gzipped:
+        from tunesmith.reading.sheets import note_sheet
+
         return note_sheet(file.path, file.origin, file.sheet)
     if file.kind == "fasttext":
         return f"Reading: {file.origin} holds fastText lines, `__label__NAME text`."
-    usual = choose_dialect(file.kind, delimiter=None, quoting=None) if file.dialect is not None else None
-    if file.dialect is None or usual is None or file.dialect.delimiter == usual.delimiter:
+    if file.dialect is None or file.dialect.delimiter == ("\t" if file.kind == "tsv" else ","):
         return None
     name = DELIMITER_NAMES.get(file.dialect.delimiter, repr(file.dialect.delimiter))
     return f"Reading: the columns of {file.origin} are separated by {name}."
-
-
-def _refuse_zeros(path: Path, origin: str) -> None:
-    """A large file that begins with zeros was never written: that is reported before it is hashed to its end."""
-    with path.open("rb") as file:
-        head = file.read(1 << 20)
-    if path.stat().st_size > 10**8 and not any(head):
-        raise DataError("begins with a million zero bytes", where=origin, fix="Copy the file again.")
 
 
 def _from_file(file: _File, name: str, cache_dir: Path) -> Source:
@@ -177,10 +183,15 @@ def _from_file(file: _File, name: str, cache_dir: Path) -> Source:
 
 
 def _make_table(file: _File, key: str, cache_dir: Path) -> tuple[Path | None, int]:
+    if file.kind not in ("json", "jsonl", "fasttext"):
+        binary = file.kind in ("parquet", "arrow", "sheet")
+        return cache_table(key, cache_dir, _binary_batches(file, cache_dir) if binary else _text_batches(file))
+    from tunesmith.reading.json_rows import ColumnKinds, Widened
+
     kinds = ColumnKinds(file.origin, lines=True)
     while True:
         try:
-            return cache_table(key, cache_dir, _batches(file, kinds, cache_dir))
+            return cache_table(key, cache_dir, _text_batches(file, kinds))
         except Widened:
             kinds.restart()
 
@@ -192,64 +203,55 @@ def _open_table(file: _File, name: str, table: Path, rows: int) -> Source:
         dataset = Dataset.from_file(str(table))
         if dataset.num_rows != rows:
             raise DataError(f"{dataset.num_rows} rows in the cached table, expected {rows}", where=str(table))
-    mark = file.dialect.delimiter if file.dialect is not None else ","
-    how = {"lines": file.has_lines, "table_file": table, "note": _reading_note(file), "delimiter": mark}
-    return Source(name, dataset, file.origin, **how)  # type: ignore[arg-type]
+    delimiter, lines = file.dialect.delimiter if file.dialect else ",", file.kind not in ("parquet", "arrow")
+    return Source(name, dataset, file.origin, lines, table, _reading_note(file), delimiter)
 
 
-def _batches(file: _File, kinds: ColumnKinds, cache_dir: Path) -> Iterator[Any]:
-    if file.kind in ("parquet", "arrow", "sheet"):
-        yield from _binary_batches(file, cache_dir)
-        return
-    stream = CountedBytes(file.path, origin=file.origin, gzipped=file.gzipped, limits=file.limits)
-    try:
+def _text_batches(file: _File, kinds: Any = None) -> Iterator[Any]:
+    """`kinds` is what is known of the columns of objects; the cells of delimited text are strings."""
+    with file.open() as stream:
         blocks = text_blocks(stream, encoding=file.encoding, on_progress=file.on_progress)
         if file.dialect is not None:
             yield from delimited_batches(blocks, origin=file.origin, dialect=file.dialect, skip_bad=file.skip_bad)
-        elif file.kind == "fasttext":
-            yield from fasttext_batches(blocks, origin=file.origin, kinds=kinds)
         else:
-            yield from json_batches(blocks, origin=file.origin, kinds=kinds, array_allowed=file.kind == "json")
+            from tunesmith.reading.json_files import fasttext_batches, json_batches
+
+            if file.kind == "fasttext":
+                yield from fasttext_batches(blocks, origin=file.origin, kinds=kinds)
+            else:
+                yield from json_batches(blocks, origin=file.origin, kinds=kinds, array_allowed=file.kind == "json")
         if stream.sha256 != file.digest:
-            raise DataError(
-                "the file changed while it was read", where=file.origin, fix="Run again when it is complete."
-            )
-    finally:
-        stream.close()
+            fix = "Run again when it is complete."
+            raise DataError("the file changed while it was read", where=file.origin, fix=fix)
 
 
 def _binary_batches(file: _File, cache_dir: Path) -> Iterator[Any]:
-    sheet: Callable[..., Iterator[Any]] = partial(sheet_batches, sheet=file.sheet)
-    read = {"parquet": parquet_batches, "sheet": sheet}.get(file.kind, _arrow)
-    if not file.gzipped:
-        yield from read(file.path, origin=file.origin, limits=file.limits)
-        return
-    with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".unpacked-") as folder:
-        plain = Path(folder) / "rows"
-        stream = CountedBytes(file.path, origin=file.origin, gzipped=True, limits=file.limits)
-        try:
-            with create(plain) as out:
+    if file.gzipped:
+        with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".unpacked-") as folder:
+            plain = Path(folder) / "rows"
+            with file.open() as stream, create(plain) as out:
                 shutil.copyfileobj(stream, out, 1 << 20)
-        finally:
-            stream.close()
-        yield from read(plain, origin=file.origin, limits=file.limits)
+            yield from _binary_batches(replace(file, path=plain, gzipped=False), cache_dir)
+    elif file.kind == "parquet":
+        yield from parquet_batches(file.path, origin=file.origin, limits=file.limits)
+    elif file.kind == "arrow":
+        yield from arrow_batches(file.path, origin=file.origin)
+    else:
+        from tunesmith.reading.sheets import sheet_batches
 
-
-def _arrow(path: Path, *, origin: str, limits: DecompressionLimits) -> Iterator[Any]:
-    return arrow_batches(path, origin=origin)
+        yield from sheet_batches(file.path, origin=file.origin, sheet=file.sheet)
 
 
 def _from_folder(path: Path, name: str, origin: str) -> Source:
     from datasets import Dataset
 
     saved = load_folder(path, origin)
-    if not isinstance(saved, Dataset):
-        if name in saved:
-            saved = saved[name]
-        else:
-            fix = "Give the folder of one split, or the whole folder as --dataset_name."
-            raise DataError(f"holds the splits {', '.join(saved)}, none is {name!r}", where=origin, fix=fix)
-    return Source(name, saved, origin)
+    if isinstance(saved, Dataset):
+        return Source(name, saved, origin)
+    if name not in saved:
+        fix = "Give the folder of one split, or the whole folder as --dataset_name."
+        raise DataError(f"holds the splits {', '.join(saved)}, none is {name!r}", where=origin, fix=fix)
+    return Source(name, saved[name], origin)
 
 
 def is_saved_dataset(path: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from io import BytesIO
+from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
@@ -13,11 +14,10 @@ from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.blocks import text_blocks
 from tunesmith.reading.containers import CountedBytes, DecompressionLimits, readable
 from tunesmith.reading.delimited import parse_delimited
-from tunesmith.reading.json_files import line_records
+from tunesmith.reading.json_files import BATCH_ROWS, line_records
 from tunesmith.reading.json_rows import flatten_record
 from tunesmith.reading.text_files import Dialect, check_header, choose_dialect
 
-JSON_ROWS = 4_096
 TEXT_KINDS = ("csv", "tsv", "jsonl")
 
 
@@ -27,9 +27,8 @@ def kind_of_rows(path: Path) -> tuple[str, bool]:
     kind = (path.with_suffix("") if gzipped else path).suffix.removeprefix(".")
     kind = {"ndjson": "jsonl", "json": "jsonl"}.get(kind, kind)
     if kind not in (*TEXT_KINDS, "parquet") or (gzipped and kind == "parquet"):
-        raise ConfigError(
-            "cannot be read as rows", where=str(path), fix="Use .csv, .tsv, .jsonl, each also .gz, or .parquet."
-        )
+        fix = "Use .csv, .tsv, .jsonl, each also .gz, or .parquet."
+        raise ConfigError("cannot be read as rows", where=str(path), fix=fix)
     return kind, gzipped
 
 
@@ -74,31 +73,17 @@ def read_stdin(*, encoding: str | None, delimiter: str | None, quoting: str | No
 
 def _column_blocks(blocks: Iterator[str], origin: str, dialect: Dialect | None) -> Iterator[dict[str, list[Any]]]:
     if dialect is None:
-        yield from _json_blocks(blocks, origin)
+        records = line_records(blocks, origin)
+        while some := [flatten_record(row) for _, row in islice(records, BATCH_ROWS)]:
+            yield {name: [row.get(name) for row in some] for name in dict.fromkeys(chain.from_iterable(some))}
         return
     names: list[str] = []
-    records = parse_delimited(
+    rows = parse_delimited(
         blocks,
         origin=origin,
         delimiter=dialect.delimiter,
         quoting=dialect.quoting,
         on_header=lambda header: names.extend(check_header(header, origin=origin, dialect=dialect)),
     )
-    for found in records:
+    for found in rows:
         yield dict(zip(names, found.columns, strict=True))
-
-
-def _json_blocks(blocks: Iterator[str], origin: str) -> Iterator[dict[str, list[Any]]]:
-    rows: list[dict[str, Any]] = []
-    for _, row in line_records(blocks, origin):
-        rows.append(flatten_record(row))
-        if len(rows) == JSON_ROWS:
-            yield _columns(rows)
-            rows = []
-    if rows:
-        yield _columns(rows)
-
-
-def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import DataError, did_you_mean
-from tunesmith.reading.containers import DecompressionLimits
 from tunesmith.reading.ready_commands import train_with
 from tunesmith.reading.source import LINE_COLUMN
 from tunesmith.reading.text_files import Dialect, check_header
@@ -20,7 +19,7 @@ MOST_BYTES = 2 << 30
 """A sheet that unpacks to more than this is not read into memory."""
 
 
-def sheet_batches(path: Path, *, origin: str, limits: DecompressionLimits, sheet: str | None = None) -> Iterator[Any]:
+def sheet_batches(path: Path, *, origin: str, sheet: str | None = None) -> Iterator[Any]:
     """Record batches of strings plus the row numbers of the sheet; the first row holds the column names."""
     import pyarrow as pa
 
@@ -28,9 +27,8 @@ def sheet_batches(path: Path, *, origin: str, limits: DecompressionLimits, sheet
     if not rows:
         raise DataError("no sheet has rows", where=origin, fix="It needs a header and at least one row.")
     first, header = rows[0]
-    names = check_header(
-        [name.strip() for name in _trimmed(header)], origin=origin, dialect=Dialect("\t", False, sure=True)
-    )
+    stripped = [name.strip() for name in _trimmed(header)]
+    names = check_header(stripped, origin=origin, dialect=Dialect("\t", False, sure=True))
     body = rows[1:]
     if len(names) == 1 and body and len(_trimmed(body[0][1])) > 1:
         fix = f"Delete what is above row {body[0][0]} and save the sheet."
@@ -41,9 +39,8 @@ def sheet_batches(path: Path, *, origin: str, limits: DecompressionLimits, sheet
             raise DataError(f"{len(_trimmed(cells))} cells, expected {len(names)}", where=f"{origin}:{number}", fix=fix)
     for start in range(0, len(body), _ROWS):
         part = body[start : start + _ROWS]
-        columns = [
-            pa.array([cells[k] if k < len(cells) else "" for _, cells in part], pa.string()) for k in range(len(names))
-        ]
+        full = [cells[: len(names)] + [""] * (len(names) - len(cells)) for _, cells in part]
+        columns = [pa.array(column, pa.string()) for column in zip(*full, strict=True)]
         yield pa.record_batch([*columns, pa.array([n for n, _ in part], pa.int64())], names=[*names, LINE_COLUMN])
 
 
@@ -84,11 +81,8 @@ def _open_sheets(path: Path, origin: str) -> dict[str, Any]:
     try:
         import python_calamine as calamine
     except ImportError:
-        raise DataError(
-            "reading spreadsheets needs the package python-calamine",
-            where=origin,
-            fix="pip install python-calamine, or save the sheet as CSV.",
-        ) from None
+        fix = "pip install python-calamine, or save the sheet as CSV."
+        raise DataError("reading spreadsheets needs the package python-calamine", where=origin, fix=fix) from None
     _refuse_bomb(path, origin)
     try:
         book = calamine.load_workbook(str(path))
@@ -105,9 +99,8 @@ def _refuse_bomb(path: Path, origin: str) -> None:
     with zipfile.ZipFile(path) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
     if size > MOST_BYTES:
-        raise DataError(
-            f"unpacks to {size:,} bytes, which is too much for a sheet", where=origin, fix="Save it as CSV."
-        )
+        problem = f"unpacks to {size:,} bytes, which is too much for a sheet"
+        raise DataError(problem, where=origin, fix="Save it as CSV.")
 
 
 def _text(cell: Any) -> str:

@@ -1,8 +1,6 @@
 """A source: the rows of one split, on disk, and the name a person knows each row by. A part: the rows of a source that make up
-one split, with their encoded labels.
-
-Split and audit compare sentences as numbers: equal after folding case and spaces = the same number. The content of all splits
-is one number, too: same rows in the same order, same number, whatever file they came from.
+one split, with their encoded labels. Their content has a fingerprint: same rows in the same order, same fingerprint, whatever
+file they came from.
 """
 
 from __future__ import annotations
@@ -55,8 +53,7 @@ class Source:
 
     def where(self, row_index: int, column: str | None = None) -> str:
         """`train.csv:812:label`: the line in a text file, the row (from 1) anywhere else."""
-        number = self.line_of(row_index)
-        return f"{self.origin}:{number}:{column}" if column is not None else f"{self.origin}:{number}"
+        return f"{self.origin}:{self.line_of(row_index)}" + ("" if column is None else f":{column}")
 
     def line_of(self, row_index: int) -> int:
         """The number `where` uses for a row."""
@@ -66,30 +63,22 @@ class Source:
 
     def scan(self, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
         """(index of the first row, pyarrow Table of `columns`) for one batch after the other, in order."""
-        if self.table_file is not None:
-            yield from _scan_file(self.table_file, columns)
-        else:
-            yield from scan_dataset(self.dataset, columns)
+        start = 0
+        for table in self._tables(list(columns)):
+            yield start, table
+            start += table.num_rows
 
+    def _tables(self, columns: list[str]) -> Iterator[Any]:
+        import pyarrow as pa
 
-def scan_dataset(dataset: Dataset, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    """Like `Source.scan`, for rows that may be selected, reordered or in memory."""
-    start = 0
-    for table in dataset.select_columns(list(columns)).with_format("arrow").iter(SCAN_ROWS):
-        # A dataset with selected rows gives a chunk for every run of neighbours, often one a row.
-        yield start, table.combine_chunks()
-        start += table.num_rows
-
-
-def _scan_file(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    # Plain reads, not the memory map: touched pages of a map count as resident, so a scan of a map grows with the file.
-    import pyarrow as pa
-
-    start = 0
-    with pa.OSFile(str(path), "rb") as file, pa.ipc.open_stream(file) as reader:
-        for batch in reader:
-            yield start, pa.Table.from_batches([batch.select(list(columns))])
-            start += batch.num_rows
+        if self.table_file is None:
+            for table in self.dataset.select_columns(columns).with_format("arrow").iter(SCAN_ROWS):
+                yield table.combine_chunks()  # selected rows come in a chunk for every run of neighbours, often one a row
+            return
+        # Plain reads, not the memory map: touched pages of a map count as resident, so a scan of a map grows with the file.
+        with pa.OSFile(str(self.table_file), "rb") as file, pa.ipc.open_stream(file) as reader:
+            for batch in reader:
+                yield pa.Table.from_batches([batch.select(columns)])
 
 
 def checked(source: Source) -> Source:
@@ -136,56 +125,6 @@ class Part:
     def of(cls, dataset: Dataset, name: str = "train") -> Part:
         """All rows of a dataset that has the column "labels"."""
         return cls(Source(name, dataset, name), dataset)
-
-
-def number_sentences(parts: Mapping[str, Part], text: Sequence[str]) -> dict[str, np.ndarray[Any, Any]]:
-    """For each split an int array (rows, texts) of sentence numbers, comparable between splits and columns."""
-    import pyarrow as pa
-
-    chunks: list[Any] = []
-    shapes: list[tuple[str, int]] = []
-    for split, part in parts.items():
-        for name in text:
-            chunks.extend(_fold(table.column(name).combine_chunks()) for table in part.scan([name]))
-            shapes.append((split, len(part)))
-    codes = pa.chunked_array(chunks, pa.large_string()).combine_chunks().dictionary_encode().indices
-    flat = codes.to_numpy(zero_copy_only=False)
-    columns: dict[str, list[np.ndarray[Any, Any]]] = {split: [] for split in parts}
-    at = 0
-    for split, rows in shapes:
-        columns[split].append(flat[at : at + rows])
-        at += rows
-    return {split: np.stack(column, axis=1) for split, column in columns.items()}
-
-
-def _fold(cells: Any) -> Any:
-    """ " ".join(text.lower().split()), for a whole column."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.utf8_lower(cells)))
-    return pc.binary_join(words, pa.scalar(" ", words.type.value_type)).cast(pa.large_string())
-
-
-def check_texts(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> None:
-    """Refuses a missing text, and one that is empty or only spaces unless that is allowed; each text of a pair counts."""
-    import pyarrow.compute as pc
-
-    for start, table in source.scan(list(text)):
-        for name in text:
-            cells = table.column(name).combine_chunks()
-            if cells.null_count:
-                row = start + pc.index(pc.is_null(cells), True).as_py()
-                raise DataError(
-                    "the text is missing", where=source.where(row, name), fix="Fill it in or remove the row."
-                )
-            if allow_empty_text:
-                continue
-            empty = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(cells)), 0)
-            if pc.any(empty).as_py():
-                row = start + pc.index(empty, True).as_py()
-                fix = "Fill it in or remove the row; --allow_empty_text keeps it."
-                raise DataError("the text is empty", where=source.where(row, name), fix=fix)
 
 
 def fingerprint_parts(parts: Mapping[str, Part], text: Sequence[str], labels: LabelMap) -> tuple[str, dict[str, str]]:

@@ -1,17 +1,18 @@
-"""A validation split taken from train (seeded, stratified, and no sentence on both sides where that is possible), a smaller
-sample of a split that keeps the shares of its labels, and a column that assigns each row of one file to a split.
+"""A validation split taken from train (seeded, stratified, and no sentence on both sides where that is possible), and a smaller
+sample of a split that keeps the shares of its labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from tunesmith.errors import ConfigError, DataError, did_you_mean
+from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import Task
-from tunesmith.reading.source import Ints, Part, Source, number_sentences
+from tunesmith.reading.source import Ints, Part
 
 MAX_GROUPED_ROWS = 200_000
 """Above this rows are drawn one by one: grouping is a Python loop, about 1 s for each 200,000 rows."""
@@ -31,10 +32,8 @@ def draw_split(
     strata = strata_of(part, task)
     quota = _quota(strata, val_fraction)
     if quota.sum() == 0:
-        raise DataError(
-            f"{len(part)} rows are too few to set a validation split aside: no label has two rows",
-            fix="Give --validation_file, or --validation_split_fraction 0 to train without one.",
-        )
+        fix = "Give --validation_file, or --validation_split_fraction 0 to train without one."
+        raise DataError(f"{len(part)} rows are too few to set a validation split aside: no label has two rows", fix=fix)
     chosen = _draw(strata, _groups(part, text_columns), quota, np.random.default_rng(seed))
     held_out = np.zeros(len(part), dtype=bool)
     held_out[chosen] = True
@@ -51,12 +50,10 @@ def draw_fold(part: Part, *, folds: int, fold: int, task: Task, text_columns: Se
         raise DataError(f"{len(part)} rows cannot be split into {folds} folds", fix="Give fewer --folds.")
     groups = _groups(part, text_columns)
     order = np.random.default_rng(0).permutation(len(part))
-    members: dict[int, list[int]] = {}
-    for row in order.tolist():
-        members.setdefault(row if groups is None else int(groups[row]), []).append(row)
+    members = _members(order, np.arange(len(part)) if groups is None else groups)
     counts = np.zeros((folds, int(strata.max()) + 1), dtype=np.int64)
     home = np.empty(len(part), dtype=np.int64)
-    for rows in sorted(members.values(), key=len, reverse=True):
+    for rows in sorted(members, key=len, reverse=True):
         need = np.bincount(strata[rows], minlength=counts.shape[1])
         filled = counts @ need
         best = int(np.lexsort((counts.sum(axis=1), filled))[0])
@@ -90,7 +87,7 @@ def _groups(part: Part, text: Sequence[str]) -> Ints | None:
     """A number for each row, the same for rows linked by a sentence; None where each row stands alone."""
     if not text or len(part) > MAX_GROUPED_ROWS:
         return None
-    numbers = number_sentences({"train": part}, text)["train"]
+    numbers = _number_sentences(part, text)
     parent = list(range(int(numbers.max()) + 1))
 
     def root(node: int) -> int:
@@ -107,17 +104,41 @@ def _groups(part: Part, text: Sequence[str]) -> Ints | None:
     return None if groups.max() + 1 == len(groups) else groups
 
 
+def _number_sentences(part: Part, text: Sequence[str]) -> Ints:
+    """(rows, texts): the same number for sentences that are equal after folding case and spaces."""
+    import pyarrow as pa
+
+    cells = [_fold(table.column(name).combine_chunks()) for name in text for table in part.scan([name])]
+    codes = pa.chunked_array(cells, pa.large_string()).combine_chunks().dictionary_encode().indices
+    numbers: Ints = codes.to_numpy(zero_copy_only=False).reshape(len(text), len(part)).T
+    return numbers
+
+
+def _fold(cells: Any) -> Any:
+    """ " ".join(text.lower().split()), for a whole column."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    words = pc.utf8_split_whitespace(pc.utf8_trim_whitespace(pc.utf8_lower(cells)))
+    return pc.binary_join(words, pa.scalar(" ", words.type.value_type)).cast(pa.large_string())
+
+
+def _members(order: Ints, groups: Ints) -> list[list[int]]:
+    """The rows of each group, groups and rows in the order given."""
+    members: dict[int, list[int]] = {}
+    for row in order.tolist():
+        members.setdefault(int(groups[row]), []).append(row)
+    return list(members.values())
+
+
 def _draw(strata: Ints, groups: Ints | None, quota: Ints, rng: np.random.Generator) -> list[int]:
     """Row numbers of the validation split."""
     left = quota.copy()
     order = rng.permutation(len(strata))
     if groups is None:
         return _draw_rows(order, strata, left)
-    members: dict[int, list[int]] = {}
-    for row in order.tolist():
-        members.setdefault(int(groups[row]), []).append(row)
     chosen: list[int] = []
-    for rows in members.values():
+    for rows in _members(order, groups):
         need = np.bincount(strata[rows], minlength=len(left))
         if (need <= left).all():
             left -= need
@@ -162,69 +183,3 @@ def _share_out(sizes: Ints, count: int) -> Ints:
             break
         quota[k] += int(quota[k] < sizes[k])
     return quota
-
-
-NAMES = ("split", "set", "subset", "partition", "fold")
-SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "devel", "development"), "validation"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
-"""What a cell says -> our split."""
-
-
-def follow_split_column(sources: Mapping[str, Source], asked: str | None, notes: list[str]) -> dict[str, Source]:
-    """The splits of one file by its own column: `asked`, or one with a usual name whose cells are all names of splits.
-
-    "none" follows no column. Where a validation or test file is given, or cells are something else, nothing is followed.
-    """
-    train = sources.get("train")
-    if train is None or asked == "none":
-        return dict(sources)
-    if asked is not None and asked not in train.column_names:
-        problem = f"--split_column_name: no column {asked!r}; found: {', '.join(train.column_names)}"
-        raise DataError(problem, where=train.origin, fix=did_you_mean(asked, train.column_names))
-    if asked is not None and len(sources) > 1:
-        raise ConfigError("--split_column_name is about one file with all rows", fix="Give --train_file alone.")
-    name = asked or next((n for n in train.column_names if n.lower().strip() in NAMES), None)
-    if name is None:
-        return dict(sources)
-    cells = [str(cell).strip().lower() for cell in train.dataset.with_format(None)[name]]
-    found = dict.fromkeys(cells)
-    unknown = [cell for cell in found if cell not in SPLITS]
-    if unknown or "train" not in {SPLITS.get(cell) for cell in found} or len(sources) > 1:
-        return _leave(sources, name, found, unknown, notes, asked=asked is not None)
-    if len({SPLITS[cell] for cell in found}) == 1:
-        return dict(sources)
-    rows: dict[str, list[int]] = {split: [] for split in ("train", "validation", "test")}
-    for row, cell in enumerate(cells):
-        rows[SPLITS[cell]].append(row)
-    counts = ", ".join(f"{len(rows[split]):,} {split}" for split in rows if rows[split])
-    notes.append(
-        f"Column {name!r} gives the split of each row: {counts} rows (--split_column_name none: not followed)."
-    )
-    return {split: _select(train, split, picked) for split, picked in rows.items() if picked}
-
-
-def _leave(
-    sources: Mapping[str, Source],
-    name: str,
-    found: Mapping[str, None],
-    unknown: list[str],
-    notes: list[str],
-    *,
-    asked: bool,
-) -> dict[str, Source]:
-    """The sources as they are, with a sentence where the column looks like splits."""
-    if asked:
-        what = f"has {', '.join(map(repr, unknown[:4]))}" if unknown else "has no train rows"
-        fix = "Its cells say train, validation (valid, val, dev) or test."
-        raise DataError(f"column {name!r} {what}", where=sources["train"].origin, fix=fix)
-    if len(found) > 1 and any("train" in cell for cell in found):
-        shown = ", ".join(sorted(found)[:4])
-        notes.append(f"Column {name!r} ({shown}) is not followed: all rows of the file are training data.")
-    return dict(sources)
-
-
-def _select(source: Source, split: str, rows: list[int]) -> Source:
-    return replace(source, name=split, dataset=source.dataset.select(rows), table_file=None)

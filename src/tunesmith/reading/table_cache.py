@@ -14,15 +14,13 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from tunesmith.errors import ResourceError
 from tunesmith.run.remembered import known_hash, own_cache
 from tunesmith.run.writing import create
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 _STALE_SECONDS = 24 * 3600
@@ -65,7 +63,7 @@ def cache_table(key: str, cache_dir: Path, batches: Iterator[Any]) -> tuple[Path
         with create(part) as file:
             hashing = _HashingWriter(file)
             with pa.ipc.new_stream(pa.PythonFile(hashing, mode="w"), first.schema) as writer:
-                for batch in _chain(first, batches):
+                for batch in chain([first], batches):
                     writer.write_batch(batch)
                     rows += batch.num_rows
             file.flush()
@@ -105,11 +103,6 @@ class _HashingWriter:
         self._file.flush()
 
 
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
-
-
 def _sweep(cache_dir: Path) -> None:
     """Removes what a killed process left a day ago or more."""
     limit = time.time() - _STALE_SECONDS
@@ -125,7 +118,5 @@ def _explain(error: OSError, cache_dir: Path) -> ResourceError:
         free = stats.f_bavail * stats.f_frsize
         fix = "Free some space or give another --cache_dir."
         return ResourceError(f"the disk is full ({free:,} bytes free)", where=str(cache_dir), fix=fix)
-    reason = error.strerror or str(error)
-    return ResourceError(
-        f"the data cache cannot be used ({reason})", where=str(cache_dir), fix="Give another --cache_dir."
-    )
+    problem = f"the data cache cannot be used ({error.strerror or error})"
+    return ResourceError(problem, where=str(cache_dir), fix="Give another --cache_dir.")

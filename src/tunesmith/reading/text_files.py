@@ -1,6 +1,6 @@
 """CSV and TSV files: every cell is the exact text, `NA`, `007` and `1e5` included.
 
-A text file whose name does not tell the format (.txt) is recognised by its lines. fastText: `__label__NAME text`.
+A text file whose name does not tell the format (.txt) is recognised by its lines.
 """
 
 from __future__ import annotations
@@ -12,31 +12,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tunesmith.config.schema import DELIMITER_WORDS
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.blocks import describe_nul
 from tunesmith.reading.delimited import Records, parse_delimited
-from tunesmith.reading.json_files import text_lines
-from tunesmith.reading.json_rows import ColumnKinds, Widened
 from tunesmith.reading.ready_commands import rewrite_csv, train_after, train_with, train_with_header
 from tunesmith.reading.source import BAD_COLUMN, LINE_COLUMN
 
-_DELIMITERS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}
 DELIMITER_NAMES = {";": "semicolon", "\t": "tab", "|": "pipe", ",": "comma"}
 _RARE_DELIMITERS = ("^", "~", "#", "¦", "§", "\x01", "\x1f")
 _SNIFFED_LINES = 20
 SHOWN = 10
 """How many bad rows are shown; all are counted."""
-_DEFAULT_DELIMITER = {"csv": ",", "tsv": "\t"}
-_QUOTING = {
-    "none": False,
-    "off": False,
-    "false": False,
-    "rfc4180": True,
-    "minimal": True,
-    "csv": True,
-    "on": True,
-    "true": True,
-}
+_QUOTING = {**dict.fromkeys(("none", "off", "false"), False)}
+_QUOTING |= dict.fromkeys(("rfc4180", "minimal", "csv", "on", "true"), True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +46,8 @@ def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | bool | No
     else:
         raise ConfigError(f"--quoting {quoting!r} is not known", fix="Use 'none' or 'rfc4180'.")
     if delimiter is None:
-        return Dialect(_DEFAULT_DELIMITER[kind], quoted, sure=False)
-    character = _DELIMITERS.get(delimiter.lower(), delimiter)
+        return Dialect("\t" if kind == "tsv" else ",", quoted, sure=False)
+    character = DELIMITER_WORDS.get(delimiter.lower(), delimiter)
     if len(character) != 1 or character in '"\r\n\0':
         fix = "Use one character, or tab, comma, semicolon, pipe, space."
         raise ConfigError(f"--delimiter {delimiter!r} cannot separate fields", fix=fix)
@@ -76,21 +65,20 @@ def delimited_batches(blocks: Iterable[str], *, origin: str, dialect: Dialect, s
         names.extend(check_header(header, origin=origin, dialect=dialect))
 
     how: dict[str, Any] = {"delimiter": dialect.delimiter, "quoting": dialect.quoting, "on_header": name_columns}
-    errors: list[DataError] = []
-    texts: list[str] = []
+    bad: list[tuple[DataError, str]] = []
     count = 0
     try:
         for rows in parse_delimited(blocks, origin=origin, keep_bad=True, **how):
             count += len(rows.lines)
-            errors += () if skip_bad else [error for error, _ in rows.bad.values()]
-            texts += [text for _, text in rows.bad.values()][: 0 if skip_bad else 1000 - len(texts)]
-            if not errors:
+            bad += () if skip_bad else rows.bad.values()
+            if not bad:
                 yield _as_batch(rows, names, skip_bad=skip_bad)
     except DataError:
-        if not errors:
+        if not bad:
             raise
-    if errors:
-        raise _refuse_rows(errors, count, origin, _mend_all(texts, dialect, origin))
+    if bad:
+        mend = _mend_all([text for _, text in bad[:1000]], dialect, origin)
+        raise _refuse_rows([error for error, _ in bad], count, origin, mend)
 
 
 def _as_batch(rows: Records, names: list[str], *, skip_bad: bool) -> Any:
@@ -143,9 +131,14 @@ def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[st
             fix = "tunesmith keeps line numbers under it; rename the column."
             raise DataError(f"the column name {name!r} is taken", where=f"{origin}:1:{k + 1}", fix=fix)
         if name in names[:k]:
-            first = names.index(name) + 1
-            problem = f"column {name!r} appears twice in the header (fields {first} and {k + 1})"
-            raise DataError(problem, where=f"{origin}:1:{k + 1}", fix=_rename(names, origin, dialect))
+            problem = f"column {name!r} appears twice in the header (fields {names.index(name) + 1} and {k + 1})"
+            if name.replace(".", "", 1).isdigit() or any(len(n.split()) > 4 for n in names):  # a row, not a header
+                free = [f"column_{n}" for n in range(1, len(names) + 1)]
+                named = train_with_header(free, dialect.delimiter, origin, replace=False)
+                problem, fix = f"there seems to be no header: {problem}", f"Add a first line with names: {named}"
+            else:
+                fix = _rename(names, origin, dialect)
+            raise DataError(problem, where=f"{origin}:1:{k + 1}", fix=fix)
     return names
 
 
@@ -167,17 +160,12 @@ def sniff_dialect(head: str, dialect: Dialect) -> Dialect:
     named = re.match(r"sep=([^\s\w]|\t)\r?\n", head)
     if named is not None:
         return Dialect(named[1], True, sure=True)
-    if dialect.sure or cuts_alike(head, dialect):
+    if dialect.sure or _width(head, dialect.delimiter, quoting=dialect.quoting) > 1:
         return dialect
     marks = [mark for mark in (*DELIMITER_NAMES, *_RARE_DELIMITERS) if mark != dialect.delimiter]
     widths = {mark: _width(head, mark, quoting=True) for mark in marks}
     best = max(widths, key=lambda mark: widths[mark])
     return Dialect(best, True, sure=True) if widths[best] > 1 else dialect
-
-
-def cuts_alike(head: str, dialect: Dialect) -> bool:
-    """Whether the delimiter cuts all of the first lines into equally many fields, more than one."""
-    return _width(head, dialect.delimiter, quoting=dialect.quoting) > 1
 
 
 def refuse_title(head: str, dialect: Dialect, origin: str) -> None:
@@ -204,18 +192,15 @@ def _width(head: str, delimiter: str, *, quoting: bool) -> int:
 
 
 def _check_delimiter(only: str, *, origin: str, dialect: Dialect) -> None:
-    words = DELIMITER_NAMES
-    found = [c for c in words if c != dialect.delimiter and c in only]
-    if not found:
-        return
-    likely = max(found, key=only.count)
-    own = words.get(dialect.delimiter, repr(dialect.delimiter))
-    problem = f"the header is one field, {only[:60]!r}: fields look set apart by {words[likely]}, not by {own}"
-    raise DataError(problem, where=f"{origin}:1", fix=f"Give --delimiter {words[likely]}.")
+    found = [mark for mark in DELIMITER_NAMES if mark != dialect.delimiter and mark in only]
+    if found:
+        likely = DELIMITER_NAMES[max(found, key=only.count)]
+        own = DELIMITER_NAMES.get(dialect.delimiter, repr(dialect.delimiter))
+        problem = f"the header is one field, {only[:60]!r}: fields look set apart by {likely}, not by {own}"
+        raise DataError(problem, where=f"{origin}:1", fix=f"Give --delimiter {likely}.")
 
 
-MARK = "__label__"
-_ROWS = 4_096
+FASTTEXT_MARK = "__label__"
 
 
 def recognise_lines(head: str, origin: str) -> tuple[str, Dialect | None]:
@@ -223,12 +208,12 @@ def recognise_lines(head: str, origin: str) -> tuple[str, Dialect | None]:
     if "\0" in head:
         raise describe_nul(head, origin).at(f"{origin}:1")
     lines = [line for line in head.splitlines()[:200] if line.strip()]
-    if sum(line.startswith(MARK) for line in lines) * 2 > len(lines):
+    if sum(line.startswith(FASTTEXT_MARK) for line in lines) * 2 > len(lines):
         return "fasttext", None
     if head.lstrip().startswith("{"):
         return "jsonl", None
     dialect = sniff_dialect(head, choose_dialect("tsv", delimiter=None, quoting=None))
-    if cuts_alike(head, dialect) and len(lines) > 2:
+    if _width(head, dialect.delimiter, quoting=dialect.quoting) > 1 and len(lines) > 2:
         return ("tsv" if dialect.delimiter == "\t" else "csv"), dialect
     raise _no_columns(lines, origin)
 
@@ -242,35 +227,3 @@ def _no_columns(lines: list[str], origin: str) -> DataError:
         return DataError(problem, where=origin, fix=f"If the first word of a line is its label ({shown}): {cut}")
     fix = "Give --delimiter, or a file with a text and a label in each line, such as .csv, .tsv or .jsonl."
     return DataError(problem, where=origin, fix=fix)
-
-
-def fasttext_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds) -> Iterator[Any]:
-    """Record batches with the columns text and label: names, or lists of names where some line has several."""
-    rows: list[dict[str, Any]] = []
-    numbers: list[int] = []
-    for number, line in text_lines(blocks, origin):
-        if not line.strip():
-            continue
-        names, text = split_line(line)
-        several = kinds.kinds.get("label", "").startswith("list")
-        if len(names) > 1 and not several:
-            kinds.kinds.update(text="text", label="list:text")
-            raise Widened
-        rows.append({"text": text, "label": names if several else names[0] if names else None})
-        numbers.append(number)
-        if len(rows) == _ROWS:
-            yield kinds.batch(rows, numbers)
-            rows, numbers = [], []
-    if rows:
-        yield kinds.batch(rows, numbers)
-
-
-def split_line(line: str) -> tuple[list[str], str]:
-    """The labels at the start of a line and the text after them."""
-    names = []
-    rest = line.strip()
-    while rest.startswith(MARK):
-        first, _, rest = rest.partition(" ")
-        names.append(first.removeprefix(MARK))
-        rest = rest.lstrip()
-    return names, rest

@@ -14,7 +14,7 @@ from tunesmith.diagnose.advise import diagnose
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.run.layout import RunDir, open_run, read_summary
-from tunesmith.run.lock import read_holder
+from tunesmith.run.ownership import read_holder
 
 
 def diagnose_run(run: str | Path | RunDir) -> list[Finding]:

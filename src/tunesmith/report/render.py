@@ -20,7 +20,7 @@ import numpy as np
 from tunesmith.report.build import Report
 from tunesmith.report.charts import make_charts, overlay_charts, reliability_chart, value_charts
 from tunesmith.report.score_table import Headline, ScoreGrid, make_grid
-from tunesmith.run.ledger import write_own
+from tunesmith.run.ownership import write_own
 from tunesmith.run.writing import write_file
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from typing import Literal
 from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.events import Event, RunEnded, StepDone
 from tunesmith.files import BadFile, read_json
-from tunesmith.run.journal import drop_cut_line
+from tunesmith.run.journal import drop_cut_line, parse_events, read_bytes, read_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
-from tunesmith.run.lock import RunLock, read_holder
-from tunesmith.run.reader import parse_events, read_bytes, read_journal
+from tunesmith.run.ownership import RunLock, read_holder
 from tunesmith.run.sealed import is_leftover, retire, sweep, verify
 from tunesmith.run.writing import disk_error
 
@@ -41,14 +40,16 @@ def examine(run: RunDir) -> list[Examined]:
     intact = list(_check_checkpoints(run, parts))
     for folder in (run.best, run.model):
         if folder.exists():
-            parts.append(_check_sealed(folder))
+            problem = _problem_of(folder)
+            health: Health = "sound" if problem is None else "broken"
+            parts.append(Examined(folder.name, health, problem or "every file is as it was written"))
     for path in sorted(run.path.iterdir()):
         if is_leftover(path.name):
-            restores = path.name.startswith(".tmp-old-") and not _home(path).exists()
-            text = (
-                "was moved aside and comes back with the next start" if restores else "left behind by a killed process"
-            )
-            parts.append(Examined(path.name, "note" if restores else "useless", text))
+            home = path.name.removeprefix(".tmp-old-").rsplit("-", 1)[0]
+            if path.name.startswith(".tmp-old-") and not (run.path / home).exists():
+                parts.append(Examined(path.name, "note", "was moved aside and comes back with the next start"))
+            else:
+                parts.append(Examined(path.name, "useless", "left behind by a killed process"))
     parts.append(_conclude(run, intact))
     return parts
 
@@ -65,22 +66,13 @@ def repair(run: RunDir) -> list[str]:
             removed = sweep(run.path)
             if drop_cut_line(run.journal_file):
                 removed.append(f"the cut last line of {run.journal_file.name}")
-            if _intact(run):
-                for part in examine(run):
-                    if part.health == "useless" and (run.path / part.name) in run.checkpoints():
-                        retire(run.path / part.name)
-                        removed.append(part.name)
+            for part in examine(run):
+                if part.health == "useless" and (run.path / part.name) in run.checkpoints():
+                    retire(run.path / part.name)
+                    removed.append(part.name)
         except OSError as error:
             raise disk_error(error, run.path) from error
     return removed
-
-
-def _home(path: Path) -> Path:
-    return path.parent / path.name.removeprefix(".tmp-old-").rsplit("-", 1)[0]
-
-
-def _intact(run: RunDir) -> list[Path]:
-    return [folder for folder in run.checkpoints() if _problem_of(folder) is None]
 
 
 def _problem_of(folder: Path) -> str | None:
@@ -145,13 +137,6 @@ def _check_checkpoints(run: RunDir, parts: list[Examined]) -> Iterator[Path]:
             parts.append(Examined(folder.name, "broken", problem))
 
 
-def _check_sealed(folder: Path) -> Examined:
-    problem = _problem_of(folder)
-    if problem is None:
-        return Examined(folder.name, "sound", "every file is as it was written")
-    return Examined(folder.name, "broken", problem)
-
-
 def end_of(run: RunDir) -> RunEnded | None:
     """The last event of a run that came to its end by itself; None for one that can be resumed."""
     try:
@@ -159,11 +144,8 @@ def end_of(run: RunDir) -> RunEnded | None:
     except (OSError, TunesmithError):
         return None
     last = events[-1] if events else None
-    finished = isinstance(last, RunEnded) and last.finished
-    if not finished or not run.model.is_dir() or not run.report_file.is_file():
-        return None
-    assert isinstance(last, RunEnded)
-    return last
+    whole = run.model.is_dir() and run.report_file.is_file()
+    return last if isinstance(last, RunEnded) and last.finished and whole else None
 
 
 def _conclude(run: RunDir, intact: list[Path]) -> Examined:

@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -31,17 +30,7 @@ from tunesmith.files import BadFile, read_plain
 T = TypeVar("T")
 HUB_SECONDS = 4.0
 """How long the Hub may take for its first answer: a wrong name is reported within 5 s (`datasets` alone tries for 25 s)."""
-PACKAGES = [
-    "tunesmith",
-    "torch",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "pyarrow",
-]
+PACKAGES = "tunesmith torch transformers accelerate datasets tokenizers safetensors numpy pyarrow"
 MAX_REF, MAX_PACKED = 4096, 10_000_000
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REF = re.compile(r"refs/[\w./+@-]{1,200}")
@@ -52,7 +41,7 @@ _FIX = (
 
 def package_versions() -> dict[str, str | None]:
     """Installed versions of the packages a result depends on; None where one is missing."""
-    return {name: _version_of(name) for name in PACKAGES}
+    return {name: _version_of(name) for name in PACKAGES.split()}
 
 
 @cache
@@ -82,14 +71,10 @@ def current_commit(folder: Path | None = None) -> str | None:
     """The commit that is checked out; None outside git. Whether files were changed since is not known."""
     try:
         git = _git_folder(folder or Path.cwd())
-        head = _line(git / "HEAD") if git is not None else ""
-        if git is None or not head.startswith("ref: "):
-            return head if _COMMIT.fullmatch(head) else None
-        name = head.removeprefix("ref: ")
-        if not _REF.fullmatch(name) or ".." in name:
-            return None
-        shared = _shared(git)
-        return next((c for home in (git, shared) if (c := _loose(home, name))), None) or _packed(shared, name)
+        found = "" if git is None else _line(git / "HEAD")
+        if git is not None and found.startswith("ref: "):
+            found = _commit_of(git, found.removeprefix("ref: "))
+        return found if _COMMIT.fullmatch(found) else None
     except (OSError, BadFile, UnicodeDecodeError):
         return None
 
@@ -105,26 +90,18 @@ def _git_folder(folder: Path) -> Path | None:
     return None
 
 
-def _shared(git: Path) -> Path:
-    """Where branches are kept: a worktree shares those of its repository."""
-    try:
-        return (git / _line(git / "commondir")).resolve()
-    except FileNotFoundError:
-        return git
-
-
-def _loose(home: Path, name: str) -> str | None:
-    try:
-        commit = _line(home / name)
-    except FileNotFoundError:
-        return None
-    return commit if _COMMIT.fullmatch(commit) else None
-
-
-def _packed(home: Path, name: str) -> str | None:
-    lines = read_plain(home / "packed-refs", MAX_PACKED, follow=True).decode("utf-8").splitlines()
-    found = next((line.split(" ", 1)[0] for line in lines if line.endswith(f" {name}")), "")
-    return found if _COMMIT.fullmatch(found) else None
+def _commit_of(git: Path, branch: str) -> str:
+    """What a branch points at, by a file of its own or by a line of packed-refs. A worktree shares those of its repository."""
+    if not _REF.fullmatch(branch) or ".." in branch:
+        return ""
+    shared = git
+    with contextlib.suppress(FileNotFoundError):
+        shared = (git / _line(git / "commondir")).resolve()
+    for home in (git, shared):
+        with contextlib.suppress(FileNotFoundError):
+            return _line(home / branch)
+    lines = read_plain(shared / "packed-refs", MAX_PACKED, follow=True).decode("utf-8").splitlines()
+    return next((line.split(" ", 1)[0] for line in lines if line.endswith(f" {branch}")), "")
 
 
 def _line(file: Path) -> str:
@@ -267,7 +244,7 @@ def without_fsdp() -> Iterator[None]:
             os.environ["ACCELERATE_USE_FSDP"] = asked
 
 
-@contextmanager
+@contextlib.contextmanager
 def library_bars_off(library: ModuleType, *, except_on_a_terminal: bool = False) -> Iterator[None]:
     """`library` is `datasets` or `huggingface_hub.utils`; bars that were off before stay off."""
     if library.are_progress_bars_disabled() or (except_on_a_terminal and sys.stderr.isatty()):

@@ -1,4 +1,5 @@
-"""The journal of a run: one event a line, appended while it happens, truncated when a run goes back to a checkpoint.
+"""The journal of a run: one event a line, appended while it happens, truncated when a run goes back to a checkpoint, and read:
+plain files of bounded size, lines of bounded length, every event checked field by field.
 
 A line counts once its newline is on disk. A process killed while writing leaves at most one line without a newline:
 readers leave it out, the next writer removes it. `SafePoint` is not stored: it says when a checkpoint may be written
@@ -10,24 +11,30 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from tunesmith.errors import CheckpointError, ResourceError
-from tunesmith.events import EpochStarted, Event, Note, Resumed, RunEnded, RunStarted, SafePoint, to_json
-from tunesmith.run.reader import MAX_LINE, decode_line
+from tunesmith.events import EpochStarted, Event, Note, Resumed, RunEnded, RunStarted, SafePoint, from_json, to_json
+from tunesmith.files import BadFile, open_plain, parse_json, read_plain
 from tunesmith.run.writing import (
     disk_error,
+    in_the_way,
     kind_of,
     open_in_place,
     open_regular,
     replacing,
+    require_same,
     require_same_folder,
 )
 
 log = logging.getLogger(__name__)
 
+MAX_BYTES = 512_000_000
+"""About two million steps."""
+MAX_LINE = 1_000_000
+"""The longest lines that we write are those of `RowsEvaluated`, some ten thousand bytes."""
 LOST_JOURNAL = "journal.jsonl was gone: the curves begin here, what came before is lost"
 """What a resume notes where there is no journal."""
 
@@ -68,16 +75,7 @@ class Journal:
             self.fsync()
         except OSError as error:
             raise disk_error(error, self.path) from error
-        try:
-            same = os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
-        except OSError:
-            same = False
-        if not same:
-            raise ResourceError(
-                "was removed, renamed or replaced while the run wrote to it; nothing more is written",
-                where=str(self.path),
-                fix="Put it back, then give the same command again.",
-            )
+        require_same(self.path, os.fstat(self._file.fileno()))
 
     def close(self) -> None:
         """Makes the journal durable and closes it. Closing twice is fine."""
@@ -90,9 +88,7 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -109,11 +105,7 @@ def is_journal(path: Path) -> bool:
 def require_journal(path: Path) -> None:
     """A ResourceError when there is something other than a journal of ours here."""
     if kind_of(path) is not None and not is_journal(path):
-        raise ResourceError(
-            "is not a journal that tunesmith wrote, so it is neither replaced nor added to",
-            where=str(path),
-            fix="Move it to another name or folder, then give the same command again.",
-        )
+        raise in_the_way(path, "is not a journal that tunesmith wrote, so it is neither replaced nor added to")
 
 
 def drop_cut_line(path: Path) -> int:
@@ -179,3 +171,55 @@ def _survives(line: bytes, step: int, *, where: str) -> bool:
     if isinstance(event, EpochStarted):
         return event.step < step
     return step > 0 or isinstance(event, (RunStarted, Resumed, Note))
+
+
+def read_journal(path: str | Path) -> list[Event]:
+    """All events, in the order written. A cut last line is left out; a damaged line elsewhere is a CheckpointError."""
+    return list(parse_events(read_bytes(path), path))
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The journal as it is, with a last line that was cut. An absent one is a FileNotFoundError."""
+    try:
+        return read_plain(path, MAX_BYTES, follow=True)
+    except BadFile as error:
+        raise CheckpointError(str(error), where=str(path), fix="Move it away, or restore it from a copy.") from None
+
+
+def first_event(path: str | Path) -> Event | None:
+    """The event of the first line; None when there is no whole line, or the event is of a newer version."""
+    try:
+        with open_plain(path, follow=True) as file:
+            line = file.readline(MAX_LINE)
+    except BadFile as error:
+        raise CheckpointError(str(error), where=str(path)) from None
+    return decode_line(line, where=f"{path}:1") if line.endswith(b"\n") else None
+
+
+def parse_events(data: bytes, path: str | Path, *, first_line: int = 1) -> Iterator[Event]:
+    """The events of whole lines; the text after the last newline is being written, or was cut by a kill."""
+    end = data.rfind(b"\n") + 1
+    for number, line in enumerate(data[:end].splitlines(), start=first_line):
+        event = decode_line(line, where=f"{path}:{number}")
+        if event is not None:
+            yield event
+    if len(data) - end > MAX_LINE:
+        raise _damage(f"{path}", f"its last line has {len(data) - end:,} bytes and no end")
+
+
+def decode_line(line: bytes, *, where: str) -> Event | None:
+    """The event of a line; None for an event of a newer version, which is left out with a log line."""
+    if len(line) > MAX_LINE:
+        raise _damage(where, f"a line of {len(line):,} bytes")
+    try:
+        return from_json(parse_json(line, mend=False))
+    except KeyError as error:
+        log.info("%s: unknown event %s left out (written by a newer tunesmith?)", where, str(error)[:60])
+        return None
+    except ValueError as error:
+        raise _damage(where, str(error)) from None
+
+
+def _damage(where: str, what: str) -> CheckpointError:
+    fix = "Delete that line to read the rest; its step becomes a gap."
+    return CheckpointError(f"the journal is damaged ({what})", where=where, fix=fix)

@@ -20,12 +20,13 @@ from typing import Any
 from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.files import MAX_JSON_BYTES, read_plain
 from tunesmith.run.environment import fault_point
-from tunesmith.run.remembered import hash_file
 from tunesmith.run.writing import (
     TMP_PREFIX,
     disk_error,
     fsync_file,
     fsync_folder,
+    hash_file,
+    in_the_way,
     kind_of,
     require_same_folder,
     write_new,
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
+CHANGED = "changed_afterwards"
+"""Key of the manifest: files whose content is not what the run wrote."""
 
 _ONLY_OURS = ("generators.safetensors", "tunesmith.json")
 """Names that give away a folder of ours that lost its manifest."""
@@ -111,11 +114,7 @@ def is_sealed(folder: Path) -> bool:
 def require_sealed(target: Path) -> None:
     """A ResourceError when something that we did not write stands where a folder is to be published."""
     if kind_of(target) is not None and not is_sealed(target):
-        raise ResourceError(
-            "was not written by tunesmith, so it is not replaced",
-            where=str(target),
-            fix="Move it to another name or folder, then give the same command again.",
-        )
+        raise in_the_way(target, "was not written by tunesmith, so it is not replaced")
 
 
 def strays(folder: Path) -> list[str]:

@@ -3,6 +3,7 @@ never through a link, never into a pipe or device, never over what stands under 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
@@ -44,6 +45,12 @@ def require_plain(path: Path) -> None:
         raise disk_error(error, path) from error
     if kind not in (None, "a file"):
         raise ResourceError(f"is {kind}, so no file is written there", where=str(path), fix=_MOVE)
+
+
+def in_the_way(path: Path, problem: str) -> ResourceError:
+    """The error for a file or folder of the user where one of ours would be written."""
+    fix = "Move it to another name or folder, then give the same command again."
+    return ResourceError(problem, where=str(path), fix=fix)
 
 
 def make_folder(folder: Path) -> None:
@@ -168,18 +175,21 @@ def holding(folder: Path) -> Iterator[None]:
 
 def require_same_folder(folder: Path) -> None:
     """A ResourceError when a folder that is held is no longer the one that stands at its path."""
-    known = _held.get(folder)
-    if known is None:
-        return
+    if folder in _held:
+        require_same(folder, _held[folder])
+
+
+def require_same(path: Path, known: os.stat_result) -> None:
+    """A ResourceError when what stands at a path is not the file or folder that is known."""
     try:
-        same = os.path.samestat(known, folder.stat())
+        same = os.path.samestat(known, path.stat())
     except OSError:
         same = False
     if not same:
         raise ResourceError(
             "was removed, renamed or replaced while the run wrote to it; nothing more is written",
-            where=str(folder),
-            fix="Put the folder back, then give the same command again.",
+            where=str(path),
+            fix="Put it back, then give the same command again.",
         )
 
 
@@ -199,6 +209,12 @@ def disk_error(error: OSError, path: Path, bytes_needed: int = 0) -> ResourceErr
     if saved:
         fix = "Earlier checkpoints are intact: make room or mend the disk, then give the same command again."
     return ResourceError(f"cannot be written: {kind} ({free}{needed})", where=str(path), fix=fix)
+
+
+def hash_file(file: Path) -> str:
+    """sha256 of a file's bytes, in hex."""
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def fsync_file(file: Path) -> None:

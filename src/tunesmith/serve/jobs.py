@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tunesmith.errors import ResourceError
 from tunesmith.run.layout import RunDir
-from tunesmith.run.lock import Holder, is_held, noted_holder, open_lock
+from tunesmith.run.ownership import Holder, is_held, noted_holder, open_lock
 
 
 def is_running(run: RunDir) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import TunesmithError
-from tunesmith.predict.graph_facts import is_graph_folder
+from tunesmith.predict.facts import is_graph_folder
 from tunesmith.run.layout import RunDir
 from tunesmith.run.remembered import signature
 from tunesmith.serve.bodies import BadRequest

@@ -14,8 +14,7 @@ from importlib.resources import files
 from typing import Any
 
 from tunesmith.files import read_json
-from tunesmith.predict.facts import FACTS_FILE
-from tunesmith.predict.graph_facts import is_graph_folder
+from tunesmith.predict.facts import FACTS_FILE, is_graph_folder
 from tunesmith.run.layout import RunDir
 from tunesmith.serve.runs import RunRow, spark_points
 

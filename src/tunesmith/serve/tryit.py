@@ -245,7 +245,7 @@ class Classifier:
 
 def _results(model: Any, logits: Any) -> list[dict[str, Any]]:
     """One result a row, with the labels of the model that answered: another one may have taken its place meanwhile."""
-    from tunesmith.predict.predictor import predicted_names, probabilities_of
+    from tunesmith.predict.tables import predicted_names, probabilities_of
 
     labels = model.facts.labels
     probabilities = probabilities_of(logits, labels.task)

@@ -14,7 +14,7 @@ from tunesmith.audit.suspects import describe_suspects, format_review, judge_lab
 from tunesmith.audit.text_survey import Ints, sample_rows
 from tunesmith.config.schema import RunConfig
 from tunesmith.encoder.config_file import read_config_file
-from tunesmith.encoder.tokenizer import load_tokenizer, position_limit
+from tunesmith.encoder.resolve import load_tokenizer, position_limit
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.reading.load import DataBundle

@@ -19,9 +19,9 @@ from tunesmith.predict.torch_network import describe_model
 from tunesmith.ranks.roster import RankRoster
 from tunesmith.ranks.sharding import gathered_state
 from tunesmith.run.environment import describe_environment, reach
+from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.run.ledger import write_own
-from tunesmith.run.reader import read_journal
+from tunesmith.run.ownership import write_own
 from tunesmith.session.card import write_card
 from tunesmith.session.finish import (
     export_run,
@@ -85,9 +85,9 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding |
     keeper = RunKeeper(
         run,
         state,
-        plan,
         prepared.identity,
-        describe,
+        plan=plan,
+        describe=describe,
         keep_checkpoints=prepared.config.save_total_limit or 10**9,
         keep_best=plan.metric is not None and prepared.config.load_best_model_at_end is not False,
         allow_changed=prepared.config.allow_changed_data,

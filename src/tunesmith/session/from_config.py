@@ -21,10 +21,9 @@ from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.events import RunEnded
 from tunesmith.run.environment import reach, read_launch
-from tunesmith.run.layout import RunDir
-from tunesmith.run.ledger import is_run, require_own_folder, start_ledger
-from tunesmith.run.lock import RunLock
-from tunesmith.run.reader import read_journal
+from tunesmith.run.journal import read_journal
+from tunesmith.run.layout import RunDir, is_run, require_own_folder
+from tunesmith.run.ownership import RunLock, start_ledger
 from tunesmith.run.sealed import verify
 from tunesmith.session.inputs import read_run_data, refuse_what_is_not_built
 from tunesmith.session.result import RunEnding, RunResult

@@ -18,7 +18,7 @@ from tunesmith.encoder.config_file import HeadNames, read_config_file, read_head
 from tunesmith.encoder.resolve import resolve_model
 from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
-from tunesmith.ranks.sharding_options import read_sharding
+from tunesmith.ranks.sharding import read_sharding
 from tunesmith.reading.load import DataBundle, load_data
 from tunesmith.session.watch import ShowProgress
 

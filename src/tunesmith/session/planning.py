@@ -19,7 +19,7 @@ from tunesmith.encoder.config_file import read_config_file
 from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
 from tunesmith.errors import ConfigError
 from tunesmith.events import Event, StepDone
-from tunesmith.keep.checkpoint import Identity, content_mark
+from tunesmith.keep.record import Identity, content_mark
 from tunesmith.metrics.suite import Suite
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.reading.load import DataBundle

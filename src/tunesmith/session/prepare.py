@@ -12,7 +12,7 @@ import numpy as np
 from tunesmith.config.schema import RunConfig
 from tunesmith.encoder.load import load_model, read_model_config
 from tunesmith.encoder.params import freeze
-from tunesmith.encoder.tokenizer import load_tokenizer, require_segments
+from tunesmith.encoder.resolve import load_tokenizer, require_segments
 from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
 from tunesmith.engine.loop import require_agreement
 from tunesmith.engine.optim import make_optimizer
@@ -21,13 +21,13 @@ from tunesmith.errors import ConfigError
 from tunesmith.fast.in_force import Strategies
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.fast.warming import finish_warming, start_warming
-from tunesmith.keep.checkpoint import Identity
+from tunesmith.keep.record import Identity
 from tunesmith.metrics.row_evidence import BestConstant
 from tunesmith.metrics.suite import Suite, make_suite
 from tunesmith.predict.facts import ModelFacts
 from tunesmith.predict.torch_network import padding_of
 from tunesmith.ranks.runtime import Precision, Runtime, has_bf16, make_runtime
-from tunesmith.ranks.sharding_options import read_sharding
+from tunesmith.ranks.sharding import read_sharding
 from tunesmith.reading.load import DataBundle
 from tunesmith.run.environment import reach
 from tunesmith.session.inputs import RunData

@@ -63,7 +63,7 @@ class RunResult:
 
         `texts` is a list of texts or pairs, a Series, an array, or a table that has the text columns of the training data.
         """
-        from tunesmith.predict.predictor import predicted_names
+        from tunesmith.predict.tables import predicted_names
 
         return predicted_names(self.predict_proba(texts), self.predictor.facts.labels)
 
@@ -82,7 +82,7 @@ class RunResult:
         from tunesmith.metrics.suite import make_suite
         from tunesmith.reading.columns import Columns
         from tunesmith.reading.in_memory import columns_table
-        from tunesmith.reading.new_rows import read_labelled
+        from tunesmith.reading.load import read_labelled
 
         facts = self.predictor.facts
         text, label = tuple(facts.text_columns or ()), facts.label_column or "label"

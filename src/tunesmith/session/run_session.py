@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tunesmith.engine.loop import BatchSource, Evaluate, train_events
 from tunesmith.engine.plan import Plan
@@ -14,9 +13,6 @@ from tunesmith.events import Event
 from tunesmith.keep.record import RunRecord
 from tunesmith.ranks.roster import RankRoster
 
-if TYPE_CHECKING:
-    from tunesmith.keep.keeper import RunKeeper
-
 
 @dataclass
 class Session:
@@ -24,8 +20,8 @@ class Session:
 
     plan: Plan
     batches: BatchSource
-    keeper: RunKeeper | RunRecord
-    """Acts on every event: a RunKeeper saves by the plan and keeps the best; a RunRecord leaves that to its owner."""
+    keeper: RunRecord
+    """Acts on every event: a RunKeeper saves by the plan and keeps the best; a plain RunRecord leaves that to its owner."""
 
     def events(self, wants_read_back: Callable[[int], bool], evaluate: Evaluate | None = None) -> Iterator[Event]:
         """Trains to the end of the plan. The keeper has acted on each event before it is yielded."""
@@ -36,7 +32,7 @@ class Session:
 
 
 @contextmanager
-def ending_well(keeper: RunKeeper | RunRecord, roster: RankRoster) -> Iterator[None]:
+def ending_well(keeper: RunRecord, roster: RankRoster) -> Iterator[None]:
     """Around a run: its last line in the journal names the error that ended it, and a rank that was lost has a name."""
     run, state = keeper.run, keeper.state
     try:

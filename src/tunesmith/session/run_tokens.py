@@ -16,7 +16,7 @@ from tunesmith.audit.readable import MOST_ROWS, check_cut, check_tokens
 from tunesmith.audit.row_audit import require_clean, sort_findings
 from tunesmith.audit.text_survey import sample_rows
 from tunesmith.config.schema import RunConfig
-from tunesmith.encoder.tokenizer import position_limit
+from tunesmith.encoder.resolve import position_limit
 from tunesmith.findings import Finding
 from tunesmith.reading.load import DataBundle
 from tunesmith.recipes.deciding import Decision

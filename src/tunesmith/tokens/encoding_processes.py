@@ -1,5 +1,4 @@
-"""Items prepared before they are asked for: by a thread, or texts tokenized by processes of their own, so that all cores feed one
-GPU.
+"""Texts tokenized by processes of their own, before they are asked for, so that all cores feed one GPU.
 
 The Rust core has threads, but in one process they share one allocator and one address space: 16 cores gave 5,100 rows of MRPC a
 second, processes 29,800 (docs/performance.md). A process gets texts and returns arrays. Pieces go to whichever process is idle
@@ -9,13 +8,12 @@ and come back in their order; the tokens are those of the encoder in this proces
 from __future__ import annotations
 
 import os
-import queue
 import subprocess
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from multiprocessing.connection import Connection, Pipe, wait
@@ -28,44 +26,6 @@ from tunesmith.errors import WorkerError
 from tunesmith.tokens.token_encoder import UNKNOWN, RustEncoder, TokenEncoder
 from tunesmith.tokens.token_rows import Ragged, TokenRows
 from tunesmith.tokens.truncation import EncodedRow
-
-
-def prefetched(items: Iterator[Any], prepare: Callable[[Any], Any], ahead: int = 2) -> Iterator[Any]:
-    """The items, each prepared by a thread up to `ahead` before it is asked for; errors arrive where the item would."""
-    ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
-    stopped = threading.Event()
-
-    def put(message: tuple[str, Any]) -> None:
-        while not stopped.is_set():
-            try:
-                ready.put(message, timeout=0.1)
-            except queue.Full:
-                continue
-            return
-
-    def work() -> None:
-        try:
-            for item in items:
-                if stopped.is_set():
-                    return
-                put(("item", prepare(item)))
-            put(("end", None))
-        except BaseException as error:
-            put(("error", error))
-
-    thread = threading.Thread(target=work, name="tunesmith-prefetch", daemon=True)
-    thread.start()
-    try:
-        while True:
-            kind, value = ready.get()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise value
-            yield value
-    finally:
-        stopped.set()
-        thread.join(timeout=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +62,10 @@ def count_cuts(encoded: Sequence[EncodedRow]) -> CutCount:
 
 def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenRows:
     """The rows as arrays."""
-    offsets = np.zeros(len(encoded) + 1, dtype=np.int64)
-    np.cumsum([len(row.ids) for row in encoded], out=offsets[1:])
-    ends = np.array([0, len(encoded)], dtype=np.int64)
-
-    def flatten(lists: Iterator[list[int]], dtype: type[np.signedinteger[Any]]) -> Ragged:
-        values = np.fromiter(chain.from_iterable(lists), dtype=dtype, count=int(offsets[-1]))
-        return Ragged(((values, offsets),), ends)
-
-    columns = {"input_ids": flatten((row.ids for row in encoded), np.int32)}
+    columns = {"input_ids": Ragged.from_lists([row.ids for row in encoded])}
     if has_types:
-        columns["token_type_ids"] = flatten((row.types for row in encoded), np.int8)
-    return TokenRows(columns, np.diff(offsets).astype(np.int32), None)
+        columns["token_type_ids"] = Ragged.from_lists([row.types for row in encoded], np.int8)
+    return TokenRows(columns, columns["input_ids"].lengths(), None)
 
 
 def join_token_rows(parts: Sequence[TokenRows]) -> TokenRows:
@@ -234,10 +186,9 @@ class _Crew:
 
     def _died(self, number: int) -> WorkerError:
         first = number * PIECE_ROWS + 1
-        return WorkerError(
-            f"a process that tokenized rows {first} to {first + PIECE_ROWS - 1} of a chunk died",
-            fix="Memory may have run out, or a text ended it. Load the model with threads=1 to tokenize in one process.",
-        )
+        problem = f"a process that tokenized rows {first} to {first + PIECE_ROWS - 1} of a chunk died"
+        fix = "Memory may have run out, or a text ended it. Load the model with threads=1 to tokenize in one process."
+        return WorkerError(problem, fix=fix)
 
 
 def _start() -> tuple[Connection, subprocess.Popen[bytes]]:

@@ -90,15 +90,13 @@ class TokenCache:
             except OSError:
                 if not (self.root / key).is_dir():
                     raise
-                return self._reopen(key)  # another process published the same content first: use that
+                found = self.open(key)  # another process published the same content first: use that
+                if found is None:
+                    problem = "the tokenized rows vanished while they were written"
+                    raise ResourceError(problem, where=str(self.root / key)) from None
+                return found
             fsync_folder(self.root)
         return _read_files([self.root / key / path.name for path in files]), facts
-
-    def _reopen(self, key: str) -> tuple[Dataset, dict[str, Any]]:
-        found = self.open(key)
-        if found is None:
-            raise ResourceError("the tokenized rows vanished while they were written", where=str(self.root / key))
-        return found
 
     @contextmanager
     def _building_folder(self, key: str) -> Iterator[Path]:
@@ -110,11 +108,9 @@ class TokenCache:
             build.mkdir()
             yield build
         except OSError as error:
-            raise ResourceError(
-                f"cannot write the tokenized rows ({error.strerror or error})",
-                where=str(self.root),
-                fix="Free some space or choose another folder for the cache.",
-            ) from error
+            problem = f"cannot write the tokenized rows ({error.strerror or error})"
+            fix = "Free some space or choose another folder for the cache."
+            raise ResourceError(problem, where=str(self.root), fix=fix) from error
         finally:
             shutil.rmtree(build, ignore_errors=True)
 
@@ -160,9 +156,7 @@ def release_pages(dataset: Dataset) -> int:
     released = 0
     for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         span, rights, _, _, _, *path = line.split(maxsplit=5)
-        if (
-            path and path[0] in files and "w" not in rights
-        ):  # a written private page would be lost: those are left alone
+        if path and path[0] in files and "w" not in rights:  # a private page that was written would be lost
             start, end = (int(address, 16) for address in span.split("-"))
             if advise(start, end - start, mmap.MADV_DONTNEED) == 0:
                 released += end - start

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from tunesmith.errors import ConfigError, DataError, short_text
 from tunesmith.files import MAX_JSON_BYTES, BadFile, read_plain
 from tunesmith.run.environment import answer_within
-from tunesmith.run.remembered import hash_file
+from tunesmith.run.writing import hash_file
 from tunesmith.tokens.truncation import EncodedRow, LongTexts, TextWindows, cut_row, shorten
 
 
@@ -201,22 +201,20 @@ def call_within(seconds: float, work: Callable[[], T]) -> T:
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except TimeoutError:
-        raise DataError(
-            f"the tokenizer did not finish a batch within {seconds:.0f} s",
-            fix="Look for a runaway regular expression in its tokenizer.json.",
-        ) from None
+        fix = "Look for a runaway regular expression in its tokenizer.json."
+        raise DataError(f"the tokenizer did not finish a batch within {seconds:.0f} s", fix=fix) from None
     except BaseException as error:  # pyo3's PanicException is not an Exception
-        raise DataError(
-            f"the tokenizer failed ({short_text(error)})",
-            fix="Its tokenizer.json may be damaged or hostile; use another copy.",
-        ) from error
+        fix = "Its tokenizer.json may be damaged or hostile; use another copy."
+        raise DataError(f"the tokenizer failed ({short_text(error)})", fix=fix) from error
 
 
-def require_text_cells(cells: Sequence[Any], where: Callable[[int], str]) -> None:
-    """Refuses the first cell that is not text; `where` says where the cell of a number is."""
+def require_text_cells(cells: Sequence[Any], before: int, column: str = "") -> None:
+    """Refuses the first cell that is not text; there are `before` rows before these."""
     bad = next((i for i, cell in enumerate(cells) if not isinstance(cell, str)), None)
     if bad is not None:
-        raise DataError(f"{cells[bad]!r} is not text", where=where(bad), fix="Fill the cell or drop the row.")
+        raise DataError(
+            f"{cells[bad]!r} is not text", where=f"row {before + bad + 1}{column}", fix="Fill the cell or drop the row."
+        )
 
 
 def _mark_unread(rows: list[EncodedRow], unread: dict[int, bool]) -> list[EncodedRow]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -29,23 +30,18 @@ class Ragged:
     starts: IntArray
 
     @classmethod
-    def from_lists(cls, rows: Sequence[Sequence[int]]) -> Ragged:
+    def from_lists(cls, rows: Sequence[Sequence[int]], dtype: type[np.signedinteger[Any]] = np.int32) -> Ragged:
         """One chunk that holds a copy of the rows."""
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum([len(r) for r in rows], out=offsets[1:])
-        values = np.fromiter((v for r in rows for v in r), dtype=np.int32, count=int(offsets[-1]))
+        values = np.fromiter(chain.from_iterable(rows), dtype=dtype, count=int(offsets[-1]))
         return cls(((values, offsets),), np.array([0, len(rows)], dtype=np.int64))
 
     @classmethod
     def from_arrow(cls, column: Any) -> Ragged:
         """Views on the buffers of a pyarrow list column: nothing is copied."""
-        chunks = tuple(
-            (chunk.values.to_numpy(zero_copy_only=True), chunk.offsets.to_numpy(zero_copy_only=True))
-            for chunk in column.chunks
-        )
-        starts = np.zeros(len(chunks) + 1, dtype=np.int64)
-        np.cumsum([len(offsets) - 1 for _, offsets in chunks], out=starts[1:])
-        return cls(chunks, starts)
+        chunks = tuple((chunk.values.to_numpy(), chunk.offsets.to_numpy()) for chunk in column.chunks)
+        return cls(chunks, np.cumsum([0, *map(len, column.chunks)], dtype=np.int64))
 
     def __len__(self) -> int:
         return int(self.starts[-1])

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tunesmith.errors import ConfigError, DataError
+from tunesmith.errors import ConfigError, DataError, WorkerError
 from tunesmith.run.environment import library_bars_off
-from tunesmith.tokens.map_workers import naming_map_workers, note_rows
+from tunesmith.run.writing import write_new
 from tunesmith.tokens.token_cache import TokenCache, content_hash, default_token_cache, release_pages
 from tunesmith.tokens.token_encoder import UNKNOWN, TokenEncoder, make_token_encoder, require_text_cells
 from tunesmith.tokens.token_rows import TokenRows
@@ -85,7 +84,7 @@ def tokenize(
     `long_texts`: what is kept of a row that is too long. `num_proc=None`: the Rust core uses all cores (why:
     bench/tokenize_speed.py). `vocab_size`: token embeddings of the model; an id beyond them is a DataError.
     """
-    text = _text_columns(columns)
+    text = tuple(columns if isinstance(columns, Sequence) else columns.text)
     _check(dataset, tokenizer, text, max_length)
     encoder = make_token_encoder(tokenizer, max_length, long_texts)
     job = _Job(encoder, text, "token_type_ids" in tokenizer.model_input_names)
@@ -99,10 +98,8 @@ def tokenize(
         on_progress(len(dataset), len(dataset))
     largest = max(facts["max_id"], getattr(tokenizer, "pad_token_id", None) or 0)
     if vocab_size is not None and largest >= vocab_size:
-        raise DataError(
-            f"the tokenizer makes token id {largest}, but the model has only {vocab_size} token embeddings",
-            fix="Use the tokenizer that belongs to the model.",
-        )
+        problem = f"the tokenizer makes token id {largest}, but the model has only {vocab_size} token embeddings"
+        raise DataError(problem, fix="Use the tokenizer that belongs to the model.")
     sides = None if facts["second_cut"] == UNKNOWN else (facts["tokens_cut"] - facts["second_cut"], facts["second_cut"])
     truncated = TruncationCount(
         rows=len(stored),
@@ -128,26 +125,17 @@ def longest_allowed(
     return min([usual if asked is None else asked, *limits])
 
 
-def _text_columns(columns: Columns | Sequence[str]) -> tuple[str, ...]:
-    names: Sequence[str] = columns if isinstance(columns, (tuple, list)) else columns.text  # type: ignore[union-attr]
-    return tuple(names)
-
-
 def _check(dataset: Dataset, tokenizer: Any, text: tuple[str, ...], max_length: int) -> None:
     missing = [name for name in text if name not in dataset.column_names]
     if missing or len(text) not in (1, 2):
-        raise DataError(
-            f"cannot tokenize the columns {', '.join(text) or '(none)'}",
-            fix=f"Name one or two of: {', '.join(dataset.column_names)}.",
-        )
+        fix = f"Name one or two of: {', '.join(dataset.column_names)}."
+        raise DataError(f"cannot tokenize the columns {', '.join(text) or '(none)'}", fix=fix)
     if len(dataset) == 0:
         raise DataError("there are no rows to tokenize")
     least = tokenizer.num_special_tokens_to_add(pair=len(text) == 2) + len(text)
     if max_length < least:  # transformers gives such rows uncut, without a word
-        raise ConfigError(
-            f"max_length {max_length} leaves no room for text",
-            fix=f"Use {least} or more: the special tokens and one token for each text.",
-        )
+        fix = f"Use {least} or more: the special tokens and one token for each text."
+        raise ConfigError(f"max_length {max_length} leaves no room for text", fix=fix)
 
 
 def _write(dataset: Dataset, job: _Job, num_proc: int | None, on_progress: OnProgress | None, folder: Path) -> None:
@@ -192,11 +180,11 @@ def _tokenize_table(
         note_rows(notes, indices)
     texts = [table.column(name).to_pylist() for name in job.text]
     for name, cells in zip(job.text, texts, strict=True):
-        require_text_cells(cells, partial(_cell_name, indices, name))
+        require_text_cells(cells, indices[0], f", column {name}")
     rows = job.encoder.encode(texts)
-    out = {"input_ids": _list_array([r.ids for r in rows], np.int32)}
+    out = {"input_ids": pa.array([r.ids for r in rows], pa.list_(pa.int32()))}
     if job.has_types:
-        out["token_type_ids"] = _list_array([r.types for r in rows], np.int8)
+        out["token_type_ids"] = pa.array([r.types for r in rows], pa.list_(pa.int8()))
     out["length"] = pa.array([len(r.ids) for r in rows], pa.int32())
     out["cut"] = pa.array([r.cut for r in rows], pa.int32())
     out["cut_second"] = pa.array([r.cut_second for r in rows], pa.int32())
@@ -206,13 +194,6 @@ def _tokenize_table(
     if on_progress is not None:
         on_progress(indices[-1] + 1, total)
     return pa.table(out)
-
-
-def _list_array(rows: list[list[int]], dtype: type[np.signedinteger[Any]]) -> pa.Array:
-    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
-    np.cumsum([len(r) for r in rows], out=offsets[1:])
-    values = np.fromiter(chain.from_iterable(rows), dtype=dtype, count=int(offsets[-1]))
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
 def _facts(files: Sequence[Path]) -> dict[str, Any]:
@@ -262,5 +243,31 @@ def _unchanged_environment(name: str) -> Iterator[None]:
             del os.environ[name]
 
 
-def _cell_name(rows: Sequence[int], column: str, index: int) -> str:
-    return f"row {rows[index] + 1}, column {column}"
+_WORKER_NOTE = "rows-of-worker-"
+
+
+def note_rows(folder: Path, indices: Sequence[int]) -> None:
+    """Leaves a note of the rows that this process works on now; one that is killed can say nothing later."""
+    note = folder / f"{_WORKER_NOTE}{os.getpid()}"
+    note.unlink(missing_ok=True)
+    write_new(note, f"{indices[0] + 1}-{indices[-1] + 1}".encode())
+
+
+@contextmanager
+def naming_map_workers(folder: Path) -> Iterator[None]:
+    """Inside, the death of a process of `map` becomes a WorkerError with the rows that were under way."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "abruptly died" not in str(error):  # datasets' words; it has no class for it
+            raise
+        notes = {
+            note.name.removeprefix(_WORKER_NOTE): note.read_text() for note in sorted(folder.glob(f"{_WORKER_NOTE}*"))
+        }
+        had = ", ".join(f"process {pid} rows {rows}" for pid, rows in notes.items())
+        problem = f"a preprocessing worker died while it tokenized ({had or 'before its first rows'})"
+        fix = "Memory may have run out, or a text ended it. Give a smaller --preprocessing_num_workers or leave it out."
+        raise WorkerError(problem, fix=fix) from error
+    finally:
+        for note in folder.glob(f"{_WORKER_NOTE}*"):
+            note.unlink()

@@ -1,22 +1,32 @@
-"""`TrainingArguments` with old names accepted, and what the engine reads from it: steps, epochs, plan, runtime."""
+"""`TrainingArguments` with old names accepted, what the engine reads from it (steps, epochs, plan, runtime), and the search for
+better values."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainingArguments as LibraryArguments
+from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS, default_hp_search_backend
+from transformers.trainer_utils import HPSearchBackend, default_compute_objective, has_length
 
 from tunesmith.engine.plan import MOST_EPOCHS, Plan, Schedule
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.ranks.runtime import Precision, Runtime, ddp_handler, make_runtime
-from tunesmith.ranks.sharding_options import read_sharding
-from tunesmith.trainer.fields import refused
-from tunesmith.trainer.upstream import library
+from tunesmith.ranks.sharding import read_sharding
+
+if TYPE_CHECKING:
+    from tunesmith.trainer.facade import Trainer
 
 log = logging.getLogger(__name__)
+trainer_log = logging.getLogger("transformers.trainer")
+"""The logger that `log_level` and `log_level_replica` of the arguments set."""
 
 RENAMED = {
     "evaluation_strategy": "eval_strategy",
@@ -36,12 +46,16 @@ DROPPED = {
     "half_precision_backend": "there is one backend",
     "fp16_opt_level": "there is one level",
 }
-
+SWITCHES: dict[str, tuple[str, Any]] = {
+    "group_by_length": ("train_sampling_strategy", "group_by_length"),
+    "include_inputs_for_metrics": ("include_for_metrics", ["inputs"]),
+}
+"""Old switches: what True is now."""
 MOVED = ("dispatch_batches", "split_batches")
 """Old options that are values of `accelerator_config` now."""
 
 
-class TrainingArguments(library.TrainingArguments):  # type: ignore[misc]
+class TrainingArguments(LibraryArguments):  # type: ignore[misc]
     """`transformers.TrainingArguments` that also takes the names of older versions, each with a one-line note."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -50,7 +64,7 @@ class TrainingArguments(library.TrainingArguments):  # type: ignore[misc]
 
 def modern_names(options: dict[str, Any]) -> dict[str, Any]:
     """The options under their present names; an unknown name is a ConfigError that suggests the nearest."""
-    known = {f.name for f in dataclasses.fields(library.TrainingArguments) if f.init}
+    known = {f.name for f in dataclasses.fields(LibraryArguments) if f.init}
     out: dict[str, Any] = {}
     moved: dict[str, Any] = {}
     for name, value in options.items():
@@ -63,19 +77,17 @@ def modern_names(options: dict[str, Any]) -> dict[str, Any]:
             log.warning("warmup_ratio is called warmup_steps now (a number below 1 is a ratio)")
             if value and not options.get("warmup_steps"):
                 out["warmup_steps"] = value
-        elif name == "group_by_length":
-            log.warning("group_by_length is called train_sampling_strategy='group_by_length' now")
-            out |= {"train_sampling_strategy": "group_by_length"} if value else {}
-        elif name == "include_inputs_for_metrics":
-            log.warning("include_inputs_for_metrics is called include_for_metrics=['inputs'] now")
-            out |= {"include_for_metrics": ["inputs"]} if value else {}
+        elif name in SWITCHES:
+            new, switched = SWITCHES[name]
+            log.warning("%s is called %s=%r now", name, new, switched)
+            out |= {new: switched} if value else {}
         elif name in MOVED:
             log.warning("%s is part of accelerator_config now", name)
             moved[name] = value
         elif name in DROPPED:
             log.warning("%s is not needed: %s", name, DROPPED[name])
         else:
-            names = tuple(sorted(known | set(RENAMED) | set(DROPPED) | set(MOVED)))
+            names = tuple(sorted(known | RENAMED.keys() | DROPPED.keys() | set(MOVED)))
             raise ConfigError(f"TrainingArguments has no {name!r}", fix=did_you_mean(name, names))
     config = out.get("accelerator_config") or {}
     if moved and not isinstance(config, dict):
@@ -85,22 +97,10 @@ def modern_names(options: dict[str, Any]) -> dict[str, Any]:
     return {**out, "accelerator_config": {**config, **moved}} if moved else out
 
 
-def check_arguments(args: Any) -> None:
-    """Refuses every field that is set to something this Trainer does not do: all of them at once."""
-    problems = refused(args)
-    if problems:
-        raise ConfigError("; ".join(problems), where="TrainingArguments", problems=tuple(problems))
-
-
 def accelerator_arguments(args: Any) -> dict[str, Any]:
     """What the Accelerator of a run is made from, under accelerate's names."""
-    names = {
-        "ddp_find_unused_parameters": "find_unused_parameters",
-        "ddp_bucket_cap_mb": "bucket_cap_mb",
-        "ddp_broadcast_buffers": "broadcast_buffers",
-        "ddp_static_graph": "static_graph",
-    }
-    ddp = {new: getattr(args, old) for old, new in names.items() if getattr(args, old, None) is not None}
+    names = ("find_unused_parameters", "bucket_cap_mb", "broadcast_buffers", "static_graph")
+    ddp = {name: value for name in names if (value := getattr(args, f"ddp_{name}", None)) is not None}
     return {"mixed_precision": args.mixed_precision, "kwargs_handlers": [ddp_handler(ddp)]}
 
 
@@ -163,11 +163,11 @@ def rows_per_rank(args: Any, batch_size: int, world: int) -> int:
 class Horizon:
     """How long a run is, worked out as transformers does."""
 
-    num_steps: int
     num_epochs: int
     steps_per_epoch: int
-    batches_per_epoch: int
     samples: float
+    batches_per_epoch: int
+    num_steps: int
 
     def epoch_ends(self, ended: list[int]) -> tuple[int, ...]:
         """The step each epoch ends at, from those that ended already on; bounded, as a stream's epochs have no length."""
@@ -177,36 +177,30 @@ class Horizon:
         return tuple(ends)
 
 
-def make_horizon(args: Any, *, batches: int | None, rows: int | None, rows_per_step: int) -> Horizon:
-    """From the loader's length where it has one, else from `max_steps`, which must then be given."""
+def set_initial_training_values(
+    trainer: Trainer, args: Any, dataloader: Any
+) -> tuple[int, int, int, float, int, int, int]:
+    """(epochs, steps an epoch, rows, rows over all epochs, rows a step, batches an epoch, steps); may be overridden.
+
+    From the loader's length where it has one, else from `max_steps`, which must then be given.
+    """
+    per_step = trainer.get_total_train_batch_size(args)
+    batches, steps = len(dataloader) if has_length(dataloader) else 0, int(args.max_steps)
     if not batches:
-        if args.max_steps <= 0:
+        if steps <= 0:
             raise ConfigError(
                 f"args.max_steps must be set to a positive value if dataloader does not have a length, was {args.max_steps}"
             )
-        steps = int(args.max_steps)
-        return Horizon(
-            steps, sys.maxsize, steps, steps * args.gradient_accumulation_steps, float(steps * rows_per_step)
-        )
+        rows = steps * per_step
+        return sys.maxsize, steps, rows, float(rows), per_step, steps * args.gradient_accumulation_steps, steps
+    rows = trainer.num_examples(dataloader)
     per_epoch = max(-(-batches // args.gradient_accumulation_steps), 1)
-    epochs = args.max_steps / per_epoch if args.max_steps > 0 else args.num_train_epochs
+    epochs = steps / per_epoch if steps > 0 else args.num_train_epochs
     if not epochs <= MOST_EPOCHS:
         raise ConfigError(f"num_train_epochs or max_steps ask for {epochs:g} epochs; the limit is {MOST_EPOCHS}")
-    if args.max_steps > 0:
-        steps = int(args.max_steps)
-        return Horizon(steps, -(-steps // per_epoch), per_epoch, batches, float(steps * rows_per_step))
-    steps = math.ceil(args.num_train_epochs * per_epoch)
-    samples = (rows if rows is not None else batches * rows_per_step) * args.num_train_epochs
-    return Horizon(steps, math.ceil(args.num_train_epochs), per_epoch, batches, float(samples))
-
-
-def run_length(
-    args: Any, batches: int | None, rows: int | None, per_step: int
-) -> tuple[int, int, int, float, int, int, int]:
-    """(epochs, steps an epoch, rows, rows over all epochs, rows a step, batches an epoch, steps), as transformers gives them."""
-    h = make_horizon(args, batches=batches, rows=rows, rows_per_step=per_step)
-    rows = h.num_steps * per_step if rows is None else rows
-    return h.num_epochs, h.steps_per_epoch, rows, h.samples, per_step, h.batches_per_epoch, h.num_steps
+    samples = float(steps * per_step if steps > 0 else rows * epochs)
+    steps = steps if steps > 0 else math.ceil(epochs * per_epoch)
+    return math.ceil(epochs), per_epoch, rows, samples, per_step, batches, steps
 
 
 def plan_from_arguments(args: Any, horizon: Horizon, *, ended: list[int], read_at_once: bool) -> Plan:
@@ -220,3 +214,51 @@ def plan_from_arguments(args: Any, horizon: Horizon, *, ended: list[int], read_a
         # Numbers stay on a GPU until a log line, an evaluation or a checkpoint wants them.
         read_back_every=1 if read_at_once else 50,
     )
+
+
+def hyperparameter_search(
+    trainer: Trainer,
+    hp_space: Callable[[Any], dict[str, Any]] | None = None,
+    compute_objective: Callable[[dict[str, float]], Any] | None = None,
+    n_trials: int = 20,
+    direction: str | list[str] = "minimize",
+    backend: Any = None,
+    hp_name: Callable[[Any], str] | None = None,
+    **options: Any,
+) -> Any:
+    """The best run (BestRun), or one for each point of the front when there are several directions."""
+    backend = HPSearchBackend(default_hp_search_backend() if backend is None else backend)
+    if backend is not HPSearchBackend.OPTUNA:
+        raise ConfigError(f"backend {backend.value!r} is not supported", fix="Use backend='optuna'.")
+    if trainer.runtime.sharding is not None:
+        raise ConfigError("a search with fsdp is not supported", fix="Search without fsdp, then train with it.")
+    searcher = ALL_HYPERPARAMETER_SEARCH_BACKENDS[backend]()
+    searcher.ensure_available()
+    if trainer.model_init is None:
+        raise RuntimeError("To use hyperparameter search, you need to pass your model through a model_init function.")
+    trainer.hp_search_backend, trainer.hp_name = backend, hp_name
+    trainer.hp_space = searcher.default_hp_space if hp_space is None else hp_space
+    trainer.compute_objective = default_compute_objective if compute_objective is None else compute_objective
+    from tunesmith.trainer.attempts import TrialSearch
+
+    search = trainer._search = TrialSearch(trainer)
+    try:
+        found = searcher.run(trainer, n_trials, direction, **options)
+        search.take_best(found)
+        return found
+    finally:
+        trainer.hp_search_backend = trainer._search = None
+
+
+def call_model_init(trainer: Trainer, trial: Any = None) -> Any:
+    """A fresh model from `model_init`, which may take the trial."""
+    model_init = trainer.model_init
+    assert model_init is not None
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p for p in inspect.signature(model_init).parameters.values() if p.kind in kinds]
+    if len(names) > 1:
+        raise RuntimeError("model_init should have 0 or 1 argument.")
+    model = model_init(trial) if names else model_init()
+    if model is None:
+        raise RuntimeError("model_init should not return None.")
+    return model

@@ -1,34 +1,38 @@
-"""Checkpoints of a Trainer: found, loaded, saved and removed. Our sealed folders under transformers' names; no pickle."""
+"""Checkpoints of a Trainer: saved, removed, found, loaded, and sealed again where callbacks change them in `on_save`. Our sealed
+folders under transformers' names; no pickle.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedModel, TrainerState
 
 from tunesmith.encoder.params import has_adapters
 from tunesmith.errors import CheckpointError
 from tunesmith.events import RunStarted
-from tunesmith.keep.checkpoint import Identity, save_checkpoint
+from tunesmith.keep.checkpoint import PIECES, save_checkpoint, write_files
 from tunesmith.keep.plain import to_plain
-from tunesmith.keep.snapshot import write_files
-from tunesmith.keep.weight_files import (
-    load_weights,
-    newest_intact,
-    rotate,
-    verify_checkpoint,
-    weight_files,
-    weight_names,
-)
+from tunesmith.keep.record import newest_intact, rotate, verify_checkpoint
+from tunesmith.keep.weight_files import holds, is_weights, load_weights, weight_files, weight_names
+from tunesmith.ranks.sharding import is_sharded
+from tunesmith.run.journal import first_event
 from tunesmith.run.layout import RunDir
-from tunesmith.run.reader import first_event
-from tunesmith.run.sealed import MANIFEST, verify, write_sealed
+from tunesmith.run.sealed import CHANGED, MANIFEST, manifest_bytes, read_manifest, verify, write_sealed
+from tunesmith.run.writing import fsync_file, fsync_folder, hash_file, write_file
+from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.listeners import export_callback_states
-from tunesmith.trainer.saving import TRAINER_STATE
-from tunesmith.trainer.upstream import PreTrainedModel, TrainerState, trainer_log
+from tunesmith.trainer.saving import TRAINER_STATE, gathering, save_companions, weights_to_save
 
 if TYPE_CHECKING:
+    from tunesmith.trainer.facade import Trainer
     from tunesmith.trainer.training import TrainerRun
+
+SMALL = 16 << 20
+"""Bytes up to which a file is hashed again: it may have been rewritten within one tick of the disk's clock."""
 
 
 def save_run(run: TrainerRun) -> None:
@@ -43,13 +47,23 @@ def save_run(run: TrainerRun) -> None:
     if best is not None and (best == folder or best.is_dir()):
         state.best_model_checkpoint = str(best)
     export_callback_states(trainer)
-    record.state.extra["trainer"] = _resume_notes(run)
-    whole = _saves_by_itself(run) or args.save_only_model
-    with trainer._parts.files.gathering() if whole else contextlib.nullcontext():
-        if args.save_only_model:
-            _save_weights_only(run, folder, record.identity)
-        else:
-            save_checkpoint(folder, record.state, record.identity, describe=lambda tmp: _describe(run, tmp))
+    record.state.extra["trainer"] = {  # what a resume needs beside the engine's state
+        "scheduler": to_plain(trainer.lr_scheduler.state_dict(), "scheduler"),
+        **run.progress.to_json(),
+        "used_rows": None if run.windows.used is None else run.windows.used.to_json(),
+    }
+    whole = _saves_by_itself(trainer) or args.save_only_model
+    with gathering(trainer) if whole else contextlib.nullcontext():
+        if not args.save_only_model:
+            save_checkpoint(folder, record.state, record.identity, describe=lambda tmp: _describe(trainer, tmp))
+        elif trainer.runtime.is_main:
+            files = weight_files(trainer.model, weights_to_save(trainer))
+
+            def fill(tmp: Path) -> Any:
+                _describe(trainer, tmp)
+                return write_files(tmp, files)
+
+            write_sealed(folder, fill, {"kind": "weights", "step": state.global_step, **record.identity.to_json()})
     if args.push_to_hub:
         trainer._push_from_checkpoint(str(folder))
     if args.should_save:
@@ -57,34 +71,21 @@ def save_run(run: TrainerRun) -> None:
     trainer.runtime.barrier()
 
 
-def _save_weights_only(run: TrainerRun, folder: Path, identity: Identity) -> None:
-    if run.trainer.runtime.is_main:
-        files = weight_files(run.trainer.model, run.trainer._parts.files.weights)
-
-        def fill(tmp: Path) -> Any:
-            _describe(run, tmp)
-            return write_files(tmp, files)
-
-        step = run.trainer.state.global_step
-        write_sealed(folder, fill, {"kind": "weights", "step": step, **identity.to_json()})
-
-
-def _saves_by_itself(run: TrainerRun) -> bool:
+def _saves_by_itself(trainer: Trainer) -> bool:
     """Whether files of a checkpoint come from `save_model`, which a subclass overrides, or from PEFT."""
-    trainer = run.trainer
-    return trainer.overrides("save_model") or trainer.overrides("_save") or has_adapters(trainer.model)
+    return trainer.overrides("save_model", "_save") or has_adapters(trainer.model)
 
 
-def _describe(run: TrainerRun, tmp: Path) -> None:
+def _describe(trainer: Trainer, tmp: Path) -> None:
     """What makes a checkpoint loadable elsewhere, and what scripts look for in it. The engine's weights come after it."""
-    trainer, model = run.trainer, run.trainer.model
-    if _saves_by_itself(run):
+    model = trainer.model
+    if _saves_by_itself(trainer):
         trainer.save_model(str(tmp), _internal_call=True)
     if isinstance(model, PreTrainedModel) and not has_adapters(model):
         model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
         model.config.dtype = model.dtype
         model.config.save_pretrained(tmp)
-    trainer._parts.files.save_companions(tmp)
+    save_companions(trainer, tmp)
     trainer.state.save_to_json(str(tmp / TRAINER_STATE))
 
 
@@ -98,18 +99,9 @@ def rotate_run(run: TrainerRun, *, at_end: bool = False) -> None:
     rotate(run.place, run.run_id, keep=limit, last=step, best=home, newest=not at_end)
 
 
-def _resume_notes(run: TrainerRun) -> dict[str, Any]:
-    """What a resume needs beside the engine's state."""
-    used = run.windows.used
-    return {
-        "scheduler": to_plain(run.trainer.lr_scheduler.state_dict(), "scheduler"),
-        **run.progress.to_json(),
-        "used_rows": None if used is None else used.to_json(),
-    }
-
-
-def load_best_weights(model: Any, folder: Path) -> None:
+def load_best_model(trainer: Trainer) -> None:
     """Puts the weights of the best checkpoint into the model. Other files of it may have changed since: a warning."""
+    folder = Path(trainer.state.best_model_checkpoint)
     if not folder.is_dir():
         trainer_log.warning("Could not locate the best model at %s: the weights stay those of the last step", folder)
         return
@@ -118,7 +110,7 @@ def load_best_weights(model: Any, folder: Path) -> None:
     except CheckpointError as error:
         verify(folder, names=weight_names(folder))
         trainer_log.warning("its weights are intact and used as the best, but: %s", error.line())
-    load_weights(model, folder)
+    load_weights(trainer.model, folder)
 
 
 def find_checkpoint(wanted: str | bool | Path, output_dir: str) -> Path:
@@ -136,21 +128,15 @@ def find_checkpoint(wanted: str | bool | Path, output_dir: str) -> Path:
         verify_checkpoint(folder)
         return folder
     run = RunDir(output_dir)
-    newest, skipped = newest_intact(run, last_run_id(run))
+    # checkpoints of an older run may lie beside those of the run that the journal belongs to
+    first = first_event(run.journal_file) if run.journal_file.is_file() else None
+    newest, skipped = newest_intact(run, first.run_id if isinstance(first, RunStarted) else None)
     if newest is None:
         why = f": {'; '.join(skipped)}" if skipped else ""
         raise CheckpointError(f"No valid checkpoint found in output directory ({output_dir}){why}")
     for line in skipped:
         trainer_log.warning("not used: %s", line)
     return newest
-
-
-def last_run_id(run: RunDir) -> str | None:
-    """The run that the folder's journal belongs to: checkpoints of an older run may lie beside it."""
-    if not run.journal_file.is_file():
-        return None
-    event = first_event(run.journal_file)
-    return event.run_id if isinstance(event, RunStarted) else None
 
 
 def load_trainer_state(folder: Path) -> Any:
@@ -160,3 +146,58 @@ def load_trainer_state(folder: Path) -> Any:
         trainer_log.warning("the best checkpoint %s is gone; it is forgotten", state.best_model_checkpoint)
         state.best_model_checkpoint = None
     return state
+
+
+@contextlib.contextmanager
+def sealing_again(folder: Path, model: Any) -> Iterator[None]:
+    """Inside, callbacks may change a checkpoint: it is sealed as they leave it, and what they changed is logged."""
+    manifest, before = read_manifest(folder), _marks(folder)
+    yield
+    if not folder.is_dir():
+        return
+    try:
+        changed = _changed_files(folder, manifest["files"], before)
+        if not changed:
+            return
+        same = not is_sharded(model) and holds(folder, model)
+        altered = [n for n in changed if n in (*PIECES, TRAINER_STATE) or (is_weights(n) and not same)]
+        _seal_again(folder, manifest, changed, altered)
+    except OSError as error:
+        trainer_log.warning("%s was changed by a callback and cannot be sealed again: %s", folder, error)
+        return
+    what = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
+    effect = f"; a resume from it is not exact because of {', '.join(altered)}" if altered else ""
+    trainer_log.warning("%s was changed by a callback and is sealed as it is now: %s%s", folder, what, effect)
+
+
+def _marks(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Size, inode and time of change of every file but the manifest."""
+    found = {str(path.relative_to(folder)): path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: (s.st_size, s.st_ino, s.st_mtime_ns) for name, s in found.items() if name != MANIFEST}
+
+
+def _changed_files(folder: Path, stored: dict[str, Any], before: dict[str, tuple[int, int, int]]) -> list[str]:
+    """Files that were added, changed or removed since these marks were taken."""
+    now = _marks(folder)
+
+    def same(name: str) -> bool:
+        if name not in now or name not in stored or now[name][0] != stored[name]["size"]:
+            return False
+        if now[name][0] <= SMALL:
+            return hash_file(folder / name) == str(stored[name]["sha256"])
+        return now[name] == before.get(name)
+
+    return sorted(name for name in now.keys() | stored.keys() if not same(name))
+
+
+def _seal_again(folder: Path, manifest: dict[str, Any], changed: list[str], altered: list[str]) -> None:
+    """Writes a manifest of the folder as it is now; `altered` are named in it as not being what the run wrote."""
+    entries = {name: entry for name, entry in manifest["files"].items() if name not in changed}
+    for name, (size, _, _) in _marks(folder).items():
+        if name not in entries:
+            fsync_file(folder / name)
+            entries[name] = {"size": size, "sha256": hash_file(folder / name)}
+    meta = {k: v for k, v in manifest.items() if k not in ("format", "files")}
+    meta[CHANGED] = sorted({*meta.get(CHANGED, ()), *altered})
+    fsync_folder(folder)
+    write_file(folder / MANIFEST, manifest_bytes(meta, entries))

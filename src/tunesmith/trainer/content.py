@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-
-from tunesmith.trainer.upstream import has_length, is_arrow_dataset
+from transformers.trainer_utils import has_length
 
 MARK_BYTES = 8
 DEEPEST = 8
@@ -150,6 +149,11 @@ def _attribute_mark(value: Any, rows: int, depth: int) -> bytes:
             return _rows_mark(value)
         return b"".join(_attribute_mark(v, rows, depth + 1) for v in value[:100]) if depth < DEEPEST else b""
     return content_of(value, depth + 1).encode() if is_dataset(value) else b""
+
+
+def is_arrow_dataset(dataset: Any) -> bool:
+    """Whether this is a map-style `datasets.Dataset` (known by what it can do: its library is not imported for it)."""
+    return hasattr(dataset, "remove_columns") and hasattr(dataset, "data") and bool(has_length(dataset))
 
 
 def is_dataset(value: Any) -> bool:

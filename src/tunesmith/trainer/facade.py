@@ -1,42 +1,255 @@
-"""The Trainer: transformers' methods and results over the one engine. Each method hands over to the part that does it."""
+"""The Trainer: transformers' constructor, attributes, methods and results over the one engine. A method that is not here is a
+function of the module that does its work, with the Trainer as its first argument."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import logging
+import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import transformers
 from torch import nn
+from transformers import trainer_pt_utils as pt_utils
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from transformers.trainer_utils import TrainerMemoryTracker
+from transformers.utils import can_return_loss, find_labels
+from transformers.utils import logging as transformers_logging
 
+from tunesmith.encoder.params import inner_model
 from tunesmith.engine.state import TrainState
-from tunesmith.tokens.batches import Padding
-from tunesmith.tokens.token_rows import TokenRows
-from tunesmith.trainer.arguments import run_length
-from tunesmith.trainer.assembly import TrainerAssembly
-from tunesmith.trainer.attempts import attempt_training
-from tunesmith.trainer.checkpoints import load_best_weights, save_run
-from tunesmith.trainer.data import columns_taken
-from tunesmith.trainer.listeners import add_log_line, load_callback_states
-from tunesmith.trainer.objective import on_device, require_columns
-from tunesmith.trainer.processes import rows_behind
-from tunesmith.trainer.reactions import remember_best, tracked_metric
-from tunesmith.trainer.saving import write_metrics, write_trainer_state
-from tunesmith.trainer.stepping import build_optimizer, build_scheduler, decay_names, make_engine, waits_for_metric
-from tunesmith.trainer.upstream import has_length, optimizer_class_and_options, parts
+from tunesmith.errors import ConfigError
+from tunesmith.trainer import (
+    arguments,
+    checkpoints,
+    data,
+    evaluation,
+    listeners,
+    objective,
+    reactions,
+    saving,
+    stepping,
+)
+from tunesmith.trainer.loaders import EpochClock
+from tunesmith.trainer.processes import SECONDS
+from tunesmith.trainer.training import TrainerRun, attempt_training
+from tunesmith.trainer.validation import check_arguments, check_overrides, refuse_combinations, require_head
 
+if TYPE_CHECKING:
+    from tunesmith.trainer.attempts import TrialSearch
+
+log = logging.getLogger(__name__)
 Context = contextlib.AbstractContextManager[Any]
 
 
-class Trainer(TrainerAssembly):
+class Trainer:
     """Change one import and keep the script. Where it differs from transformers: docs/reference/trainer_compatibility.md."""
 
-    log_metrics = parts.log_metrics
-    metrics_format = staticmethod(parts.metrics_format)
-    get_num_trainable_parameters = parts.get_num_trainable_parameters
-    get_learning_rates = parts.get_learning_rates
-    get_optimizer_group = parts.get_optimizer_group
+    _validate_args = refuse_combinations
+    set_initial_training_values = arguments.set_initial_training_values
+    call_model_init, hyperparameter_search = arguments.call_model_init, arguments.hyperparameter_search
+    evaluate, predict = evaluation.evaluate, evaluation.predict
+    evaluation_loop, prediction_step = evaluation.evaluation_loop, evaluation.prediction_step
+    _evaluate, _determine_best_metric = reactions.evaluate_in_training, reactions.remember_best
+    log, _load_callback_state = listeners.add_log_line, listeners.load_callback_states
+    compute_loss, training_step = objective.compute_loss, objective.training_step
+    floating_point_ops, store_flos = objective.floating_point_ops, objective.store_flos
+    _track_num_input_tokens, _prepare_inputs = objective.count_input_tokens, objective.prepare_inputs
+    get_train_dataloader, get_eval_dataloader = data.get_train_dataloader, data.get_eval_dataloader
+    get_test_dataloader, num_examples = data.get_test_dataloader, data.num_examples
+    _get_train_sampler, _get_eval_sampler = data.train_sampler, data.eval_sampler
+    _get_dataloader, _fast_rows = data.make_dataloader, data.fast_rows
+    _set_signature_columns_if_needed = data.set_signature_columns
+    _remove_unused_columns, _get_collator_with_removed_columns = data.without_unused, data.dropping_collator
+    create_optimizer_and_scheduler = stepping.create_optimizer_and_scheduler
+    create_optimizer, create_scheduler = stepping.create_optimizer, stepping.create_scheduler
+    get_optimizer_cls_and_kwargs = staticmethod(stepping.get_optimizer_cls_and_kwargs)
+    get_decay_parameter_names = stepping.get_decay_parameter_names
+    _get_learning_rate = stepping.get_learning_rate
+    save_model, _save, save_state = saving.save_model, saving.save_files, saving.save_state
+    save_metrics, create_model_card = saving.save_metrics, saving.create_model_card
+    init_hf_repo, push_to_hub = saving.init_hf_repo, saving.push_to_hub
+    _push_from_checkpoint, _finish_current_push = saving.push_checkpoint, saving.finish_uploads
+    _load_best_model = checkpoints.load_best_model
+    log_metrics, metrics_format = pt_utils.log_metrics, staticmethod(pt_utils.metrics_format)
+    get_num_trainable_parameters = pt_utils.get_num_trainable_parameters
+    get_learning_rates, get_optimizer_group = pt_utils.get_learning_rates, pt_utils.get_optimizer_group
+
+    use_speed_ups: bool = True
+    """Padding-free batches and the like, where they compute the same; set it to False to train without."""
+    allow_changed_data: bool = False
+    """True: a resume continues although data, model, tokenizer or arguments changed, and the journal records it."""
+    worker_timeout: float = SECONDS
+    """Seconds after which a data-loader worker that gives no batch ends the run."""
+    loss_is_scaled_for_ga: bool | None = None
+    model_preparation_time: float | None = None
+    hp_space: Callable[..., dict[str, Any]]
+    hp_name: Callable[[Any], str] | None = None
+    hp_search_backend: Any = None
+    compute_objective: Callable[[dict[str, float]], Any]
+    objective: Any = None
+    deepspeed = None
+    is_deepspeed_enabled = is_model_parallel = False
+    is_fsdp_xla_enabled = is_fsdp_xla_v1_enabled = is_fsdp_xla_v2_enabled = False
+    place_model_on_device = True
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: Any = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[..., Any] | None = None,
+        compute_loss_func: Callable[..., Any] | None = None,
+        compute_metrics: Callable[..., Any] | None = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[Any, dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
+        *,
+        tokenizer: Any = None,
+    ) -> None:
+        self.args = transformers.TrainingArguments(output_dir="tmp_trainer") if args is None else args
+        check_arguments(self.args)
+        arguments.take_accumulation(self.args)
+        check_overrides(type(self))
+        stepping.seed_for(self.args)
+        if tokenizer is not None:
+            log.warning("tokenizer= is called processing_class= now")
+            processing_class = tokenizer if processing_class is None else processing_class
+        self._memory_tracker = TrainerMemoryTracker(self.args.skip_memory_metrics)
+        self._memory_tracker.stages = {**self._memory_tracker.stages, "_finish": "train"}
+        self._memory_tracker.start()
+        transformers_logging.set_verbosity(self.args.get_process_log_level())
+        self.runtime = arguments.make_trainer_runtime(self.args, self._build_accelerator_args())
+        self.is_fsdp_enabled = self.runtime.sharding is not None
+        self.accelerator = stepping.AcceleratorView(self)
+        self.gather_function = self.accelerator.gather_for_metrics
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.processing_class, self.model_init = processing_class, model_init
+        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer, self.lr_scheduler = optimizers
+        self._given_optimizer = self.optimizer
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        self.data_collator = data.default_collator(processing_class) if data_collator is None else data_collator
+        self._set_counters()
+        self._set_model(model)
+        self._validate_args()
+        self._set_callbacks(callbacks)
+        self._memory_tracker.stop_and_update_metrics()
+
+    def _set_counters(self) -> None:
+        """The state of a Trainer that has done nothing yet."""
+        self.is_in_train = False
+        self.hub_model_id: str | None = None
+        self.neftune_noise_alpha = self.args.neftune_noise_alpha
+        self.current_flos, self._initial_num_input_tokens_seen = 0.0, 0.0
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+        self._train_batch_size = arguments.rows_per_rank(self.args, self.args.train_batch_size, self.runtime.world)
+        self._created_lr_scheduler, self._clock = False, EpochClock()
+        self._signature_columns: list[str] | None = None
+        self._eval_loaders: dict[str, Any] = {}  # those with workers that stay
+        self._loss = objective.WindowLoss(self)
+        self._run: TrainerRun | None = None  # the training run under way, or the last one
+        self._run_ids: set[str] = set()  # the runs that this Trainer made: checkpoints of others are never removed
+        self._search: TrialSearch | None = None  # the search for hyperparameters under way
+        self._gathered: dict[str, Any] | None = None  # weights that ranks hold parts of, for the time of a save
+        self._uploads: list[Any] = []  # those under way
+
+    def _set_model(self, model: Any) -> None:
+        """The model on its device, and what its class says about labels and losses."""
+        if model is None and self.model_init is None:
+            raise RuntimeError("`Trainer` requires either a `model` or `model_init` argument")
+        if model is not None and self.model_init is not None:
+            raise ConfigError("`Trainer` requires either a `model` or `model_init` argument, but not both.")
+        model = self.call_model_init() if model is None else model
+        require_head(type(model))
+        if not (self.args.fp16_full_eval or self.args.bf16_full_eval):
+            model.to(self.runtime.device)
+        self.model = self.model_wrapped = model
+        inner = inner_model(model)
+        kinds = [p.kind for p in inspect.signature(inner.forward).parameters.values()]
+        takes = inspect.Parameter.VAR_KEYWORD in kinds
+        self.model_accepts_loss_kwargs = getattr(inner, "accepts_loss_kwargs", takes)
+        self.label_names = find_labels(type(inner)) if self.args.label_names is None else self.args.label_names
+        self.can_return_loss = can_return_loss(type(inner))
+        shifts = LOSS_MAPPING.get(getattr(inner, "loss_type", None)) is ForCausalLMLoss
+        config = getattr(model, "config", None)
+        self._loss.shifts_labels = shifts and not getattr(config, "is_encoder_decoder", False)
+        factor, self.label_smoother = self.args.label_smoothing_factor, None
+        if factor and getattr(config, "problem_type", None) == "multi_label_classification":
+            warnings.warn("Label smoothing is not compatible with multi-label classification: left out", stacklevel=3)
+        elif factor:
+            self.label_smoother = pt_utils.LabelSmoother(epsilon=factor)
+        if config is not None:
+            config.use_cache = self.args.use_cache
+
+    def _set_callbacks(self, callbacks: list[Any] | None) -> None:
+        self.callback_handler = listeners.make_handler(self, callbacks)
+        self.add_callback(transformers.PrinterCallback if self.args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
+        if self.args.push_to_hub:
+            self.init_hf_repo()
+        if self.args.should_save:
+            os.makedirs(self.args.output_dir, exist_ok=True)
+        self.control = transformers.TrainerControl()
+        self.state = listeners.fresh_state(self)
+        listeners.tell(self, "on_init_end")
+
+    def _build_accelerator_args(self, **options: Any) -> dict[str, Any]:
+        """What the run's Accelerator is made from; an override may change the `kwargs_handlers`."""
+        return {**arguments.accelerator_arguments(self.args), **options}
+
+    @property
+    def _engine(self) -> TrainState | None:
+        """The engine's state of the run under way, or of the last one."""
+        return None if self._run is None or self._run.record is None else self._run.record.state
+
+    @property
+    def _trial(self) -> Any:
+        """The trial under way, which `TrainerState` asks for."""
+        return None if self._run is None else self._run.trial
+
+    @property
+    def tokenizer(self) -> Any:
+        """The old name of `processing_class`."""
+        return self.processing_class
+
+    def overrides(self, *names: str) -> bool:
+        """Whether any of these methods was replaced, in a subclass or on this object."""
+        own = (vars(self).get(name, getattr(type(self), name)) for name in names)
+        return not all(str(getattr(method, "__module__", None)).startswith("tunesmith.trainer.") for method in own)
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this is the main process of all."""
+        return bool(self.args.process_index == 0)
+
+    def is_local_process_zero(self) -> bool:
+        """Whether this is the main process of its machine."""
+        return bool(self.args.local_process_index == 0)
+
+    def end(self) -> None:
+        """Leaves the process group; nothing that talks between ranks works after it."""
+        self.runtime.accelerator.end_training()
+
+    def add_callback(self, callback: Any) -> None:
+        """Adds a callback, given as an object or a class."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Removes a callback and returns it; None when it is not there."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Removes a callback."""
+        self.callback_handler.remove_callback(callback)
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
@@ -45,58 +258,24 @@ class Trainer(TrainerAssembly):
         self._memory_tracker.start()
         return attempt_training(self, resume_from_checkpoint, trial, ignore_keys_for_eval)
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Metrics of the evaluation set, or of each of a dict of them, under prefixed keys."""
-        return self._parts.evaluation.evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+    def _get_output_dir(self, trial: Any = None) -> str:
+        """The run folder: the output folder, or one inside it for each trial of a search."""
+        if self.hp_search_backend is None or trial is None:
+            return str(self.args.output_dir)
+        name = self.hp_name(trial) if self.hp_name is not None else f"run-{trial.number}"
+        return str(Path(self.args.output_dir) / name)
 
-    def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test") -> Any:
-        """(predictions, label_ids, metrics), row i for row i of the dataset."""
-        return self._parts.evaluation.predict(test_dataset, ignore_keys, metric_key_prefix)
+    def _hp_search_setup(self, trial: Any) -> None:
+        if self._search is not None and trial is not None:
+            self._search.begin_trial(trial)
 
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> Any:
-        """Predictions, labels and metrics over a DataLoader, with or without labels."""
-        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
-        return self._parts.evaluation.loop(dataloader, description, loss_only, ignore_keys, metric_key_prefix)
+    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
+        if self._search is not None and trial is not None:
+            self._search.report(trial, step, metrics)
 
-    def prediction_step(
-        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[Any, Any, Any]:
-        """(loss, logits, labels) of one batch, each None where there is none."""
-        return self._parts.evaluation.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-
-    def _evaluate(self, trial: Any, ignore_keys: Any, skip_scheduler: bool = False) -> dict[str, float]:
-        """An evaluation during training; a scheduler that waits for a metric gets it."""
-        metrics = self.evaluate(ignore_keys=ignore_keys)
-        self._report_to_hp_search(trial, self.state.global_step, metrics)
-        if not skip_scheduler and waits_for_metric(self.lr_scheduler):
-            self.lr_scheduler.step(tracked_metric(metrics, self.args.metric_for_best_model))
-        return metrics
-
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
-        return remember_best(self.args, self.state, metrics)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds a line to `state.log_history` and calls the callbacks; override to do more."""
-        add_log_line(self, logs, start_time)
-
-    def compute_loss(
-        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """The mean loss of the batch; with `num_items_in_batch`, its share of the mean over that many items."""
-        return self._parts.loss.compute(model, inputs, return_outputs, num_items_in_batch)
-
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Forward and backward pass of one micro-batch; returns its share of the step's loss."""
-        return self._parts.loss.training_step(model, inputs, num_items_in_batch)
+    def get_total_train_batch_size(self, args: Any = None) -> int:
+        """Rows of one optimizer step over all micro-batches and ranks."""
+        return int(self._train_batch_size * self.args.gradient_accumulation_steps * self.runtime.world)
 
     def compute_loss_context_manager(self) -> Context:
         """The precision of forward passes."""
@@ -106,193 +285,15 @@ class Trainer(TrainerAssembly):
         """Autocast as bf16 or fp16 ask for it."""
         return self.runtime.autocast()
 
-    def floating_point_ops(self, inputs: Any) -> float:
-        """6 operations per token and parameter (without embeddings); 0 for a model that cannot count its parameters."""
-        return self._parts.loss.operations_of(inputs)
-
-    def store_flos(self) -> None:
-        """Adds this process's operations, over all ranks, to `state.total_flos`."""
-        self.state.total_flos += sum(self.runtime.gather_objects(self.current_flos))
-        self.current_flos = 0.0
-
-    def _track_num_input_tokens(self, inputs: Any) -> None:
-        self._parts.loss.count_input_tokens(inputs)
-
     def _prepare_input(self, data: Any) -> Any:
         """The same structure with its tensors on the device."""
-        return on_device(data, self.args.device)
-
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        """The batch on the device; an empty one is refused."""
-        inputs = self._prepare_input(inputs)
-        require_columns(inputs, self._signature_columns)
-        return inputs
+        return objective.on_device(data, self.args.device)
 
     def _make_engine(self) -> TrainState:
-        assert self._parts.run is not None
-        return make_engine(self._parts.run)
+        assert self._run is not None
+        return stepping.make_engine(self._run)
 
-    def get_train_dataloader(self) -> Any:
-        """The training DataLoader, in an order that depends on (seed, epoch) alone."""
-        return self._parts.loaders.train()
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """The evaluation DataLoader; a string names one of a dict of evaluation sets."""
-        return self._parts.loaders.evaluation(eval_dataset)
-
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """The DataLoader of `predict`."""
-        size = self._parts.loaders.eval_batch_size
-        return self._get_dataloader(test_dataset, "test", size, sampler_fn=self._get_eval_sampler)
-
-    def get_total_train_batch_size(self, args: Any = None) -> int:
-        """Rows of one optimizer step over all micro-batches and ranks."""
-        return int(self._train_batch_size * self.args.gradient_accumulation_steps * self.runtime.world)
-
-    def num_examples(self, dataloader: Any) -> int:
-        """Rows of a DataLoader's dataset; estimated from its batches where the dataset has no length."""
-        return rows_behind(dataloader, int(self.args.per_device_train_batch_size))
-
-    def set_initial_training_values(self, args: Any, dataloader: Any) -> tuple[int, int, int, float, int, int, int]:
-        """(epochs, steps an epoch, rows, rows over all epochs, rows a step, batches an epoch, steps); may be overridden."""
-        batches = len(dataloader) if has_length(dataloader) else None
-        rows = self.num_examples(dataloader) if batches else None
-        return run_length(args, batches, rows, self.get_total_train_batch_size(args))
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Our batch sampler. A subclass may return any torch sampler instead."""
-        return self._parts.loaders.train_sampler(self.train_dataset if train_dataset is None else train_dataset)
-
-    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
-        return self._parts.loaders.eval_sampler(eval_dataset)
-
-    def _get_dataloader(
-        self,
-        dataset: Any,
-        description: str,
-        batch_size: int,
-        sampler_fn: Callable[[Any], Any] | None = None,
-        is_training: bool = False,
-        dataloader_key: str | None = None,
-    ) -> Any:
-        return self._parts.loaders.make(dataset, description, batch_size, sampler_fn, is_training=is_training)
-
-    def _fast_rows(self, loader: Any) -> tuple[TokenRows | None, Padding | None]:
-        return self._parts.loaders.fast_rows(loader)
-
-    def _set_signature_columns_if_needed(self) -> None:
-        if self._signature_columns is None:
-            self._signature_columns = columns_taken(self.model, self.label_names)
-
-    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
-        return self._parts.loaders.without_unused(dataset, description)
-
-    def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
-        return self._parts.loaders.dropping_collator(data_collator, description)
-
-    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Sets up both; override this, or one of the two it calls."""
-        self.create_optimizer()
-        self.create_scheduler(num_training_steps)
-
-    def create_optimizer(self, model: nn.Module | None = None) -> Any:
-        """The optimizer, made once; an optimizer the user gave is kept."""
-        if self.optimizer is None:
-            self.optimizer = build_optimizer(self, self.model if model is None else model)
-        return self.optimizer
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """The scheduler object, made once a run; a scheduler the user gave is kept."""
-        if self.lr_scheduler is None:
-            given = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler = build_scheduler(self.args, given, num_training_steps)
-            self._created_lr_scheduler = True
-        return self.lr_scheduler
-
-    @staticmethod
-    def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, Any]:
-        """(class, options) of the optimizer that `optim` names."""
-        found: tuple[Any, Any] = optimizer_class_and_options(args, model)
-        return found
-
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Parameters that decay: neither biases nor norms."""
-        return decay_names(model)
-
-    def _get_learning_rate(self) -> float:
-        """The rate the next step will use."""
-        return float(self.optimizer.param_groups[0]["lr"])
-
-    def hyperparameter_search(
-        self,
-        hp_space: Callable[[Any], dict[str, Any]] | None = None,
-        compute_objective: Callable[[dict[str, float]], Any] | None = None,
-        n_trials: int = 20,
-        direction: str | list[str] = "minimize",
-        backend: Any = None,
-        hp_name: Callable[[Any], str] | None = None,
-        **options: Any,
-    ) -> Any:
-        """The best run (BestRun), or one for each point of the front when there are several directions."""
-        self.hp_name = hp_name
-        return self._parts.search.run(hp_space, compute_objective, n_trials, direction, backend, **options)
-
-    def _load_callback_state(self) -> None:
-        load_callback_states(self)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the model so that `from_pretrained` loads it; the main process alone. With fsdp all processes call it."""
-        with self._parts.files.gathering():
-            if self.args.should_save:
-                self._save(self.args.output_dir if output_dir is None else output_dir)
-        if self.args.push_to_hub and not _internal_call:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        self._parts.files.save(Path(self.args.output_dir if output_dir is None else output_dir), state_dict)
-
-    def save_state(self) -> None:
-        """Writes `trainer_state.json`; the main process alone."""
-        if self.is_world_process_zero():
-            write_trainer_state(Path(self.args.output_dir), self.state)
-
-    def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
-        """Writes `<split>_results.json`, and adds to `all_results.json`; the main process alone."""
-        if self.is_world_process_zero():
-            write_metrics(Path(self.args.output_dir), split, metrics, combined=combined)
-
-    def _save_checkpoint(self, model: Any, trial: Any = None) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: Any = None) -> None:
         """Publishes `checkpoint-<step>`, then removes older ones beyond `save_total_limit`."""
-        assert self._parts.run is not None
-        save_run(self._parts.run)
-
-    def _load_best_model(self) -> None:
-        load_best_weights(self.model, Path(self.state.best_model_checkpoint))
-
-    def create_model_card(
-        self,
-        language: str | None = None,
-        license: str | None = None,
-        tags: str | list[str] | None = None,
-        model_name: str | None = None,
-        finetuned_from: str | None = None,
-        tasks: str | list[str] | None = None,
-        dataset_tags: str | list[str] | None = None,
-        dataset: str | list[str] | None = None,
-        dataset_args: str | list[str] | None = None,
-    ) -> None:
-        """Writes README.md from what the Trainer knows."""
-        if self.is_world_process_zero():
-            facts = {name: value for name, value in locals().items() if name != "self"}
-            self._parts.hub.write_model_card(**facts)
-
-    def push_to_hub(
-        self,
-        commit_message: str = "End of training",
-        blocking: bool = True,
-        token: str | None = None,
-        revision: str | None = None,
-        **card: Any,
-    ) -> Any:
-        """Uploads the output folder with a fresh model card; returns the commit, or a future when not blocking."""
-        return self._parts.hub.push(commit_message, blocking=blocking, token=token, revision=revision, **card)
+        assert self._run is not None
+        checkpoints.save_run(self._run)

@@ -1,46 +1,35 @@
-"""Listeners of a Trainer's run: transformers' callbacks around the engine's events, checkpoints that callbacks change in
-`on_save`, and the journal with the rows of each evaluation, for curves and diagnosis.
+"""Listeners of a Trainer's run: transformers' callbacks around the engine's events, and the journal with the rows of each
+evaluation, for curves and diagnosis.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from transformers import TrainerCallback, TrainerState
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, ExportableState
+from transformers.trainer_utils import has_length, speed_metrics
 
 from tunesmith.events import Evaluated, Resumed, RowsEvaluated, RunStarted
-from tunesmith.keep.checkpoint import PIECES
 from tunesmith.keep.record import RunRecord
-from tunesmith.keep.weight_files import holds, is_weights
-from tunesmith.ranks.sharding import is_sharded
-from tunesmith.run.journal import LOST_JOURNAL, require_journal
+from tunesmith.run.journal import LOST_JOURNAL, read_journal, require_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
-from tunesmith.run.ledger import start_ledger, watch
-from tunesmith.run.reader import read_journal
+from tunesmith.run.ownership import start_ledger
 from tunesmith.run.sealed import require_sealed, sweep
-from tunesmith.trainer.saving import TRAINER_STATE
-from tunesmith.trainer.upstream import (
-    CallbackHandler,
-    DefaultFlowCallback,
-    ExportableState,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    get_reporting_integration_callbacks,
-    has_length,
-    speed_metrics,
-    trainer_log,
-)
+from tunesmith.trainer.arguments import trainer_log
 
 if TYPE_CHECKING:
     from tunesmith.labels import Task
     from tunesmith.trainer.facade import Trainer
     from tunesmith.trainer.training import TrainerRun
+
+log = logging.getLogger(__name__)
 
 
 def make_handler(trainer: Trainer, callbacks: list[Any] | None) -> Any:
@@ -77,14 +66,10 @@ def _stateful(trainer: Trainer) -> list[Any]:
 
 def export_callback_states(trainer: Trainer) -> None:
     """Puts the state of every stateful callback into `state.stateful_callbacks`."""
-    found: dict[str, Any] = {}
+    found: dict[str, list[Any]] = defaultdict(list)
     for callback in _stateful(trainer):
-        name = type(callback).__name__
-        if name in found:
-            found[name] = [*(found[name] if isinstance(found[name], list) else [found[name]]), callback.state()]
-        else:
-            found[name] = callback.state()
-    trainer.state.stateful_callbacks = found
+        found[type(callback).__name__].append(callback.state())
+    trainer.state.stateful_callbacks = {name: states if states[1:] else states[0] for name, states in found.items()}
 
 
 def load_callback_states(trainer: Trainer) -> None:
@@ -102,8 +87,8 @@ def load_callback_states(trainer: Trainer) -> None:
                 setattr(callback, key, value)
 
 
-def add_log_line(trainer: Trainer, logs: dict[str, float], start_time: float | None) -> None:
-    """A line of `state.log_history`, which is passed to the callbacks."""
+def add_log_line(trainer: Trainer, logs: dict[str, float], start_time: float | None = None) -> None:
+    """Adds a line to `state.log_history` and calls the callbacks; override to do more."""
     state = trainer.state
     if state.epoch is not None:
         logs["epoch"] = state.epoch
@@ -116,34 +101,6 @@ def add_log_line(trainer: Trainer, logs: dict[str, float], start_time: float | N
     tell(trainer, "on_log", logs=logs)
 
 
-def new_control() -> Any:
-    """A TrainerControl with nothing asked for."""
-    return TrainerControl()
-
-
-@contextlib.contextmanager
-def sealing_again(folder: Path, model: Any) -> Iterator[None]:
-    """Inside, callbacks may change a checkpoint: it is sealed as they leave it, and what they changed is logged."""
-    before = watch(folder)
-    yield
-    if not folder.is_dir():
-        return
-    try:
-        changed = before.changed()
-        if not changed:
-            return
-        same = not is_sharded(model) and holds(folder, model)
-        altered = [n for n in changed if n in (*PIECES, TRAINER_STATE) or (is_weights(n) and not same)]
-        before.seal(changed, altered=altered)
-    except OSError as error:
-        trainer_log.warning("%s was changed by a callback and cannot be sealed again: %s", folder, error)
-        return
-    what = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
-    effect = f"; a resume from it is not exact because of {', '.join(altered)}" if altered else ""
-    trainer_log.warning("%s was changed by a callback and is sealed as it is now: %s%s", folder, what, effect)
-
-
-log = logging.getLogger(__name__)
 _SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "epoch")
 
 
@@ -181,15 +138,21 @@ def started_event(run: TrainerRun) -> RunStarted:
     return RunStarted(run.run_id, 0, h.num_steps, h.steps_per_epoch, epochs, rows, time.time())
 
 
-def evaluated_event(state: Any, prefix: str, output: Any, seconds: float) -> Evaluated:
-    """An evaluation under the names of our curves."""
-    split = "validation" if prefix == "eval" else prefix.removeprefix("eval_")
+def journal_evaluation(run: TrainerRun, prefix: str, output: Any, seconds: float) -> None:
+    """Writes an evaluation during training to the journal under the names of our curves, unless it was there before a resume."""
+    state, split = run.trainer.state, "validation" if prefix == "eval" else prefix.removeprefix("eval_")
+    if run.record is None or (state.global_step, split) in run.journalled:
+        return
     metrics = {k.removeprefix(f"{prefix}_"): v for k, v in output.metrics.items() if isinstance(v, (int, float))}
     kept: dict[str, float | None] = {k: float(v) for k, v in metrics.items() if k not in _SPEED}
-    return Evaluated(state.global_step, float(state.epoch or 0.0), split, kept, output.num_samples, seconds)
+    rows = _rows_of_evaluation(run.trainer, split, output)
+    if rows is not None:
+        run.record.on(rows)
+    epoch = float(state.epoch or 0.0)
+    run.record.on(Evaluated(state.global_step, epoch, split, kept, output.num_samples, seconds))
 
 
-def rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated | None:
+def _rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated | None:
     """The event of one evaluation; None where the outputs are of another kind, or were not kept."""
     logits, labels = output.predictions, output.label_ids
     if not isinstance(logits, np.ndarray) or not isinstance(labels, np.ndarray):
@@ -199,10 +162,12 @@ def rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated |
     task = infer_task(logits, labels)
     if task is None:
         return None
-    width = int(logits.shape[1]) if logits.ndim == 2 else 1
+    state, width = trainer.state, int(logits.shape[1]) if logits.ndim == 2 else 1
     constant = BestConstant.of(task, _training_labels(trainer, task, width, labels), width)
-    rows = keep_rows(constant, logits, labels, rows_to_keep(_planned_evaluations(trainer)))
-    return None if rows is None else RowsEvaluated(trainer.state.global_step, split, encode_rows(rows))
+    by_steps = state.eval_steps and state.eval_steps >= 1
+    planned = int(state.max_steps // state.eval_steps) if by_steps else int(state.num_train_epochs or 1)
+    rows = keep_rows(constant, logits, labels, rows_to_keep(planned))
+    return None if rows is None else RowsEvaluated(state.global_step, split, encode_rows(rows))
 
 
 def _training_labels(trainer: Any, task: Task, width: int, otherwise: Any) -> Any:
@@ -223,8 +188,3 @@ def _training_labels(trainer: Any, task: Task, width: int, otherwise: Any) -> An
             fits = fits and found.dtype.kind in "iu" and found.max() < width
         return found if fits else otherwise
     return otherwise
-
-
-def _planned_evaluations(trainer: Any) -> int:
-    every = trainer.state.eval_steps
-    return int(trainer.state.max_steps // every) if every and every >= 1 else int(trainer.state.num_train_epochs or 1)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader
 
 from tunesmith.engine.state import step_seed
 from tunesmith.ranks.runtime import Runtime
-from tunesmith.tokens.batches import Batch, Collate, Window, make_batch, pin_batch
-from tunesmith.tokens.encoding_processes import prefetched
+from tunesmith.tokens.batches import Batch, Collate, Window, make_batch, pin_batch, prefetched
 from tunesmith.tokens.token_rows import Sampling, TokenRows, epoch_order
 from tunesmith.trainer.processes import read_batches
 from tunesmith.trainer.run_identity import UsedRows, can_mark, marked_iterator
@@ -29,37 +27,29 @@ class EpochClock:
     epoch: int = 0
 
 
+@dataclass(eq=False, kw_only=True)
 class EpochBatches:
     """A batch sampler whose order is a pure function of (seed, epoch): row numbers of each micro-batch of this rank."""
 
-    def __init__(
-        self,
-        num_rows: int,
-        *,
-        batch_size: int,
-        accumulation: int,
-        seed: int,
-        sampling: Sampling,
-        lengths: npt.NDArray[Any] | None,
-        drop_last: bool,
-        rank: int,
-        world: int,
-        clock: EpochClock | None = None,
-    ) -> None:
-        self.batch_size = batch_size
-        self.drop_last = drop_last
-        self._num_rows, self._seed, self._sampling, self._lengths = num_rows, seed, sampling, lengths
-        self._rank, self._world = rank, world
-        self._rows_per_step = batch_size * accumulation * world
-        self._clock, self._skip = EpochClock() if clock is None else clock, 0
+    num_rows: int
+    batch_size: int
+    accumulation: int
+    seed: int
+    sampling: Sampling
+    lengths: npt.NDArray[Any] | None
+    drop_last: bool
+    rank: int
+    world: int
+    clock: EpochClock = field(default_factory=EpochClock)
+    _skip: int = 0
 
     def set_epoch(self, epoch: int, skip: int = 0) -> None:
         """The next iteration yields this epoch from window number `skip` on."""
-        self._clock.epoch, self._skip = epoch, skip
+        self.clock.epoch, self._skip = epoch, skip
 
     def __len__(self) -> int:
-        size = self.batch_size * self._world
-        return self._num_rows // size if self.drop_last else -(-self._num_rows // size)
+        size = self.batch_size * self.world
+        return self.num_rows // size if self.drop_last else -(-self.num_rows // size)
 
     def __iter__(self) -> Iterator[list[int]]:
         for pieces, _, _ in self.windows():
@@ -68,21 +58,22 @@ class EpochBatches:
 
     def windows(self) -> Iterator[tuple[list[Indices], Indices, bool]]:
         """(this rank's micro-batches, all ranks' rows, whether this rank's share counts nothing) of each step."""
+        step = self.batch_size * self.accumulation * self.world
         order = epoch_order(
-            self._num_rows,
-            seed=self._seed,
-            epoch=self._clock.epoch,
-            rows_per_step=self._rows_per_step,
-            sampling=self._sampling,
-            lengths=self._lengths,
+            self.num_rows,
+            seed=self.seed,
+            epoch=self.clock.epoch,
+            rows_per_step=step,
+            sampling=self.sampling,
+            lengths=self.lengths,
         ).rows
         if self.drop_last:
             # transformers drops the ragged micro-batch, not the whole window
-            order = order[: len(self) * self.batch_size * self._world]
+            order = order[: len(self) * self.batch_size * self.world]
         skip, self._skip = self._skip, 0
-        for start in range(skip * self._rows_per_step, len(order), self._rows_per_step):
-            rows = order[start : start + self._rows_per_step]
-            mine = rows[self._rank :: self._world]
+        for start in range(skip * step, len(order), step):
+            rows = order[start : start + step]
+            mine = rows[self.rank :: self.world]
             idle = len(mine) == 0
             mine = rows[:1] if idle else mine
             yield [mine[i : i + self.batch_size] for i in range(0, len(mine), self.batch_size)], rows, idle
@@ -119,12 +110,6 @@ class RecordedBatches:
             yield list(batch)
 
 
-class SizedLoader(DataLoader[Any]):
-    """A DataLoader that knows how many rows a step takes over all ranks, as accelerate's does."""
-
-    total_batch_size: int = 0
-
-
 @dataclass
 class TrainWindows:
     """The engine's source of windows over a DataLoader. After `end_epoch` the running epoch yields nothing more."""
@@ -144,12 +129,6 @@ class TrainWindows:
     """Called with the features of a batch and its row numbers before it is used."""
     _ended: bool = False
 
-    @property
-    def sampler(self) -> EpochBatches | None:
-        """The pure order, when the loader is ours."""
-        sampler = getattr(self.loader, "batch_sampler", None)
-        return sampler if isinstance(sampler, EpochBatches) else None
-
     def end_epoch(self) -> None:
         """The epoch under way stops here; the next one starts at its beginning."""
         self._ended = True
@@ -158,15 +137,15 @@ class TrainWindows:
         """The windows of an epoch from number `skip` on."""
         self._ended = False
         skip = 0 if self.ignore_skip else skip
-        source = self._known(epoch, skip) if self.sampler is not None else self._consumed(epoch, skip)
-        for window in source:
+        sampler = getattr(self.loader, "batch_sampler", None)
+        known = self._known(sampler, epoch, skip) if isinstance(sampler, EpochBatches) else None
+        for window in self._consumed(epoch, skip) if known is None else known:
             yield window
             if self._ended:
                 return
 
-    def _known(self, epoch: int, skip: int) -> Iterator[Window]:
-        sampler = self.sampler
-        assert sampler is not None
+    def _known(self, sampler: EpochBatches, epoch: int, skip: int) -> Iterator[Window]:
+        """Windows of a loader of ours, whose order is pure."""
         sampler.set_epoch(epoch, skip)
         if self.rows is not None and self.collate is not None:
             wanted = sampler.windows()

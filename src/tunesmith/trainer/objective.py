@@ -7,9 +7,8 @@ import dis
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +20,8 @@ from tunesmith.engine.state import TrainState
 from tunesmith.engine.step import micro_step
 from tunesmith.errors import ConfigError
 from tunesmith.tokens.batches import Batch, Window
+from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.loaders import as_batch, count_rows, features_of
-from tunesmith.trainer.upstream import trainer_log
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
@@ -71,11 +70,65 @@ def count_items(features: Any, *, shifted: bool) -> torch.Tensor | None:
     return (labels[..., 1:] if shifted else labels).ne(-100).sum()
 
 
-@dataclass(frozen=True)
-class FeatureLoss:
-    """The engine's objective over collated batches: each micro-batch's share of the window's loss, so the weight is 1."""
+class WindowLoss:
+    """The engine's objective over collated batches, for one Trainer: each micro-batch's share of the window's loss, what it is
+    divided by in the step under way, and what is counted beside it.
 
-    share: Callable[[nn.Module, Any], torch.Tensor]
+    Methods that a subclass may replace are called on the Trainer.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.shifts_labels = False
+        """Whether the loss compares each place with the label of the next one."""
+        self.items: torch.Tensor | None = None
+        self.rows, self.factor = 1, cast(Any, 1.0)
+        self.counted: tuple[Any, int] | None = None
+        """A model and its parameters: to count them takes longer than to launch a step."""
+        self._items_place: torch.Tensor | None = None
+        self._said: set[str] = set()
+
+    @contextlib.contextmanager
+    def in_context(self) -> Iterator[None]:
+        """Inside, a forward pass has the run's precision, whatever the context says that a user may have put around it."""
+        trainer = self._trainer
+        with trainer.compute_loss_context_manager(), trainer.runtime.autocast():
+            yield
+
+    def passes_count(self) -> bool:
+        """Whether `compute_loss` is passed the number of items, as transformers decides it."""
+        trainer = self._trainer
+        takes = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+        return bool(takes or not trainer.overrides("compute_loss"))
+
+    def begin_window(self, window: Window, engine: TrainState) -> None:
+        """Counts what the losses of this step are divided by, over all ranks."""
+        trainer = self._trainer
+        counts = [count_items(features_of(b), shifted=self.shifts_labels) for b in window.micro_batches]
+        known = [c for c in counts if c is not None]
+        trainer.current_gradient_accumulation_steps = len(window.micro_batches)
+        self.rows = len(window.rows)
+        self.items = None
+        if len(known) == len(counts):
+            mine = 0 if window.idle else sum(int(c) for c in known)
+            if engine.graphs is not None:  # a captured step reads it where it was
+                if self._items_place is None:
+                    self._items_place = torch.zeros((), dtype=torch.long, device=trainer.args.device)
+                self.items = self._items_place.fill_(mine)
+            else:
+                self.items = trainer.runtime.sum_over_ranks(torch.full((), mine, device=trainer.args.device))
+
+    def run_micro_batch(self, batch: Batch, factor: Any) -> torch.Tensor:
+        """The engine's micro-step: the user's or our `training_step`."""
+        trainer = self._trainer
+        features = features_of(batch)
+        self.factor = factor
+        passed = self.items if self.passes_count() else None
+        loss: torch.Tensor = trainer.training_step(trainer.model_wrapped, features, passed)
+        if trainer._engine is None or trainer._engine.graphs is None:
+            trainer.current_flos += float(trainer.floating_point_ops(features))
+        trainer._track_num_input_tokens(features)
+        return loss.detach().to(trainer.args.device)
 
     def sum(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
         """This micro-batch's share; logits are not kept."""
@@ -85,129 +138,14 @@ class FeatureLoss:
         """1: the shares are divided already."""
         return 1.0
 
-
-class WindowLoss:
-    """The losses of one Trainer: what they are divided by in the step under way, and what is counted beside them.
-
-    Methods that a subclass may replace are called on the Trainer.
-    """
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self.shifts_labels = False
-        """Whether the loss compares each place with the label of the next one."""
-        self._items: torch.Tensor | None = None
-        self._items_place: torch.Tensor | None = None
-        self._rows = 1
-        self._factor: Any = 1.0
-        self._counted: tuple[Any, int] | None = None
-        """A model and its parameters: to count them takes longer than to launch a step."""
-        self._said: tuple[str, ...] = ()
-
-    def compute(self, model: nn.Module, inputs: Any, return_outputs: bool, num_items_in_batch: Any) -> Any:
-        """The mean loss of the batch; with `num_items_in_batch`, its share of the mean over that many items."""
-        trainer = self._trainer
-        items = count_items(inputs, shifted=self.shifts_labels)
-        labels = None
-        if (trainer.label_smoother is not None or trainer.compute_loss_func is not None) and "labels" in inputs:
-            inputs = dict(inputs)
-            labels = inputs.pop("labels")
-        inner = inner_model(trainer.model)
-        in_forward = COUNT in inspect.signature(getattr(inner, "forward", model.forward)).parameters
-        if in_forward and num_items_in_batch is not None and labels is None:
-            inputs = {**inputs, COUNT: num_items_in_batch}
-            items = None
-        outputs = model(**inputs)
-        if trainer.compute_loss_func is not None:
-            loss = trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
-            items = None if uses_count(trainer.compute_loss_func) else items
-        elif labels is not None and trainer.label_smoother is not None:
-            loss = trainer.label_smoother(outputs, labels, shift_labels=self.shifts_labels)
-        else:
-            loss = _loss_in(outputs, inputs)
-        if num_items_in_batch is not None and items is not None:
-            loss = loss * (items.to(loss.device) / num_items_in_batch)
-        return (loss, outputs) if return_outputs else loss
-
-    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
-        """Forward and backward pass of one micro-batch; returns its share of the step's loss."""
-        trainer = self._trainer
-        for module in (model, trainer.optimizer):
-            if callable(getattr(module, "train", None)):
-                module.train()
-        if num_items_in_batch is not None:
-            self._items = torch.as_tensor(num_items_in_batch, device=trainer.args.device)
-        if trainer._engine is None:  # called by hand, outside of a run: this batch is a window of its own
-            self._rows = count_rows(inputs)
-            with trainer.runtime.autocast():
-                loss = self.share(model, inputs)
-            trainer.accelerator.backward(loss)
-            return loss.detach()
-        return micro_step(trainer._engine, as_batch(inputs, np.arange(count_rows(inputs))), self._factor, model)
-
-    @contextlib.contextmanager
-    def in_context(self) -> Iterator[None]:
-        """Inside, a forward pass has the run's precision, whatever the context says that a user may have put around it."""
-        trainer = self._trainer
-        with trainer.compute_loss_context_manager(), trainer.runtime.autocast():
-            yield
-
-    def operations_of(self, inputs: Any) -> float:
-        """6 operations per token and parameter (without embeddings); 0 for a model that cannot count its parameters."""
-        trainer = self._trainer
-        main = getattr(trainer.model, "main_input_name", "input_ids")
-        if not (isinstance(inputs, Mapping) and main in inputs and hasattr(trainer.model, "num_parameters")):
-            return 0.0
-        if self._counted is None or self._counted[0] is not trainer.model:
-            self._counted = trainer.model, int(trainer.model.num_parameters(exclude_embeddings=True))
-        return float(6 * inputs[main].numel() * self._counted[1])
-
-    def passes_count(self) -> bool:
-        """Whether `compute_loss` is passed the number of items, as transformers decides it."""
-        trainer = self._trainer
-        return (
-            not trainer.overrides("compute_loss")
-            or trainer.model_accepts_loss_kwargs
-            or trainer.compute_loss_func is not None
-        )
-
-    def begin_window(self, window: Window, engine: TrainState) -> None:
-        """Counts what the losses of this step are divided by, over all ranks."""
-        trainer = self._trainer
-        counts = [count_items(features_of(b), shifted=self.shifts_labels) for b in window.micro_batches]
-        known = [c for c in counts if c is not None]
-        trainer.current_gradient_accumulation_steps = len(window.micro_batches)
-        self._rows = len(window.rows)
-        self._items = None
-        if len(known) == len(counts):
-            mine = 0 if window.idle else sum(int(c) for c in known)
-            if engine.graphs is not None:  # a captured step reads it where it was
-                if self._items_place is None:
-                    self._items_place = torch.zeros((), dtype=torch.long, device=trainer.args.device)
-                self._items = self._items_place.fill_(mine)
-            else:
-                self._items = trainer.runtime.sum_over_ranks(torch.full((), mine, device=trainer.args.device))
-
-    def run_micro_batch(self, batch: Batch, factor: Any) -> torch.Tensor:
-        """The engine's micro-step: the user's or our `training_step`."""
-        trainer = self._trainer
-        features = features_of(batch)
-        self._factor = factor
-        passed = self._items if self.passes_count() else None
-        loss: torch.Tensor = trainer.training_step(trainer.model_wrapped, features, passed)
-        if trainer._engine is None or trainer._engine.graphs is None:
-            trainer.current_flos += float(trainer.floating_point_ops(features))
-        trainer._track_num_input_tokens(features)
-        return loss.detach().to(trainer.args.device)
-
     def share(self, model: nn.Module, features: Any) -> torch.Tensor:
         """A micro-batch's share of the window's loss, whatever kind of loss `compute_loss` returns."""
         trainer = self._trainer
         inputs = trainer._prepare_inputs(features)
         items = count_items(inputs, shifted=self.shifts_labels)
-        passed = self._items if self.passes_count() else None
+        passed = self.items if self.passes_count() else None
         options: dict[str, Any] = {COUNT: passed} if accepts(trainer.compute_loss, COUNT) else {}
-        own = any(trainer.overrides(n) for n in CONTEXTS)  # the engine has set the precision already
+        own = trainer.overrides(*CONTEXTS)  # the engine has set the precision already
         with self.in_context() if own else contextlib.nullcontext():
             loss: torch.Tensor = trainer.compute_loss(model, inputs, **options)
         loss = loss.mean() if loss.ndim else loss
@@ -217,42 +155,113 @@ class WindowLoss:
             shared = passed is not None and items is not None and (ours or uses_count(trainer.compute_loss))
         if shared:
             return loss
-        if items is None or self._items is None:
-            return loss * (count_rows(inputs) / max(self._rows, 1))
-        return loss * (items / self._items)
+        if items is None or self.items is None:
+            return loss * (count_rows(inputs) / max(self.rows, 1))
+        return loss * (items / self.items)
 
-    def count_input_tokens(self, features: Any) -> None:
-        trainer = self._trainer
-        kind = trainer.args.include_num_input_tokens_seen
-        if kind == "no":
-            return
-        main = getattr(trainer.model, "main_input_name", "input_ids")
-        ids = features.get(main) if isinstance(features, Mapping) else None
-        if not isinstance(ids, torch.Tensor):
-            self._say_once(f"tokens are not counted: batches have no {main!r}, the model's main_input_name")
-            seen = 0
-        elif kind != "non_padding":
-            seen = int(ids.numel())
-        else:
-            seen = self._count_real_tokens(features, ids)
-        trainer.state.num_input_tokens_seen += sum(trainer.runtime.gather_objects(seen))
-
-    def _say_once(self, text: str) -> None:
+    def warn_once(self, text: str) -> None:
         """A warning that is not repeated for every batch."""
         if text not in self._said:
-            self._said = (*self._said, text)
+            self._said.add(text)
             trainer_log.warning(text)
 
-    def _count_real_tokens(self, features: Mapping[str, Any], ids: torch.Tensor) -> int:
-        """Tokens that are not padding, by the mask, else by the tokenizer's padding token; all of them where neither is there."""
-        trainer = self._trainer
-        if "attention_mask" in features:
-            return int(features["attention_mask"].sum())
-        padding = getattr(trainer.processing_class, "pad_token_id", None)
-        if padding is None:
-            self._say_once("Could not determine method to count non-padding tokens: all tokens are counted")
-            return int(ids.numel())
-        return int((ids != padding).sum())
+
+def compute_loss(
+    trainer: Trainer, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+) -> Any:
+    """The mean loss of the batch; with `num_items_in_batch`, its share of the mean over that many items."""
+    items = count_items(inputs, shifted=trainer._loss.shifts_labels)
+    labels = None
+    if (trainer.label_smoother is not None or trainer.compute_loss_func is not None) and "labels" in inputs:
+        inputs = dict(inputs)
+        labels = inputs.pop("labels")
+    inner = inner_model(trainer.model)
+    in_forward = COUNT in inspect.signature(getattr(inner, "forward", model.forward)).parameters
+    if in_forward and num_items_in_batch is not None and labels is None:
+        inputs = {**inputs, COUNT: num_items_in_batch}
+        items = None
+    outputs = model(**inputs)
+    if trainer.compute_loss_func is not None:
+        loss = trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
+        items = None if uses_count(trainer.compute_loss_func) else items
+    elif labels is not None and trainer.label_smoother is not None:
+        loss = trainer.label_smoother(outputs, labels, shift_labels=trainer._loss.shifts_labels)
+    else:
+        loss = _loss_in(outputs, inputs)
+    if num_items_in_batch is not None and items is not None:
+        loss = loss * (items.to(loss.device) / num_items_in_batch)
+    return (loss, outputs) if return_outputs else loss
+
+
+def training_step(trainer: Trainer, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+    """Forward and backward pass of one micro-batch; returns its share of the step's loss."""
+    for module in (model, trainer.optimizer):
+        if callable(getattr(module, "train", None)):
+            module.train()
+    if num_items_in_batch is not None:
+        trainer._loss.items = torch.as_tensor(num_items_in_batch, device=trainer.args.device)
+    rows, engine = count_rows(inputs), trainer._engine
+    if engine is None:  # called by hand, outside of a run: this batch is a window of its own
+        trainer._loss.rows = rows
+        with trainer.runtime.autocast():
+            loss = trainer._loss.share(model, inputs)
+        trainer.accelerator.backward(loss)
+        return loss.detach()
+    return micro_step(engine, as_batch(inputs, np.arange(rows)), trainer._loss.factor, model)
+
+
+def floating_point_ops(trainer: Trainer, inputs: Any) -> float:
+    """6 operations per token and parameter (without embeddings); 0 for a model that cannot count its parameters."""
+    model, loss = trainer.model, trainer._loss
+    main = getattr(model, "main_input_name", "input_ids")
+    if not (isinstance(inputs, Mapping) and main in inputs and hasattr(model, "num_parameters")):
+        return 0.0
+    if loss.counted is None or loss.counted[0] is not model:
+        loss.counted = model, int(model.num_parameters(exclude_embeddings=True))
+    return float(6 * inputs[main].numel() * loss.counted[1])
+
+
+def store_flos(trainer: Trainer) -> None:
+    """Adds this process's operations, over all ranks, to `state.total_flos`."""
+    trainer.state.total_flos += sum(trainer.runtime.gather_objects(trainer.current_flos))
+    trainer.current_flos = 0.0
+
+
+def count_input_tokens(trainer: Trainer, inputs: Any) -> None:
+    """Adds the tokens of a batch, over all ranks, to `state.num_input_tokens_seen`, where they are asked for.
+
+    Those that are not padding are known by the mask, else by the tokenizer's padding token.
+    """
+    kind, loss = trainer.args.include_num_input_tokens_seen, trainer._loss
+    if kind == "no":
+        return
+    main = getattr(trainer.model, "main_input_name", "input_ids")
+    ids = inputs.get(main) if isinstance(inputs, Mapping) else None
+    padding = getattr(trainer.processing_class, "pad_token_id", None)
+    seen = 0
+    if not isinstance(ids, torch.Tensor):
+        loss.warn_once(f"tokens are not counted: batches have no {main!r}, the model's main_input_name")
+    elif kind == "non_padding" and "attention_mask" in inputs:
+        seen = int(inputs["attention_mask"].sum())
+    elif kind == "non_padding" and padding is not None:
+        seen = int((ids != padding).sum())
+    else:
+        if kind == "non_padding":
+            loss.warn_once("Could not determine method to count non-padding tokens: all tokens are counted")
+        seen = int(ids.numel())
+    trainer.state.num_input_tokens_seen += sum(trainer.runtime.gather_objects(seen))
+
+
+def prepare_inputs(trainer: Trainer, inputs: Any) -> Any:
+    """The batch on the device; one without a column is refused."""
+    inputs = trainer._prepare_input(inputs)
+    if len(inputs) == 0:
+        raise ConfigError(
+            "the batch is empty: no column of the training set is an argument of the model's forward "
+            f"({', '.join(trainer._signature_columns or ())})",
+            fix="Rename the columns, or set remove_unused_columns=False.",
+        )
+    return inputs
 
 
 def on_device(data: Any, device: Any) -> Any:
@@ -264,16 +273,6 @@ def on_device(data: Any, device: Any) -> Any:
     if isinstance(data, torch.Tensor):
         return data.to(device, non_blocking=True)
     return data
-
-
-def require_columns(inputs: Any, names: list[str] | None) -> None:
-    """Refuses a batch without a column."""
-    if len(inputs) == 0:
-        raise ConfigError(
-            "the batch is empty: no column of the training set is an argument of the model's forward "
-            f"({', '.join(names or ())})",
-            fix="Rename the columns, or set remove_unused_columns=False.",
-        )
 
 
 def _loss_in(outputs: Any, inputs: Any) -> torch.Tensor:

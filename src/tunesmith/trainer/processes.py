@@ -19,11 +19,11 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
+from transformers.trainer_pt_utils import IterableDatasetShard, nested_concat, nested_numpify
 
 from tunesmith.errors import WorkerError
 from tunesmith.ranks.runtime import Runtime
-from tunesmith.trainer.upstream import parts, trainer_log
-from tunesmith.trainer.upstream import parts as upstream_parts
+from tunesmith.trainer.arguments import trainer_log
 
 SECONDS = 600.0
 """How long one batch may take a worker. torch waits for ever; a batch that takes this long is not coming."""
@@ -193,16 +193,7 @@ def dealt_stream(stream: Any, batch_size: int, args: Any, runtime: Runtime) -> A
         return stream
     if args.accelerator_config.dispatch_batches:
         return SentRows(stream, batch_size, args.dataloader_drop_last, runtime)
-    return parts.IterableDatasetShard(stream, batch_size, args.dataloader_drop_last, runtime.world, runtime.rank)
-
-
-def rows_behind(loader: Any, batch_size: int) -> int:
-    """Rows of a loader's dataset over all ranks; estimated from its batches where the dataset has no length."""
-    try:
-        dataset = loader.dataset
-        return len(dataset.dataset) if isinstance(dataset, parts.IterableDatasetShard) else len(dataset)
-    except (AttributeError, TypeError):
-        return len(loader) * batch_size
+    return IterableDatasetShard(stream, batch_size, args.dataloader_drop_last, runtime.world, runtime.rank)
 
 
 PARTS = ("loss", "predictions", "labels", "inputs")
@@ -229,7 +220,7 @@ class Gathered:
     def to_cpu(self) -> None:
         """Moves what was kept so far to host memory."""
         for name, values in self._waiting.items():
-            self._arrays[name] += [upstream_parts.nested_numpify(v) for v in values]
+            self._arrays[name] += [nested_numpify(v) for v in values]
             values.clear()
 
     def over_ranks(self, runtime: Runtime, rows: npt.NDArray[np.int64] | None) -> dict[str, Any]:
@@ -256,7 +247,7 @@ def _joined(batches: list[Any]) -> Any:
     """All batches as one; pairwise, so that a set of n batches is not copied n times."""
     while len(batches) > 1:
         pairs = range(0, len(batches) - 1, 2)
-        joined = [upstream_parts.nested_concat(batches[i], batches[i + 1], padding_index=PADDING) for i in pairs]
+        joined = [nested_concat(batches[i], batches[i + 1], padding_index=PADDING) for i in pairs]
         batches = joined + batches[len(joined) * 2 :]
     return batches[0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunesmith.errors import ConfigError, did_you_mean
-from tunesmith.trainer.arguments import Horizon
-from tunesmith.trainer.listeners import listens, sealing_again, tell
-from tunesmith.trainer.upstream import trainer_log
+from tunesmith.events import Saved
+from tunesmith.keep.record import RunRecord
+from tunesmith.trainer.arguments import Horizon, trainer_log
+from tunesmith.trainer.checkpoints import sealing_again
+from tunesmith.trainer.listeners import listens, tell
+from tunesmith.trainer.stepping import waits_for_metric
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
@@ -91,8 +94,7 @@ class Reactions:
     progress: LoggedSums
     trial: Any
     ignore_keys: Any
-    saved: Callable[[str, float], None]
-    """Called with the name of a checkpoint that was written, and the seconds it took."""
+    record: RunRecord
 
     def wants_numbers(self, step: int) -> bool:
         """Asked after each step whether its numbers are needed now. Callbacks hear of the step's end here, to decide it."""
@@ -173,15 +175,27 @@ class Reactions:
         trainer.store_flos()
         trainer._save_checkpoint(trainer.model, self.trial)
         name = f"checkpoint-{trainer.state.global_step}"
-        self.saved(name, time.perf_counter() - started)
+        self.record.on(Saved(trainer.state.global_step, name, time.perf_counter() - started))
         folder = Path(trainer._get_output_dir(self.trial)) / name
         watched = trainer.runtime.is_main and folder.is_dir() and listens(trainer, "on_save")
         with sealing_again(folder, trainer.model) if watched else contextlib.nullcontext():
             tell(trainer, "on_save")
 
 
-def remember_best(args: Any, state: Any, metrics: dict[str, float]) -> bool:
+def evaluate_in_training(
+    trainer: Trainer, trial: Any, ignore_keys: Any, skip_scheduler: bool = False
+) -> dict[str, float]:
+    """An evaluation during training; a scheduler that waits for a metric gets it."""
+    metrics = trainer.evaluate(ignore_keys=ignore_keys)
+    trainer._report_to_hp_search(trial, trainer.state.global_step, metrics)
+    if not skip_scheduler and waits_for_metric(trainer.lr_scheduler):
+        trainer.lr_scheduler.step(tracked_metric(metrics, trainer.args.metric_for_best_model))
+    return metrics
+
+
+def remember_best(trainer: Trainer, metrics: dict[str, float], trial: Any = None) -> bool:
     """Whether this evaluation is the best so far; remembers it in the TrainerState."""
+    args, state = trainer.args, trainer.state
     if args.metric_for_best_model is None:
         return False
     value = tracked_metric(metrics, args.metric_for_best_model)

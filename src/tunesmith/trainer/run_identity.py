@@ -22,17 +22,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase
 
 from tunesmith.encoder.params import has_adapters
 from tunesmith.engine.state import generators_untouched
-from tunesmith.keep.checkpoint import Identity, content_mark
-from tunesmith.keep.record import Wording
+from tunesmith.keep.record import Identity, Wording, content_mark
 from tunesmith.ranks.sharding import gathered
 from tunesmith.run.environment import package_versions
-from tunesmith.run.sealed import read_manifest
 from tunesmith.tokens.token_encoder import padded_fingerprint
-from tunesmith.trainer.content import MARK_BYTES, code_of, content_of, item_mark, settings_of
-from tunesmith.trainer.upstream import PreTrainedTokenizerBase, is_arrow_dataset, trainer_log
+from tunesmith.trainer.arguments import trainer_log
+from tunesmith.trainer.content import MARK_BYTES, code_of, content_of, is_arrow_dataset, item_mark, settings_of
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
@@ -283,8 +282,3 @@ def _plain(value: Any) -> Any:
     return (
         value if isinstance(value, (str, int, float, bool, type(None))) else json.loads(json.dumps(value, default=str))
     )
-
-
-def run_id_of(folder: Any) -> str:
-    """The run a checkpoint belongs to."""
-    return str(read_manifest(folder)["run_id"])

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import huggingface_hub
 from huggingface_hub import ModelCard, metadata_load, metadata_save
 from safetensors.torch import save_file
+from transformers.modelcard import TrainingSummary
+from transformers.trainer_utils import HubStrategy
 
 from tunesmith.encoder.params import is_mixed
 from tunesmith.errors import ResourceError
-from tunesmith.keep.snapshot import WEIGHTS
-from tunesmith.keep.weight_files import contiguous
+from tunesmith.keep.weight_files import WEIGHTS, contiguous
 from tunesmith.ranks.sharding import gathered_state, is_sharded
-from tunesmith.run.ledger import has_ledger, is_ours, start_ledger, write_own
+from tunesmith.run.ownership import has_ledger, is_ours, start_ledger, write_own
 from tunesmith.run.sealed import remove_tree
 from tunesmith.run.writing import kind_of, move_file, require_plain, require_same_folder, write_file
-from tunesmith.trainer.upstream import TrainingSummary, utils
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
@@ -37,57 +37,63 @@ TRAINING_ARGS, TRAINER_STATE = "training_args.json", "trainer_state.json"
 _INDEX, CARD = "model.safetensors.index.json", "README.md"
 
 
-class ModelFiles:
-    """The files of one Trainer's model. The weights that ranks hold parts of are gathered for the time of a save."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._gathered: dict[str, Any] | None = None
-
-    @contextlib.contextmanager
-    def gathering(self) -> Iterator[None]:
-        """Inside, `weights` are the whole model on the main process, also where each process holds a part of it."""
-        trainer = self._trainer
-        if not is_sharded(trainer.model) or self._gathered is not None:
-            yield
-            return
-        self._gathered = gathered_state(trainer.model, keep=trainer.runtime.is_main)
-        try:
-            yield
-        finally:
-            self._gathered = None
-
-    @property
-    def weights(self) -> dict[str, Any]:
-        """The weights as a save writes them."""
-        found: dict[str, Any] = self._trainer.model.state_dict() if self._gathered is None else self._gathered
-        return found
-
-    def save(self, output_dir: Path, state_dict: dict[str, Any] | None) -> None:
-        """A folder that `from_pretrained` loads."""
-        model, given = self._trainer.model, self._gathered if state_dict is None else state_dict
-
-        def fill(tmp: Path) -> None:
-            if hasattr(model, "save_pretrained") and not is_mixed(model):
-                model.save_pretrained(tmp, state_dict=given)
-            else:
-                save_file(contiguous(self.weights if given is None else given), tmp / WEIGHTS, {"format": "pt"})
-            self.save_companions(tmp)
-
-        publish_files(output_dir, fill)
-
-    def save_companions(self, tmp: Path) -> None:
-        """Tokenizer and arguments, beside the weights, in a folder that is being written."""
-        tokenizer = self._trainer.processing_class
-        if tokenizer is None:
-            tokenizer = getattr(self._trainer.data_collator, "tokenizer", None)
-        if hasattr(tokenizer, "save_pretrained"):
-            tokenizer.save_pretrained(tmp)
-        write_file(tmp / TRAINING_ARGS, self._trainer.args.to_json_string().encode())
+def save_model(trainer: Trainer, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    """Writes the model so that `from_pretrained` loads it; the main process alone. With fsdp all processes call it."""
+    with gathering(trainer):
+        if trainer.args.should_save:
+            trainer._save(trainer.args.output_dir if output_dir is None else output_dir)
+    if trainer.args.push_to_hub and not _internal_call:
+        trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)
 
 
-def write_metrics(folder: Path, split: str, metrics: dict[str, float], *, combined: bool) -> None:
-    """Writes `<split>_results.json`, and adds to `all_results.json`."""
+@contextlib.contextmanager
+def gathering(trainer: Trainer) -> Iterator[None]:
+    """Inside, `weights_to_save` are the whole model on the main process, also where each process holds a part of it."""
+    if not is_sharded(trainer.model) or trainer._gathered is not None:
+        yield
+        return
+    trainer._gathered = gathered_state(trainer.model, keep=trainer.runtime.is_main)
+    try:
+        yield
+    finally:
+        trainer._gathered = None
+
+
+def weights_to_save(trainer: Trainer) -> dict[str, Any]:
+    """The weights as a save writes them."""
+    found: dict[str, Any] = trainer.model.state_dict() if trainer._gathered is None else trainer._gathered
+    return found
+
+
+def save_files(trainer: Trainer, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+    """Writes a folder that `from_pretrained` loads."""
+    model, given = trainer.model, trainer._gathered if state_dict is None else state_dict
+
+    def fill(tmp: Path) -> None:
+        if hasattr(model, "save_pretrained") and not is_mixed(model):
+            model.save_pretrained(tmp, state_dict=given)
+        else:
+            save_file(contiguous(weights_to_save(trainer) if given is None else given), tmp / WEIGHTS, {"format": "pt"})
+        save_companions(trainer, tmp)
+
+    publish_files(Path(trainer.args.output_dir if output_dir is None else output_dir), fill)
+
+
+def save_companions(trainer: Trainer, tmp: Path) -> None:
+    """Tokenizer and arguments, beside the weights, in a folder that is being written."""
+    tokenizer = trainer.processing_class
+    if tokenizer is None:
+        tokenizer = getattr(trainer.data_collator, "tokenizer", None)
+    if hasattr(tokenizer, "save_pretrained"):
+        tokenizer.save_pretrained(tmp)
+    write_file(tmp / TRAINING_ARGS, trainer.args.to_json_string().encode())
+
+
+def save_metrics(trainer: Trainer, split: str, metrics: dict[str, float], combined: bool = True) -> None:
+    """Writes `<split>_results.json`, and adds to `all_results.json`; the main process alone."""
+    if not trainer.is_world_process_zero():
+        return
+    folder = Path(trainer.args.output_dir)
     write_result(folder / f"{split}_results.json", _json(metrics))
     if combined:
         target = place_of(folder / "all_results.json")
@@ -95,9 +101,11 @@ def write_metrics(folder: Path, split: str, metrics: dict[str, float], *, combin
         write_result(target, _json({**known, **metrics}))
 
 
-def write_trainer_state(folder: Path, state: Any) -> None:
-    """Writes `trainer_state.json`."""
-    write_result(folder / TRAINER_STATE, bytes_written(lambda tmp: state.save_to_json(str(tmp))))
+def save_state(trainer: Trainer) -> None:
+    """Writes `trainer_state.json`; the main process alone."""
+    if trainer.is_world_process_zero():
+        data = bytes_written(lambda tmp: trainer.state.save_to_json(str(tmp)))
+        write_result(Path(trainer.args.output_dir) / TRAINER_STATE, data)
 
 
 def _json(values: dict[str, Any]) -> bytes:
@@ -107,8 +115,8 @@ def _json(values: dict[str, Any]) -> bytes:
 def bytes_written(write: Callable[[Path], Any]) -> bytes:
     """What a library writes into a file, without a file that anyone sees."""
     with tempfile.TemporaryDirectory() as folder:
-        write(Path(folder) / "README.md")
-        return (Path(folder) / "README.md").read_bytes()
+        write(Path(folder) / CARD)
+        return (Path(folder) / CARD).read_bytes()
 
 
 def place_of(file: Path) -> Path:
@@ -164,101 +172,105 @@ def publish_files(target: Path, fill: Callable[[Path], None]) -> None:
 _NOT_UPLOADED = ["_*", "checkpoint-*", ".lock", ".written", ".tmp-*"]
 
 
-class HubUploads:
-    """The repository of one Trainer on the Hub, its model card, and uploads that are under way."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._jobs: list[Any] = []
-
-    def make_repo(self, token: str | None) -> str:
-        """Makes sure the repository exists; returns its name."""
-        args = self._trainer.args
+def init_hf_repo(trainer: Trainer, token: str | None = None) -> None:
+    """Makes sure the repository exists."""
+    if trainer.is_world_process_zero():
+        args = trainer.args
         name = args.hub_model_id or Path(args.output_dir).absolute().name
         token = args.hub_token if token is None else token
         made = _api().create_repo(name, token=token, private=args.hub_private_repo, exist_ok=True)
-        return str(made.repo_id)
+        trainer.hub_model_id = str(made.repo_id)
 
-    def write_model_card(self, **facts: Any) -> None:
-        """README.md from what the Trainer knows."""
-        trainer = self._trainer
-        summary = TrainingSummary.from_trainer(trainer, **facts)
-        file = Path(trainer.args.output_dir) / "README.md"
-        before = ModelCard.load(file).data.to_dict() if file.exists() else {}
-        kept = {k: v for k, v in before.items() if k in ("library_name", "base_model") and v}
 
-        def write(card: Path) -> None:
-            write_file(card, summary.to_model_card().encode())
-            if before.get("library_name") == "peft" and hasattr(trainer.model, "create_or_update_model_card"):
-                trainer.model.create_or_update_model_card(str(card.parent))
-            if kept:
-                metadata_save(card, {**(metadata_load(card) or {}), **kept})
+def create_model_card(
+    trainer: Trainer,
+    language: str | None = None,
+    license: str | None = None,
+    tags: str | list[str] | None = None,
+    model_name: str | None = None,
+    finetuned_from: str | None = None,
+    tasks: str | list[str] | None = None,
+    dataset_tags: str | list[str] | None = None,
+    dataset: str | list[str] | None = None,
+    dataset_args: str | list[str] | None = None,
+) -> None:
+    """Writes README.md from what the Trainer knows."""
+    facts = {name: value for name, value in locals().items() if name != "trainer"}
+    if not trainer.is_world_process_zero():
+        return
+    summary = TrainingSummary.from_trainer(trainer, **facts)
+    file = Path(trainer.args.output_dir) / CARD
+    before = ModelCard.load(file).data.to_dict() if file.exists() else {}
+    kept = {k: v for k, v in before.items() if k in ("library_name", "base_model") and v}
 
-        write_result(file, bytes_written(write))
+    def write(card: Path) -> None:
+        write_file(card, summary.to_model_card().encode())
+        if before.get("library_name") == "peft" and hasattr(trainer.model, "create_or_update_model_card"):
+            trainer.model.create_or_update_model_card(str(card.parent))
+        if kept:
+            metadata_save(card, {**(metadata_load(card) or {}), **kept})
 
-    def push(self, message: str, *, blocking: bool, token: str | None, revision: str | None, **card: Any) -> Any:
-        """Uploads the output folder with a fresh model card; returns the commit, or a future when not blocking."""
-        trainer, args = self._trainer, self._trainer.args
-        name = card.pop("model_name", None)
-        if name is None and args.should_save:
-            name = Path(args.hub_model_id or args.output_dir).name
-        token = args.hub_token if token is None else token
-        if trainer.hub_model_id is None:
-            trainer.init_hf_repo(token=token)
-        trainer.save_model(_internal_call=True)
-        if not trainer.is_world_process_zero():
-            return None
-        known = getattr(trainer.model, "model_tags", None)
-        if known is not None:
-            given = card.get("tags") or []
-            card["tags"] = sorted({*([given] if isinstance(given, str) else given), *known})
-        trainer.create_model_card(model_name=name, **card)
-        trainer._finish_current_push()
-        trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
-        return _api().upload_folder(
-            repo_id=trainer.hub_model_id,
-            folder_path=args.output_dir,
-            commit_message=message,
-            token=token,
-            run_as_future=not blocking,
-            ignore_patterns=_NOT_UPLOADED,
-            revision=args.hub_revision if revision is None else revision,
-        )
+    write_result(file, bytes_written(write))
 
-    def push_checkpoint(self, folder: str) -> None:
-        """Uploads a checkpoint's model while training continues, as `hub_strategy` says."""
-        strategy = self._trainer.args.hub_strategy
-        if not self._trainer.is_world_process_zero() or strategy == utils.HubStrategy.END:
-            return
-        busy = any(not job.done() for job in self._jobs)
-        if busy and not self._trainer.args.hub_always_push:
-            return
-        self._trainer.callback_handler.on_push_begin(self._trainer.args, self._trainer.state, self._trainer.control)
-        message = f"Training in progress, step {self._trainer.state.global_step}"
-        resumable = ["optimizer.safetensors", "generators.safetensors", "state.json", "MANIFEST.json", TRAINER_STATE]
-        jobs = [self._upload(folder, message, None, resumable)]
-        if strategy in (utils.HubStrategy.CHECKPOINT, utils.HubStrategy.ALL_CHECKPOINTS):
-            place = "last-checkpoint" if strategy == utils.HubStrategy.CHECKPOINT else Path(folder).name
-            jobs.append(self._upload(folder, f"{message}, checkpoint", place, None))
-        self._jobs = [*(j for j in self._jobs if not j.done()), *jobs]
 
-    def _upload(self, folder: str, message: str, place: str | None, ignored: list[str] | None) -> Any:
-        return _api().upload_folder(
-            repo_id=self._trainer.hub_model_id,
-            folder_path=folder,
-            path_in_repo=place,
-            commit_message=message,
-            token=self._trainer.args.hub_token,
-            run_as_future=True,
-            ignore_patterns=ignored,
-            revision=self._trainer.args.hub_revision,
-        )
+def push_to_hub(
+    trainer: Trainer,
+    commit_message: str = "End of training",
+    blocking: bool = True,
+    token: str | None = None,
+    revision: str | None = None,
+    **card: Any,
+) -> Any:
+    """Uploads the output folder with a fresh model card; returns the commit, or a future when not blocking."""
+    args = trainer.args
+    name = card.pop("model_name", None)
+    if name is None and args.should_save:
+        name = Path(args.hub_model_id or args.output_dir).name
+    token = args.hub_token if token is None else token
+    if trainer.hub_model_id is None:
+        trainer.init_hf_repo(token=token)
+    trainer.save_model(_internal_call=True)
+    if not trainer.is_world_process_zero():
+        return None
+    known = getattr(trainer.model, "model_tags", None)
+    if known is not None:
+        given = card.get("tags") or []
+        card["tags"] = sorted({*([given] if isinstance(given, str) else given), *known})
+    trainer.create_model_card(model_name=name, **card)
+    trainer._finish_current_push()
+    trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
+    options = {"token": token, "run_as_future": not blocking, "ignore_patterns": _NOT_UPLOADED}
+    revision = args.hub_revision if revision is None else revision
+    return _upload(trainer, args.output_dir, commit_message, revision=revision, **options)
 
-    def finish(self) -> None:
-        """Waits for uploads that are under way."""
-        for job in self._jobs:
-            job.result()
-        self._jobs = []
+
+def push_checkpoint(trainer: Trainer, checkpoint_folder: str) -> None:
+    """Uploads a checkpoint's model while training continues, as `hub_strategy` says."""
+    args, strategy = trainer.args, trainer.args.hub_strategy
+    if not trainer.is_world_process_zero() or strategy == HubStrategy.END:
+        return
+    if any(not job.done() for job in trainer._uploads) and not args.hub_always_push:
+        return
+    trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
+    message = f"Training in progress, step {trainer.state.global_step}"
+    options = {"token": args.hub_token, "run_as_future": True, "revision": args.hub_revision}
+    resumable = ["optimizer.safetensors", "generators.safetensors", "state.json", "MANIFEST.json", TRAINER_STATE]
+    jobs = [_upload(trainer, checkpoint_folder, message, path_in_repo=None, ignore_patterns=resumable, **options)]
+    if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
+        place = "last-checkpoint" if strategy == HubStrategy.CHECKPOINT else Path(checkpoint_folder).name
+        jobs.append(_upload(trainer, checkpoint_folder, f"{message}, checkpoint", path_in_repo=place, **options))
+    trainer._uploads = [*(job for job in trainer._uploads if not job.done()), *jobs]
+
+
+def _upload(trainer: Trainer, folder: str, message: str, **options: Any) -> Any:
+    return _api().upload_folder(repo_id=trainer.hub_model_id, folder_path=folder, commit_message=message, **options)
+
+
+def finish_uploads(trainer: Trainer) -> None:
+    """Waits for uploads that are under way."""
+    for job in trainer._uploads:
+        job.result()
+    trainer._uploads = []
 
 
 def _api() -> Any:

@@ -9,12 +9,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedTokenizerBase, enable_full_determinism, get_scheduler, set_seed
+from transformers import Trainer as LibraryTrainer
+from transformers.integrations.neftune import activate_neftune, deactivate_neftune
+from transformers.trainer import is_optimizer_factory
+from transformers.trainer_pt_utils import get_parameter_names
+from transformers.trainer_utils import align_special_tokens
 
 from tunesmith.engine.optim import attach_kernel, in_one_kernel
 from tunesmith.engine.state import StepHooks, TrainState
@@ -23,20 +28,10 @@ from tunesmith.fast.in_force import Strategies
 from tunesmith.ranks.runtime import has_triton
 from tunesmith.tokens.batches import Padding, Window
 from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.listeners import listens, tell
 from tunesmith.trainer.loaders import features_of
-from tunesmith.trainer.objective import CONTEXTS, FeatureLoss
-from tunesmith.trainer.upstream import (
-    PreTrainedTokenizerBase,
-    enable_full_determinism,
-    get_scheduler,
-    is_optimizer_factory,
-    neftune,
-    parts,
-    set_seed,
-    trainer_log,
-    utils,
-)
+from tunesmith.trainer.objective import CONTEXTS
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
@@ -45,18 +40,17 @@ if TYPE_CHECKING:
 _NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 
 
-def keep_embeddings_in_32_bits(model: nn.Module) -> None:
-    """Makes bitsandbytes keep the optimizer's state of embeddings in 32 bits, as transformers does."""
-    import bitsandbytes
-
-    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            manager.register_module_override(module, "weight", {"optim_bits": 32})
+def create_optimizer_and_scheduler(trainer: Trainer, num_training_steps: int) -> None:
+    """Sets up both; override this, or one of the two it calls."""
+    trainer.create_optimizer()
+    trainer.create_scheduler(num_training_steps)
 
 
-def build_optimizer(trainer: Trainer, module: nn.Module) -> Any:
-    """The optimizer that `optim` names, or that was given by its class."""
+def create_optimizer(trainer: Trainer, model: nn.Module | None = None) -> Any:
+    """The optimizer that `optim` names, or that was given by its class; made once, and one the user gave is kept."""
+    if trainer.optimizer is not None:
+        return trainer.optimizer
+    module = trainer.model if model is None else model
     decayed = set(trainer.get_decay_parameter_names(module))
     trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
     groups: list[dict[str, Any]] = [
@@ -71,30 +65,54 @@ def build_optimizer(trainer: Trainer, module: nn.Module) -> Any:
     kind, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, module) if given is None else given
     options = dict(options) if given is not None else in_one_kernel(kind, options, trained.values())
     if is_optimizer_factory(kind):
-        made = kind()(module, **options)
+        trainer.optimizer = kind()(module, **options)
     else:
         chosen = next((options.pop(n) for n in ("params", "model", "optimizer_dict") if n in options), groups)
-        made = kind(chosen, **options)
+        trainer.optimizer = kind(chosen, **options)
     if "bitsandbytes" in str(kind) and options.get("optim_bits") == 8:
-        keep_embeddings_in_32_bits(module)
-    return made
+        _keep_embeddings_in_32_bits(module)
+    return trainer.optimizer
 
 
-def build_scheduler(args: Any, optimizer: Any, num_training_steps: int) -> Any:
-    """The scheduler object that `lr_scheduler_type` names."""
-    return get_scheduler(
-        args.lr_scheduler_type,
-        optimizer=optimizer,
-        num_warmup_steps=args.get_warmup_steps(num_training_steps),
-        num_training_steps=num_training_steps,
-        scheduler_specific_kwargs=args.lr_scheduler_kwargs,
-    )
+def _keep_embeddings_in_32_bits(model: nn.Module) -> None:
+    """Makes bitsandbytes keep the optimizer's state of embeddings in 32 bits, as transformers does."""
+    import bitsandbytes
+
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
 
 
-def decay_names(model: nn.Module) -> list[str]:
+def create_scheduler(trainer: Trainer, num_training_steps: int, optimizer: Any = None) -> Any:
+    """The scheduler object that `lr_scheduler_type` names, made once a run; one the user gave is kept."""
+    if trainer.lr_scheduler is None:
+        trainer.lr_scheduler = get_scheduler(
+            trainer.args.lr_scheduler_type,
+            optimizer=trainer.optimizer if optimizer is None else optimizer,
+            num_warmup_steps=trainer.args.get_warmup_steps(num_training_steps),
+            num_training_steps=num_training_steps,
+            scheduler_specific_kwargs=trainer.args.lr_scheduler_kwargs,
+        )
+        trainer._created_lr_scheduler = True
+    return trainer.lr_scheduler
+
+
+def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, Any]:
+    """(class, options) of the optimizer that `optim` names."""
+    found: tuple[Any, Any] = LibraryTrainer.get_optimizer_cls_and_kwargs(args, model)
+    return found
+
+
+def get_decay_parameter_names(trainer: Trainer, model: nn.Module) -> list[str]:
     """Parameters that decay: neither biases nor norms."""
-    names: list[str] = parts.get_parameter_names(model, [nn.LayerNorm], _NO_DECAY)
+    names: list[str] = get_parameter_names(model, [nn.LayerNorm], _NO_DECAY)
     return names
+
+
+def get_learning_rate(trainer: Trainer) -> float:
+    """The rate the next step will use."""
+    return float(trainer.optimizer.param_groups[0]["lr"])
 
 
 def waits_for_metric(scheduler: Any) -> bool:
@@ -110,9 +128,6 @@ def waits_for_metric(scheduler: Any) -> bool:
 def _takes_metrics(step: Callable[..., Any]) -> bool:
     """Asked after every step: reading a signature takes as long as the rest of what is done there."""
     return "metrics" in inspect.signature(step).parameters
-
-
-log = logging.getLogger(__name__)
 
 
 def seed_for(args: Any) -> None:
@@ -132,15 +147,15 @@ def prepared_model(trainer: Trainer) -> Iterator[None]:
         placing = {n: options.pop(n) for n in ("every_n_layers", "offload") if n in options}
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options or None, **placing)
     if isinstance(trainer.processing_class, PreTrainedTokenizerBase) and hasattr(model, "config"):
-        utils.align_special_tokens(model, trainer.processing_class)
+        align_special_tokens(model, trainer.processing_class)
     handle = None
     if args.neftune_noise_alpha is not None:
-        handle = neftune.activate_neftune(model, args.neftune_noise_alpha, trainer.accelerator)
+        handle = activate_neftune(model, args.neftune_noise_alpha, trainer.accelerator)
     try:
         yield
     finally:
         if handle is not None:
-            neftune.deactivate_neftune(model, handle, trainer.accelerator)
+            deactivate_neftune(model, handle, trainer.accelerator)
 
 
 def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding | None) -> Strategies | None:
@@ -149,7 +164,7 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
     The vocabulary is never cut: callbacks see the model, and may save it.
     """
     args = trainer.args
-    own = any(trainer.overrides(n) for n in ("compute_loss", "training_step", "floating_point_ops", *CONTEXTS))
+    own = trainer.overrides("compute_loss", "training_step", "floating_point_ops", *CONTEXTS)
     plain = trainer.compute_loss_func is None and not args.torch_compile and args.include_num_input_tokens_seen == "no"
     plain = plain and args.neftune_noise_alpha is None  # its noise depends on the width of the batch
     if rows is None or padding is None or own or not plain or not trainer.use_speed_ups:
@@ -178,12 +193,12 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
 
 def _may_capture(trainer: Trainer) -> bool:
     """Whether the optimizer will be the one whose update our kernel can do: all else is looked at before every step."""
-    own = any(trainer.overrides(n) for n in ("create_optimizer", "get_optimizer_cls_and_kwargs"))
+    own = trainer.overrides("create_optimizer", "get_optimizer_cls_and_kwargs")
     asked = trainer.args.optim in ("adamw_torch", "adamw_torch_fused") and trainer.optimizer_cls_and_kwargs is None
     return has_triton() and asked and not own and trainer.label_smoother is None
 
 
-def compiled(trainer: Trainer, model: Any) -> Any:
+def _compiled(trainer: Trainer, model: Any) -> Any:
     """The model as `torch_compile` asks for it."""
     args = trainer.args
     if not args.torch_compile:
@@ -219,9 +234,9 @@ def make_engine(run: TrainerRun) -> TrainState:
         if kernel is not None and chosen.graphs is not None:
             graphs = chosen.graphs
             graphs.before.append(kernel.write_rates)
-    loss = FeatureLoss(trainer._parts.loss.share)
-    engine = TrainState(trainer.model, trainer.optimizer, loss, trainer.runtime, graphs=graphs, strategies=chosen)
-    engine.wrapped = trainer.model_wrapped = compiled(trainer, engine.wrapped)
+    model, objective = trainer.model, trainer._loss
+    engine = TrainState(model, trainer.optimizer, objective, trainer.runtime, graphs=graphs, strategies=chosen)
+    engine.wrapped = trainer.model_wrapped = _compiled(trainer, engine.wrapped)
     engine.hooks = _hooks(run, engine)
     return engine
 
@@ -234,7 +249,7 @@ def _is_only_writer(trainer: Trainer) -> bool:
 
 def _hooks(run: TrainerRun, engine: TrainState) -> StepHooks:
     """transformers' moments inside a step, each only where a callback uses it."""
-    trainer, loss = run.trainer, run.trainer._parts.loss
+    trainer, loss = run.trainer, run.trainer._loss
 
     def begin(window: Window) -> None:
         loss.begin_window(window, engine)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers import TrainerControl, TrainerState
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+
 from tunesmith.events import EpochStarted, Evaluated, Event, Resumed, RunEnded, RunStarted, Saved, StepDone
-from tunesmith.trainer.listeners import new_control
-from tunesmith.trainer.upstream import TrainerState, get_reporting_integration_callbacks
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Trackers:
         os.environ.setdefault("WANDB_PROJECT", self.arguments.project)
         os.environ.setdefault("MLFLOW_EXPERIMENT_NAME", self.arguments.project)
         self._state = TrainerState(max_steps=self.num_steps, is_world_process_zero=True)
-        self._control = new_control()
+        self._control = TrainerControl()
         self._callbacks = [kind() for kind in get_reporting_integration_callbacks(self.names)]
 
     def __call__(self, event: Event) -> None:

@@ -3,43 +3,79 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformers.trainer_utils import TrainOutput, compare_trainer_and_checkpoint_args, has_length, speed_metrics
+
 from tunesmith.engine.optim import detach_kernel
-from tunesmith.engine.state import TrainState
 from tunesmith.engine.stopping import StopRequest
-from tunesmith.events import EpochStarted, Event, MicroBatchSplit, Note, SafePoint, Saved, StepDone
+from tunesmith.events import EpochStarted, Event, MicroBatchSplit, Note, SafePoint, StepDone
 from tunesmith.fast.in_force import Strategies
+from tunesmith.keep.checkpoint import load_checkpoint
 from tunesmith.keep.plain import from_plain
 from tunesmith.keep.record import RunRecord
 from tunesmith.ranks.roster import RankRoster, rank_watch
 from tunesmith.ranks.sharding import is_sharded
 from tunesmith.run.layout import RunDir
-from tunesmith.run.lock import RunLock
+from tunesmith.run.ownership import RunLock
+from tunesmith.run.sealed import read_manifest
 from tunesmith.session.run_session import Session, ending_well
-from tunesmith.trainer.arguments import Horizon, plan_from_arguments
-from tunesmith.trainer.checkpoints import load_trainer_state, rotate_run
-from tunesmith.trainer.listeners import (
-    evaluated_event,
-    fresh_state,
-    open_journal,
-    require_room,
-    rows_of_evaluation,
-    tell,
-)
+from tunesmith.trainer.arguments import Horizon, plan_from_arguments, trainer_log
+from tunesmith.trainer.checkpoints import find_checkpoint, load_trainer_state, rotate_run
+from tunesmith.trainer.listeners import fresh_state, open_journal, require_room, tell
 from tunesmith.trainer.loaders import TrainWindows
 from tunesmith.trainer.processes import naming_workers
 from tunesmith.trainer.reactions import LoggedSums, Reactions
-from tunesmith.trainer.run_identity import WORDING, UsedRows, compare_used_rows, model_mark, run_id_of, trainer_identity
-from tunesmith.trainer.stepping import choose_speed_ups, prepared_model
-from tunesmith.trainer.upstream import has_length, speed_metrics, trainer_log, utils
-from tunesmith.trainer.validation import label_check, require_rows
+from tunesmith.trainer.run_identity import WORDING, UsedRows, compare_used_rows, model_mark, trainer_identity
+from tunesmith.trainer.saving import TRAINER_STATE
+from tunesmith.trainer.stepping import choose_speed_ups, prepared_model, seed_for
+from tunesmith.trainer.validation import check_overrides, label_check, require_rows
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
+
+
+def attempt_training(trainer: Trainer, resume: str | bool | None, trial: Any, ignore_keys: Any) -> Any:
+    """A run of a Trainer, and where memory runs out outside of a step, the same run with smaller batches."""
+    check_overrides(type(trainer), vars(trainer))
+    if trainer.model_init is not None:
+        seed_for(trainer.args)
+        trainer.model = trainer.model_wrapped = trainer.call_model_init(trial)
+        trainer.optimizer, trainer.lr_scheduler = None, None
+        trainer._signature_columns = None
+    trainer._hp_search_setup(trial)
+    place = RunDir(trainer._get_output_dir(trial))
+    folder = None if resume is None or resume is False else find_checkpoint(resume, str(place.path))
+    if folder is not None and trainer.args.auto_find_batch_size:  # the one that was found
+        found = json.loads((folder / TRAINER_STATE).read_text()).get("train_batch_size")
+        trainer._train_batch_size = found or trainer._train_batch_size
+    while True:
+        trainer._run = TrainerRun(trainer, place, folder, trial, ignore_keys)
+        try:
+            return trainer._run.train()
+        except (RuntimeError, MemoryError) as error:
+            if not _takes_smaller_batches(trainer, error):
+                raise
+
+
+def _takes_smaller_batches(trainer: Trainer, error: Exception) -> bool:
+    """Whether the run begins again with smaller batches: memory ran out where no step can be repeated, in a callback
+    or in the optimizer. Where it runs out in a step, the engine splits the micro-batch and nothing begins again."""
+    size = trainer._train_batch_size
+    if not trainer.args.auto_find_batch_size or trainer.runtime.world > 1 or size <= 1:
+        return False
+    if not (isinstance(error, MemoryError) or "out of memory" in str(error).lower()):
+        return False
+    trainer._train_batch_size = max(int(size * 0.9), 1)  # transformers' step
+    if trainer._created_lr_scheduler:
+        trainer.optimizer, trainer.lr_scheduler = trainer._given_optimizer, None
+        trainer._created_lr_scheduler = False
+    trainer_log.warning("out of memory: the run begins again with batches of %d rows", trainer._train_batch_size)
+    return True
 
 
 class TrainerRun:
@@ -53,15 +89,11 @@ class TrainerRun:
     def __init__(self, trainer: Trainer, place: RunDir, folder: Path | None, trial: Any, ignore_keys: Any) -> None:
         self.trainer, self.place, self.folder = trainer, place, folder
         self.trial, self.ignore_keys = trial, ignore_keys
-        self.run_id = uuid.uuid4().hex if folder is None else run_id_of(folder)
+        self.run_id = uuid.uuid4().hex if folder is None else str(read_manifest(folder)["run_id"])
         self.record: RunRecord | None = None
         self.speed_ups: Strategies | None = None
-        self._journalled: set[tuple[int, str]] = set()
-
-    @property
-    def engine(self) -> TrainState | None:
-        """The engine's state, once it is made."""
-        return None if self.record is None else self.record.state
+        self.journalled: set[tuple[int, str]] = set()
+        """Evaluations (step, split) that were in the journal before a resume and may come again."""
 
     def train(self) -> Any:
         """Sets up, trains, and undoes at the end what was done to model and optimizer for the time of it."""
@@ -73,12 +105,17 @@ class TrainerRun:
                 with ending_well(self.record, roster):
                     self._begin_state(self.record)
                     output = self._run(self.record)
-                    trainer._parts.search.keep(self.trial)
+                    if trainer._search is not None and self.trial is not None:
+                        trainer._search.keep(self.trial)
                     trainer.runtime.barrier()
                     return output
         finally:
             trainer.is_in_train = False
-            self._undo_speed_ups()
+            if self.speed_ups is not None:
+                self.speed_ups.disable()
+                self.speed_ups = None
+            if trainer.optimizer is not None:
+                detach_kernel(trainer.optimizer)
 
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[tuple[StopRequest | None, RankRoster]]:
@@ -92,14 +129,6 @@ class TrainerRun:
             stack.enter_context(prepared_model(trainer))
             yield stop, roster
 
-    def _undo_speed_ups(self) -> None:
-        """Leaves model and optimizer as a user knows them."""
-        if self.speed_ups is not None:
-            self.speed_ups.disable()
-            self.speed_ups = None
-        if self.trainer.optimizer is not None:
-            detach_kernel(self.trainer.optimizer)
-
     def _set_up(self, stop: StopRequest | None) -> RunRecord:
         """Loader, length, optimizer and engine of the run."""
         trainer, args = self.trainer, self.trainer.args
@@ -108,13 +137,13 @@ class TrainerRun:
         mark = model_mark(trainer.model)
         per_step = trainer.get_total_train_batch_size()
         epochs, per_epoch, _, samples, _, batches, steps = trainer.set_initial_training_values(args, loader)
-        self.horizon = Horizon(steps, epochs, per_epoch, batches, samples)
+        self.horizon = Horizon(epochs, per_epoch, samples, batches, steps)
         if not is_sharded(trainer.model):  # by an earlier call of train
             trainer.model.to(trainer.runtime.device)  # before the speed-ups, which keep copies of weights beside them
         self.windows = self._make_windows(loader)
         if trainer.runtime.is_main:
             require_room(self.place, steps, saves=args.save_strategy != "no")
-        trainer._parts.search.run_ids.add(self.run_id)
+        trainer._run_ids.add(self.run_id)
         dataset = getattr(loader, "dataset", trainer.train_dataset)
         identity = trainer_identity(trainer, dataset, mark, self.run_id, per_step)
         if trainer._created_lr_scheduler:
@@ -153,16 +182,16 @@ class TrainerRun:
             changed = record.compare(self.folder)[1]
             for text in changed:
                 trainer_log.warning("not an exact resume: %s", text)
-            record.restore(self.folder)
+            load_checkpoint(self.folder, record.state)
             trainer.state = load_trainer_state(self.folder)
-            utils.compare_trainer_and_checkpoint_args(trainer.args, trainer.state)
+            compare_trainer_and_checkpoint_args(trainer.args, trainer.state)
             trainer._load_callback_state()
             trainer.lr_scheduler.load_state_dict(from_plain(engine.extra["trainer"]["scheduler"]))
             changed += self._compare_used_rows(record, self.folder)
         self.progress = LoggedSums(engine.step)
         if self.folder is not None:
             self.progress.restore(engine.extra["trainer"])
-        self.reactions = Reactions(trainer, horizon, self.progress, self.trial, self.ignore_keys, self._note_saved)
+        self.reactions = Reactions(trainer, horizon, self.progress, self.trial, self.ignore_keys, record)
         state = trainer.state
         state.is_hyper_param_search = self.trial is not None
         state.train_batch_size = trainer._train_batch_size
@@ -170,7 +199,7 @@ class TrainerRun:
         state.init_training_references(trainer, horizon.num_steps, horizon.num_epochs, self.trial)
         trainer._initial_num_input_tokens_seen = state.num_input_tokens_seen
         if trainer.runtime.is_main:
-            self._journalled = open_journal(self, record, changed)
+            self.journalled = open_journal(self, record, changed)
 
     def _compare_used_rows(self, record: RunRecord, folder: Path) -> list[str]:
         """Rows that were used before the checkpoint, read again: what changed, where that is allowed."""
@@ -185,27 +214,11 @@ class TrainerRun:
 
     def _note_change(self, text: str, certain: bool) -> None:
         """Rows that come again after a resume are not what they were."""
-        if certain and not self.trainer.allow_changed_data and self.record is not None:
+        assert self.record is not None
+        if certain and not self.trainer.allow_changed_data:
             raise self.record.changed(text, self.place.path)
         trainer_log.warning("not an exact resume: %s", text)
-        self._record(Note(self.trainer.state.global_step, text))
-
-    def _record(self, event: Event) -> None:
-        if self.record is not None:
-            self.record.on(event)
-
-    def _note_saved(self, name: str, seconds: float) -> None:
-        self._record(Saved(self.trainer.state.global_step, name, seconds))
-
-    def note_evaluation(self, prefix: str, output: Any, seconds: float) -> None:
-        """Writes an evaluation during training to the journal, unless it was there before a resume."""
-        event = evaluated_event(self.trainer.state, prefix, output, seconds)
-        if self.record is None or (event.step, event.split) in self._journalled:
-            return
-        rows = rows_of_evaluation(self.trainer, event.split, output)
-        if rows is not None:
-            self._record(rows)
-        self._record(event)
+        self.record.on(Note(self.trainer.state.global_step, text))
 
     def _run(self, record: RunRecord) -> Any:
         trainer = self.trainer
@@ -231,10 +244,10 @@ class TrainerRun:
         if trainer.args.ignore_data_skip:
             progress.steps_in_epoch = 0  # the epoch is read from its beginning again
         for event in Session(plan, self.windows, record).events(self.reactions.wants_numbers):
-            if not self._act_on(event):
+            if not self._act_on(event, record):
                 return
 
-    def _act_on(self, event: Event) -> bool:
+    def _act_on(self, event: Event, record: RunRecord) -> bool:
         """Does what an event asks for; False ends the run."""
         if isinstance(event, StepDone):
             self.progress.add(event.loss, event.grad_norm, event.learning_rate)
@@ -246,18 +259,18 @@ class TrainerRun:
         elif isinstance(event, EpochStarted):
             return self.reactions.next_epoch(event.epoch)
         elif isinstance(event, SafePoint):
-            return self._at_safe_point(event.step)
+            return self._at_safe_point(event.step, record)
         return True
 
-    def _at_safe_point(self, step: int) -> bool:
+    def _at_safe_point(self, step: int, record: RunRecord) -> bool:
         trainer = self.trainer
         self.reactions.end_step(step)
         self.reactions.log_evaluate_save()
-        number = None if self.record is None else self.record.agreed_signal()
-        if self.record is not None and number is not None:
+        number = record.agreed_signal()
+        if number is not None:
             trainer._save_checkpoint(trainer.model, self.trial)
-            self.record.end(f"signal {number}")
-            raise self.record.stopped(number, trainer.state.global_step)
+            record.end(f"signal {number}")
+            raise record.stopped(number, trainer.state.global_step)
         if trainer.control.should_epoch_stop:
             self.windows.end_epoch()
         return not trainer.control.should_training_stop
@@ -279,4 +292,4 @@ class TrainerRun:
             rotate_run(self, at_end=True)
         tell(trainer, "on_train_end")
         trainer._finish_current_push()
-        return utils.TrainOutput(state.global_step, loss, metrics)
+        return TrainOutput(state.global_step, loss, metrics)

@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tunesmith.config.choices import read_duration
+from tunesmith.config.convert import read_duration
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, dump_config, to_dict
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Event, SafePoint
-from tunesmith.run.layout import BEST_OPTIONS, BEST_RESULT, RunDir
-from tunesmith.run.ledger import require_own_folder, start_ledger
-from tunesmith.run.lock import RunLock
+from tunesmith.run.layout import BEST_OPTIONS, BEST_RESULT, RunDir, require_own_folder
+from tunesmith.run.ownership import RunLock, start_ledger
 from tunesmith.run.sealed import retire
 from tunesmith.run.writing import make_folder, write_file
 from tunesmith.session.from_config import INPUTS, NOT_COMPARED, RunResult, choose_folder, finetune

@@ -18,7 +18,8 @@ from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.rows import Array
 from tunesmith.metrics.suite import Suite, make_suite
 from tunesmith.metrics.uncertainty import Score
-from tunesmith.predict.predictor import Predictor, probabilities_of
+from tunesmith.predict.predictor import Predictor
+from tunesmith.predict.tables import probabilities_of
 from tunesmith.report.predictions import PredictedRows
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import is_sealed, write_sealed
@@ -179,7 +180,7 @@ def cook_fold(target: Path, runs: Sequence[Path], weights: Sequence[float], *, u
 
 
 def _fill(folder: Path, like: Path, weights: Mapping[str, Any]) -> dict[str, Future[str]]:
-    from tunesmith.keep.snapshot import WEIGHTS, write_tensors
+    from tunesmith.keep.weight_files import WEIGHTS, write_tensors
     from tunesmith.run.sealed import MANIFEST
     from tunesmith.run.writing import write_new
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tunesmith.config.choices import read_duration
+from tunesmith.config.convert import read_duration
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError, NumericsError, ResourceError, TunesmithError

@@ -22,8 +22,8 @@ from tunesmith.events import Evaluated, Event, StepDone
 from tunesmith.files import read_json
 from tunesmith.labels import Task
 from tunesmith.recipes.deciding import RunFacts, epochs_for
+from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.run.reader import read_journal
 from tunesmith.run.sealed import retire
 from tunesmith.run.writing import write_file
 from tunesmith.session.from_config import finetune, is_complete

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +97,35 @@ def test_the_work_on_texts_from_one_template_is_bounded_and_said(monkeypatch: py
     rng = random.Random(0)
     rows = [{"text": f"the order of {sentence(rng, 2)} has left our house", "labels": i % 2} for i in range(200)]
     found = audit(rows)
-    assert found["near_duplicate_rows"].evidence.startswith("At least")
+    assert found["close_by_nature"].evidence.startswith("At least")
+
+
+@pytest.mark.parametrize(
+    ("label_of", "severity"), [(lambda row: row % 2, "warning"), (lambda row: row // 2 % 2, "info")]
+)
+def test_rows_made_from_each_other_are_close_by_nature_and_a_warning_where_they_share_the_label(
+    label_of: Callable[[int], int], severity: str
+) -> None:
+    base = clean_rows(100, words=10)
+
+    def edited(row: int, word: int) -> dict[str, Any]:
+        words = base[row]["text"].split()
+        words[word] = f"instead{word}"
+        return {"text": " ".join(words), "labels": row % 2}
+
+    train = [edited(row, word) for row in range(100) for word in (1, 4)]
+    held = [{**edited(row, 7), "labels": label_of(row)} for row in range(100)]
+    found = audit(train, validation=held)
+    assert found["close_by_nature"].severity == severity
+    assert found["close_by_nature"].numbers["validation_share"] > 0.9
+    assert found["split_leak"].numbers["near_rows"] < 10
 
 
 def test_rows_of_one_template_are_no_warning_within_a_split() -> None:
     rows = [{"text": f"please set the heater of room {room} to warm today", "labels": room % 2} for room in range(60)]
     found = audit(rows)
-    assert found["near_duplicate_rows"].numbers["rows"] > 40
+    assert found["close_by_nature"].numbers["share"] > 0.6
+    assert found["near_duplicate_rows"].numbers["rows"] < 20
     assert warnings_of(found) == set()
 
 

@@ -16,7 +16,8 @@ from tunesmith.config.schema import RunConfig
 from tunesmith.session import deep_labels
 from tunesmith.session.from_config import RunResult, finetune
 
-COLD, WARM = ["snow", "ice", "frost", "winter"], ["sun", "beach", "heat", "summer"]
+COLD = ["snow", "ice", "frost", "winter", "blizzard", "glacier", "sledge", "hail"]
+WARM = ["sun", "beach", "heat", "summer", "desert", "swim", "palm", "july"]
 
 
 @pytest.fixture

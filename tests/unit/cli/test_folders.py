@@ -17,8 +17,8 @@ from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.events import Note, StepDone
 from tunesmith.predict.tables import read_predictions
+from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.run.reader import read_journal
 from tunesmith.session.from_config import free_folder
 
 Command = Callable[..., tuple[int, str]]

@@ -33,6 +33,7 @@ assert {"names", "packages"} <= set(asked), asked
 """
 
 
+@pytest.mark.slow  # two imports of transformers in new processes
 def test_transformers_is_told_what_it_would_have_found(tmp_path: Path) -> None:
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     for _ in range(2):  # asked, then remembered

@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tunesmith.recipes.probing import word_scores
+from tunesmith.session.drive import draw_and_explain, load_pages
+from tunesmith.session.from_config import read_run_data
+
 JOBS = """
 import os, sys, time
 from tunesmith.errors import DataError
@@ -156,13 +160,6 @@ with SideProcess() as aside:
 
 
 def test_what_the_other_process_does_needs_no_torch() -> None:
-    source = """
-import sys
-from tunesmith.recipes.probing import word_scores
-from tunesmith.session.drive import draw_and_explain, load_pages
-from tunesmith.session.from_config import read_run_data
-print(*{job.__module__ for job in (word_scores, draw_and_explain, load_pages, read_run_data)})
-"""
-    found = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=True)
-    alone = f"import sys, {', '.join(found.stdout.split())}; sys.exit('torch' in sys.modules)"
+    modules = {job.__module__ for job in (word_scores, draw_and_explain, load_pages, read_run_data)}
+    alone = f"import sys, {', '.join(sorted(modules))}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", alone], timeout=120).returncode == 0

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tunesmith.config.check import find_problems
-from tunesmith.config.choices import OPTIMIZERS, SCHEDULE_OPTIONS
-from tunesmith.config.convert import choices_of
+from tunesmith.config.convert import OPTIMIZERS, SCHEDULE_OPTIONS, choices_of
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, list_options
 from tunesmith.errors import ConfigError

@@ -9,8 +9,7 @@ import numpy as np
 
 from tunesmith.curves.series import Series, curves_from_events, greater_is_better, load_curves
 from tunesmith.events import Evaluated, Event, Resumed, RunStarted, StepDone
-from tunesmith.run.journal import Journal, truncate_journal
-from tunesmith.run.reader import read_journal
+from tunesmith.run.journal import Journal, read_journal, truncate_journal
 
 
 def series(values: list[float]) -> Series:

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tunesmith.encoder import resolve
-from tunesmith.encoder.resolve import EMBEDDED_SHA256, find_embedded, resolve_model
-from tunesmith.encoder.tokenizer import load_tokenizer, position_limit
+from tunesmith.encoder.resolve import EMBEDDED_SHA256, find_embedded, load_tokenizer, position_limit, resolve_model
 from tunesmith.errors import ConfigError, ResourceError
 
 VOCABULARY = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n##s\n"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import get_scheduler
 
-from tunesmith.config.choices import SCHEDULE_OPTIONS
+from tunesmith.config.convert import SCHEDULE_OPTIONS
 from tunesmith.engine.plan import SCHEDULES, Schedule, lr_at
 from tunesmith.errors import ConfigError
 

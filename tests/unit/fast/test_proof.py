@@ -20,7 +20,7 @@ from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.plan import Plan, Schedule
 from tunesmith.engine.state import TrainState
 from tunesmith.events import Note, SafePoint, StepDone
-from tunesmith.fast import in_step
+from tunesmith.fast import in_step, layers_cpu
 from tunesmith.fast.compared import nothing_left_behind
 from tunesmith.fast.fingerprint import Fingerprint
 from tunesmith.fast.in_force import Strategies
@@ -141,6 +141,17 @@ def test_a_method_that_was_patched_in_transformers_itself_costs_the_speed_up_and
     assert "instead of" in notes[0] or "differs by" in notes[0]
     assert losses_of(events) == pytest.approx(plain_losses(tiny_bert()), abs=2e-5)
     assert "cls_only_last_layer" in chosen.parts, "what is right stays on"
+
+
+def test_layers_that_compute_something_else_cost_their_speed_up_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = layers_cpu.norm_of_sum
+    monkeypatch.setattr(layers_cpu, "norm_of_sum", lambda *given: 1.01 * own(*given))
+    state, batches, plan, chosen = begin(tiny_bert())
+    events = list(train_events(state, batches, plan))
+    notes = [e.text for e in events if isinstance(e, Note)]
+    assert [n.split(" is off: its step is not the plain one (")[0] for n in notes] == ["fused_layers"]
+    assert losses_of(events) == pytest.approx(plain_losses(tiny_bert()), abs=2e-5)
+    assert "padding_free" in chosen.parts, "what is right stays on"
 
 
 @pytest.mark.parametrize("change", ["hook", "pooler", "attention", "frozen"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tunesmith.keep.weight_files import newest_intact, rotate
+from tunesmith.keep.record import newest_intact, rotate
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import write_sealed
 

@@ -24,8 +24,8 @@ from tunesmith.keep.checkpoint import Identity
 from tunesmith.keep.keeper import RunKeeper
 from tunesmith.labels import Task
 from tunesmith.ranks.runtime import make_runtime
+from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.run.reader import read_journal
 from tunesmith.tokens.batches import Batches, Padding
 from tunesmith.tokens.token_rows import TokenRows
 
@@ -68,7 +68,8 @@ def make_keeper(
     optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.1)
     state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True), cut=cut)
     identity = Identity("run", "data", {"accumulation": accumulation}, {"names": ["a", "b"]}, {})
-    return RunKeeper(RunDir(folder), state, plan, identity, lambda tmp: None, keep_checkpoints=100), batches
+    given = {"plan": plan, "describe": lambda tmp: None, "keep_checkpoints": 100}
+    return RunKeeper(RunDir(folder), state, identity, **given), batches
 
 
 def run(keeper: RunKeeper, batches: Batches, *, until: int | None = None) -> None:

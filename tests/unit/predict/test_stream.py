@@ -15,9 +15,9 @@ from tiny_model import save_tiny_bert, sentences
 from tunesmith.engine.evaluate import predict_rows
 from tunesmith.errors import DataError
 from tunesmith.fast.strategies import choose_strategies
-from tunesmith.predict import stream
-from tunesmith.predict.predictor import Predictor, probabilities_of
-from tunesmith.predict.stream import Chunk, chunks_of
+from tunesmith.predict import predictor as predictor_module
+from tunesmith.predict.predictor import Chunk, Predictor, chunks_of
+from tunesmith.predict.tables import probabilities_of
 from tunesmith.ranks.runtime import make_runtime
 from tunesmith.tokens.batches import Padding
 from tunesmith.tokens.token_rows import TokenRows
@@ -47,7 +47,7 @@ def plain_logits(folder: Path, texts: list[str], pairs: list[str] | None) -> Any
 def test_texts_get_the_plain_models_logits_in_input_order(
     folder: Path, chunk_rows: int, paired: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "CHUNK_ROWS", chunk_rows)
+    monkeypatch.setattr(predictor_module, "CHUNK_ROWS", chunk_rows)
     texts = [" ".join([text] * (1 + i % 9)) for i, (text, _) in enumerate(sentences(23))]
     pairs = [text for text, _ in sentences(23, 4)] if paired else None
     predictor = Predictor.load(folder, use_cpu=True)

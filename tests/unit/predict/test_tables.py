@@ -18,8 +18,15 @@ from hypothesis import strategies as st
 from tunesmith.errors import ConfigError, DataError, ResourceError
 from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.rows import make_rows
-from tunesmith.predict.predictor import predicted_names, probabilities_of
-from tunesmith.predict.tables import check_cells, escape_formula, read_predictions, unescape_formula, write_table
+from tunesmith.predict.tables import (
+    check_cells,
+    escape_formula,
+    predicted_names,
+    probabilities_of,
+    read_predictions,
+    unescape_formula,
+    write_table,
+)
 from tunesmith.reading.read import read_source
 
 HOSTILE = [

@@ -15,8 +15,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import LabelMap, Task
 from tunesmith.reading.columns import Columns, infer_columns
-from tunesmith.reading.load import DataBundle, load_data
-from tunesmith.reading.new_rows import read_labelled, read_unlabelled
+from tunesmith.reading.load import DataBundle, load_data, read_labelled, read_unlabelled
 from tunesmith.reading.read import read_source
 from tunesmith.reading.source import Part
 from tunesmith.reading.split import draw_split

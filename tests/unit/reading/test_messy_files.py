@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.load import DataBundle, load_data
+from tunesmith.reading.read import read_source
 from tunesmith.reading.ready_commands import as_typed
 from unit.reading.messy_files import FILES, QUEUES, Messy, lines, pick, sentence, table
 from unit.reading.more_files import MORE_FILES
@@ -259,6 +264,94 @@ def test_columns_of_other_kinds(columns: Any, text: str, label: str, task: str, 
     assert (found.columns.text, found.columns.label, found.labels.task.value) == ((text,), label, task)
     if task == "regression":
         assert found.splits["train"]["labels"][:3] == [0.0, 1.0, 2.0]
+
+
+def test_a_first_row_in_the_place_of_the_header_is_never_overwritten(tmp_path: Path) -> None:
+    """Rows without a header, two cells of the first of them equal: a command that renames a column would lose that row."""
+    path = tmp_path / "bare.tsv"
+    path.write_text("".join(f"{i}\t{sentence(i)}\t{i % 2}\n" for i in range(60)))
+    with pytest.raises(
+        DataError, match=r"bare.tsv:1:3: there seems to be no header: column '0' appears twice"
+    ) as caught:
+        load_file(path)
+    command = str(caught.value).partition("names: ")[2].partition(" && ")[0]
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "named.tsv").read_text() == "column_1\tcolumn_2\tcolumn_3\n" + path.read_text()
+
+
+def test_minus_one_beside_other_numbers_is_a_class_when_the_command_says_so(tmp_path: Path) -> None:
+    table({"text": sentence, "polarity": pick(-1, 0, 1)})(path := tmp_path / "polarity.csv")
+    with pytest.raises(DataError, match=r"if -1 is a class here: tunesmith train .*polarity.csv --label_names=-1,0,1"):
+        load_file(path)
+    found = load_file(path, label_names="-1,0,1")
+    assert found.labels.names == ("-1", "0", "1")
+    assert "Task: multiclass, because 3 labels are listed." in found.notes
+
+
+def test_decimals_of_a_database_are_numbers_and_bytes_that_are_text_are_text(tmp_path: Path) -> None:
+    texts, prices = [sentence(i) for i in range(60)], [Decimal(i * 7 % 500) / 100 for i in range(60)]
+    pq.write_table(pa.table({"text": [text.encode() for text in texts], "price": prices}), tmp_path / "sql.parquet")
+    found = load_file(tmp_path / "sql.parquet", validation_split_fraction=0)
+    assert (found.columns.text, found.columns.label, found.labels.task.value) == (("text",), "price", "regression")
+    assert found.splits["train"]["text"][:] == texts
+    assert found.splits["train"]["labels"][:] == pytest.approx([float(price) for price in prices])
+    classes = pa.array([Decimal(i % 2) for i in range(60)], pa.decimal128(10, 0))
+    pq.write_table(pa.table({"text": texts, "label": classes}), tmp_path / "ids.parquet")
+    assert load_file(tmp_path / "ids.parquet").labels.names == ("0", "1")
+
+
+def test_bytes_that_are_no_text_stay_bytes_and_a_text_column_that_breaks_off_is_refused(tmp_path: Path) -> None:
+    image = [b"\x89PNG\xff\xfe"] * 60
+    columns = {"text": [sentence(i) for i in range(60)], "image": image, "label": ["a", "b"] * 30}
+    pq.write_table(pa.table(columns), tmp_path / "images.parquet")
+    assert load_file(tmp_path / "images.parquet", validation_split_fraction=0).splits["train"]["image"][:] == image
+    late = [b"good text"] * 16_384 + [b"\xff\xfe"]
+    pq.write_table(pa.table({"text": late, "label": ["a"] * len(late)}), tmp_path / "late.parquet")
+    with pytest.raises(DataError, match=r"late.parquet: column 'text' holds bytes that are not UTF-8 text"):
+        load_file(tmp_path / "late.parquet")
+
+
+def test_a_json_object_with_a_row_for_each_key_is_refused_and_one_row_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "keyed.json"
+    path.write_text(json.dumps({f"doc{i}": {"text": sentence(i), "label": "ab"[i % 2]} for i in range(60)}))
+    with pytest.raises(DataError, match=r"keyed.json:1: one object with a row for each key") as caught:
+        load_file(path)
+    command = (
+        str(caught.value).partition("JSON lines: ")[2].partition(" && ")[0].replace("python -c", f"{sys.executable} -c")
+    )
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    found = load_file(tmp_path / "named.jsonl", validation_split_fraction=0)
+    assert found.splits["train"]["text"][:] == [sentence(i) for i in range(60)]
+    (tmp_path / "one.json").write_text(json.dumps({"data": {"text": "a b c"}, "meta": {"by": "me"}, "label": "a"}))
+    assert len(read_source(tmp_path / "one.json", name="input", cache_dir=tmp_path / "cache").dataset) == 1
+
+
+def test_quotes_behind_a_space_come_with_the_command_that_reads_them(tmp_path: Path) -> None:
+    path = tmp_path / "spaced.csv"
+    path.write_text("label, text\n" + "".join(f'{"ab"[i % 2]}, "{sentence(i)}"\n' for i in range(60)))
+    with pytest.raises(
+        DataError, match=r"spaced.csv:2:2: a quote inside a field .* Quotes stand behind a space"
+    ) as caught:
+        load_file(path)
+    command = (
+        str(caught.value).partition("without it: ")[2].partition(" && ")[0].replace("python -c", f"{sys.executable} -c")
+    )
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    found = load_file(tmp_path / "named.csv", validation_split_fraction=0)
+    assert found.splits["train"]["text"][:] == [sentence(i) for i in range(60)]
+
+
+def test_a_column_of_single_words_beside_the_labels_is_the_text(tmp_path: Path) -> None:
+    table({"url": lambda i: f"http://site{i}.example/{i * 7}", "type": pick("benign", "phishing")})(
+        tmp_path / "urls.csv"
+    )
+    found = load_file(tmp_path / "urls.csv")
+    assert (found.columns.text, found.columns.label) == (("url",), "type")
+    assert "Text: column 'url', the only one beside the labels." in found.notes
+    rows = {"ticket": lambda i: f"T-{i:04}", "reason": pick("late", "lost"), "queue": pick("a", "b", "c")}
+    table(rows)(tmp_path / "tickets.csv")
+    with pytest.raises(DataError, match="which column"):
+        load_file(tmp_path / "tickets.csv")
 
 
 def test_a_slash_between_labels_is_asked_about(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from tunesmith.report.build import build_report
 from tunesmith.report.diagnosis import diagnose_run
 from tunesmith.run.layout import RunDir
-from tunesmith.run.lock import RunLock
+from tunesmith.run.ownership import RunLock
 
 FALLING = {"train": [0.60, 0.52, 0.42], "validation": [0.59, 0.52, 0.44], "accuracy": [0.69, 0.74, 0.80]}
 

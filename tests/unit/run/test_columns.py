@@ -14,8 +14,8 @@ import pytest
 
 from tunesmith.errors import CheckpointError
 from tunesmith.events import Evaluated, Event, Note, RunStarted, StepDone
-from tunesmith.run.journal import Journal, encode_event, truncate_journal
-from tunesmith.run.reader import MAX_LINE, ColumnsTail, JournalColumns, read_columns, read_journal
+from tunesmith.run.journal import MAX_LINE, Journal, encode_event, read_journal, truncate_journal
+from tunesmith.run.reader import ColumnsTail, JournalColumns, read_columns
 
 PLAIN, FAST = 10**9, 0
 

@@ -20,8 +20,7 @@ from tunesmith.events import (
     Saved,
     StepDone,
 )
-from tunesmith.run.journal import Journal, truncate_journal
-from tunesmith.run.reader import read_journal
+from tunesmith.run.journal import Journal, read_journal, truncate_journal
 
 
 def step_done(step: int, loss: float | None = 0.5) -> StepDone:

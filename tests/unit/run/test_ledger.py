@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tunesmith.run.ledger import is_ours, start_ledger, write_own
+from tunesmith.run.ownership import is_ours, start_ledger, write_own
 
 
 def test_a_file_of_another_size_is_not_read(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tunesmith.errors import ResourceError
-from tunesmith.run import lock
-from tunesmith.run.lock import RunLock, read_holder
+from tunesmith.run import ownership
+from tunesmith.run.ownership import RunLock, read_holder
 
 
 def test_a_run_that_starts_while_another_program_looks_at_the_lock_starts(
@@ -42,7 +42,7 @@ def test_a_run_that_starts_while_another_program_looks_at_the_lock_starts(
 def test_a_folder_in_use_is_refused_and_a_reader_that_never_ends_is_not_waited_for_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holder: Any
 ) -> None:
-    monkeypatch.setattr(lock, "READERS_SECONDS", 0.0)
+    monkeypatch.setattr(ownership, "READERS_SECONDS", 0.0)
     file = tmp_path / "lock"
     file.touch()
     descriptor = os.open(file, os.O_RDONLY)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tunesmith.run import remembered
-from tunesmith.run.remembered import SMALL_BYTES, hash_file, known_hash
+from tunesmith.run.remembered import SMALL_BYTES, known_hash
+from tunesmith.run.writing import hash_file
 
 
 @pytest.fixture

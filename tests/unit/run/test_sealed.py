@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tunesmith.errors import CheckpointError, ResourceError
-from tunesmith.run.lock import RunLock
+from tunesmith.run.ownership import RunLock
 from tunesmith.run.sealed import (
     MANIFEST,
     read_manifest,
@@ -127,7 +127,7 @@ def test_a_small_file_is_replaced_whole(tmp_path: Path) -> None:
 
 def test_a_second_process_is_told_who_holds_the_run_and_a_dead_holder_blocks_nobody(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tunesmith.run.lock import RunLock\n"
+        "import sys; from pathlib import Path; from tunesmith.run.ownership import RunLock\n"
         "lock = RunLock(Path(sys.argv[1])); lock.__enter__(); print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(

@@ -13,7 +13,7 @@ from tunesmith.curves.series import load_curves
 from tunesmith.events import Evaluated, NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
 from tunesmith.run.journal import Journal, encode_event, truncate_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.run.lock import RunLock
+from tunesmith.run.ownership import RunLock
 from tunesmith.run.reader import peek_journal
 from tunesmith.serve.follow import LiveRun, make_panels
 from tunesmith.serve.watchers import encode_message

@@ -20,7 +20,7 @@ from tunesmith.serve.token import load_token
 HOLD = """
 import signal, sys, time
 from pathlib import Path
-from tunesmith.run.lock import RunLock
+from tunesmith.run.ownership import RunLock
 signal.signal(signal.SIGTERM, lambda *a: sys.exit(143))
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)

@@ -12,7 +12,7 @@ from torch.optim import adam
 
 from tiny_model import sentences, write_csv
 from tunesmith.errors import ResourceError
-from tunesmith.reading.prediction_file import read_prediction_columns
+from tunesmith.reading.containers import read_prediction_columns
 
 
 def files(folder: Path, extra: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def test_the_journal_is_parsed_and_diagnosed_once_at_the_end_of_a_run(
 ) -> None:
     from tunesmith.curves import series
     from tunesmith.report import diagnosis
-    from tunesmith.run import reader
+    from tunesmith.run import journal, reader
 
     calls: dict[str, int] = {}
 
@@ -74,6 +74,7 @@ def test_the_journal_is_parsed_and_diagnosed_once_at_the_end_of_a_run(
     count(series, "read_columns")
     count(series, "build_curves")
     count(diagnosis, "diagnose")
+    count(journal, "read_bytes")
     count(reader, "read_bytes")
     result, _ = train(**files(tmp_path), max_steps=2)
     assert result.run.report_file.is_file()

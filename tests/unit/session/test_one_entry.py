@@ -21,7 +21,7 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from tiny_model import sentences, write_csv
-from tunesmith.config.choices import OPTIMIZERS
+from tunesmith.config.convert import OPTIMIZERS
 from tunesmith.config.schema import list_options
 from tunesmith.encoder.families import FAMILIES, why_not
 from tunesmith.fast.packing import pack

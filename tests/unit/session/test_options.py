@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from tiny_model import sentences
-from tunesmith.config.choices import OPTIMIZERS
+from tunesmith.config.convert import OPTIMIZERS
 from tunesmith.config.schema import RunConfig, list_options
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Evaluated, RunEnded, StepDone
 from tunesmith.fast.in_force import Strategies
-from tunesmith.run.reader import read_journal
+from tunesmith.run.journal import read_journal
 from tunesmith.run.sealed import read_manifest
 from tunesmith.session import saying
 from tunesmith.session.saying import say_model

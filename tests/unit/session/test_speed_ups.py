@@ -16,8 +16,8 @@ from tiny_model import sentences, write_csv
 from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
 from tunesmith.events import Note, StepDone
+from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
-from tunesmith.run.reader import read_journal
 
 
 @pytest.fixture

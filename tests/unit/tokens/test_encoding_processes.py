@@ -13,10 +13,9 @@ import pytest
 
 from patience import patient
 from tiny_model import save_tiny_bert, sentences
-from tunesmith.encoder.tokenizer import load_tokenizer
+from tunesmith.encoder.resolve import load_tokenizer
 from tunesmith.errors import DataError, WorkerError
-from tunesmith.predict.predictor import Predictor
-from tunesmith.predict.stream import chunks_of
+from tunesmith.predict.predictor import Predictor, chunks_of
 from tunesmith.tokens import encoding_processes
 from tunesmith.tokens.encoding_processes import LEAST_ROWS, PIECE_ROWS, ChunkEncoder
 from tunesmith.tokens.token_encoder import make_token_encoder

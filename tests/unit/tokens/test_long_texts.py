@@ -57,11 +57,10 @@ def test_the_tokens_of_a_long_text_are_those_of_the_whole(splitter: str, side: s
         assert all(row.cut > 0 for row in rows if row.unread)
 
 
-@pytest.mark.parametrize(
-    "text", ["x" * 4_000_000, " " * 4_000_000, "\u4e2d" * 4_000_000, "x " * 2_000_000, long_text(4, 4_000_000)]
-)
+@pytest.mark.parametrize("part", ["x", " ", "\u4e2d", "x ", None])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_no_more_than_a_bound_of_a_text_reaches_the_tokenizer(text: str, side: str) -> None:
+def test_no_more_than_a_bound_of_a_text_reaches_the_tokenizer(part: str | None, side: str) -> None:
+    text = long_text(4, 400_000) * 10 if part is None else part * (4_000_000 // len(part))
     [[short]], unread = shorten([[text]], 64, side)
     assert LEAST_CHARS // 2 <= len(short) <= LEAST_CHARS
     assert text.startswith(short) if side == "right" else text.endswith(short)

@@ -11,11 +11,11 @@ import pytest
 import transformers
 from transformers.trainer_pt_utils import AcceleratorConfig
 
+from docs.trainer_page import ACCELERATOR
 from trainer_toys import Regression, RegressionDataset, Stream, arguments
 from tunesmith import Trainer
 from tunesmith.errors import ConfigError
 from tunesmith.trainer.arguments import TrainingArguments
-from tunesmith.trainer.fields import ACCELERATOR
 
 VALUES: dict[str, Any] = {
     "split_batches": True,

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import transformers
 
+from docs.trainer_page import PAGE, PROVIDED, trainer_page
 from trainer_toys import Regression, RegressionDataset, arguments
 from tunesmith import Trainer, TrainingArguments
 from tunesmith.errors import ConfigError
-from tunesmith.trainer.compatibility import render
-from tunesmith.trainer.fields import FIELDS, refused
-from tunesmith.trainer.validation import NOT_CALLED, PROVIDED
+from tunesmith.trainer.validation import FIELDS, NOT_CALLED, refused
 
 NAMES = [f.name for f in dataclasses.fields(transformers.TrainingArguments)]
 
@@ -78,8 +77,7 @@ def test_an_override_that_would_never_be_called_is_refused(name: str, tmp_path: 
 
 
 def test_the_table_in_the_docs_is_current() -> None:
-    page = Path(__file__).parents[3] / "docs" / "reference" / "trainer_compatibility.md"
-    assert page.read_text(encoding="utf-8") == render()
+    assert PAGE.read_text(encoding="utf-8") == trainer_page(), "run: PYTHONPATH=tests python tests/docs/trainer_page.py"
 
 
 def test_the_constructor_takes_what_transformers_takes_in_the_same_order() -> None:

@@ -22,7 +22,7 @@ from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
 from tunesmith.errors import CheckpointError
 from tunesmith.events import Note
-from tunesmith.run.reader import read_journal
+from tunesmith.run.journal import read_journal
 from tunesmith.run.sealed import verify
 
 Change = Callable[[Path, Any], None]

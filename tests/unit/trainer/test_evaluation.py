@@ -102,7 +102,7 @@ def test_rows_read_straight_from_arrow_train_exactly_as_through_a_dataloader(tmp
             data_collator=DataCollatorWithPadding(tokenizer()),
         )
         trainer.train()
-        fast = fast or trainer._parts.run.windows.rows is not None
+        fast = fast or trainer._run.windows.rows is not None
         weights.append([p.detach().clone() for p in trainer.model.parameters()])
     assert fast
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
@@ -150,7 +150,7 @@ class Watching(TrainerCallback):
         self.trainer, self.names = trainer, names
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        chosen = self.trainer._parts.run.speed_ups
+        chosen = self.trainer._run.speed_ups
         self.names.append(None if chosen is None else chosen.on)
 
 

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 from tunesmith.curves.series import load_curves
 from tunesmith.diagnose.advise import diagnose
-from tunesmith.run.reader import read_journal
+from tunesmith.run.journal import read_journal
 from tunesmith.trainer.journal_callback import JournalCallback
 
 

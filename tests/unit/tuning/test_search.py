@@ -14,10 +14,10 @@ import pytest
 from patience import patient
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
-from tunesmith.config.choices import read_duration
+from tunesmith.config.convert import read_duration
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
-from tunesmith.run.reader import read_journal
+from tunesmith.run.journal import read_journal
 from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.space import read_space
 from tunesmith.tuning.trial_store import JournalLock

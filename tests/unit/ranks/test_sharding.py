@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tunesmith.errors import ConfigError
-from tunesmith.ranks.sharding_options import Sharding, read_sharding, sharding_of_launcher
+from tunesmith.ranks.sharding import Sharding, read_sharding, sharding_of_launcher
 
 LAUNCHER = {
     "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1", "FSDP_SHARDING_STRATEGY": "FULL_SHARD",

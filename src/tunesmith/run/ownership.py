@@ -1,4 +1,9 @@
-"""One process per run folder. The kernel drops the lock with its holder, so a stale one never blocks."""
+"""Who may write to a run folder, and whose files are in it.
+
+One process holds the lock of a folder; the kernel drops it with its holder, so a stale one never blocks. The ledger holds sha256
+and size of each file we wrote, noted before the file gets its name. A file whose bytes are not in the ledger belongs to the
+user, whatever its name is, and is never replaced.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +16,27 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
+from typing import BinaryIO
 
 from tunesmith.errors import ResourceError
 from tunesmith.files import parse_json
-from tunesmith.run.writing import disk_error, holding, open_in_place
+from tunesmith.run.writing import (
+    disk_error,
+    hash_file,
+    holding,
+    in_the_way,
+    kind_of,
+    open_in_place,
+    read_regular,
+    replacing,
+    require_plain,
+)
 
 log = logging.getLogger(__name__)
 
+LEDGER = ".written"
 READERS_SECONDS = 5.0
 """How long a starting run waits for readers that only test whether the folder is in use."""
 
@@ -46,14 +63,10 @@ class RunLock:
     def __enter__(self) -> RunLock:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = self._take()
-        except OSError as error:
-            raise disk_error(error, self.file) from error
-        _held.add(descriptor)
-        self._descriptor = descriptor
-        try:
-            os.ftruncate(descriptor, 0)
-            os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
+            self._descriptor = self._take()
+            _held.add(self._descriptor)
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
             self._stack.enter_context(holding(self.file.parent))
         except OSError as error:
             self.release()
@@ -90,9 +103,7 @@ class RunLock:
         self._descriptor = None
         self._stack.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 
@@ -101,11 +112,7 @@ def _require_own(descriptor: int, file: Path) -> None:
     held = os.pread(descriptor, 4096, 0)
     if held and not held.startswith(b'{"pid": '):
         os.close(descriptor)
-        raise ResourceError(
-            "is not the lock of a run, so it is not written to",
-            where=str(file),
-            fix="Move it to another name or folder, then give the same command again.",
-        )
+        raise in_the_way(file, "is not the lock of a run, so it is not written to")
 
 
 def _lock_alone(descriptor: int) -> None:
@@ -186,3 +193,65 @@ def _close_in_child() -> None:
 
 _held: set[int] = set()
 os.register_at_fork(after_in_child=_close_in_child)
+
+
+def is_ours(file: Path) -> bool:
+    """Whether the bytes at this name are some that we wrote there. A name that is free is ours to take."""
+    kind = kind_of(file)
+    if kind != "a file":
+        return kind is None
+    noted = _hashes(file)
+    return bool(noted) and hash_file(file) in noted
+
+
+def has_ledger(folder: Path) -> bool:
+    """Whether this folder is one of a run that notes what it writes."""
+    return kind_of(folder / LEDGER) == "a file"
+
+
+def start_ledger(folder: Path, adopted: tuple[Path, ...] = ()) -> None:
+    """A ledger for a folder that has none. `adopted` are files of a run from before there were ledgers."""
+    if not has_ledger(folder):
+        _note(folder, *(file for file in adopted if kind_of(file) == "a file"))
+
+
+def require_own(file: Path) -> None:
+    """A ResourceError when there is something other than a plain file here, or, in a folder with a ledger, a file of the user."""
+    require_plain(file)
+    if has_ledger(file.parent) and not is_ours(file):
+        raise in_the_way(file, "is not a file that tunesmith wrote, so it is not replaced")
+
+
+@contextmanager
+def writing_own(file: Path) -> Iterator[BinaryIO]:
+    """Like `replacing`; in a folder with a ledger a file of the user is not replaced, and ours is noted."""
+    require_own(file)
+    note = partial(_note, file.parent, name=file.name) if has_ledger(file.parent) else None
+    with replacing(file, before=note) as out:
+        yield out
+
+
+def write_own(file: Path, data: bytes) -> None:
+    """Replaces a small file of a run folder, whole or not at all; see `writing_own`."""
+    with writing_own(file) as out:
+        out.write(data)
+
+
+def _note(folder: Path, *files: Path, name: str | None = None) -> None:
+    lines = "".join(f"{hash_file(file)}  {file.stat().st_size}  {name or file.name}\n" for file in files)
+    with open(open_in_place(folder / LEDGER), "r+b") as ledger:
+        size = os.fstat(ledger.fileno()).st_size
+        cut = size > 0 and os.pread(ledger.fileno(), 1, size - 1) != b"\n"
+        ledger.write((("\n" if cut else "") + lines).encode())
+        ledger.flush()
+        os.fsync(ledger.fileno())
+
+
+def _hashes(file: Path) -> set[str]:
+    """The noted hashes of this name and size: a file of another size is not read, however large it is."""
+    try:
+        lines = read_regular(file.parent / LEDGER).decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        return set()
+    ending = f"  {file.stat().st_size}  {file.name}"
+    return {line.removesuffix(ending) for line in lines if line.endswith(ending)}

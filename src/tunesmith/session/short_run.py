@@ -1,37 +1,33 @@
-"""The child of `forecast_run`: a whole run of few steps, chosen so that its memory and its speed are those of the real one."""
+"""A whole run of few steps, chosen so that its memory and its speed are those of the real one, and what they forecast."""
 
 from __future__ import annotations
 
-import json
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig
-from tunesmith.errors import TunesmithError
+from tunesmith.engine.evaluate import TOKENS_AT_ONCE
 from tunesmith.run.layout import RunDir
-from tunesmith.run.ledger import start_ledger
-from tunesmith.run.lock import RunLock
+from tunesmith.run.ownership import RunLock, start_ledger
 from tunesmith.session.drive import train_run
-from tunesmith.session.forecast import ERROR_MARK, Forecast
-from tunesmith.session.inputs import read_run_data
+from tunesmith.session.forecast import Forecast
+from tunesmith.session.inputs import RunData
 from tunesmith.session.pace import WARM_READS, Pace, RunClock
 from tunesmith.session.planning import STEPS_A_READ, make_plan, peak_bytes
 from tunesmith.session.prepare import Prepared, prepare, start_runtime
 from tunesmith.session.watch import Watch
 from tunesmith.tokens.batches import Batches, Window
-from tunesmith.tokens.token_rows import TokenRows
 
 TIMED_READS, GPU_READS = 10, 6
 """Of a CPU, after the first ones; of a GPU in all, each of STEPS_A_READ steps."""
-EVALUATED_ROWS = 256
+EVALUATED_ROWS = {False: 256, True: 2_048}
+"""Of a split on a CPU and on a GPU, beside the longest."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +46,13 @@ class ChosenWindows(Batches):
         yield from (self.window(order.window(at)) for at in self.chosen[skip:])
 
 
-def measure_run(config: RunConfig, begun: float) -> Forecast:
-    """Prepares everything, trains the chosen windows, evaluates some rows, saves and exports, and scales to the whole."""
+def measure_run(config: RunConfig, data: RunData, watch: Watch, begun: float) -> Forecast:
+    """Prepares everything, trains the chosen windows, evaluates some rows, saves and exports, and scales to the whole.
+
+    `begun`: when the process was started, by time.time().
+    """
     with tempfile.TemporaryDirectory(prefix="tunesmith-plan-") as folder:
-        data = {"train": None, "validation": None, "test": None}
-        prepared = prepare(
-            config, start_runtime(config), lambda: read_run_data(config, data, Watch().progress), Watch()
-        )
+        prepared = prepare(config, start_runtime(config), lambda: data, watch)
         start = time.time() - begun
         has_validation = "validation" in prepared.tokenized
         on_gpu = prepared.runtime.device.type == "cuda"
@@ -71,7 +67,7 @@ def measure_run(config: RunConfig, begun: float) -> Forecast:
         with RunLock(run.lock_file):
             start_ledger(run.path, run.remade_files)
             at = time.monotonic()
-            train_run(run, short, Watch(listeners=[clock.on]))
+            train_run(run, short, replace(watch, listeners=[clock.on]))
             spent = time.monotonic() - at
         pace = Pace.of(clock.reads, saved=len(clock.evaluations) > 1)
         timed = clock.evaluations or [0.0]  # the first one also makes kernels
@@ -113,7 +109,7 @@ def _shorten(prepared: Prepared, folder: str, *, reads: int, between: bool) -> t
     for split, found in prepared.tokenized.items():
         if split == "train":
             continue
-        kept = _spread_rows(found.rows)
+        kept = _spread_rows(found.rows.lengths, on_gpu=reads > 0)
         whole[split], part[split] = int(found.rows.lengths.sum()), int(found.rows.lengths[kept].sum())
         tokenized[split] = replace(found, rows=found.rows.select(kept), dataset=found.dataset.select(kept))
         splits[split] = splits[split].select(kept)
@@ -153,25 +149,10 @@ def _choose_windows(batches: Batches, reads: int) -> tuple[int, ...]:
     return (int(widest.argmax()), *np.random.default_rng(0).permutation(spread).tolist())
 
 
-def _spread_rows(rows: TokenRows) -> Any:
-    """The longest rows, and others from all lengths."""
-    order = np.argsort(-rows.lengths, kind="stable")
-    longest, rest = order[: EVALUATED_ROWS // 4], order[EVALUATED_ROWS // 4 :]
-    places = np.unique(np.linspace(0, max(len(rest) - 1, 0), min(len(rest), EVALUATED_ROWS)).round().astype(int))
-    return np.sort(np.concatenate([longest, rest[places]]))
-
-
-def main() -> None:
-    """Reads the options from stdin and prints the forecast; an error of ours is one marked line on stderr."""
-    out = sys.stdout
-    sys.stdout = sys.stderr  # what libraries print is not an answer
-    asked = json.load(sys.stdin)
-    try:
-        found = measure_run(load_config(None, asked["options"]), asked["begun"])
-    except TunesmithError as error:
-        sys.exit(ERROR_MARK + json.dumps({"text": error.line(), "exit_code": error.exit_code}))
-    print(json.dumps(asdict(found)), file=out, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def _spread_rows(lengths: Any, *, on_gpu: bool) -> Any:
+    """A whole batch of the longest rows, for its memory, and others from all lengths, for the time."""
+    order = np.argsort(-lengths, kind="stable")
+    longest, wanted = max(TOKENS_AT_ONCE[on_gpu] // int(lengths.max(initial=1)), 64), EVALUATED_ROWS[on_gpu]
+    rest = order[longest:]
+    places = np.unique(np.linspace(0, max(len(rest) - 1, 0), min(len(rest), wanted)).round().astype(int))
+    return np.sort(np.concatenate([order[:longest], rest[places]]))
