@@ -42,8 +42,8 @@ python, address, expected, prefixes = {python!r}, {address!r}, {expected!r}, {pr
 words = {{"tunesmith": ["-m", "tunesmith"], "torchrun": ["-m", "torch.distributed.run"]}}.get(os.path.basename(sys.argv[0]), [])
 words += sys.argv[1:]
 environment = dict(os.environ)
-if words[:1] == ["-u"]:
-    words, environment["PYTHONUNBUFFERED"] = words[1:], "1"
+while words[:1] in (["-u"], ["-P"]):
+    environment["PYTHONUNBUFFERED" if words.pop(0) == "-u" else "PYTHONSAFEPATH"] = "1"
 known = words[:1] in (["-m"], ["-c"]) or (words and not words[0].startswith("-"))
 if not known or {{k: v for k, v in environment.items() if k.startswith(prefixes)}} != expected:
     os.execve(python, [python, *words], environment)
@@ -247,7 +247,8 @@ def run(words: list[str]) -> None:
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     if words[0] == "-m":
         sys.argv = words[1:]
-        sys.path.insert(0, os.getcwd())
+        if not os.environ.get("PYTHONSAFEPATH"):
+            sys.path.insert(0, os.getcwd())
         runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
         return
     if words[0] == "-c":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from tunesmith.errors import WorkerError
 from tunesmith.measure import contest
 from tunesmith.measure.contest import CONTESTANTS, Contestant, Result, Turn, kinds_for, run_contest
 from tunesmith.measure.table import failures_of, format_lines, make_lines
+from warm import warm_python
 
 
 def write_rows(path: Path) -> Path:
@@ -23,7 +25,10 @@ def write_rows(path: Path) -> Path:
     return path
 
 
-def test_the_trainer_beside_us_on_the_users_own_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_trainer_beside_us_on_the_users_own_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python())
     model, rows = save_tiny_bert(tmp_path / "tiny"), write_rows(tmp_path / "rows.csv")
     words = ["bench", "--train_file", str(rows), "--model_name_or_path", str(model), "--against", "trainer"]
     more = ["--rounds", "2", "--steps", "3", "--use_cpu", "--per_device_train_batch_size", "4"]

@@ -19,7 +19,7 @@ from tunesmith.trainer.trackers import TrackerArguments, Trackers, lines_every
 from warm import warm_python
 
 SCRIPT = """
-import json, os, socket, sys
+import gc, json, os, socket, sys
 from pathlib import Path
 
 tests, name, out = sys.argv[1], sys.argv[2], Path(sys.argv[3])
@@ -46,6 +46,7 @@ args = arguments(
 )
 rows = RegressionDataset()
 Trainer(PretrainedRegression(RegressionConfig()), args, train_dataset=rows, eval_dataset=rows).train()
+gc.collect()  # when transformers' MLflowCallback is collected, it ends whichever run of MLflow is active then
 if name == "wandb":
     import wandb
 
