@@ -70,7 +70,7 @@ def save_curves(curves: Curves | Sequence[Curves], *, png: Path, svg: Path, x: X
 
 
 def draw_nothing() -> None:
-    """An empty panel that nobody sees: fonts are found and modules loaded when the first text is drawn."""
+    """An empty panel that is not kept: fonts are found and modules loaded when the first text is drawn."""
     figure = new_figure(width=2.0, height=2.0, theme="light")
     style_axes(figure.subplots(), THEMES["light"], title="loss", x_label="step")
     for kind in ("png", "svg"):

@@ -210,7 +210,7 @@ def _tensors(args: Any, given: Any) -> list[torch.Tensor]:
 
 
 def _kept(found: Any) -> Any:
-    """A copy that nobody else writes to."""
+    """A copy that nothing else writes to."""
     if isinstance(found, tuple):
         return tuple(t.clone() for t in found)
     return found.clone() if isinstance(found, torch.Tensor) else found
