@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+# Test processes. Two fill two cores but for the tests that wait (timeouts, kills, sleeps).
+WORKERS ?= 2
 
 # Compiled files are kept, whatever the caller's environment says: else each of the many processes of a test run compiles all.
 unexport PYTHONDONTWRITEBYTECODE
@@ -22,11 +24,11 @@ demo: setup
 
 # One thread a worker: two workers with two threads each are slower than two with one.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 # What `make test` samples: the other cases of its matrices, the notebook.
 long: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m long
 
 lint: setup
 	$(BIN)/ruff format --check src tests bench
@@ -39,7 +41,7 @@ format: setup
 
 # While you work: format, lint and types are among the contracts; unit tests without those that train whole runs.
 quick: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m 'not trains and not slow and not long' tests/contracts tests/unit
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m 'not trains and not slow and not long' tests/contracts tests/unit
 
 # Half an hour: the fault tests at their published sizes, then docs/reliability.md.
 faults: setup

@@ -57,7 +57,16 @@ TRAINS = (
 """Unit tests that train whole runs, or take seconds for other reasons: `make quick` leaves them to `make test`."""
 
 
-LONGEST = ("kernels/", "docs/test_wheel.py", "contracts/test_tools.py", "distributed/")
+LONGEST = (
+    *(
+        "kernels/",
+        "docs/test_wheel.py",
+        "contracts/test_tools.py",
+        "equivalence/test_trainer_scripts.py",
+        "distributed/",
+    ),
+    *("docs/test_docs.py", "unit/measure/test_contest.py"),
+)
 """Tests of up to half a minute each: they come first, so that none of them is left for one worker alone at the end."""
 
 

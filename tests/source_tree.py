@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -67,3 +68,10 @@ def imports_of(path: Path, *, into_functions: bool = True, into_types: bool = Fa
             module = ".".join([*start, *([node.module] if node.module else [])])
             found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
     return found
+
+
+def forget_trees() -> Iterator[None]:
+    """A fixture of the folders that use the trees: each later collection of garbage would walk through all of them."""
+    yield
+    for cached in (parse, nodes_of, import_nodes, imports_of):
+        cached.cache_clear()

@@ -20,7 +20,7 @@ from tiny_training import make_model, make_table, train_command
 
 from patience import patient
 from tunesmith.run.journal import Journal
-from tunesmith.serve.token import load_token
+from tunesmith.serve.security import load_token
 from warm import warm_python
 
 pytestmark = pytest.mark.slow

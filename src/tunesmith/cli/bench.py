@@ -112,9 +112,7 @@ def _measure(config: RunConfig, args: argparse.Namespace) -> None:
     if args.json:
         facts = {"what": title, "versions": package_versions(), "largest_loss_difference": worst}
         facts |= {"matrix_rate": limits.matrix_rate, "copy_rate": limits.copy_rate, "did_not_run": failures_of(results)}
-        text = json.dumps(lines_to_json(lines, **facts, losses=pairs), indent=1) + "\n"
-        write_file(Path(args.json), text.encode())
-        print(f"written: {args.json}")
+        _write_numbers(args.json, lines_to_json(lines, **facts, losses=pairs))
 
 
 def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
@@ -134,16 +132,18 @@ def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
 
     def write(timed: Sequence[Timed]) -> None:
         if args.json:  # after each command: an interrupted measurement leaves what it has
-            text = json.dumps(phases_to_json(timed, what=title, versions=package_versions()), indent=1) + "\n"
-            write_file(Path(args.json), text.encode())
+            _write_numbers(args.json, phases_to_json(timed, what=title, versions=package_versions()))
 
     with tempfile.TemporaryDirectory(prefix="tunesmith-bench-") as name:
         columns = (tuple(found.text), str(found.label))
         options: dict[str, Any] = {"rounds": args.rounds, "filled_by": args.filled_by, "say": _say, "after": write}
         timed = time_commands(config, columns, kinds=kinds, folder=Path(name), **options)
     print(f"\n{format_phases(timed)}")
-    if args.json:
-        print(f"written: {args.json}")
+
+
+def _write_numbers(file: str, numbers: Any) -> None:
+    write_file(Path(file), (json.dumps(numbers, indent=1) + "\n").encode())
+    print(f"written: {file}")
 
 
 def _say(text: str) -> None:

@@ -25,7 +25,7 @@ def add_server_arguments(parser: argparse.ArgumentParser, port: int) -> None:
         "--host",
         default="127.0.0.1",
         metavar="ADDRESS",
-        help="address to listen on; another one lets the network ask, too (with the token) [127.0.0.1]",
+        help="address to listen on; with another one, the network can reach it, too (with the token) [127.0.0.1]",
     )
     parser.add_argument(
         "--allow_host",
@@ -39,8 +39,8 @@ def add_server_arguments(parser: argparse.ArgumentParser, port: int) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped; gives the exit code."""
+    from tunesmith.serve.security import load_token
     from tunesmith.serve.server import make_board, serve_forever
-    from tunesmith.serve.token import load_token
 
     board = make_board(args.runs_dir)
     token = load_token(new=args.new_token)

@@ -1,4 +1,4 @@
-"""`tunesmith compare RUN RUN ...`: what was set otherwise, scores with intervals, and a paired test on the same rows."""
+"""`tunesmith compare RUN RUN ...`: the options that differ, scores with intervals, and a paired test on the same rows."""
 
 from __future__ import annotations
 

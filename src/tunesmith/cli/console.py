@@ -104,7 +104,7 @@ class Console:
         self._write(self._paint(text, "2"))
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """How far something is: a bar that goes when it is full, or now and then a line."""
+        """How far something is: a bar that disappears when it is full, or a line every ten seconds."""
         if self._what != what:
             self._close_bar()
             self._what, self._begun, self._said = what, time.monotonic(), 0.0
@@ -168,7 +168,7 @@ class Console:
             self._training = None
 
     def plan(self, num_steps: int, steps_per_epoch: float) -> None:
-        """How far the run goes; a resumed run has no RunStarted that says it."""
+        """The length of the run; a resumed run has no RunStarted that contains it."""
         self._num_steps = num_steps
         every = self.logging_steps
         if self.logging_strategy == "epoch":

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def make_config(output_dir: str | None = None, *, max_steps: int = -1, plain: bool = False) -> RunConfig:
-    """The config of the demo. A finished demo keeps its folder; an unfinished one is gone on with."""
+    """The config of the demo. A finished demo keeps its folder; an unfinished one is resumed."""
     from tunesmith.config.load import load_config
     from tunesmith.sample import SPLITS, sample_file
     from tunesmith.session.from_config import free_folder

@@ -5,35 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from tunesmith.cli.parser import user_path
 from tunesmith.cli.trained_model import (
+    add_model_argument,
     add_reading_arguments,
     load_predictor,
     predict_dataset,
     read_model_facts,
     reading_options,
+    text_columns,
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument(
-        "run", type=user_path, metavar="RUN", help="run folder, or any folder with a trained classifier"
-    )
+    add_model_argument(parser)
     parser.add_argument(
         "--test_file",
         required=True,
         type=user_path,
         metavar="FILE",
         help="labelled rows: csv, tsv, jsonl, parquet or arrow",
-    )
-    parser.add_argument(
-        "--text_column_names",
-        nargs="+",
-        metavar="NAME",
-        help="one text column or two, with a comma or a space; default: as in training",
     )
     parser.add_argument("--label_column_name", metavar="NAME", help="column with the labels; default: as in training")
     parser.add_argument(
@@ -56,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
 
     console = Console()
     facts = read_model_facts(args)
-    text, label = _columns(args, facts)
-    columns = Columns(text, label, facts.labels.task)
+    text = text_columns(args, facts, args.test_file)
+    columns = Columns(text, args.label_column_name or facts.label_column or "label", facts.labels.task)
     options = reading_options(args) | {"merge_label_variants": args.merge_label_variants}
     dataset = read_labelled(Path(args.test_file), columns=columns, labels=facts.labels, **options)
     names = args.metric_name.split(",") if args.metric_name else facts.metrics
@@ -78,11 +71,3 @@ def run(args: argparse.Namespace) -> int:
     for name, score in scores.items():
         print(f"{score.title(name):<{width}}  {score.text()}")
     return 0
-
-
-def _columns(args: argparse.Namespace, facts: Any) -> tuple[tuple[str, ...], str]:
-    """Text and label columns: as asked for, else as in training, else as found in the file."""
-    from tunesmith.cli.trained_model import text_columns
-
-    text = text_columns(args, facts, args.test_file)
-    return text, args.label_column_name or facts.label_column or "label"

@@ -7,21 +7,24 @@ import sys
 from pathlib import Path
 
 from tunesmith.cli.parser import user_path
+from tunesmith.cli.trained_model import add_model_argument
 from tunesmith.predict.facts import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument(
-        "run", type=user_path, metavar="RUN", help="run folder, or any folder with a trained classifier"
-    )
+    add_model_argument(parser)
     parser.add_argument("--to", required=True, choices=FORMATS, help="the format")
     parser.add_argument("--output", type=user_path, metavar="FOLDER", help="default: RUN/export/FORMAT")
     parser.add_argument(
-        "--max_drop", type=float, default=0.005, metavar="X", help="int8 may lose so much of the score [0.005]"
+        "--max_drop", type=float, default=0.005, metavar="X", help="the most of the score that int8 may lose [0.005]"
     )
     parser.add_argument(
-        "--min_agreement", type=float, default=0.99, metavar="X", help="int8 keeps so many of the labels [0.99]"
+        "--min_agreement",
+        type=float,
+        default=0.99,
+        metavar="X",
+        help="the least share of labels that int8 keeps [0.99]",
     )
     parser.add_argument(
         "--test_file", type=user_path, metavar="FILE", help="labelled rows to measure on; default: those of the run"

@@ -1,5 +1,5 @@
-"""argparse with the manners of this command line (dashes or underscores, switches with or without a value, nearest names), and
-the options of RunConfig as flags.
+"""argparse with dashes or underscores in flags, switches with or without a value and suggestions for misspelt names; and the
+options of RunConfig as flags.
 
 Flags are made from the schema: name, type, default and help are written there only.
 """
@@ -27,7 +27,7 @@ class Switch(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ConfigError instead of leaving the process; tells all unknown flags at once, and what is wrong with the others."""
+    """Raises ConfigError instead of leaving the process; reports all unknown flags together with the problems of the others."""
 
     def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", HelpFormatter)

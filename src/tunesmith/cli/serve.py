@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.run.layout import RunDir, open_run
     from tunesmith.serve.counters import ServiceCounters
     from tunesmith.serve.prediction import DRAIN_SECONDS, PredictionService, load_in_background
+    from tunesmith.serve.security import key_file, load_token
     from tunesmith.serve.server import serve_forever
     from tunesmith.serve.supervisor import end_with_parent
-    from tunesmith.serve.token import key_file, load_token
 
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)  # read once, when torch is loaded: that is later

@@ -1,4 +1,4 @@
-"""What `evaluate` and `predict` share: how a file is read and brought into a trained model."""
+"""What `evaluate` and `predict` share: reading a file and running a trained model on it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import argparse
 from typing import Any
 
 from tunesmith.cli.late_modules import loading
+from tunesmith.cli.parser import user_path
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """The model, as the first argument."""
+    what = "run folder, or any folder with a trained classifier"
+    parser.add_argument("run", type=user_path, metavar="RUN", help=what)
 
 
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags about reading a file and running the model."""
+    columns = "one text column or two, with a comma or a space; default: as in training"
+    parser.add_argument("--text_column_names", nargs="+", metavar="NAME", help=columns)
     parser.add_argument("--encoding", metavar="NAME", help="text encoding of the file; default: utf-8")
     parser.add_argument("--delimiter", metavar="CHAR", help="column separator; default: by file type")
     parser.add_argument(
@@ -18,7 +27,7 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sheet_name", metavar="NAME", help="sheet of a spreadsheet; default: the one with a table")
     parser.add_argument("--allow_empty_text", action="store_true", help="rows with an empty text are fine")
     parser.add_argument(
-        "--batch_size", type=positive, metavar="ROWS", help="rows at once at the most; default: what suits the device"
+        "--batch_size", type=positive, metavar="ROWS", help="the most rows of a batch; default: by the device"
     )
     parser.add_argument("--use_cpu", action="store_true", help="do not use a GPU")
     parser.add_argument("--bf16", action="store_true", help="compute in bf16")
@@ -55,7 +64,7 @@ def read_model_facts(args: argparse.Namespace) -> Any:
 
 
 def load_predictor(args: argparse.Namespace, *, threads: int | None = None) -> Any:
-    """The trained model of `args.run`; a CPU computes with so many threads."""
+    """The trained model of `args.run`; `threads` are those of a CPU."""
     from tunesmith.predict.predictor import Predictor
 
     with loading():

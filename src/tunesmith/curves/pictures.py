@@ -75,7 +75,7 @@ def reliability_picture(bins: Sequence[tuple[float, float, float, float, float, 
             middle, height, yerr=spread, fmt="o", ms=4.5, color=color, elinewidth=1.4, capsize=3, label="right"
         )
         ends = [(x - w / 2, x + w / 2) for x, w in zip(middle, wide, strict=True)]
-        axes.hlines([b[2] for b in bins], *zip(*ends, strict=True), color=theme.text, linewidth=1.8, label="said")
+        axes.hlines([b[2] for b in bins], *zip(*ends, strict=True), color=theme.text, linewidth=1.8, label="confidence")
         axes.set_xlim(min([0.5, *(b[0] for b in bins)]) - 0.02, 1.02)
         axes.set_ylim(0, 1.04)
         draw_legend(axes, theme)

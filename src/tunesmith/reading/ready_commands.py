@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 
 _TRAIN = "tunesmith train --train_file "
@@ -30,8 +31,17 @@ def train_after(change: str, origin: str, *, suffix: str = ".csv") -> str:
 def train_with_header(names: Sequence[str], delimiter: str, origin: str, *, replace: bool) -> str:
     """The command on a copy with these column names in its first line, or in front of it."""
     line = ("\\t" if delimiter == "\t" else delimiter).join(names)
-    change = f"sed '1s/.*/{line}/'" if replace else f"sed '1i {line}'"
+    change = f"sed '1s/.*/{line}/'" if replace else f"sed {_without_mark(origin)}'1i {line}'"
     return train_after(change, origin, suffix=".tsv" if delimiter == "\t" else ".csv")
+
+
+def _without_mark(origin: str) -> str:
+    """What removes a byte order mark, which would stand in front of the first value below a new header."""
+    try:
+        with open(origin, "rb") as file:
+            return r"-e '1s/^\xEF\xBB\xBF//' -e " if file.read(3) == BOM_UTF8 else ""
+    except OSError:
+        return ""
 
 
 def rewrite_csv(reader: str) -> str:

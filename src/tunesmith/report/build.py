@@ -17,9 +17,8 @@ from tunesmith.curves.series import Curves, load_curves
 from tunesmith.findings import Finding
 from tunesmith.reading.containers import read_prediction_columns
 from tunesmith.report.charts import Explained, explain_rows
-from tunesmith.report.diagnosis import diagnose_with, goes_on, read_run_config
-from tunesmith.report.predictions import make_predictions
-from tunesmith.report.score_table import Headline, choose_headline, headline_scores, scores_in_file
+from tunesmith.report.diagnosis import diagnose_with, is_in_training, read_run_config
+from tunesmith.report.predictions import Headline, choose_headline, headline_scores, make_predictions, scores_in_file
 from tunesmith.run.layout import RunDir, open_run, read_environment, read_metrics, read_summary
 
 TableRows = tuple[tuple[str, ...], ...]
@@ -123,7 +122,7 @@ def column_facts(summary: Mapping[str, Any]) -> TableRows:
 
 
 def data_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
-    """What reading and checking the data brought up, but for the warnings, which stand on top."""
+    """Notes from reading and checking the data, without the warnings, which stand on top."""
     notes, findings = (v if isinstance(v := summary.get(key), list) else [] for key in ("notes", "findings"))
     found = [f["evidence"] for f in findings if isinstance(f, dict) and f.get("evidence")]
     above = {finding.evidence for finding in data_findings(summary)}
@@ -190,7 +189,7 @@ class Report:
     """(split, rows, labels, truncation)."""
     columns: TableRows
     notes: tuple[str, ...]
-    """What reading and checking the data brought up."""
+    """Notes from reading and checking the data."""
     decisions: tuple[str, ...]
     """What the recipe chose, with reasons."""
     explained: Explained | None
@@ -228,7 +227,7 @@ def build_report(run: str | Path | RunDir) -> Report:
         scores=scores,
         headline=choose_headline(scores, curves),
         floors=floor_scores(metrics, summary),
-        findings=diagnose_with(curves, config, summary, running=goes_on(folder, curves)),
+        findings=diagnose_with(curves, config, summary, running=is_in_training(folder, curves)),
         data_findings=data_findings(summary),
         facts=run_facts(curves, config, summary, environment),
         splits=split_facts(summary),

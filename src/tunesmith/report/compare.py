@@ -18,10 +18,9 @@ from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
 from tunesmith.metrics.rows import Scale
 from tunesmith.metrics.suite import DEFAULTS, canonical_name, greater_is_better, metric_names
 from tunesmith.reading.containers import read_prediction_columns
-from tunesmith.report.diagnosis import diagnose_with, goes_on, read_run_config
+from tunesmith.report.diagnosis import diagnose_with, is_in_training, read_run_config
 from tunesmith.report.pairing import labelled_splits, pair_sides, read_side
-from tunesmith.report.predictions import make_predictions, own_columns
-from tunesmith.report.score_table import Headline, headline_scores, split_rank
+from tunesmith.report.predictions import Headline, headline_scores, make_predictions, own_columns, split_rank
 from tunesmith.run.layout import RunDir, open_run, read_metrics, read_summary
 
 MAX_RUNS = 8
@@ -122,7 +121,7 @@ def _compared(
         path=folder.path,
         curves=dataclasses.replace(curves, name=letter),
         scores=headline_scores(read_metrics(folder.metrics_file), predictions, curves),
-        findings=diagnose_with(curves, config, summary, running=goes_on(folder, curves)),
+        findings=diagnose_with(curves, config, summary, running=is_in_training(folder, curves)),
     )
 
 

@@ -22,10 +22,10 @@ def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
     folder = run if isinstance(run, RunDir) else open_run(run)
     curves = load_curves(folder.path)
     config, summary = read_run_config(folder.config_file), read_summary(folder.data_summary_file)
-    return diagnose_with(curves, config, summary, running=goes_on(folder, curves))
+    return diagnose_with(curves, config, summary, running=is_in_training(folder, curves))
 
 
-def goes_on(run: RunDir, curves: Curves) -> bool:
+def is_in_training(run: RunDir, curves: Curves) -> bool:
     """Whether a process is still at this run: its journal has no end, and its lock is held."""
     return curves.ended is None and read_holder(run.lock_file) is not None
 

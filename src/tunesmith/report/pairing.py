@@ -1,4 +1,4 @@
-"""Predictions of two runs brought onto the same rows. Rows that are not the same are refused, never dropped."""
+"""Predictions of two runs, matched row by row. Rows that are not the same are refused, never dropped."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from tunesmith.report.build import Report
 from tunesmith.report.charts import make_charts, overlay_charts, reliability_chart, value_charts
-from tunesmith.report.score_table import Headline, ScoreGrid, make_grid
+from tunesmith.report.predictions import Headline, ScoreGrid, make_grid
 from tunesmith.run.ownership import write_own
 from tunesmith.run.writing import write_file
 
@@ -54,8 +54,8 @@ def write_report(report: Report, path: Path) -> Path:
 def render_report(report: Report) -> str:
     """The page."""
     charts, more = make_charts(report.curves)
-    told = report.explained
-    reliability = reliability_chart(told.bins) if told and told.bins else None
+    rows = report.explained
+    reliability = reliability_chart(rows.bins) if rows and rows.bins else None
     every = [*charts, *more, *([reliability] if reliability else [])]
     style, script = page_asset("page.css"), page_asset("page.js")
     grid = make_grid(report.scores)
@@ -65,7 +65,7 @@ def render_report(report: Report) -> str:
             charts=charts,
             more=more,
             reliability=reliability,
-            values=value_charts(*told.values) if told and told.values else [],
+            values=value_charts(*rows.values) if rows and rows.values else [],
             halves=_halves(report),
             verdicts=VERDICTS,
             grid=grid,

@@ -49,7 +49,7 @@ def stop_run(run: RunDir) -> Holder:
 
 
 def _terminate(handle: int, holder: Holder, run: RunDir) -> None:
-    """Through a handle on the process: should it end meanwhile, no other process with its number is hit."""
+    """Through a handle on the process: should it end first, the signal reaches no other process with its number."""
     if holder.pid <= 1 or holder.pid == os.getpid():
         raise ResourceError(f"process {holder.pid} is not one to stop", where=run.name)
     try:

@@ -33,7 +33,7 @@ def model_home(run: RunDir) -> Path:
 
 
 def model_marks(run: RunDir) -> tuple[tuple[Any, ...], ...]:
-    """What tells the files of model/ from others under the same names; empty when there are none."""
+    """A signature of the files of model/, which changes when one is replaced; empty when there are none."""
     try:
         return signature(model_home(run))
     except OSError:
@@ -60,7 +60,7 @@ class KeptModels:
         self._kept: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 
     def get(self, run: RunDir) -> Any:
-        """The loaded model; loaded again when its folder or a file in it was replaced meanwhile."""
+        """The loaded model; loaded again when its folder or a file in it was replaced."""
         marks = model_marks(run)
         key = (str(run.path), *marks)
         with self._lock:

@@ -12,7 +12,7 @@ from tunesmith.serve.bodies import MAX_TEXT_CHARS, MAX_TEXTS
 _TEXT = {"type": "string", "maxLength": MAX_TEXT_CHARS}
 _TEXTS = {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_TEXTS}
 _OPTIONS = {
-    "top_k": {"type": ["integer", "null"], "minimum": 1, "description": "only so many of the best labels"},
+    "top_k": {"type": ["integer", "null"], "minimum": 1, "description": "at most this many labels, the best first"},
     "raw_scores": {"type": "boolean", "description": "logits instead of probabilities"},
 }
 _INPUT_OPTIONS = {

@@ -19,12 +19,19 @@ from tunesmith.encoder.model_files import check_seal
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.predict.facts import FACTS_FILE, read_facts
 from tunesmith.run.layout import RunDir
-from tunesmith.serve.bodies import MAX_BODY_BYTES, MAX_TEXT_CHARS, MAX_TEXTS, BadRequest, read_json_body
+from tunesmith.serve.bodies import (
+    MAX_BODY_BYTES,
+    MAX_TEXT_CHARS,
+    MAX_TEXTS,
+    BadRequest,
+    answer_in_form,
+    parse_question,
+    read_json_body,
+)
 from tunesmith.serve.counters import ServiceCounters
 from tunesmith.serve.kept_models import model_home, model_marks
 from tunesmith.serve.openapi import describe_service, docs_page
 from tunesmith.serve.pages import model_facts
-from tunesmith.serve.questions import answer_in_form, parse_question
 from tunesmith.serve.routes import refuse_in_json
 from tunesmith.serve.tryit import RETRY_SECONDS, Classifier, Overloaded
 
@@ -71,7 +78,7 @@ class PredictionService:
         return [*routes, Route("/predict", self._counted("/predict", self._predict), methods=["POST"])]
 
     async def close(self) -> None:
-        """Nothing waits here that does not end by itself."""
+        """There are no streams: every request ends by its answer."""
 
     def stop(self) -> None:
         """Ends the model's thread."""

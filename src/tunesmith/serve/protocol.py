@@ -56,7 +56,7 @@ class DeadlineProtocol(H11Protocol):
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """The client does not read: it has so long to begin."""
+        """The client does not read: a deadline starts."""
         super().pause_writing()
         self._start("unread", UNREAD_SECONDS)
 

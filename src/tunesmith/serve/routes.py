@@ -44,21 +44,23 @@ class Board:
 
     def routes(self) -> list[Route]:
         """Every route of the board."""
-        return [
-            Route("/", refuse_in_json(self._list), methods=["GET"]),
-            Route("/events", refuse_in_json(self._list_events), methods=["GET"]),
-            Route("/compare", refuse_in_json(self._compare), methods=["GET"]),
-            Route("/assets/{name}", refuse_in_json(self._asset), methods=["GET"]),
-            Route("/runs/{run}", refuse_in_json(self._run), methods=["GET"]),
-            Route("/runs/{run}/report", refuse_in_json(self._report), methods=["GET"]),
-            Route("/runs/{run}/events", refuse_in_json(self._run_events), methods=["GET"]),
-            Route("/runs/{run}/curves", refuse_in_json(self._curves), methods=["GET"]),
-            Route("/runs/{run}/classify", refuse_in_json(self._classify), methods=["POST"]),
-            Route("/runs/{run}/stop", refuse_in_json(self._stop), methods=["POST"]),
-        ]
+        reading = {
+            "/": self._list,
+            "/events": self._list_events,
+            "/compare": self._compare,
+            "/assets/{name}": self._asset,
+            "/runs/{run}": self._run,
+            "/runs/{run}/report": self._report,
+            "/runs/{run}/events": self._run_events,
+            "/runs/{run}/curves": self._curves,
+        }
+        acting = {"/runs/{run}/classify": self._classify, "/runs/{run}/stop": self._stop}
+        found = [(path, handler, "GET") for path, handler in reading.items()]
+        found += [(path, handler, "POST") for path, handler in acting.items()]
+        return [Route(path, refuse_in_json(handler), methods=[method]) for path, handler, method in found]
 
     async def close(self) -> None:
-        """Lets all watching pages go."""
+        """Ends the streams of all watching pages."""
         await self.channels.close()
 
     def stop(self) -> None:

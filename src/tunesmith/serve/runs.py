@@ -13,7 +13,7 @@ from typing import Any
 
 from tunesmith.errors import CheckpointError
 from tunesmith.files import BadFile, is_plain, open_plain, parse_json
-from tunesmith.report.score_table import scores_in_file
+from tunesmith.report.predictions import scores_in_file
 from tunesmith.run.layout import RunDir, read_metrics
 from tunesmith.run.reader import Peek, peek_journal
 from tunesmith.serve.jobs import is_running
@@ -98,7 +98,7 @@ class RunIndex:
     def rows(self, *, seconds: float = 0.0) -> list[RunRow]:
         """All runs, the newest first. Only journals that changed since the last call are read.
 
-        Verdicts are those known; for about so many `seconds`, further runs are diagnosed.
+        Verdicts are those known already; further runs are diagnosed for about `seconds`.
         """
         until = time.monotonic() + seconds
         with self._lock:

@@ -1,4 +1,4 @@
-"""Runs a service: bind, tell the address, serve until a signal, then let everyone go and end."""
+"""Runs a service: bind, print the address, serve its guarded routes until a signal, end all streams, stop."""
 
 from __future__ import annotations
 
@@ -6,24 +6,67 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from tunesmith.errors import ConfigError, ResourceError, StoppedBySignal
-from tunesmith.serve.app import Service, make_app
 from tunesmith.serve.protocol import DeadlineProtocol
 from tunesmith.serve.routes import Board
 from tunesmith.serve.runs import RunIndex
-from tunesmith.serve.security import Access
+from tunesmith.serve.security import Access, Guard
 
 DRAIN_SECONDS = 8
 BACKLOG = 1024
 ARRIVED_SECONDS = 0.2
 """Between the signal and the end of listening: what clients had sent before it is read, and so is accepted."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+class Service(Protocol):
+    """What can be served: the board, or one model."""
+
+    how: str
+    """The answer to a client without the token."""
+
+    def routes(self) -> list[Route]:
+        """All its routes."""
+
+    async def close(self) -> None:
+        """Ends the streams that have no end of their own."""
+
+    def stop(self) -> None:
+        """Ends its threads."""
+
+
+def make_app(service: Service, access: Access) -> Guard:
+    """The guarded app."""
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        yield
+        await service.close()
+        service.stop()
+
+    plain = {404: "there is nothing here", 405: "not with this method"}
+    handlers = {status: _plain_answer(status, reason) for status, reason in plain.items()}
+    app = Starlette(routes=service.routes(), lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return Guard(app, access)
+
+
+def _plain_answer(status: int, reason: str) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def answer(request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": reason}, status, headers=getattr(error, "headers", None))
+
+    return answer
 
 
 class Server(uvicorn.Server):
@@ -34,7 +77,7 @@ class Server(uvicorn.Server):
         self._service = service
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Lets all watching pages go, then waits for what is being answered."""
+        """Ends the streams of watching pages, then waits for the requests that are being answered."""
         await self._service.close()
         await asyncio.sleep(ARRIVED_SECONDS)
         await super().shutdown(sockets)
@@ -49,7 +92,7 @@ def open_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
         if shared:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         found.bind((host, port))
-        found.listen(BACKLOG)  # at once: whoever reads the printed address may come before the server is up
+        found.listen(BACKLOG)  # before the address is printed: a client may come before the server is up
     except (OSError, OverflowError) as error:
         found.close()
         raise ResourceError(

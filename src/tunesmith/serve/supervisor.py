@@ -24,10 +24,10 @@ Start = Callable[[int, int], list[str]]
 
 
 def run_workers(count: int, words: Start, environment: dict[str, str], drain_seconds: float) -> int:
-    """Keeps `count` workers alive until SIGINT or SIGTERM, then lets them answer what they accepted; gives the exit code.
+    """Keeps `count` workers alive until SIGINT or SIGTERM, then waits for the requests they accepted; returns the exit code.
 
-    A worker that a signal ended (out of memory, a crash of a library) is started again. One that ends by itself has a
-    reason that holds for all of them: its exit code is that of the service.
+    A worker that a signal ended (out of memory, a crash of a library) is started again. One that exits has a reason that
+    holds for all of them: its exit code is that of the service.
     """
     table = make_table(count)
     stopping = threading.Event()

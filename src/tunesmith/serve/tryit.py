@@ -1,6 +1,6 @@
 """Classifies texts with finished runs: one thread takes what waits for a model together, in batches counted by tokens.
 
-A batch never waits for company: it holds what came in while the one before was computed, in the order of arrival, up to the
+A batch is never delayed to grow: it holds what came in while the one before was computed, in the order of arrival, up to the
 tokens that the model computes within the latency budget at the speed it had so far. Its rows are sorted by length.
 """
 
@@ -143,7 +143,7 @@ class Classifier:
         return most if not self._token_seconds else min(max(LATENCY_SECONDS / self._token_seconds, least), most)
 
     def _take(self) -> list[_Item]:
-        """What waits in the queue, up to so many characters; waits for the first when nothing else is to be done."""
+        """What waits in the queue, up to READ_CHARS characters; waits for the first when there is no other work."""
         fresh: list[_Item] = []
         while sum(item.chars for item in fresh) < READ_CHARS:
             try:
@@ -220,7 +220,7 @@ class Classifier:
         self._char_seconds += share * (seconds / max(chars, 1) - self._char_seconds)
 
     def _each(self, items: list[_Item], work: Callable[[list[_Item]], None]) -> None:
-        """`work` on all items together; when it fails, on each alone, so that one poisonous text spoils no other."""
+        """`work` on all items together; when it fails, on each alone, so that one bad text fails no other."""
         alone = len(items) == 1
         try:
             work(items)

@@ -28,7 +28,9 @@ def title_of(code: str) -> Verdict:
 def with_title(finding: Finding) -> dict[str, object]:
     """A finding as the page of a run shows it."""
     kind, title = title_of(finding.code)
-    return finding.to_json() | {"numbers": {}, "kind": kind, "title": title}
+    unsure = finding.doubt or finding.code == "not_enough_evidence"
+    shown = {"numbers": {}, "kind": kind, "title": title + finding.doubt}
+    return finding.to_json() | shown | ({"confidence": None} if unsure else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,10 @@ class Verdicts:
         known = self._known.get(run_id)
         now = time.monotonic()
         if now < until and (known is None or (known.mark != mark and now >= known.not_before)):
-            known = _Known(mark, _read(run), 0.0)
+            verdict = _read(run)
             spent = time.monotonic() - now
             wait = max(AGAIN_SECONDS, spent / BUSY_SHARE) if run.lock_file.exists() else 0.0
-            self._known[run_id] = known = _Known(mark, known.verdict, now + wait)
+            self._known[run_id] = known = _Known(mark, verdict, now + wait)
         return known.verdict if known is not None else None
 
 

@@ -1,4 +1,4 @@
-"""Who is watching what. One task follows a run however many pages show it; a slow page gets the newest state, not all."""
+"""Which pages watch what. One task follows a run however many pages show it; a slow page gets the newest state only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_STREAMS = 100
 HEARTBEAT_SECONDS = 15.0
 INTERVAL_SECONDS = 0.7
 BUSY_SHARE, LONGEST_SECONDS = 0.25, 4.0
-"""About this share of one core goes into following one run: a journal of a million lines is drawn less often (one update
+"""The share of one core that following one run may take: a journal of a million lines is drawn less often (one update
 of it takes 0.7 s), but never less often than every few seconds."""
 VERDICT_SECONDS = 0.3
 """Spent at most on diagnosing runs of the list, each time it is made: 200 runs (5 s of CPU) have theirs in half a minute."""
@@ -78,7 +78,7 @@ class Channel:
             await asyncio.sleep(max(INTERVAL_SECONDS, min(spent / BUSY_SHARE, LONGEST_SECONDS)))
 
     async def close(self) -> None:
-        """Ends the following, and lets everyone who waits go."""
+        """Stops following the source and ends every stream of it."""
         self.closed = True
         self._changed.set()
         if self._task is not None:
@@ -102,21 +102,17 @@ class Channels:
         return self._streams >= MAX_STREAMS
 
     def live(self, run_id: str) -> LiveRun | None:
-        """The followed run, if anybody has looked at it lately."""
+        """The followed run; None unless a page showed it in the last minutes."""
         found = self._runs.get(run_id)
         return found[0] if found else None
 
-    async def stream_list(self) -> AsyncGenerator[bytes]:
+    def stream_list(self) -> AsyncGenerator[bytes]:
         """Messages about the list of runs."""
-        async with aclosing(self._counted(self._list)) as messages:
-            async for message in messages:
-                yield message
+        return self._counted(self._list)
 
-    async def stream_run(self, run_id: str) -> AsyncGenerator[bytes]:
+    def stream_run(self, run_id: str) -> AsyncGenerator[bytes]:
         """Messages about one run, which must exist."""
-        async with aclosing(self._counted(self._channel(run_id))) as messages:
-            async for message in messages:
-                yield message
+        return self._counted(self._channel(run_id))
 
     async def close(self) -> None:
         """Ends all streams, so that the server can stop."""

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import chain
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -30,34 +30,22 @@ from tunesmith.tokens.truncation import EncodedRow
 
 @dataclass(frozen=True, slots=True)
 class CutCount:
-    """Sums over rows; `unknown`: of some cut tokens it is not known which text they are of."""
+    """Sums over rows; `unknown`: rows of which it is not known which text the cut tokens are of."""
 
     rows: int = 0
     tokens: int = 0
     second: int = 0
     unread: int = 0
-    unknown: bool = False
+    unknown: int = 0
 
     def __add__(self, other: CutCount) -> CutCount:
-        return CutCount(
-            self.rows + other.rows,
-            self.tokens + other.tokens,
-            self.second + other.second,
-            self.unread + other.unread,
-            self.unknown or other.unknown,
-        )
+        return CutCount(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 def count_cuts(encoded: Sequence[EncodedRow]) -> CutCount:
     """What was cut of these rows."""
-    cut = [row for row in encoded if row.cut]
-    return CutCount(
-        len(cut),
-        sum(row.cut for row in cut),
-        sum(row.cut_second for row in cut),
-        sum(row.unread for row in cut),
-        any(row.cut_second == UNKNOWN for row in cut),
-    )
+    cut = [(1, row.cut, row.cut_second, row.unread, row.cut_second == UNKNOWN) for row in encoded if row.cut]
+    return CutCount(*map(sum, zip(*cut, strict=True)))
 
 
 def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenRows:
@@ -73,10 +61,9 @@ def join_token_rows(parts: Sequence[TokenRows]) -> TokenRows:
     if len(parts) == 1:
         return parts[0]
     starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    columns = {
-        name: Ragged(tuple(chain.from_iterable(part.columns[name].chunks for part in parts)), starts)
-        for name in parts[0].columns
-    }
+    columns = {}
+    for name in parts[0].columns:
+        columns[name] = Ragged(tuple(chain.from_iterable(part.columns[name].chunks for part in parts)), starts)
     return TokenRows(columns, np.concatenate([part.lengths for part in parts]), None)
 
 

@@ -55,6 +55,8 @@ def codes(tokenizer: Any, *texts: tuple[str, ...]) -> list[str]:
         (Bytes(), (JAPANESE,), ["unreadable_script"]),
         (Bytes(), (ENGLISH, RUSSIAN), ["unreadable_script", "mixed_scripts"]),
         (Words(), (ENGLISH, GERMAN), ["mixed_languages"]),
+        (Letters(), (ENGLISH,), []),
+        (Letters(), (GERMAN,), ["foreign_language"]),
     ],
 )
 def test_what_the_tokenizer_cannot_read_is_found(tokenizer: Any, texts: tuple[Any, ...], found: list[str]) -> None:

@@ -16,8 +16,7 @@ from tunesmith.labels import Task
 from tunesmith.report.build import build_report
 from tunesmith.report.diagnosis import diagnose_run
 from tunesmith.report.mistakes import count_confusions, count_labels, find_mistakes, find_slices, word_overlap
-from tunesmith.report.predictions import PredictedRows, make_predictions
-from tunesmith.report.score_table import headline_scores
+from tunesmith.report.predictions import PredictedRows, headline_scores, make_predictions
 
 COLUMNS: dict[str, list[Any]] = {
     "row": [0, 1, 2, 3, 4],

@@ -15,7 +15,7 @@ from tunesmith.errors import ResourceError
 from tunesmith.run.layout import RunDir
 from tunesmith.serve.jobs import is_running, stop_run
 from tunesmith.serve.runs import RunIndex, status_of
-from tunesmith.serve.token import load_token
+from tunesmith.serve.security import load_token
 
 HOLD = """
 import signal, sys, time

@@ -18,10 +18,9 @@ import pytest
 from tunesmith.labels import LabelMap, Task
 from tunesmith.run.layout import RunDir
 from tunesmith.serve import tryit
-from tunesmith.serve.bodies import BadRequest, Texts
+from tunesmith.serve.bodies import BadRequest, Texts, answer_in_form, parse_question
 from tunesmith.serve.prediction import PredictionService
-from tunesmith.serve.questions import answer_in_form, parse_question
-from tunesmith.serve.token import key_file, token_file
+from tunesmith.serve.security import key_file, token_file
 from tunesmith.serve.tryit import Classifier, Overloaded
 
 LABELS = LabelMap.for_classes(["short", "long"])
