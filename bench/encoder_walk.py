@@ -188,7 +188,7 @@ def look_at(kind: str) -> dict[str, Any]:
                     loss, _ = state.objective.sum(state.model, batch)
                     loss.backward()
                 noted = watch.rehearsal
-                reason, reads = reason or noted.why_not, reads or sorted({kind for kind, _ in noted.notes})
+                reason, reads = reason or noted.why_not, reads or sorted({kind for kind, *_ in noted.notes})
     except RuntimeError as error:
         reason = str(error)
     line["answers"] = [] if packed or reason else reads

@@ -11,9 +11,11 @@ the next step of that shape is given the same answers, so that it needs not wait
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,8 @@ class NotRepeatable(RuntimeError):
 class Rehearsal:
     """What one uncaptured step did on the host, in order; `why_not` if no replay could do without it."""
 
-    notes: list[tuple[str, Any]] = field(default_factory=list)
+    notes: list[tuple[str, str, Any]] = field(default_factory=list)
+    """(kind, the line of code that asked, the answer)"""
     why_not: str | None = None
     drew: bool = False
     """Random numbers that decided nothing."""
@@ -128,11 +131,18 @@ class HostWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise NotRepeatable(why)
         self.rehearsal.why_not = self.rehearsal.why_not or why
 
+    def _note(self, kind: str, answer: Any) -> None:
+        self.rehearsal.notes.append((kind, _asking_line(), answer))
+
     def _next(self, kind: str) -> Any:
+        """The answer to the same line of code. Others before it were asked for outside of captures only."""
         assert self._answers is not None
-        if not self._answers or self._answers[0][0] != kind:
+        asking = kind, _asking_line()
+        while self._answers and self._answers[0][:2] != asking:
+            self._answers.pop(0)
+        if not self._answers:
             raise NotRepeatable("the step does not do on the host what it did before")
-        return self._answers.pop(0)[1]
+        return self._answers.pop(0)[2]
 
     def _copy(self, func: Any, args: Any, given: Any) -> Any:
         source = args[0] if func is aten._to_copy.default else args[1]
@@ -152,7 +162,7 @@ class HostWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The values of a tensor of the host: copied in a rehearsal, its copy in a capture."""
         if self._answers is None:
             copy = source.to(self._device)
-            self.rehearsal.notes.append(("copied", (source.clone(), copy)))
+            self._note("copied", (source.clone(), copy))
             return copy.clone()
         before, copy = self._next("copied")
         if before.dtype != source.dtype or before.shape != source.shape or not torch.equal(before, source):
@@ -164,7 +174,7 @@ class HostWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._answers is None:
             found = func(*args, **given)
             kept = [t.clone() if self._is_ours(t) else t for t in args] if func in _SIZED_BY_VALUES else []
-            self.rehearsal.notes.append(("read", (kept, _kept(found))))
+            self._note("read", (kept, _kept(found)))
             return found
         before, found = self._next("read")
         if func is aten._local_scalar_dense.default:
@@ -193,12 +203,20 @@ class HostWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _unmasked(self, mask: torch.Tensor) -> Sequence[torch.Tensor]:
         if self._answers is None:
             found = aten.nonzero.default(mask)
-            self.rehearsal.notes.append(("mask", len(found)))
+            self._note("mask", len(found))
         else:
             count = self._next("mask")
             self.differs.append(mask.count_nonzero() != count)
             found = aten.nonzero_static.default(mask, size=count, fill_value=0)
         return found.unbind(1)  # type: ignore[no-any-return]
+
+
+def _asking_line() -> str:
+    """Where in the model's code an operator was called; empty in a backward pass, which no line of it calls."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_filename == __file__ or "/torch/" in frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _tensors(args: Any, given: Any) -> list[torch.Tensor]:

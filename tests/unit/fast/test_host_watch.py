@@ -56,10 +56,12 @@ def test_a_step_with_the_answers_of_another_has_its_own_gradients() -> None:
     model = bart()
     expected = gradients(model, rows(1)), gradients(model, rows(2))
     with OnOneDevice(CPU) as first:
-        assert torch.equal(gradients(model, rows(1)), expected[0])
+        rehearsed = gradients(model, rows(1))
     assert first.rehearsal.why_not is None
     with OnOneDevice(CPU, first.rehearsal) as second:
-        assert torch.equal(gradients(model, rows(2)), expected[1])
+        answered = gradients(model, rows(2))
+    assert torch.equal(rehearsed, expected[0])
+    assert torch.equal(answered, expected[1])
     assert second.differs
     assert not torch.stack(second.differs).any()
 
@@ -111,13 +113,17 @@ def test_a_step_that_does_something_else_than_the_rehearsal_is_refused() -> None
 
 def test_what_is_copied_from_the_host_must_have_the_same_values_again() -> None:
     elsewhere = torch.device("meta")
+
+    def step(values: torch.Tensor) -> torch.Tensor:
+        return values.to(elsewhere)
+
     with HostWatch(elsewhere) as first:
-        torch.arange(3).to(elsewhere)
+        step(torch.arange(3))
     with HostWatch(elsewhere, first.rehearsal):
-        assert torch.arange(3).to(elsewhere).shape == (3,)
+        assert step(torch.arange(3)).shape == (3,)
     for values in (torch.arange(3) + 1, torch.arange(4)):
         with pytest.raises(NotRepeatable, match="other values"), HostWatch(elsewhere, first.rehearsal):
-            values.to(elsewhere)
+            step(values)
 
 
 def test_the_batch_that_a_step_is_given_is_not_its_own_copy() -> None:
@@ -125,3 +131,19 @@ def test_the_batch_that_a_step_is_given_is_not_its_own_copy() -> None:
     with HostWatch(elsewhere, given=[batch]) as watch:
         batch.to(elsewhere)
     assert watch.rehearsal.is_plain
+
+
+def test_what_is_asked_outside_of_captures_alone_needs_no_answer() -> None:
+    """As transformers looks whether a mask is all ones, but not while a step is captured."""
+    values = torch.arange(4)
+
+    def step(captured: bool) -> torch.Tensor:
+        if not captured:
+            values.nonzero()
+        return values[values > 1]
+
+    with OnOneDevice(CPU) as first:
+        step(captured=False)
+    with OnOneDevice(CPU, first.rehearsal) as second:
+        assert step(captured=True).tolist() == [2, 3]
+    assert not torch.stack(second.differs).any()
