@@ -160,10 +160,11 @@ def rank_suspects(judged: Ints, ids: Ints, labels: LabelMap) -> list[Suspect]:
         return [Suspect(int(row), float(judged[row, 0]), float(-miss[row] / spread), 0.0) for row in order]
     doubtful = int((share_of_given(judged, ids) < SURE).sum())
     order = np.argsort(chance_of_given(judged, ids), kind="stable")[:doubtful].tolist()
-    best = judged.copy()
+    p = calibrate(judged, ids)
+    best = p.copy()
     best[np.arange(len(ids)), ids] = -1.0
     top = best.argmax(axis=1)
-    return [Suspect(int(r), int(top[r]), float(judged[r, ids[r]]), float(judged[r, top[r]])) for r in order]
+    return [Suspect(int(r), int(top[r]), float(p[r, ids[r]]), float(p[r, top[r]])) for r in order]
 
 
 def word_space(texts: Sequence[str], size: int = WORD_SPACE) -> Ints:
