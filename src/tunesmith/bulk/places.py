@@ -1,6 +1,7 @@
 """Folders that several processes write to: on a shared disk, or in an object store that fsspec reaches (s3://, gs://).
 
-A file is there whole or not at all. A claim keeps two processes from doing the same work; no output depends on it.
+A file is there whole or not at all. A claim keeps two processes from doing the same work; no output depends on it: `claimed` says
+whether this process has the name for as long as the block runs. `names` and `exists` do not see files that are being written.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import os
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, Protocol
+from typing import Any
 
 from tunesmith.errors import ConfigError, ResourceError
 from tunesmith.run.writing import TMP_PREFIX, make_folder, open_in_place, read_regular, write_file
@@ -26,35 +27,6 @@ LEASE_SECONDS = 60.0
 """In a store without locks a claim holds while its text changes: this long without a change, and its process counts as dead."""
 WHOLE_ON_CLOSE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "r2"}
 """Stores in which an object appears under its name when its upload is complete."""
-
-
-class Place(Protocol):
-    """A folder by the names below it."""
-
-    @property
-    def poll_seconds(self) -> float:
-        """How often to look what other processes have done."""
-        ...
-
-    def names(self) -> set[str]:
-        """All files in it now; those that are being written are not among them."""
-        ...
-
-    def exists(self, name: str) -> bool:
-        """Whether this file is there now."""
-        ...
-
-    def read(self, name: str) -> bytes:
-        """The bytes of a file; FileNotFoundError when it is not there."""
-        ...
-
-    def write(self, name: str, data: bytes) -> None:
-        """Publishes a file, whole or not at all."""
-        ...
-
-    def claimed(self, name: str, *, wait: bool = False) -> AbstractContextManager[bool]:
-        """Whether this process has the name for as long as the block runs; False when another one has it now."""
-        ...
 
 
 def is_remote(given: str) -> bool:
@@ -90,6 +62,7 @@ class SharedFolder:
 
     path: Path
     poll_seconds: float = 0.5
+    """How often to look what other processes have done."""
 
     def names(self) -> set[str]:
         found = (p.relative_to(self.path) for p in self.path.rglob("*") if p.is_file())
@@ -202,3 +175,6 @@ class Store:
             beat += 1
             with suppress(ResourceError):  # a missed beat costs double work at most
                 self.write(claim, f"{self.owner} {beat}".encode())
+
+
+Place = SharedFolder | Store

@@ -106,12 +106,8 @@ def units_of(file: InputFile, **reading: Any) -> Iterator[Unit]:
     blocks = column_blocks(
         Path(file.path), kind=file.kind, gzipped=file.gzipped, open_file=file.open if file.fs else None, **reading
     )
-    for number, columns in enumerate(_fixed_runs(blocks, UNIT_ROWS)):
-        yield Unit(f"{file.name}-{number:05d}", partial(_same, columns))
-
-
-def _same(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    return columns
+    for number, columns in enumerate(fixed_runs(blocks, UNIT_ROWS)):
+        yield Unit(f"{file.name}-{number:05d}", columns.copy)
 
 
 def _row_groups(file: InputFile) -> Iterator[Unit]:
@@ -139,7 +135,7 @@ def _row_groups(file: InputFile) -> Iterator[Unit]:
         yield Unit(f"{file.name}-{number:05d}", partial(load, group, start))
 
 
-def _fixed_runs(blocks: Iterator[dict[str, list[Any]]], size: int) -> Iterator[dict[str, list[Any]]]:
+def fixed_runs(blocks: Iterator[dict[str, list[Any]]], size: int) -> Iterator[dict[str, list[Any]]]:
     """The same rows in runs of `size`, however the reader cut them."""
     held: dict[str, list[Any]] = {}
     rows = 0

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tunesmith.bulk.places import Place
-from tunesmith.bulk.units import UNIT_ROWS, InputFile, Unit, units_of
+from tunesmith.bulk.units import UNIT_ROWS, InputFile, Unit, fixed_runs, units_of
 from tunesmith.errors import CheckpointError, DataError
 from tunesmith.files import BadFile, parse_json
 from tunesmith.predict.facts import model_folder_of
@@ -201,17 +203,11 @@ def read_whole(given: str, reading: dict[str, Any]) -> dict[str, list[Any]]:
     """All columns of one file, or of stdin."""
     if given == "-":
         rows = read_stdin(**reading)
-        names = dict.fromkeys(name for row in rows for name in row)
-        return {name: [row.get(name) for row in rows] for name in names}
-    columns: dict[str, list[Any]] = {}
-    rows_before = 0
+        return {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
     kind, gzipped = kind_of_rows(Path(given))
-    for unit in units_of(InputFile(given, Path(given).stem, kind, gzipped), **reading):
-        block = unit.load() if kind != "parquet" else unit.load().to_pydict()
-        count = len(next(iter(block.values()), []))
-        for name in {**columns, **block}:
-            columns.setdefault(name, [None] * rows_before).extend(block.get(name, [None] * count))
-        rows_before += count
-    if not rows_before:
+    units = units_of(InputFile(given, Path(given).stem, kind, gzipped), **reading)
+    blocks = (unit.load() if kind != "parquet" else unit.load().to_pydict() for unit in units)
+    columns = next(fixed_runs(blocks, sys.maxsize), None)
+    if columns is None:
         raise DataError("has no rows", where=given)
     return columns

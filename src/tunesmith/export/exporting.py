@@ -24,9 +24,8 @@ from tunesmith.export.checked import (
     table_of,
 )
 from tunesmith.export.evidence_rows import EvidenceRows
-from tunesmith.export.folder_card import export_card
-from tunesmith.export.quantised import Candidate, Feed, onnx_candidates, openvino_candidates, strip_shapes
-from tunesmith.export.runtime_packages import runtime_requirements
+from tunesmith.export.folder_card import export_card, runtime_requirements
+from tunesmith.export.quantised import Feed, candidates, strip_shapes
 from tunesmith.predict.facts import GraphFacts, ModelFacts, model_folder_of
 from tunesmith.predict.graph_network import GraphNetwork, load_onnx, load_openvino, report_nothing
 from tunesmith.predict.predictor import Network, Predictor
@@ -141,37 +140,26 @@ def _write_graph(
         return network, [check_float(facts.format, logits_of(network, job.rows.texts), original, job.rows, job.facts)]
     strip_shapes(plain)
     tried: list[Checked] = []
-    for candidate in _candidates(job, facts, plain):
-        network = _write_candidate(job, facts, candidate, graph)
+    openvino = facts.engine == "openvino"
+    some = [column[:SENSITIVITY_ROWS] for column in job.rows.calibration]
+    before = logits_of(job.torch_network, some)
+
+    def change(quantised: Path) -> float:
+        answers = logits_of(job.network(replace(facts, format="onnx"), quantised), some)
+        return float(np.abs(answers - before).mean())
+
+    for candidate in candidates(plain, _calibration_feed(job, facts), change, job.scratch, static_only=openvino):
+        quantised = job.scratch / "quantised.onnx" if openvino else graph
+        candidate.write(quantised)
+        if openvino:
+            _to_openvino(quantised, graph)
+        network = job.network(facts, graph)
         answers = logits_of(network, job.rows.texts)
         tried.append(check_quantised(candidate.name, answers, original, job.rows, job.facts, may))
         job.say(f"{candidate.name}: {tried[-1].refused or 'accepted'}")
         if tried[-1].refused is None:
             break
     return network, tried
-
-
-def _candidates(job: _Original, facts: GraphFacts, plain: Path) -> Any:
-    feed = _calibration_feed(job, facts)
-    onnx_facts = replace(facts, format="onnx")
-    some = [column[:SENSITIVITY_ROWS] for column in job.rows.calibration]
-    before = logits_of(job.torch_network, some)
-
-    def change(graph: Path) -> float:
-        return float(np.abs(logits_of(job.network(onnx_facts, graph), some) - before).mean())
-
-    make = openvino_candidates if facts.format.startswith("openvino") else onnx_candidates
-    return make(plain, feed, change, job.scratch)
-
-
-def _write_candidate(job: _Original, facts: GraphFacts, candidate: Candidate, graph: Path) -> GraphNetwork:
-    if not facts.format.startswith("openvino"):
-        candidate.write(graph)
-    else:
-        quantised = job.scratch / "quantised.onnx"
-        candidate.write(quantised)
-        _to_openvino(quantised, graph)
-    return job.network(facts, graph)
 
 
 def _to_openvino(source: Path, graph: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,31 +37,20 @@ class _Calibration:
         return next(self._left, None)
 
 
-def onnx_candidates(graph: Path, feed: Feed, change: Callable[[Path], float], scratch: Path) -> Iterator[Candidate]:
-    """The candidates for onnxruntime in the order they are tried."""
-    yield Candidate("dynamic", lambda to: _dynamic(graph, to, per_channel=False))
-    yield Candidate("dynamic per channel", lambda to: _dynamic(graph, to, per_channel=True))
-    if feed:
-        yield Candidate("static", lambda to: _static(graph, to, feed))
+def candidates(
+    graph: Path, feed: Feed, change: Callable[[Path], float], scratch: Path, *, static_only: bool
+) -> Iterator[Candidate]:
+    """In the order they are tried. `static_only`: OpenVINO computes in int8 where scales are in the graph."""
+    if not static_only:
+        yield Candidate("dynamic", partial(_dynamic, graph, per_channel=False))
+        yield Candidate("dynamic per channel", partial(_dynamic, graph, per_channel=True))
+    yield Candidate("static", partial(_static, graph, feed=feed))
     groups = _sensitive_groups(graph, change, scratch)
     for count in LEFT_OUT:
         left = [name for group in groups[:count] for name in group]
-        yield Candidate(
-            f"dynamic per channel, {len(left)} products in float",
-            lambda to, left=left: _dynamic(graph, to, per_channel=True, exclude=left),  # type: ignore[misc]
-        )
-
-
-def openvino_candidates(graph: Path, feed: Feed, change: Callable[[Path], float], scratch: Path) -> Iterator[Candidate]:
-    """The candidates for OpenVINO, which computes in int8 where scales are in the graph: all of them static."""
-    yield Candidate("static", lambda to: _static(graph, to, feed))
-    groups = _sensitive_groups(graph, change, scratch)
-    for count in LEFT_OUT:
-        left = [name for group in groups[:count] for name in group]
-        yield Candidate(
-            f"static, {len(left)} products in float",
-            lambda to, left=left: _static(graph, to, feed, exclude=left),  # type: ignore[misc]
-        )
+        write = partial(_static, graph, feed=feed) if static_only else partial(_dynamic, graph, per_channel=True)
+        kind = "static" if static_only else "dynamic per channel"
+        yield Candidate(f"{kind}, {len(left)} products in float", partial(write, exclude=left))
 
 
 def strip_shapes(graph: Path) -> None:
@@ -87,7 +78,7 @@ def _dynamic(graph: Path, to: Path, *, per_channel: bool, exclude: list[str] | N
         )
 
 
-def _static(graph: Path, to: Path, feed: Feed, *, exclude: list[str] | None = None) -> None:
+def _static(graph: Path, to: Path, *, feed: Feed, exclude: list[str] | None = None) -> None:
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     with _quiet_root():
@@ -126,11 +117,11 @@ def _sensitive_groups(graph: Path, change: Callable[[Path], float], scratch: Pat
     return [groups[number] for _, number in sorted(found, reverse=True)]
 
 
-class _quiet_root:
+@contextmanager
+def _quiet_root() -> Iterator[None]:
     """onnxruntime's tools log through the root logger."""
-
-    def __enter__(self) -> None:
-        logging.disable(logging.WARNING)
-
-    def __exit__(self, *error: object) -> None:
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
         logging.disable(logging.NOTSET)

@@ -174,6 +174,8 @@ class _Parser:
             count = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
             if len(fields) > width and self.quoting:
                 fix = f"Enclose a field that contains {self.delimiter!r} in quotes."
+            elif not self.quoting and text.count('"') % 2:
+                fix = "Give --quoting rfc4180 if quotes enclose cells of several lines."
             else:
                 fix = "Correct the line, or give the right --delimiter."
             self._add_bad(f"{count}, expected {width}", fix, line, text)

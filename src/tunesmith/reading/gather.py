@@ -141,9 +141,8 @@ def follow_split_column(sources: Mapping[str, Source], asked: str | None, notes:
     for row, cell in enumerate(cells):
         rows[SPLITS[cell]].append(row)
     counts = ", ".join(f"{len(rows[split]):,} {split}" for split in rows if rows[split])
-    notes.append(
-        f"Column {name!r} gives the split of each row: {counts} rows (--split_column_name none: not followed)."
-    )
+    followed = f"Column {name!r} gives the split of each row: {counts} rows"
+    notes.append(f"{followed} (--split_column_name none: not followed).")
     picked = {split: train.dataset.select(numbers) for split, numbers in rows.items() if numbers}
     return {split: replace(train, name=split, dataset=some, table_file=None) for split, some in picked.items()}
 

@@ -142,20 +142,16 @@ class ColumnKinds:
             raise
 
 
+_KINDS = {type(None): "null", bool: "bool", int: "int", float: "float", str: "text", dict: "text"}
+"""In this order: true and false are whole numbers to Python."""
+
+
 def _scalar_kind(value: Any, where: str) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "bool"
-    if isinstance(value, int):
-        return "int"
-    if isinstance(value, float):
-        return "float"
-    if isinstance(value, str | dict):
-        return "text"
-    item = getattr(value, "item", None)  # numpy scalars in lists of dicts
-    if callable(item) and getattr(value, "ndim", None) == 0:
-        return _scalar_kind(item(), where)
+    for kind, name in _KINDS.items():
+        if isinstance(value, kind):
+            return name
+    if getattr(value, "ndim", None) == 0:  # numpy scalars in lists of dicts
+        return _scalar_kind(value.item(), where)
     raise DataError(f"a value of type {type(value).__name__}", where=where, fix="Use text, numbers or lists of them.")
 
 
@@ -182,8 +178,7 @@ def _arrow_type(kind: str) -> Any:
 
     if kind.startswith("list:"):
         return pa.list_(_arrow_type(kind[5:]))
-    types = {"null": pa.string(), "bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "text": pa.string()}
-    return types[kind]
+    return {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}.get(kind, pa.string())
 
 
 _TABLE = re.compile(r'^\s*\{\s*"(?:[^"\\]|\\.)+"\s*:\s*(?:\{\s*"0"\s*:|\[\s*(?:"|-?\d))')

@@ -16,7 +16,7 @@ from typing import Any
 
 from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.labels import UNLABELLED, match_names
-from tunesmith.reading.label_survey import Survey, alike, class_names, is_list_type, survey_labels
+from tunesmith.reading.label_survey import Survey, alike, class_names, fold_case, is_list_type, survey_labels
 from tunesmith.reading.ready_commands import train_with
 from tunesmith.reading.source import Source
 
@@ -51,7 +51,7 @@ def refuse_variants(train: Source, column: str, counts: Mapping[str, int], first
     """Refuses labels that differ only in case or spaces, all of them at once, with the two ways out."""
     by_fold: dict[str, list[str]] = {}
     for name in sorted(counts, key=lambda n: -counts[n]):
-        by_fold.setdefault(" ".join(name.casefold().split()), []).append(name)
+        by_fold.setdefault(fold_case(name), []).append(name)
     pairs = [(group[0], other) for group in by_fold.values() for other in group[1:]]
     if not pairs:
         return
@@ -64,6 +64,7 @@ def refuse_variants(train: Source, column: str, counts: Mapping[str, int], first
 
 
 def _respell(source: Source, column: str, changed: Mapping[str, str]) -> Source:
+    import pyarrow as pa
     from datasets import Dataset
 
     field = source.dataset.features.arrow_schema.field(column)
@@ -75,10 +76,8 @@ def _respell(source: Source, column: str, changed: Mapping[str, str]) -> Source:
         new = [None if row is None else list(dict.fromkeys(changed.get(v, v) for v in row)) for row in cells]
     else:
         new = [changed.get(value, value) for value in cells]
-    import pyarrow as pa
-
-    at = table.column_names.index(column)
-    return replace(source, dataset=Dataset(table.set_column(at, column, pa.array(new, field.type))), table_file=None)
+    table = table.set_column(table.column_names.index(column), column, pa.array(new, field.type))
+    return replace(source, dataset=Dataset(table), table_file=None)
 
 
 _UNLABELLED_NAME = str(UNLABELLED)
@@ -218,7 +217,7 @@ def _unknown(value: str, naming: Naming, where: str, *, is_train: bool) -> DataE
     shown = naming.values if len(naming.values) <= 20 else (*naming.values[:20], "...")
     same = next((v for v in naming.values if alike(v) == alike(value)), None)
     if same is not None:
-        seen = _fold(same) == _fold(value)
+        seen = fold_case(same) == fold_case(value)
         how = "case or spaces" if seen else "its Unicode form, invisible characters or the way a number is written"
         problem = f"{value!a} differs from {same!a} only in {how}"
         return DataError(problem, where=where, fix="Write both the same, or give --merge_label_variants.")
@@ -238,10 +237,6 @@ def _refuse_typos(train: Source, column: str, survey: Survey) -> None:
                 problem = f"{name!r} ({count:,} of {survey.rows:,} rows) reads like {other!r} ({often:,} rows)"
                 fix = f"Did you mean {other!r}? If not, list both in --label_names."
                 raise DataError(problem, where=train.where(survey.first_row[name], column), fix=fix)
-
-
-def _fold(name: str) -> str:
-    return " ".join(name.casefold().split())
 
 
 def _digits(name: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tunesmith.errors import DataError
@@ -91,8 +92,7 @@ def is_list_type(arrow_type: Any) -> bool:
     """Whether cells are lists: several labels a row."""
     import pyarrow as pa
 
-    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(kind(arrow_type) for kind in kinds)
+    return isinstance(arrow_type, (pa.ListType, pa.LargeListType, pa.FixedSizeListType))
 
 
 def holds_places(source: Source, column: str) -> bool:
@@ -214,9 +214,8 @@ def find_alikes(counts: Mapping[str, int]) -> list[Finding]:
         groups: dict[str, list[str]] = {}
         for name in counts:
             groups.setdefault(key(name), []).append(name)
-        pairs = [
-            (group[0], other) for group in groups.values() for other in group[1:] if {group[0], other} not in known
-        ]
+        pairs = [(group[0], other) for group in groups.values() for other in group[1:]]
+        pairs = [pair for pair in pairs if frozenset(pair) not in known]
         known |= {frozenset(pair) for pair in pairs}
         findings.append(_warning(kind, pairs, counts))
     return [finding for finding in findings if finding is not None]
@@ -229,7 +228,12 @@ def visible(text: str) -> str:
 
 def alike(name: str) -> str:
     """Equal for labels that differ only in case, spaces, Unicode form, invisible characters or the way a number is written."""
-    return " ".join(_number(unicodedata.normalize("NFC", visible(name))).casefold().split())
+    return fold_case(_number(unicodedata.normalize("NFC", visible(name))))
+
+
+def fold_case(name: str) -> str:
+    """Equal for labels that differ only in case or spaces."""
+    return " ".join(name.casefold().split())
 
 
 def _number(name: str) -> str:
@@ -240,12 +244,10 @@ def _number(name: str) -> str:
 
 
 _KEYS: dict[str, Callable[[str], str]] = {
-    "in their Unicode form (an accent of its own or within the letter)": lambda name: unicodedata.normalize(
-        "NFC", name
-    ),
+    "in their Unicode form (an accent of its own or within the letter)": partial(unicodedata.normalize, "NFC"),
     "in invisible characters": visible,
     "in the way a number is written": _number,
-    "in case or spaces": lambda name: " ".join(name.casefold().split()),
+    "in case or spaces": fold_case,
     "in several of these": alike,
 }
 """How they differ -> what is then equal, the narrowest first."""

@@ -172,9 +172,7 @@ def _cut(
     how = "at random" if task is Task.MULTILABEL else "with the shares of the labels kept"
     cut = {}
     for split, part in parts.items():
-        limit = next(
-            n for kind, n in zip(("train", "validation", "test"), limits, strict=True) if split.startswith(kind)
-        )
+        limit = limits[[split.startswith(kind) for kind in ("train", "validation", "test")].index(True)]
         cut[split] = sample_part(part, limit, task=task, seed=seed)
         if len(cut[split]) < len(part):
             used = f"{len(cut[split]):,} of {len(part):,} {split} rows"

@@ -27,13 +27,13 @@ from tunesmith.reading.containers import (
     readable,
 )
 from tunesmith.reading.in_memory import read_memory
-from tunesmith.reading.source import Source, checked
-from tunesmith.reading.table_cache import cache_table, default_table_cache, find_table
+from tunesmith.reading.source import Source, cache_table, checked, default_table_cache, find_table
 from tunesmith.reading.text_files import (
     DELIMITER_NAMES,
     Dialect,
     choose_dialect,
     delimited_batches,
+    has_quoted_cells,
     recognise_lines,
     refuse_title,
     sniff_dialect,
@@ -101,15 +101,8 @@ def read_source(
         kind, gzipped = kind_of_file(path, origin, delimiter)
         _refuse_no_content(path, origin)
         dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
-        how = (
-            check_encoding(encoding),
-            dialect,
-            limits or DecompressionLimits(),
-            on_progress,
-            skip_bad_rows,
-            sheet_name,
-        )
-        file = _recognised(_File(path, hash_file(path), origin, kind, gzipped, *how))
+        how = (kind, gzipped, check_encoding(encoding), dialect, limits or DecompressionLimits())
+        file = _recognised(_File(path, hash_file(path), origin, *how, on_progress, skip_bad_rows, sheet_name))
         return _from_file(file, name, Path(cache_dir) if cache_dir is not None else default_table_cache())
 
 
@@ -162,6 +155,8 @@ def _reading_note(file: _File) -> str | None:
         return note_sheet(file.path, file.origin, file.sheet)
     if file.kind == "fasttext":
         return f"Reading: {file.origin} holds fastText lines, `__label__NAME text`."
+    if file.dialect is not None and not file.dialect.quoting and has_quoted_cells(_first_text(file), file.dialect):
+        return f"Reading: the quotes around cells of {file.origin} are part of the cells (--quoting rfc4180: they are not)."
     if file.dialect is None or file.dialect.delimiter == ("\t" if file.kind == "tsv" else ","):
         return None
     name = DELIMITER_NAMES.get(file.dialect.delimiter, repr(file.dialect.delimiter))

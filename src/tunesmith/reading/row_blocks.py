@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from io import BytesIO
 from itertools import chain, islice
 from pathlib import Path
@@ -11,21 +12,21 @@ from types import SimpleNamespace
 from typing import IO, Any
 
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.reading.blocks import text_blocks
+from tunesmith.reading.blocks import UnreadableText, text_blocks
 from tunesmith.reading.containers import CountedBytes, DecompressionLimits, readable
 from tunesmith.reading.delimited import parse_delimited
 from tunesmith.reading.json_files import BATCH_ROWS, line_records
 from tunesmith.reading.json_rows import flatten_record
-from tunesmith.reading.text_files import Dialect, check_header, choose_dialect
+from tunesmith.reading.text_files import Dialect, check_header, choose_dialect, sniff_dialect
 
 TEXT_KINDS = ("csv", "tsv", "jsonl")
 
 
 def kind_of_rows(path: Path) -> tuple[str, bool]:
     """("csv" | "tsv" | "jsonl" | "parquet", whether it is gzipped), from the name of a file."""
-    gzipped = path.suffix == ".gz"
-    kind = (path.with_suffix("") if gzipped else path).suffix.removeprefix(".")
-    kind = {"ndjson": "jsonl", "json": "jsonl"}.get(kind, kind)
+    gzipped = path.suffix.lower() == ".gz"
+    kind = (path.with_suffix("") if gzipped else path).suffix.lower().removeprefix(".")
+    kind = {"ndjson": "jsonl", "json": "jsonl", "tab": "tsv", "pq": "parquet"}.get(kind, kind)
     if kind not in (*TEXT_KINDS, "parquet") or (gzipped and kind == "parquet"):
         fix = "Use .csv, .tsv, .jsonl, each also .gz, or .parquet."
         raise ConfigError("cannot be read as rows", where=str(path), fix=fix)
@@ -77,13 +78,14 @@ def _column_blocks(blocks: Iterator[str], origin: str, dialect: Dialect | None) 
         while some := [flatten_record(row) for _, row in islice(records, BATCH_ROWS)]:
             yield {name: [row.get(name) for row in some] for name in dict.fromkeys(chain.from_iterable(some))}
         return
+    try:
+        head = next(blocks, "")
+    except UnreadableText as fault:
+        raise fault.at(f"{origin}:1:1") from None
+    dialect = sniff_dialect(head, dialect)
     names: list[str] = []
-    rows = parse_delimited(
-        blocks,
-        origin=origin,
-        delimiter=dialect.delimiter,
-        quoting=dialect.quoting,
-        on_header=lambda header: names.extend(check_header(header, origin=origin, dialect=dialect)),
-    )
-    for found in rows:
+    cells: dict[str, Any] = {"delimiter": dialect.delimiter, "quoting": dialect.quoting}
+    named = partial(check_header, origin=origin, dialect=dialect)
+    lines = chain([head], blocks)
+    for found in parse_delimited(lines, origin=origin, **cells, on_header=lambda header: names.extend(named(header))):
         yield dict(zip(names, found.columns, strict=True))

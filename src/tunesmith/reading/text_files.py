@@ -179,6 +179,13 @@ def refuse_title(head: str, dialect: Dialect, origin: str) -> None:
             raise DataError(problem, where=f"{origin}:1", fix=f"Remove what is above them: {cut}")
 
 
+def has_quoted_cells(head: str, dialect: Dialect) -> bool:
+    """Whether most of the first rows have a cell that is enclosed in quotes."""
+    rows = [line.split(dialect.delimiter) for line in head.splitlines()[1 : 1 + _SNIFFED_LINES]]
+    quoted = [row for row in rows if any(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in row)]
+    return len(quoted) * 2 > len(rows)
+
+
 def _width(head: str, delimiter: str, *, quoting: bool) -> int:
     """Fields in each of the first lines; 0 when they are not equally many."""
     lines = head.splitlines()[:_SNIFFED_LINES]

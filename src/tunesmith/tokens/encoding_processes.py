@@ -1,4 +1,5 @@
-"""Texts tokenized by processes of their own, before they are asked for, so that all cores feed one GPU.
+"""Items prepared before they are asked for: by a thread, or texts tokenized by processes of their own, so that all cores feed one
+GPU.
 
 The Rust core has threads, but in one process they share one allocator and one address space: 16 cores gave 5,100 rows of MRPC a
 second, processes 29,800 (docs/performance.md). A process gets texts and returns arrays. Pieces go to whichever process is idle
@@ -8,13 +9,14 @@ and come back in their order; the tokens are those of the encoder in this proces
 from __future__ import annotations
 
 import os
+import queue
 import subprocess
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from itertools import chain
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -28,36 +30,62 @@ from tunesmith.tokens.token_rows import Ragged, TokenRows
 from tunesmith.tokens.truncation import EncodedRow
 
 
+def prefetched(items: Iterator[Any], prepare: Callable[[Any], Any], ahead: int = 2) -> Iterator[Any]:
+    """The items, each prepared by a thread up to `ahead` before it is asked for; errors arrive where the item would."""
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
+    stopped = threading.Event()
+
+    def put(message: tuple[str, Any]) -> None:
+        while not stopped.is_set():
+            try:
+                ready.put(message, timeout=0.1)
+            except queue.Full:
+                continue
+            return
+
+    def work() -> None:
+        try:
+            for item in items:
+                if stopped.is_set():
+                    return
+                put(("item", prepare(item)))
+            put(("end", None))
+        except BaseException as error:
+            put(("error", error))
+
+    thread = threading.Thread(target=work, name="tunesmith-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            kind, value = ready.get()
+            if kind == "end":
+                return
+            if kind == "error":
+                raise value
+            yield value
+    finally:
+        stopped.set()
+        thread.join(timeout=5)
+
+
 @dataclass(frozen=True, slots=True)
 class CutCount:
-    """Sums over rows; `unknown`: of some cut tokens it is not known which text they are of."""
+    """Sums over rows; `unknown`: rows of which it is not known which text the cut tokens are of."""
 
     rows: int = 0
     tokens: int = 0
     second: int = 0
     unread: int = 0
-    unknown: bool = False
+    unknown: int = 0
 
     def __add__(self, other: CutCount) -> CutCount:
-        return CutCount(
-            self.rows + other.rows,
-            self.tokens + other.tokens,
-            self.second + other.second,
-            self.unread + other.unread,
-            self.unknown or other.unknown,
-        )
+        return CutCount(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 def count_cuts(encoded: Sequence[EncodedRow]) -> CutCount:
     """What was cut of these rows."""
-    cut = [row for row in encoded if row.cut]
-    return CutCount(
-        len(cut),
-        sum(row.cut for row in cut),
-        sum(row.cut_second for row in cut),
-        sum(row.unread for row in cut),
-        any(row.cut_second == UNKNOWN for row in cut),
-    )
+    cut = [(1, row.cut, row.cut_second, row.unread, row.cut_second == UNKNOWN) for row in encoded if row.cut]
+    return CutCount(*map(sum, zip(*cut, strict=True)))
 
 
 def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenRows:
@@ -73,10 +101,9 @@ def join_token_rows(parts: Sequence[TokenRows]) -> TokenRows:
     if len(parts) == 1:
         return parts[0]
     starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    columns = {
-        name: Ragged(tuple(chain.from_iterable(part.columns[name].chunks for part in parts)), starts)
-        for name in parts[0].columns
-    }
+    columns = {}
+    for name in parts[0].columns:
+        columns[name] = Ragged(tuple(chain.from_iterable(part.columns[name].chunks for part in parts)), starts)
     return TokenRows(columns, np.concatenate([part.lengths for part in parts]), None)
 
 

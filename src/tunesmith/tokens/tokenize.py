@@ -101,14 +101,9 @@ def tokenize(
         problem = f"the tokenizer makes token id {largest}, but the model has only {vocab_size} token embeddings"
         raise DataError(problem, fix="Use the tokenizer that belongs to the model.")
     sides = None if facts["second_cut"] == UNKNOWN else (facts["tokens_cut"] - facts["second_cut"], facts["second_cut"])
-    truncated = TruncationCount(
-        rows=len(stored),
-        rows_cut=facts["rows_cut"],
-        tokens_cut=facts["tokens_cut"],
-        by_side=sides and sides[: len(text)],
-        max_length=max_length if encoder.windows is None else encoder.windows.longest,
-        unread=facts["unread"],
-    )
+    longest = max_length if encoder.windows is None else encoder.windows.longest
+    cut = (facts["rows_cut"], facts["tokens_cut"], sides and sides[: len(text)])
+    truncated = TruncationCount(len(stored), *cut, longest, facts["unread"])
     known = _unpack_ids(facts["used_ids"])
     rows = TokenRows.from_arrow(stored.data.table, known_ids=known).in_windows(encoder.windows)
     empty = np.flatnonzero(rows.lengths <= tokenizer.num_special_tokens_to_add(pair=len(text) == 2))

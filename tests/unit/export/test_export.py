@@ -114,7 +114,7 @@ def test_other_formats_keep_the_labels(to: str, traced: Path, tmp_path: Path) ->
 def test_a_bad_quantisation_is_refused_with_the_table_and_leaves_nothing(
     traced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def planted(graph: Path, *_: Any) -> Iterator[Candidate]:
+    def planted(graph: Path, *_: Any, **__: Any) -> Iterator[Candidate]:
         import onnx
         from onnx import numpy_helper
 
@@ -128,7 +128,7 @@ def test_a_bad_quantisation_is_refused_with_the_table_and_leaves_nothing(
 
         yield Candidate("planted", spoil)
 
-    monkeypatch.setattr(exporting, "onnx_candidates", planted)
+    monkeypatch.setattr(exporting, "candidates", planted)
     rows = rows_of_run(RunDir(traced), Predictor.load(traced, use_cpu=True).facts)
     with pytest.raises(NumericsError, match=r"drops by 0\.\d+; --max_drop is 0\.005") as refused:
         export_model_to(traced, "onnx-int8", tmp_path / "bad", rows)

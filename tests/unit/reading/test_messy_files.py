@@ -351,6 +351,24 @@ def test_quotes_behind_a_space_come_with_the_command_that_reads_them(tmp_path: P
     assert found.splits["train"]["text"][:] == [sentence(i) for i in range(60)]
 
 
+def test_quotes_of_a_tsv_file_stay_as_they_are_with_a_line_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "quoted.tsv"
+    path.write_text("text\tlabel\n" + "".join(f'"{sentence(i)}"\t{"ab"[i % 2]}\n' for i in range(60)))
+    found = load_file(path, validation_split_fraction=0)
+    assert found.splits["train"]["text"][0] == f'"{sentence(0)}"'
+    assert any(note.endswith("are part of the cells (--quoting rfc4180: they are not).") for note in found.notes)
+    asked = load_file(path, validation_split_fraction=0, quoting="rfc4180")
+    assert asked.splits["train"]["text"][0] == sentence(0)
+    assert not any("quotes" in note for note in asked.notes)
+    path.write_text('text\tlabel\n"two\nlines"\ta\n"x"\tb\n')
+    with pytest.raises(DataError, match="Give --quoting rfc4180 if quotes enclose cells of several lines"):
+        load_file(path)
+    assert load_file(path, quoting="rfc4180", validation_split_fraction=0).splits["train"]["text"][:] == [
+        "two\nlines",
+        "x",
+    ]
+
+
 def test_a_column_of_single_words_beside_the_labels_is_the_text(tmp_path: Path) -> None:
     table({"url": lambda i: f"http://site{i}.example/{i * 7}", "type": pick("benign", "phishing")})(
         tmp_path / "urls.csv"

@@ -23,6 +23,7 @@ from tunesmith.reading import blocks
 from tunesmith.reading.json_files import json_batches
 from tunesmith.reading.json_rows import ColumnKinds
 from tunesmith.reading.read import read_source
+from tunesmith.reading.row_blocks import column_blocks, kind_of_rows
 from tunesmith.reading.source import LINE_COLUMN
 from tunesmith.reading.text_files import choose_dialect, delimited_batches
 from tunesmith.run.environment import answer_within
@@ -111,6 +112,17 @@ def test_a_nameless_index_column_gets_a_name(tmp_path: Path) -> None:
 def test_a_delimiter_can_be_named(tmp_path: Path) -> None:
     assert read(write(tmp_path / "x.csv", "a;b\n1;2,3\n"), delimiter="semicolon") == [{"a": "1", "b": "2,3"}]
     assert read(write(tmp_path / "x.txt", "a|b\n1|2\n"), delimiter="|") == [{"a": "1", "b": "2"}]
+
+
+def test_rows_for_many_files_are_read_as_for_training(tmp_path: Path) -> None:
+    path = write(tmp_path / "X.CSV", "text;label\r\na, b;x\r\nc, d;y\r\n")
+    assert kind_of_rows(path) == ("csv", False)
+    assert list(column_blocks(path, kind="csv")) == [{"text": ["a, b", "c, d"], "label": ["x", "y"]}]
+    assert kind_of_rows(tmp_path / "x.TSV.GZ") == ("tsv", True)
+    named = write(tmp_path / "sep.csv", "sep=|\ntext|label\na;b|x\n")
+    assert list(column_blocks(named, kind="csv")) == [{"text": ["a;b"], "label": ["x"]}]
+    with pytest.raises(DataError, match=r"bytes.csv:1:1: byte 0xff"):
+        list(column_blocks(write(tmp_path / "bytes.csv", b"\xff\xe9text,label\n"), kind="csv"))
 
 
 @pytest.mark.parametrize(
