@@ -191,7 +191,7 @@ def show(found: list[dict[str, Any]]) -> None:
 def main() -> None:
     """All settings, in lanes of cores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lanes", nargs="+", default=[""], help="cores of each lane, such as 0,1 2,3")
+    parser.add_argument("--lanes", nargs="*", default=[""], help="cores of each lane, such as 0,1 2,3")
     parser.add_argument(
         "--gpu_lanes", nargs="+", default=[], help="of the lanes with the GPU; without, no GPU setting is run"
     )
