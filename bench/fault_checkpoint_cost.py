@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from tunesmith.keep.checkpoint import Snapshot
 from tunesmith.keep.keeper import Aside
-from tunesmith.run.writing import fsync_file, hash_file
+from tunesmith.run.writing import fsync_path, hash_file
 
 STEP_SECONDS = 0.1
 """A fast optimizer step of BERT-base (batch 32, one current GPU); on CPUs it is longer, and the share smaller."""
@@ -58,7 +58,7 @@ def main() -> None:
     def plain_fsync(folder: Path) -> None:
         plain(folder)
         for file in folder.iterdir():
-            fsync_file(file)
+            fsync_path(file)
 
     whole = Snapshot({"model.safetensors": weights, "optimizer.safetensors": moments}, "{}", {"kind": "checkpoint"})
     aside = Aside()

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.optim import Adam, AdamW, Optimizer
 
-from tunesmith.config.convert import OPTIMIZERS
 from tunesmith.encoder.params import param_groups
 from tunesmith.ranks.runtime import has_triton
 
@@ -44,6 +43,8 @@ def make_optimizer(
     nothing else writes weights between steps; else they are copied before each forward pass. `captured`: steps are captured,
     and the kernel pays without fused layers too.
     """
+    from tunesmith.config.convert import OPTIMIZERS  # with all that reads options; a Trainer makes its optimizer itself
+
     place, options = OPTIMIZERS[optim]
     module, _, name = place.partition(":")
     kind = getattr(import_module(module), name)

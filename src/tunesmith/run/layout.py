@@ -22,7 +22,7 @@ BEST_RESULT = "best.json"
 BEST_OPTIONS = Path("tries") / "run.yaml"
 """The options that a run of `--recipe best` was started with: run.yaml has those of its last model."""
 _ELSEWHERE = "Give a new or empty folder as --output_dir."
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 
 class RunDir:
@@ -82,23 +82,13 @@ class RunDir:
         """The published checkpoint folders, oldest step first. Sorted by number, never by name or time."""
         if not self.path.is_dir():
             return []
-        found = [p for p in self.path.iterdir() if is_checkpoint_name(p.name) and p.is_dir() and not p.is_symlink()]
+        found = [p for p in self.path.iterdir() if _CHECKPOINT.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
         return sorted(found, key=checkpoint_step)
-
-
-def is_checkpoint_name(name: str) -> bool:
-    """Whether this is the name of a checkpoint folder."""
-    return _CHECKPOINT.fullmatch(name) is not None
 
 
 def checkpoint_step(path: Path) -> int:
     """The step in a checkpoint folder's name."""
-    match = _CHECKPOINT.fullmatch(path.name)
-    if match is None:
-        raise ConfigError(
-            f"{path.name!r} is not the name of a checkpoint", where=str(path), fix="Give a checkpoint-<step> folder."
-        )
-    return int(match.group(1))
+    return int(path.name.removeprefix("checkpoint-"))
 
 
 def trial_folder(search: Path, number: int) -> Path:
@@ -176,7 +166,7 @@ def is_run(run: RunDir) -> bool:
 
 def is_foreign(run: RunDir, path: Path) -> bool:
     """Whether a file, folder, link or pipe of the user has a name of ours."""
-    if path in run.folders or is_checkpoint_name(path.name):
+    if path in run.folders or _CHECKPOINT.fullmatch(path.name):
         return not is_sealed(path)
     if path == run.journal_file:
         return not is_journal(path)

@@ -23,8 +23,7 @@ from tunesmith.run.environment import fault_point
 from tunesmith.run.writing import (
     TMP_PREFIX,
     disk_error,
-    fsync_file,
-    fsync_folder,
+    fsync_path,
     hash_file,
     in_the_way,
     kind_of,
@@ -86,7 +85,7 @@ def _publish(tmp: Path, target: Path) -> None:
             fault_point("save.moved")
         os.rename(tmp, target)
         fault_point("save.renamed")
-        fsync_folder(target.parent)
+        fsync_path(target.parent)
     except BaseException:
         if not tmp.exists() and target.exists():
             os.rename(target, tmp)
@@ -225,7 +224,7 @@ def sweep(parent: Path) -> list[str]:
             home = parent / match.group(2)
             if kind_of(home) is None:
                 os.rename(path, home)
-                fsync_folder(parent)
+                fsync_path(parent)
                 continue
             if kind_of(home) == "a folder":
                 _carry_over(path, home)
@@ -246,7 +245,7 @@ def retire(folder: Path) -> None:
     fault_point("rotate.begin")
     os.rename(folder, aside)
     fault_point("rotate.renamed")
-    fsync_folder(folder.parent)
+    fsync_path(folder.parent)
     remove_tree(aside)
 
 
@@ -267,16 +266,16 @@ def seal(folder: Path, meta: dict[str, Any], known: dict[str, str | Future[str]]
     with ThreadPoolExecutor(max_workers=2) as pool:
         hashes = {n: known[n] if n in known else pool.submit(hash_file, file) for n, file in files.items()}
         for file in files.values():
-            fsync_file(file)
+            fsync_path(file)
         entries = {
             name: {"size": files[name].stat().st_size, "sha256": value if isinstance(value, str) else value.result()}
             for name, value in hashes.items()
         }
     write_new(folder / MANIFEST, manifest_bytes(meta, entries))
-    fsync_file(folder / MANIFEST)
+    fsync_path(folder / MANIFEST)
     for sub in sorted(p for p in folder.rglob("*") if p.is_dir()):
-        fsync_folder(sub)
-    fsync_folder(folder)
+        fsync_path(sub)
+    fsync_path(folder)
 
 
 def manifest_bytes(meta: dict[str, Any], entries: dict[str, Any]) -> bytes:

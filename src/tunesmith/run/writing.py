@@ -86,7 +86,7 @@ def replacing(path: Path, *, mode: int = 0o666, before: Callable[[Path], None] |
         if before is not None:
             before(tmp)
         os.replace(tmp, path)
-        fsync_folder(path.parent)
+        fsync_path(path.parent)
     except BaseException as error:
         if tmp is not None:
             tmp.unlink(missing_ok=True)
@@ -217,15 +217,10 @@ def hash_file(file: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def fsync_file(file: Path) -> None:
-    """Waits until a file's bytes are on disk."""
-    descriptor = os.open(file, os.O_RDONLY)
+def fsync_path(path: Path) -> None:
+    """Waits until a file's bytes, or a folder's entries, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Waits until a folder's entries are on disk."""
-    fsync_file(folder)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tunesmith.errors import ResourceError
 from tunesmith.run.remembered import known_hash, own_cache
 from tunesmith.run.sealed import seal, verify
-from tunesmith.run.writing import fsync_folder
+from tunesmith.run.writing import fsync_path
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -95,7 +95,7 @@ class TokenCache:
                     problem = "the tokenized rows vanished while they were written"
                     raise ResourceError(problem, where=str(self.root / key)) from None
                 return found
-            fsync_folder(self.root)
+            fsync_path(self.root)
         return _read_files([self.root / key / path.name for path in files]), facts
 
     @contextmanager

@@ -239,7 +239,7 @@ def hyperparameter_search(
     trainer.hp_search_backend, trainer.hp_name = backend, hp_name
     trainer.hp_space = searcher.default_hp_space if hp_space is None else hp_space
     trainer.compute_objective = default_compute_objective if compute_objective is None else compute_objective
-    from tunesmith.trainer.attempts import TrialSearch
+    from tunesmith.trainer.trials import TrialSearch
 
     search = trainer._search = TrialSearch(trainer)
     try:

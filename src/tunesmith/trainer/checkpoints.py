@@ -22,7 +22,7 @@ from tunesmith.ranks.sharding import is_sharded
 from tunesmith.run.journal import first_event
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import CHANGED, MANIFEST, manifest_bytes, read_manifest, verify, write_sealed
-from tunesmith.run.writing import fsync_file, fsync_folder, hash_file, write_file
+from tunesmith.run.writing import fsync_path, hash_file, write_file
 from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.listeners import export_callback_states
 from tunesmith.trainer.saving import TRAINER_STATE, gathering, save_companions, weights_to_save
@@ -118,13 +118,12 @@ def find_checkpoint(wanted: str | bool | Path, output_dir: str) -> Path:
     if wanted is not True:
         folder = Path(str(wanted))
         if not (folder / MANIFEST).is_file():
-            found = (
-                "it was written by transformers" if (folder / TRAINER_STATE).is_file() else "it has no MANIFEST.json"
-            )
-            raise CheckpointError(
-                f"Can't find a valid checkpoint at {folder}: {found if folder.is_dir() else 'there is no such folder'}",
-                fix="Load its weights with from_pretrained and start a new run." if folder.is_dir() else None,
-            )
+            problem, fix = "there is no such folder", None
+            if folder.is_dir():
+                theirs = (folder / TRAINER_STATE).is_file()
+                problem = "it was written by transformers" if theirs else "it has no MANIFEST.json"
+                fix = "Load its weights with from_pretrained and start a new run."
+            raise CheckpointError(f"Can't find a valid checkpoint at {folder}: {problem}", fix=fix)
         verify_checkpoint(folder)
         return folder
     run = RunDir(output_dir)
@@ -195,9 +194,9 @@ def _seal_again(folder: Path, manifest: dict[str, Any], changed: list[str], alte
     entries = {name: entry for name, entry in manifest["files"].items() if name not in changed}
     for name, (size, _, _) in _marks(folder).items():
         if name not in entries:
-            fsync_file(folder / name)
+            fsync_path(folder / name)
             entries[name] = {"size": size, "sha256": hash_file(folder / name)}
     meta = {k: v for k, v in manifest.items() if k not in ("format", "files")}
     meta[CHANGED] = sorted({*meta.get(CHANGED, ()), *altered})
-    fsync_folder(folder)
+    fsync_path(folder)
     write_file(folder / MANIFEST, manifest_bytes(meta, entries))

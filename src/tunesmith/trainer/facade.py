@@ -1,5 +1,5 @@
 """The Trainer: transformers' constructor, attributes, methods and results over the one engine. A method that is not here is a
-function of the module that does its work, with the Trainer as its first argument."""
+function of the module that does its work, with the Trainer as its first argument, or transformers' own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 from torch import nn
+from transformers import Trainer as LibraryTrainer
 from transformers import trainer_pt_utils as pt_utils
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
@@ -41,7 +42,7 @@ from tunesmith.trainer.training import TrainerRun, attempt_training
 from tunesmith.trainer.validation import check_arguments, check_overrides, refuse_combinations, require_head
 
 if TYPE_CHECKING:
-    from tunesmith.trainer.attempts import TrialSearch
+    from tunesmith.trainer.trials import TrialSearch
 
 log = logging.getLogger(__name__)
 Context = contextlib.AbstractContextManager[Any]
@@ -66,7 +67,6 @@ class Trainer:
     _get_dataloader, _fast_rows = data.make_dataloader, data.fast_rows
     _set_signature_columns_if_needed = data.set_signature_columns
     _remove_unused_columns, _get_collator_with_removed_columns = data.without_unused, data.dropping_collator
-    create_optimizer_and_scheduler = stepping.create_optimizer_and_scheduler
     create_optimizer, create_scheduler = stepping.create_optimizer, stepping.create_scheduler
     get_optimizer_cls_and_kwargs = staticmethod(stepping.get_optimizer_cls_and_kwargs)
     get_decay_parameter_names = stepping.get_decay_parameter_names
@@ -76,6 +76,11 @@ class Trainer:
     init_hf_repo, push_to_hub = saving.init_hf_repo, saving.push_to_hub
     _push_from_checkpoint, _finish_current_push = saving.push_checkpoint, saving.finish_uploads
     _load_best_model = checkpoints.load_best_model
+    add_callback, pop_callback = LibraryTrainer.add_callback, LibraryTrainer.pop_callback
+    remove_callback = LibraryTrainer.remove_callback
+    is_world_process_zero = LibraryTrainer.is_world_process_zero
+    is_local_process_zero = LibraryTrainer.is_local_process_zero
+    create_optimizer_and_scheduler = LibraryTrainer.create_optimizer_and_scheduler
     log_metrics, metrics_format = pt_utils.log_metrics, staticmethod(pt_utils.metrics_format)
     get_num_trainable_parameters = pt_utils.get_num_trainable_parameters
     get_learning_rates, get_optimizer_group = pt_utils.get_learning_rates, pt_utils.get_optimizer_group
@@ -227,29 +232,9 @@ class Trainer:
         own = (vars(self).get(name, getattr(type(self), name)) for name in names)
         return not all(str(getattr(method, "__module__", None)).startswith("tunesmith.trainer.") for method in own)
 
-    def is_world_process_zero(self) -> bool:
-        """Whether this is the main process of all."""
-        return bool(self.args.process_index == 0)
-
-    def is_local_process_zero(self) -> bool:
-        """Whether this is the main process of its machine."""
-        return bool(self.args.local_process_index == 0)
-
     def end(self) -> None:
         """Leaves the process group; nothing that talks between ranks works after it."""
         self.runtime.accelerator.end_training()
-
-    def add_callback(self, callback: Any) -> None:
-        """Adds a callback, given as an object or a class."""
-        self.callback_handler.add_callback(callback)
-
-    def pop_callback(self, callback: Any) -> Any:
-        """Removes a callback and returns it; None when it is not there."""
-        return self.callback_handler.pop_callback(callback)
-
-    def remove_callback(self, callback: Any) -> None:
-        """Removes a callback."""
-        self.callback_handler.remove_callback(callback)
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None

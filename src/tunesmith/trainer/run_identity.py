@@ -193,8 +193,7 @@ MATHS = tuple(MATHS_NAMES.split())
 REPORTED = ("num_train_epochs", "max_steps", "metric_for_best_model", "greater_is_better")
 """Arguments that a script may change to train longer or to evaluate otherwise. The schedule, or what is best, depends on
 them, so that is reported."""
-IDLE_NAMES = "architectures dtype torch_dtype transformers_version problem_type id2label label2id"
-IDLE_CONFIG = frozenset(IDLE_NAMES.split())
+IDLE_CONFIG = ("architectures", "dtype", "torch_dtype", "transformers_version", "problem_type", "id2label", "label2id")
 """Entries of a model's config that change by loading, saving or the first batch; labels are compared by themselves."""
 WORDING = Wording(
     "Put it back, set Trainer.allow_changed_data = True to resume all the same, or load the weights with from_pretrained "
@@ -207,25 +206,22 @@ OVERRIDES = ("compute_loss", "training_step", "get_train_dataloader", "create_op
 
 def trainer_identity(trainer: Trainer, dataset: Any, model_mark: str, run_id: str, rows_per_step: int) -> Identity:
     """The identity of a run. `dataset` is what the loader reads; `model_mark` is from before any speed-up."""
-    args = trainer.args
-    config: dict[str, Any] = {"rows_per_step": rows_per_step}
-    config |= {name: _plain(getattr(args, name)) for name in MATHS if hasattr(args, name)}
-    data = content_of(dataset)
-    config |= {
+    args, collator, data = trainer.args, trainer.data_collator, content_of(dataset)
+    config: dict[str, Any] = {
+        "rows_per_step": rows_per_step,
+        **{name: _plain(getattr(args, name)) for name in MATHS if hasattr(args, name)},
         "the training data": content_mark(data),
         "the model": model_mark,
         "adapters": has_adapters(trainer.model),
+        "the collator": content_mark(settings_of(collator)),
+        "the tokenizer": tokenizer_mark(trainer.processing_class or getattr(collator, "tokenizer", None)),
     }
-    config["the collator"] = content_mark(settings_of(trainer.data_collator))
-    config["the tokenizer"] = tokenizer_mark(
-        trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
-    )
     labels = getattr(getattr(trainer.model, "config", None), "id2label", None) or {}
     names = {"names": [str(labels[k]) for k in sorted(labels)]}
-    return Identity(run_id, data, config, names, {**package_versions(), **_loud(trainer, dataset)})
+    return Identity(run_id, data, config, names, {**package_versions(), **_reported(trainer, dataset)})
 
 
-def _loud(trainer: Trainer, dataset: Any) -> dict[str, str | None]:
+def _reported(trainer: Trainer, dataset: Any) -> dict[str, str | None]:
     """What may differ but is reported: length, evaluation, device, and code, of which only the user knows what it means."""
     own = {name: getattr(trainer, name) for name in OVERRIDES if trainer.overrides(name)}
     code = {
@@ -239,8 +235,8 @@ def _loud(trainer: Trainer, dataset: Any) -> dict[str, str | None]:
     marks = {f"the code of {name}": content_mark(text) for name, value in code.items() if (text := code_of(value))}
     if str(getattr(trainer.args.eval_strategy, "value", trainer.args.eval_strategy)) != "no":
         marks["the evaluation data"] = content_mark(content_of(trainer.eval_dataset))
-    told = {name: str(getattr(trainer.args, name)) for name in REPORTED}
-    return {**told, **marks, "device": trainer.runtime.device.type, "python": platform.python_version()}
+    reported = {name: str(getattr(trainer.args, name)) for name in REPORTED}
+    return {**reported, **marks, "device": trainer.runtime.device.type, "python": platform.python_version()}
 
 
 def model_mark(model: Any) -> str:
@@ -277,8 +273,6 @@ def tokenizer_mark(processor: Any) -> str | None:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    return (
-        value if isinstance(value, (str, int, float, bool, type(None))) else json.loads(json.dumps(value, default=str))
-    )
+    plain = value.value if isinstance(value, Enum) else value
+    simple = isinstance(plain, (str, int, float, bool, type(None)))
+    return plain if simple else json.loads(json.dumps(plain, default=str))

@@ -40,12 +40,6 @@ if TYPE_CHECKING:
 _NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 
 
-def create_optimizer_and_scheduler(trainer: Trainer, num_training_steps: int) -> None:
-    """Sets up both; override this, or one of the two it calls."""
-    trainer.create_optimizer()
-    trainer.create_scheduler(num_training_steps)
-
-
 def create_optimizer(trainer: Trainer, model: nn.Module | None = None) -> Any:
     """The optimizer that `optim` names, or that was given by its class; made once, and one the user gave is kept."""
     if trainer.optimizer is not None:

@@ -163,7 +163,6 @@ class TrainerRun:
             loader,
             args.gradient_accumulation_steps,
             args.seed if args.data_seed is None else args.data_seed,
-            trainer.runtime,
             trainer._clock,
             token_rows,
             padding if self.speed_ups is None else self.speed_ups.train_collate,
