@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +13,16 @@ from diagnose_sources import Rows, Splits
 from diagnose_tasks import TASKS, label_map, read_task
 from tunesmith.labels import Task
 
-MODELS = {"L3": "paraphrase-MiniLM-L3-v2", "G": "granite-embedding-30m-english", "G3": "granite-3-layers"}
+MODELS = {
+    "L3": "paraphrase-MiniLM-L3-v2",
+    "G": "granite-embedding-30m-english",
+    "G3": "granite-3-layers",
+    "L6": "all-MiniLM-L6-v2",
+}
 """The third is the second without its upper three layers (bench/diagnose_pack.py makes it)."""
-RATES = {"L3": 1e-4, "G": 6e-5, "G3": 1e-4}
+MADE_WITH = tuple(os.environ.get("BANK_MODELS", "L3,G,G3").split(","))
+"""The models of a bank, the first two for causes whose harm is compared with the usual run."""
+RATES = {"L3": 1e-4, "G": 6e-5, "G3": 1e-4, "L6": 6e-5}
 """Encoders of 3 and 6 layers want more than the 5e-5 of base-size ones."""
 SEEDS = 3
 Key = tuple[str, str, str, int]
@@ -55,11 +64,13 @@ def _other(label: Any, task: str, pick: random.Random) -> Any:
     return pick.choice([name for name in names if name != label])
 
 
-def _noise(share: float) -> Callable[[Splits, str, random.Random], None]:
+def _noise(
+    share: float, parts: tuple[str, ...] = ("train", "validation")
+) -> Callable[[Splits, str, random.Random], None]:
     """So many labels of training and validation rows are replaced by others."""
 
     def spoil(splits: Splits, task: str, pick: random.Random) -> None:
-        for split in ("train", "validation"):
+        for split in parts:
             rows = splits[split]
             splits[split] = [(t, _other(label, task, pick) if pick.random() < share else label) for t, label in rows]
 
@@ -105,7 +116,7 @@ def _without_class(splits: Splits, task: str, pick: random.Random) -> None:
 
 
 def _has_classes(task: str) -> bool:
-    return TASKS[task].kind is Task.MULTICLASS and len(label_map(task)) <= 8
+    return TASKS[task].kind is Task.MULTICLASS and len(label_map(task)) <= 12
 
 
 RISEN = ("overfitting", "calibration_drift")
@@ -144,6 +155,8 @@ CAUSES = {
     "swapped_60": Cause(("split_mismatch",), spoil=_swapped(0.6), evaluations=2),
     "auto_swapped": Cause(("split_mismatch",), spoil=_swapped(1.0), recipe="auto"),
     "batch_1": Cause(("erratic", "diverged"), rate=3.0, epochs=2, rows=500, batch=1, evaluations=4),
+    "batch_256": Cause(LATE, batch=256),
+    "noise_40_train": Cause(("label_noise", "split_mismatch"), spoil=_noise(0.4, ("train",))),
     "without_class": Cause(("class_ignored", "split_mismatch"), spoil=_without_class, only=_has_classes),
 }
 ORDER = (
@@ -167,6 +180,8 @@ ORDER = (
         "auto_rate_1e-6",
         "auto_3000",
         "noise_20",
+        "batch_256",
+        "noise_40_train",
         "hf_3000",
     ),
 )
@@ -179,17 +194,23 @@ def name_run(key: Key) -> str:
     return "-".join(map(str, key))
 
 
-def list_runs(group: str | None = None, numbers: Mapping[str, int] | None = None) -> list[Key]:
+def list_runs(groups: Collection[str], numbers: Mapping[str, int] | None = None) -> list[Key]:
     """Every run, in the order of making: the usual run of every task, then each cause on half of the tasks, then on the
-    other half. Models and seeds by turns, the groups of tasks mixed; without a name, all groups but the last.
+    other half. Models and seeds by turns, the groups of tasks mixed.
 
-    `numbers`: these causes in this order, each on so many tasks."""
-    tasks = [task.name for task in TASKS.values() if task.group == group or (group is None and task.group != "fresh")]
-    mixed = [tasks[place * 11 % len(tasks)] for place in range(len(tasks))]  # 11 and their number have no common factor
+    `numbers`: each of these causes on so many tasks, mixed so that a bank that is stopped early has some of each."""
+    tasks = [task.name for task in TASKS.values() if task.group in groups]
+    mixed = sorted(tasks, key=lambda name: zlib.crc32(name.encode()))
     if numbers is not None:
-        return [key for at, (cause, count) in enumerate(numbers.items()) for key in _some(cause, mixed, count, at)]
+        placed = [
+            ((place + 0.5) / len(some) * (0.5 if cause == "healthy" else 1.0), key)
+            for at, (cause, count) in enumerate(numbers.items())
+            for some in (_some(cause, mixed, count, at),)
+            for place, key in enumerate(some)
+        ]
+        return [key for _, key in sorted(placed)]
     found: list[Key] = [
-        (("L3", "G")[(place + turn) % 2], t, "healthy", turn) for turn in (0, 1) for place, t in enumerate(mixed)
+        (MADE_WITH[(place + turn) % 2], t, "healthy", turn) for turn in (0, 1) for place, t in enumerate(mixed)
     ]
     for half in (0, 1):
         for number, cause in enumerate(ORDER):
@@ -201,22 +222,26 @@ def list_runs(group: str | None = None, numbers: Mapping[str, int] | None = None
 
 def _some(cause: str, tasks: list[str], count: int, at: int) -> list[Key]:
     """A cause on so many of the tasks, from another one on for each cause."""
-    turned = [tasks[(place + 7 * at) % len(tasks)] for place in range(len(tasks))]
+    turned = [tasks[(place + at) % len(tasks)] for place in range(len(tasks))]
     number = ORDER.index(cause) if cause in ORDER else 0
     fitting = [task for task in turned if _fits(cause, task)][:count]
     models = {task: _model(number, 2 * place) for place, task in enumerate(fitting)}
     if cause in COMPARED:  # the model of the task's usual run
-        models = {task: ("L3", "G")[tasks.index(task) % 2] for task in fitting}
+        models = {task: MADE_WITH[tasks.index(task) % 2] for task in fitting}
     return [(models[task], task, cause, place % SEEDS) for place, task in enumerate(fitting)]
 
 
 def _model(number: int, place: int) -> str:
     """By turns; the third one for causes whose harm is not compared with the usual run of a model."""
     alone = ORDER[number] not in COMPARED
-    return ("L3", "G", "G3", "L3", "G")[(number + place // 2) % 5] if alone else ("L3", "G")[(number + place // 2) % 2]
+    return (
+        (MADE_WITH * 2)[(number + place // 2) % (2 * len(MADE_WITH) - 1)]
+        if alone
+        else MADE_WITH[(number + place // 2) % 2]
+    )
 
 
-COMPARED = ("healthy", "batch_1", "rate_2e-3", "frozen", "half_learnt", "without_class", "auto_short")
+COMPARED = ("healthy", "batch_256", "batch_1", "rate_2e-3", "frozen", "half_learnt", "without_class", "auto_short")
 """Causes that do no harm on some tasks, as a comparison with the usual run of the same model and task shows."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,13 +91,13 @@ class Followed:
         return score, change_between(after.loss, before.loss)
 
 
-def load_runs(output: Path, *, group: str | None = None) -> tuple[list[Run], list[Followed]]:
+def load_runs(output: Path, *, groups: Collection[str]) -> tuple[list[Run], list[Followed]]:
     """Judges every run of the bank with the present code."""
     found: dict[Key, tuple[dict[str, Any], Curves, RowEvidence]] = {}
     later: list[dict[str, Any]] = []
     for run in read_bank(output):
         model, task, cause, seed = run["key"]
-        if group is not None and TASKS[task].group != group:
+        if TASKS[task].group not in groups:
             continue
         if "changes" in run:
             later.append(run)
@@ -126,6 +127,8 @@ def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, fou
         right, harm = (NOT_HEALTHY, "at chance") if is_at_chance(curves) else ((*right, *LATE) if few else right, "")
         if harm and curves.rows["validation"] < FEW_VALIDATION:
             right = (*right, "not_enough_evidence")
+        if not harm and run["options"].get("load_best_model_at_end") is False and _rise_on_test(curves, test):
+            right, harm = (*right, *RISEN), "risen"
     elif cause in COMPARED or CAUSES[cause].right == RISEN:
         harm = _rise_on_test(curves, test) if CAUSES[cause].right == RISEN else _worse_than_usual(key, test, found)
         harm = harm or ("" if learnt else "at chance")

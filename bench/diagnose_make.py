@@ -54,7 +54,7 @@ def list_changes(run: Mapping[str, Any], findings: list[Finding]) -> list[dict[s
     first = advised_options(findings[0].advice[0]) if findings[0].advice else {}
     if findings[0].code in ("healthy", "not_enough_evidence") or not first:
         return []
-    if TASKS[run["key"][1]].group in ("fresh", "outside"):
+    if TASKS[run["key"][1]].group not in ("choose", "report", "last"):
         return [first]
     some = findings[0].code in ("overfitting", "calibration_drift", "class_ignored", "erratic")
     rest = [advised_options(advice) for advice in findings[0].advice[1:3] if some]

@@ -1,11 +1,10 @@
 """Data and models for bench/diagnose_runs.py on a machine that has no ../shared: small enough to be carried there.
 
-    python bench/diagnose_pack.py --pack scratch/bank_data                # here: about 56 MB
+    python bench/diagnose_pack.py --pack scratch/bank_data                # here: what SHARED_DIR has, 10 to 20 MB
     python bench/diagnose_pack.py --unpack scratch/bank_data /tmp/shared  # there; then SHARED_DIR=/tmp/shared
 
-Of each table of tokens only the rows that the data needs are carried, rounded to 8 bits with a scale for each row; the others
-are zero there and never read. All other weights are kept exactly: the high and low bytes of half-precision numbers are
-compressed apart, because the high ones repeat. Unpacking also makes granite-3-layers, the granite encoder without its upper
+Weights are rounded to a few levels with a scale for each row. Of each table of tokens only the rows that the data needs are
+carried; the others are zero there. Unpacking also makes granite-3-layers, the granite encoder without its upper
 three layers.
 """
 
@@ -14,8 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+import re
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,19 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src"), str(Path(__file__).resolve().parent)]
 
-MODELS = ("paraphrase-MiniLM-L3-v2", "granite-embedding-30m-english")
+GRANITE = "granite-embedding-30m-english"
 TABLE = "embeddings.word_embeddings.weight"
 KEPT_LAYERS = 3
-LEFT_OUT = (".parquet", "merges.txt", "vocab.json", "vocab.txt", ".md")
+LEFT_OUT = (".parquet", "merges.txt", "vocab.json", "vocab.txt", ".md", "data_config.json")
 """tokenizer.json has what the vocabulary files have."""
+LEVELS, TABLE_LEVELS = 24, 12
+"""Of a weight above and below zero: a rounding error of about 4% and 8% of a row's spread."""
+LENGTH = 160
+"""Tokens of a text at most; few tasks read more."""
+LEAST_COUNT = 3
+"""A token that is rarer in the data is zero there."""
+MOST_LINES = 3500
+"""Of a table of data; no task takes more."""
 
 
 def main() -> None:
@@ -48,20 +57,22 @@ def pack(target: Path) -> None:
 
     target.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
-    for root in (SHARED / "data", *(SHARED / "models" / name for name in MODELS)):
-        for path in sorted(root.rglob("*")):
+    models = sorted(path.parent for path in (SHARED / "models").glob("*/model.safetensors"))
+    for root in (*sorted((SHARED / "data").iterdir()), *models):
+        for path in sorted(root.glob("**/*")):
             if path.is_file() and not path.name.endswith((*LEFT_OUT, ".safetensors")):
-                files[path.relative_to(SHARED).as_posix()] = path.read_bytes().decode("utf-8")
+                files[path.relative_to(SHARED).as_posix()] = _lines(path)
     (target / "files.json.xz").write_bytes(lzma.compress(json.dumps(files).encode()))
-    texts = [line for path in sorted((SHARED / "data").rglob("*.tsv")) for line in _cells(path)]
-    for name in MODELS:
-        _pack_weights(SHARED / "models" / name, texts, target / f"{name}.xz")
+    texts = [cell for name, text in files.items() if name.endswith(".tsv") for cell in re.split(r"[\t\n]", text)]
+    for folder in models:
+        _pack_weights(folder, texts, target / f"{folder.name}.xz")
     for path in sorted(target.iterdir()):
         print(f"{path.stat().st_size / 2**20:6.1f} MiB  {path}")
 
 
-def _cells(path: Path) -> list[str]:
-    return [cell for line in path.read_text(encoding="utf-8").splitlines()[1:] for cell in line.split("\t")]
+def _lines(path: Path) -> str:
+    text = path.read_bytes().decode("utf-8")
+    return "".join(text.splitlines(keepends=True)[:MOST_LINES]) if path.suffix == ".tsv" else text
 
 
 def _pack_weights(folder: Path, texts: list[str], target: Path) -> None:
@@ -69,22 +80,27 @@ def _pack_weights(folder: Path, texts: list[str], target: Path) -> None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_truncation()
+    tokenizer.enable_truncation(LENGTH)
     tokenizer.no_padding()
-    used = {id_ for some in tokenizer.encode_batch_fast(texts) for id_ in some.ids}
+    counts = Counter(id_ for some in tokenizer.encode_batch_fast(texts) for id_ in some.ids)
+    used = {id_ for id_, count in counts.items() if count >= LEAST_COUNT}
     used |= set(tokenizer.get_added_tokens_decoder())
-    # A row that is joined from two has a token at the seam that neither has: all short tokens come along.
-    used |= {id_ for token, id_ in tokenizer.get_vocab().items() if len(token) <= 3}
     rows = np.array(sorted(used), dtype=np.int32)
     weights = load_file(folder / "model.safetensors")
+    weights = {name: values for name, values in weights.items() if values.dtype.kind == "f"}
     shapes = {name: list(values.shape) for name, values in weights.items()}
-    table = weights.pop(TABLE)[rows].astype(np.float32)
-    scale = np.abs(table).max(axis=1, keepdims=True) / 127 + 1e-12
-    parts = [np.ascontiguousarray(values, dtype=np.float16).reshape(-1).view(np.uint8) for values in weights.values()]
-    planes = b"".join(part[k::2].tobytes() for k in (1, 0) for part in parts)
+    parts = [_round(weights.pop(TABLE)[rows], TABLE_LEVELS), *(_round(values, LEVELS) for values in weights.values())]
     head = json.dumps({"shapes": shapes, "rows": len(rows)}).encode()
-    first = rows.tobytes() + scale.astype(np.float32).tobytes() + np.rint(table / scale).astype(np.int8).tobytes()
-    target.write_bytes(lzma.compress(head + b"\n" + first + planes, preset=1))
+    data = rows.tobytes() + b"".join(scale for scale, _ in parts) + b"".join(levels for _, levels in parts)
+    target.write_bytes(lzma.compress(head + b"\n" + data, preset=1))
+
+
+def _round(values: Any, levels: int) -> tuple[bytes, bytes]:
+    """A scale for each row (a vector is one row), and the levels."""
+    table = values.astype(np.float32).reshape(-1, values.shape[-1])
+    most = 127 if len(table) == 1 else levels
+    scale = np.abs(table).max(axis=1, keepdims=True) / most + 1e-12
+    return scale.astype(np.float32).tobytes(), np.rint(table / scale).astype(np.int8).tobytes()
 
 
 def unpack(source: Path, shared: Path) -> None:
@@ -94,11 +110,17 @@ def unpack(source: Path, shared: Path) -> None:
         path = shared / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode())
-    for name in MODELS:
-        weights = _unpack_weights(source / f"{name}.xz")
-        _save(weights, shared / "models" / name)
-    large, small = (shared / "models" / name for name in (MODELS[1], "granite-3-layers"))
-    shutil.copytree(large, small, dirs_exist_ok=True)
+    for path in sorted(source.glob("*.xz")):
+        if path.name != "files.json.xz":
+            weights = _unpack_weights(path)
+            _save(weights, shared / "models" / path.stem)
+            if path.stem == GRANITE:
+                _fewer_layers(weights, shared / "models")
+
+
+def _fewer_layers(weights: dict[str, Any], models: Path) -> None:
+    small = models / "granite-3-layers"
+    shutil.copytree(models / GRANITE, small, dirs_exist_ok=True)
     config = json.loads((small / "config.json").read_text())
     (small / "config.json").write_text(json.dumps(config | {"num_hidden_layers": KEPT_LAYERS}))
     _save({name: values for name, values in weights.items() if _layer(name) < KEPT_LAYERS}, small)
@@ -120,20 +142,21 @@ def _unpack_weights(path: Path) -> dict[str, Any]:
     line, rest = lzma.decompress(path.read_bytes()).split(b"\n", 1)
     head = json.loads(line)
     shapes, count = head["shapes"], head["rows"]
-    width = shapes[TABLE][1]
-    rows, scale = np.frombuffer(rest, np.int32, count), np.frombuffer(rest, np.float32, count, 4 * count)
-    table = np.frombuffer(rest, np.int8, count * width, 8 * count).reshape(count, width)
-    whole = np.zeros(shapes[TABLE], dtype=np.float16)
-    whole[rows] = table * scale[:, None]
-    planes = np.frombuffer(rest, np.uint8, offset=8 * count + table.nbytes).reshape(2, -1)
-    values = np.stack([planes[1], planes[0]], axis=1).reshape(-1).view(np.float16)
-    found, at = {TABLE: whole}, 0
-    for name, shape in shapes.items():
-        if name != TABLE:
-            size = int(np.prod(shape))
-            found[name] = np.ascontiguousarray(values[at : at + size].reshape(shape))
-            at += size
-    return found
+    rows, at = np.frombuffer(rest, np.int32, count), 4 * count
+    parts = {TABLE: (count, shapes[TABLE][-1])}
+    parts |= {name: (int(np.prod(shape[:-1])), shape[-1]) for name, shape in shapes.items() if name != TABLE}
+    scales = {}
+    for name, (height, _) in parts.items():
+        scales[name], at = np.frombuffer(rest, np.float32, height, at), at + 4 * height
+    found = {}
+    for name, (height, width) in parts.items():
+        levels, at = np.frombuffer(rest, np.int8, height * width, at).reshape(height, width), at + height * width
+        found[name] = (levels * scales[name][:, None]).astype(np.float32)
+    whole = np.zeros(shapes[TABLE], dtype=np.float32)
+    whole[rows] = found[TABLE]
+    return {
+        name: np.ascontiguousarray((whole if name == TABLE else found[name]).reshape(shapes[name])) for name in shapes
+    }
 
 
 if __name__ == "__main__":

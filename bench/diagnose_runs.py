@@ -32,7 +32,9 @@ def main() -> None:
     parser.add_argument("--merge", type=int, help="leave at most so many files")
     parser.add_argument("--table", action="store_true", help="print the tables")
     parser.add_argument("--list", action="store_true", help="print one line a run")
-    parser.add_argument("--group", choices=GROUPS, help="only runs of tasks of this group")
+    parser.add_argument(
+        "--group", type=_groups, default=GROUPS[:-2], help="only runs of tasks of these groups: GROUP,..."
+    )
     parser.add_argument("--export", type=Path, help="write the curves for bench/diagnose_peers.py")
     parser.add_argument("--peers", type=Path, help="what bench/diagnose_peers.py wrote")
     args = parser.parse_args()
@@ -51,16 +53,23 @@ def main() -> None:
     from diagnose_judge import export_curves, load_runs
     from diagnose_table import print_followed, print_runs, print_table
 
-    runs, followed = load_runs(args.output, group=args.group)
+    runs, followed = load_runs(args.output, groups=args.group)
     if args.export:
         args.export.write_text(json.dumps(export_curves(runs)))
     if args.list:
         print_runs(runs)
     if args.table:
         peers = json.loads(args.peers.read_text()) if args.peers else None
-        for group in (args.group,) if args.group else GROUPS:
+        for group in args.group:
             print_table(group, [run for run in runs if run.group == group], peers)
             print_followed(group, [later for later in followed if later.run.group == group])
+
+
+def _groups(text: str) -> tuple[str, ...]:
+    found = tuple(text.split(","))
+    if unknown := set(found) - set(GROUPS):
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the groups are {', '.join(GROUPS)}")
+    return found
 
 
 def _numbers(text: str) -> dict[str, int]:

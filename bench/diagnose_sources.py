@@ -19,9 +19,18 @@ Row = tuple[tuple[str, ...], Any]
 """Texts (one, or a pair) and the label: a class name, a number, or a tuple of class names."""
 Rows = list[Row]
 Splits = dict[str, Rows]
-Group = Literal["choose", "report", "last", "fresh", "outside"]
-"""Rules are chosen on the first. The next two were judged after that, the fourth once, later; the last is not of ../shared."""
-GROUPS: tuple[Group, ...] = ("choose", "report", "last", "fresh", "outside")
+Group = Literal["choose", "report", "last", "fresh", "outside", "outside_choose", "outside_first", "outside_last"]
+"""The first four are of ../shared, the others are not. The last two are looked at once each, one after the other."""
+GROUPS: tuple[Group, ...] = (
+    "choose",
+    "report",
+    "last",
+    "fresh",
+    "outside",
+    "outside_choose",
+    "outside_first",
+    "outside_last",
+)
 HELD_OUT = 400
 
 
@@ -62,6 +71,11 @@ def plain(folder: str, texts: tuple[str, ...] = ("text",), label: str = "label",
 def mapped(splits: Splits, change: Callable[[Row], Row | None]) -> Splits:
     """The rows as `change` makes them; those that it makes None are left out."""
     return {split: [new for row in rows if (new := change(row)) is not None] for split, rows in splits.items()}
+
+
+def numbers(splits: Splits) -> Splits:
+    """A regression: the labels as numbers."""
+    return mapped(splits, lambda row: (row[0], float(row[1])))
 
 
 def words_of(row: Row) -> list[str]:

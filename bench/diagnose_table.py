@@ -15,6 +15,9 @@ TITLES = {
     "last": "tasks that were new at the first evaluation",
     "fresh": "tasks that no run was looked at before",
     "outside": "tasks that are not of ../shared",
+    "outside_choose": "further ones that rules may be chosen on",
+    "outside_first": "further ones, looked at once",
+    "outside_last": "the last ones, looked at once",
 }
 LOOK_FIRST = ("no_signal", "label_noise", "split_mismatch", "not_enough_evidence")
 """Verdicts whose first advice is a look at the data: no options that a program could follow."""
@@ -38,25 +41,26 @@ def print_table(group: str, runs: list[Run], peers: dict[str, Any] | None = None
     print("| made as | " + " | ".join(v.replace("_", " ") for v in verdicts) + " | right first | named |")
     print("|---|" + "---|" * (len(verdicts) + 2))
     for cause in CAUSES:
-        for harmed in (True, False):
-            row = [r for r in runs if r.key[2] == cause and bool(r.harm) is harmed]
-            if not row:
-                continue
-            title = cause + (
-                "" if harmed is (cause not in MADE_WELL) else ", at chance" if harmed else ", no harm done"
-            )
+        for title in sorted({_title(r) for r in runs if r.key[2] == cause}):
+            row = [r for r in runs if r.key[2] == cause and _title(r) == title]
             told = " | ".join(str(Counter(r.verdict for r in row)[v] or "") for v in verdicts)
             print(f"| {title} | {told} | {_right(row)}/{len(row)} | {_named(row)}/{len(row)} |")
     _print_rates("tunesmith", runs, lambda run: (run.verdict,))
     healthy = [r for r in runs if r.key[2] in MADE_WELL]
-    able = [r for r in healthy if not r.at_chance]
+    able = [r for r in healthy if not r.harm]
     print(f"named among the likely ones: {_share(_named(runs), len(runs))}")
     print(f"warnings or errors on runs made healthy: {_share(sum(r.is_alarm for r in healthy), len(healthy))}", end="")
-    print(f"; on those above chance: {_share(sum(r.is_alarm for r in able), len(able))}")
+    print(f"; on those above chance without a rise on test rows: {_share(sum(r.is_alarm for r in able), len(able))}")
     chance = [r for r in runs if r.at_chance]
     print(f"runs at chance called healthy: {_share(sum(r.verdict == 'healthy' for r in chance), len(chance))}")
     for name in next(iter(peers["said"].values())) if peers else ():
         _print_peer(name, runs, peers or {})
+
+
+def _title(run: Run) -> str:
+    if run.key[2] in MADE_WELL:
+        return run.key[2] + (f", {run.harm}" if run.harm else "")
+    return run.key[2] + ("" if run.harm else ", no harm done")
 
 
 def print_followed(group: str, followed: list[Followed]) -> None:

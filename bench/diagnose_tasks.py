@@ -14,12 +14,9 @@ from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
-from diagnose_sources import HELD_OUT, BankTask, Row, Splits, frequent_words, mapped, plain, words_of
+from diagnose_outside import outside_tasks
+from diagnose_sources import HELD_OUT, BankTask, Row, Splits, frequent_words, mapped, numbers, plain, words_of
 from tunesmith.labels import LabelMap, Task
-
-
-def _numbers(splits: Splits) -> Splits:
-    return mapped(splits, lambda row: (row[0], float(row[1])))
 
 
 def _question_words(row: Row) -> Row:
@@ -167,7 +164,7 @@ def _list_tasks() -> Iterator[BankTask]:
     yield BankTask("trec_joined", "choose", several, lambda: _joined(trec()))
     yield BankTask("sick", "choose", many, sick, 2400)
     yield BankTask(
-        "sick_score", "choose", value, lambda: _numbers(plain("sick", sentences, "score", "_relatedness")), 2000
+        "sick_score", "choose", value, lambda: numbers(plain("sick", sentences, "score", "_relatedness")), 2000
     )
     yield BankTask("cr_tiny", "choose", two, cr, 200, most_held_out=60)
     yield BankTask("cr_rare", "choose", two, lambda: _is("negative", cr(), 0.1), 1400)
@@ -199,7 +196,7 @@ def _list_tasks() -> Iterator[BankTask]:
     )
     yield BankTask("news_letters", "last", value, lambda: mapped(news(), _letters), 1000, 160)
     yield from _fresh_tasks()
-    yield from _outside_tasks()
+    yield from outside_tasks()
 
 
 def _fresh_tasks() -> Iterator[BankTask]:
@@ -215,22 +212,6 @@ def _fresh_tasks() -> Iterator[BankTask]:
     yield BankTask("r8_small", "fresh", many, lambda: mapped(r8(), partial(_one_of, R8_SMALL, None)), 800, 96)
     yield BankTask("r8_letters", "fresh", value, lambda: mapped(r8(), _letters), 1200, 96)
     yield BankTask("news_three", "fresh", many, lambda: mapped(news(), partial(_one_of, NEWS_THREE, None)), 600, 160)
-
-
-def _outside_tasks() -> Iterator[BankTask]:
-    """Of the texts that bench/outside_tasks.py writes: SHARED_DIR names a folder that has them."""
-    yield BankTask("sections", "outside", Task.MULTICLASS, partial(plain, "sections"), 1500)
-    yield BankTask("short_sections", "outside", Task.MULTICLASS, partial(plain, "short_sections"), 2000)
-    yield BankTask("rare_games", "outside", Task.BINARY, partial(plain, "rare_games"), 1500)
-    yield BankTask("sizes", "outside", Task.REGRESSION, lambda: _numbers(plain("sizes", label="score")), 1500)
-    yield BankTask("fortunes", "outside", Task.MULTICLASS, partial(plain, "fortunes"), 1500, 96)
-    pairs = partial(plain, "same_source", ("sentence1", "sentence2"))
-    yield BankTask("same_source", "outside", Task.BINARY, pairs, 1500, 96)
-    yield BankTask("uses", "outside", Task.MULTILABEL, lambda: mapped(plain("uses"), _several), 1500)
-
-
-def _several(row: Row) -> Row:
-    return row[0], tuple(row[1].split("|"))
 
 
 R8_SMALL = ("crude", "trade", "money-fx", "interest")

@@ -148,7 +148,12 @@ def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, An
     weights = config.class_weights and resolve_class_weights(config.class_weights, train.labels, labels.names)
     objective = TaskLoss(labels.task, len(labels), weights or None, config.label_smoothing_factor)
     state = TrainState(made.model, optimizer, objective, made.runtime)
-    judge = _Judge(made, state, BestConstant.of(labels.task, train.labels, len(labels)), CAUSES[key[2]].right == RISEN)
+    judge = _Judge(
+        made,
+        state,
+        BestConstant.of(labels.task, train.labels, len(labels)),
+        CAUSES[key[2]].right in (RISEN, ("healthy",)),
+    )
     rows, ends = len(train), plan.epoch_ends
     judge.events.append(
         RunStarted(name_run(key), 0, plan.num_steps, float(ends[0]), plan.fraction(plan.num_steps), rows, began)

@@ -6,11 +6,13 @@
 take: body 2e-5, warmup 0.1, decay 0.01, 16 pairs a step, one epoch over all pairs with the rarer
 kind repeated, cosine similarity against 1 or 0, mean pooling, then logistic regression on the embeddings. All pairs of 64 rows
 a label of six labels are 7,680 steps: it gets as many of them as fit into the seconds of the `auto` of its process, and
-FEWEST_STEPS where those are more.
+FEWEST_STEPS where those are more. `setfit_library` is SetFit's own library (1.2) with its defaults and that number of steps, on
+texts decoded from the token ids; its processes need `setfit` beside sentence-transformers.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -124,3 +126,55 @@ def fit_logistic(features: Any, labels: Any, classes: int) -> Any:
 
     optimizer.step(loss)
     return weights.detach().float(), bias.detach().float()
+
+
+def train_library(
+    unit: dict[str, Any], rows: Any, task: Any, folder: Path, runtime: Any, seconds: float
+) -> dict[str, Any]:
+    """One run of the library: as many steps as all pairs or `seconds` take, at least FEWEST_STEPS; the steps are timed before."""
+    from datasets import Dataset
+    from sentence_transformers import SentenceTransformer, models
+    from setfit import SetFitModel, Trainer, TrainingArguments
+    from sklearn.linear_model import LogisticRegression
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    from tunesmith.engine.state import seed_everything
+    from tunesmith.metrics.calibration import expected_calibration_error
+
+    logging.set_verbosity_error()
+    splits, labels, _ = task
+    named = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **named)
+    tokenizer.save_pretrained(str(folder))
+    width = json.loads((folder / "config.json").read_text(encoding="utf-8"))["hidden_size"]
+
+    def texts_of(some: Any) -> list[str]:
+        column = some.columns["input_ids"].take(np.arange(len(some)))
+        return [tokenizer.decode([int(i) for i in ids[1:-1]], clean_up_tokenization_spaces=False) for ids in column]
+
+    data = Dataset.from_dict({"text": texts_of(rows), "label": [int(label) for label in rows.labels]})
+
+    def train(steps: int) -> tuple[Any, float]:
+        seed_everything(unit["seed"])
+        body = models.Transformer(str(folder), max_seq_length=512)
+        encoder = SentenceTransformer(modules=[body, models.Pooling(width)], device=str(runtime.device))
+        model = SetFitModel(model_body=encoder, model_head=LogisticRegression())
+        quiet = {"report_to": "none", "save_strategy": "no", "show_progress_bar": False}
+        given = TrainingArguments(output_dir=str(folder / "setfit"), max_steps=steps, seed=unit["seed"], **quiet)
+        began = time.perf_counter()
+        Trainer(model=model, args=given, train_dataset=data).train()
+        return model, time.perf_counter() - began
+
+    every = -(-len(all_pairs(rows.labels, 0)[0]) // PAIRS)
+    short, long = (train(steps)[1] for steps in (TIMED_STEPS, 2 * TIMED_STEPS))
+    fitting = round(max(0.0, seconds - short) / max((long - short) / TIMED_STEPS, 1e-4)) + TIMED_STEPS
+    steps = min(every, max(FEWEST_STEPS, fitting))
+    model, taken = train(steps)
+    table = np.asarray(model.predict_proba(texts_of(splits["test"]), as_numpy=True, show_progress_bar=False))
+    gold = splits["test"].labels
+    score = float(np.mean(np.asarray(model.model_head.classes_)[table.argmax(1)] == gold))
+    whole = np.zeros((len(gold), len(labels)))
+    whole[:, model.model_head.classes_] = table
+    about = {"recipe": "setfit_library", "score": score, "ece": expected_calibration_error(whole, gold), "n": len(gold)}
+    return {**about, "steps": steps, "steps_of_all_pairs": every, "seconds": round(taken, 3)}

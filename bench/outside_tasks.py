@@ -5,7 +5,8 @@
 
 Package descriptions give the section (10 and 30 classes), whether a package is a game (5% are), what it is used for (several
 labels a row), its size (a regression), and whether two descriptions come from one source package (pairs). The fortune files
-give the topic of a quotation. The order of the rows is seeded; other versions of the package lists give other rows.
+give the topic of a quotation. `bench/outside_texts.py` adds tasks of further packages. The order of the rows is seeded; other
+versions of the package lists give other rows.
 `bench/recipe_tasks.py` and `bench/diagnose_tasks.py` find the folder as SHARED_DIR.
 """
 
@@ -20,6 +21,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from outside_texts import further_tasks
 
 FORTUNES = Path("/usr/share/games/fortunes")
 SECTIONS = ("python", "games", "science", "net", "web", "sound", "graphics", "devel", "text", "admin")
@@ -121,6 +124,8 @@ def main() -> None:
     for name, columns, rows in package_tasks(packages):
         write_task(folder, name, columns, rows)
     write_task(folder, "fortunes", ("text", "label"), fortune_rows())
+    for name, columns, rows in further_tasks(folder / "packages"):
+        write_task(folder, name, columns, rows)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,7 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
     """The tries of `tunesmith.tuning`, with runs by the engine."""
     import torch
 
+    from tunesmith.config.schema import dump_config
     from tunesmith.encoder.load import load_model
     from tunesmith.engine.evaluate import TaskLoss, predict_rows
     from tunesmith.engine.loop import train_events
@@ -100,6 +101,7 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
     from tunesmith.fast.strategies import choose_strategies
     from tunesmith.metrics.suite import make_suite
     from tunesmith.run.layout import RunDir
+    from tunesmith.run.writing import make_folder, write_file
     from tunesmith.session.planning import make_plan
     from tunesmith.session.settling import NAMES, settle_recipe
     from tunesmith.session.watch import Watch
@@ -129,9 +131,6 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
 
         def _clear(self, run: Any, found: Any) -> None:
             pass
-
-        def _main_metric(self, run: Any, metrics: dict[str, Any]) -> str:
-            return metric
 
         def decided(self, variant: Any) -> dict[str, Any]:
             chosen = self.settled[self.path(variant, 1).name]
@@ -191,6 +190,8 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
             data: Any = SimpleNamespace(bundle=SimpleNamespace(labels=labels, splits={}), folder=folder)
             settled = settle_recipe(given, loaded, data, {"train": train}, padding, suite, runtime, Watch()).config
             self.settled[path.name] = settled
+            make_folder(path)
+            write_file(RunDir(path).config_file, dump_config(settled).encode())
             model, chosen = loaded.model.to(runtime.device), settled.decided
             strategies = choose_strategies(model, train, padding, device=runtime.device, precision=runtime.precision)
             rates = {
@@ -198,7 +199,8 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
             }
             optimizer = make_optimizer(model, **rates, layers=strategies.fused, only_writer=True)
             objective = TaskLoss(labels.task, len(labels))
-            state = TrainState(model, optimizer, objective, runtime, graphs=strategies.graphs, strategies=strategies)
+            graphs, push = strategies.graphs, settled.adversarial
+            state = TrainState(model, optimizer, objective, runtime, push=push, graphs=graphs, strategies=strategies)
             seed = settled.seed if settled.data_seed is None else settled.data_seed
             how = {"sampling": strategies.best_order(runtime.device), "ahead": 2 if on_gpu else 0, "pinned": on_gpu}
             size = chosen.per_device_train_batch_size

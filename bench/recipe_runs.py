@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from few_labels import pick_rows, train_setfit
+from few_labels import pick_rows, train_library, train_setfit
 from recipe_tasks import REGRESSION, unpack_model
 
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -45,12 +45,13 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "num_train_epochs 3, head_start on": {"num_train_epochs": 3.0, "head_start": "on"},
     "per_device_train_batch_size 16": {"per_device_train_batch_size": 16},
     "class_weights balanced": {"class_weights": "balanced"},
+    "adversarial 0.02": {"adversarial": 0.02},
 }
 """`auto` with a choice changed. `dense` is no option: the dense layer in front of the last one starts as the identity that
 `pooling` makes of it and is trained."""
-LONG = {f"{kind} {length}": (kind, length) for length in (128, 512) for kind in ("head", "head_tail", "windows")}
+LONG = {f"{kind} {length}": (kind, length) for length in (128, 256, 512) for kind in ("head", "head_tail", "windows")}
 """`auto` with `--max_seq_length` and `--long_texts`, for tasks that are packed with longer rows."""
-RARE = ("r8", "r8head", "sickneg", "rare5")
+RARE = ("r8", "r8head", "sickneg", "rare5", "rare_games")
 """Tasks with a label that has few rows."""
 MOST_SECONDS = 4.0
 """`hf_seconds` gets at most so many times the steps of `auto`."""
@@ -180,7 +181,8 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     if config.class_weights is not None:
         weights = resolve_class_weights(config.class_weights, train.labels, labels.names)
     objective = TaskLoss(labels.task, len(labels), weights)
-    state = TrainState(model, optimizer, objective, runtime, graphs=strategies.graphs, strategies=strategies)
+    graphs, push = strategies.graphs, config.adversarial
+    state = TrainState(model, optimizer, objective, runtime, push=push, graphs=graphs, strategies=strategies)
     sampling, ahead = strategies.best_order(runtime.device), 2 if on_gpu else 0
     size, seed = chosen.per_device_train_batch_size, config.seed
     batches = Batches(train, strategies.train_collate, size, seed=seed, sampling=sampling, ahead=ahead, pinned=on_gpu)
@@ -248,11 +250,12 @@ def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bo
             continue
         try:
             task = _task(pack, unit["model"], unit["task"])
-            if recipe == "setfit":
+            if recipe in ("setfit", "setfit_library"):
                 folder = _model(pack, unit["model"], place)
                 auto = before["auto"]
                 taken = auto["seconds"] + (auto["probe_seconds"] or 0.0)
-                before[recipe] = train_setfit(unit, rows_of(unit, task[0]["train"]), task, folder, runtime, taken)
+                train = train_setfit if recipe == "setfit" else train_library
+                before[recipe] = train(unit, rows_of(unit, task[0]["train"]), task, folder, runtime, taken)
             elif recipe == "best":
                 from recipe_best import train_best
 

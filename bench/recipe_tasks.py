@@ -34,6 +34,8 @@ CHOSEN_ON = ("mrpc", "trec", "subj", "subjshare", "overlap")
 """The rules of `auto` were chosen on these."""
 OUTSIDE = ("sections", "short_sections", "rare_games", "sizes", "same_source", "fortunes")
 """Not of ../shared: what bench/outside_tasks.py writes (SHARED_DIR=scratch/outside)."""
+GROUP = 64
+"""Values with a scale of their own in a model packed in int8."""
 Row = tuple[tuple[str, ...], str]
 """One text or two, and the label."""
 
@@ -141,12 +143,13 @@ NEW = ("sickneg", "newsline", "r8head", "newspair")
 REGRESSION = ("sts", "sizes", "overlap", "subjshare")
 
 
-def pack_task(task: str, tokenizer: Any, length: int, out: Path) -> npt.NDArray[np.int64]:
-    """Writes the ids and labels of both splits; returns the ids that occur."""
+def pack_task(task: str, tokenizer: Any, length: int, out: Path, most: int | None) -> npt.NDArray[np.int64]:
+    """Writes the ids and labels of both splits, of at most so many rows each; returns the ids that occur."""
     arrays: dict[str, Any] = {}
     names: list[str] = []
     for split in ("train", "test"):
         rows = TASKS[task](split)
+        rows = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))[:most]] if most else rows
         ids = tokenizer(*zip(*(texts for texts, _ in rows), strict=True), truncation=True, max_length=length)
         ids = ids["input_ids"]
         arrays[f"{split}_ids"] = np.concatenate([np.asarray(r, dtype=np.uint16) for r in ids])
@@ -162,27 +165,44 @@ def pack_task(task: str, tokenizer: Any, length: int, out: Path) -> npt.NDArray[
     return np.union1d(arrays["train_ids"], arrays["test_ids"]).astype(np.int64)
 
 
-def pack_model(folder: Path, ids: npt.NDArray[np.int64], special: dict[str, Any], out: Path) -> None:
-    """The model with the embeddings of these ids alone."""
+def pack_model(folder: Path, ids: npt.NDArray[np.int64], special: dict[str, Any], out: Path, *, int8: bool) -> None:
+    """The model with the embeddings of these ids alone: half precision, or int8 with a scale for each GROUP values."""
     import torch
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
-    weights = {name: value.half().contiguous() for name, value in load_file(folder / "model.safetensors").items()}
+    stored = load_file(folder / "model.safetensors")
+    weights = {name: value.half() for name, value in stored.items() if value.is_floating_point()}
     name = next(n for n in weights if n.endswith("word_embeddings.weight"))
-    kept = torch.from_numpy(ids)
-    weights[name] = weights[name][kept].contiguous()
+    weights[name] = weights[name][torch.from_numpy(ids)]
+    arrays: dict[str, Any] = {"kept_ids": ids.astype(np.int32)}
+    for name, value in weights.items():
+        if int8 and value.ndim == 2 and value.shape[1] % GROUP == 0:
+            groups = value.float().reshape(-1, GROUP)
+            scales = groups.abs().amax(1, keepdim=True).clamp_min(1e-9) / 127
+            arrays[f"{name}:int8"] = (groups / scales).round().to(torch.int8).reshape(value.shape).numpy()
+            arrays[f"{name}:scales"] = scales.numpy()
+        else:
+            arrays[name] = value.numpy()
     out.mkdir(parents=True, exist_ok=True)
-    save_file({**weights, "kept_ids": kept.int()}, out / "packed.safetensors")
-    shutil.copy(folder / "config.json", out / "config.json")
+    np.savez_compressed(out / "packed.npz", **arrays)
+    for file in ("config.json", "tokenizer.json"):
+        shutil.copy(folder / file, out / file)
     (out / "special.json").write_text(json.dumps(special), encoding="utf-8")
 
 
 def unpack_model(packed: Path, out: Path) -> Path:
     """A whole model folder from what `pack_model` wrote."""
     import torch
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import save_file
 
-    weights = load_file(packed / "packed.safetensors")
+    stored, weights = np.load(packed / "packed.npz"), dict[str, Any]()
+    for name in stored.files:
+        if name.endswith(":int8"):
+            plain, values = name.removesuffix(":int8"), stored[name]
+            whole = values.reshape(-1, GROUP) * stored[f"{plain}:scales"]
+            weights[plain] = torch.from_numpy(whole.reshape(values.shape)).half()
+        elif not name.endswith(":scales"):
+            weights[name] = torch.from_numpy(stored[name])
     kept = weights.pop("kept_ids").long()
     config = json.loads((packed / "config.json").read_text(encoding="utf-8"))
     name = next(n for n in weights if n.endswith("word_embeddings.weight"))
@@ -190,7 +210,8 @@ def unpack_model(packed: Path, out: Path) -> Path:
     whole[kept] = weights[name]
     out.mkdir(parents=True, exist_ok=True)
     save_file({**weights, name: whole}, out / "model.safetensors", metadata={"format": "pt"})
-    shutil.copy(packed / "config.json", out / "config.json")
+    for file in ("config.json", "tokenizer.json"):
+        shutil.copy(packed / file, out / file)
     return out
 
 
@@ -204,6 +225,10 @@ def main() -> None:
     parser.add_argument("--model", nargs="*", type=Path, help="model folders [the embedded all-MiniLM-L6-v2]")
     parser.add_argument("--tasks", nargs="+", default=[t for t in TASKS if t not in OUTSIDE], choices=tuple(TASKS))
     parser.add_argument("--length", type=int, help="tokens of a row [what a run takes]; more for recipes that cut rows")
+    parser.add_argument("--most_rows", type=int, help="of each split, to carry less")
+    parser.add_argument(
+        "--int8", action="store_true", help="round the matrices, to carry less (granite's are int8 already)"
+    )
     parser.add_argument("--output", type=Path, default=PACK)
     args = parser.parse_args()
     shutil.rmtree(args.output, ignore_errors=True)
@@ -216,9 +241,9 @@ def main() -> None:
         out = args.output / name
         special = {"pad": tokenizer.pad_token_id, "sep": tokenizer.sep_token_id}
         special["types"] = "token_type_ids" in tokenizer.model_input_names
-        used = [pack_task(task, tokenizer, length, out / f"{task}.npz") for task in args.tasks]
+        used = [pack_task(task, tokenizer, length, out / f"{task}.npz", args.most_rows) for task in args.tasks]
         ids = np.unique(np.concatenate([*used, np.arange(5), [tokenizer.pad_token_id, tokenizer.unk_token_id]]))
-        pack_model(folder, ids, special, out)
+        pack_model(folder, ids, special, out, int8=args.int8)
         print(f"{name}: rows of up to {length} tokens, {len(ids)} of {len(tokenizer)} embeddings kept", flush=True)
     size = sum(file.stat().st_size for file in args.output.rglob("*") if file.is_file())
     print(f"{args.output}: {size / 2**20:.1f} MiB")

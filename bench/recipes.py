@@ -123,7 +123,7 @@ def print_table(runs: list[dict[str, Any]]) -> None:
         runs = runs + [
             {**run, "recipe": "hf"} for run in runs if run["recipe"] == "hf_equal" and run.get("epochs") == 3.0
         ]
-    known = ("hf", "hf_equal", "hf_seconds", "setfit", "auto", "best", *LONG, *ABLATIONS)
+    known = ("hf", "hf_equal", "hf_seconds", "setfit", "setfit_library", "auto", "best", *LONG, *ABLATIONS)
     names = [n for n in known if any(r["recipe"] == n for r in runs)]
     shown = [n for n in names if n not in ABLATIONS]
     beside = [n for n in shown if n not in ("auto", "best", *LONG)]
@@ -195,7 +195,7 @@ def _print_seconds(runs: list[dict[str, Any]]) -> None:
     for run in runs:
         key = (run["model"], run["task"], run["size"], run["seed"])
         table.setdefault(key, {})[run["recipe"]] = run["seconds"] + (run.get("probe_seconds") or 0.0)
-    for name in ("hf_equal", "hf_seconds", "setfit"):
+    for name in ("hf_equal", "hf_seconds", "setfit", "setfit_library"):
         ratios = [found[name] / found["auto"] for found in table.values() if name in found and "auto" in found]
         if ratios:
             print(f"\n{name}: {statistics.median(ratios):.2f} times the seconds of auto (median of {len(ratios)})")

@@ -176,6 +176,12 @@ def test_a_torch_free_file_does_not_name_torch_and_loads_no_file_that_does() -> 
     assert names_or_loads("torch", [p for p in FILES if is_torch_free(p)]) == []
 
 
+@pytest.mark.parametrize("library", ["torch", "transformers", "datasets", "pyarrow"])
+def test_what_predicts_with_an_exported_model_loads_no_file_that_names(library: str) -> None:
+    naming = {path for path in FILES if library in library_imports(path, into_functions=False)}
+    assert [name_of(file) for file in at_import(SRC / "predict" / "predictor.py") & naming] == []
+
+
 def test_importing_all_torch_free_modules_does_not_import_torch() -> None:
     modules = [
         name_of(p).removesuffix(".py").removesuffix("/__init__").replace("/", ".") for p in FILES if is_torch_free(p)

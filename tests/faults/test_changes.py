@@ -265,6 +265,7 @@ RESUMED: dict[str, tuple[Change, str]] = {
     "epsilon": (option(adam_epsilon=1e-6), "adam_epsilon was"),
     "clipping": (option(max_grad_norm=0.5), "max_grad_norm was"),
     "smoothing": (option(label_smoothing_factor=0.1), "label_smoothing_factor was"),
+    "adversarial steps": (option(adversarial=0.02), "adversarial was"),
     "class weights": (option(class_weights=(2.0, 1.0)), "class_weights was"),
     "precision": (option(bf16=True), "bf16 was"),
     "token budget": (option(token_budget=64), "token_budget was"),

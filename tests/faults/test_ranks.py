@@ -71,14 +71,14 @@ def test_row_19_a_stopped_rank_ends_the_others_after_the_timeout(
 ) -> None:
     ended = bench.server.engine(
         folder,
-        signals=[[0.3 * pair["seconds"], "STOP", 1], [18, "KILL", 1]],
+        signals=[[0.3 * pair["seconds"], "STOP", 1], [13, "KILL", 1]],
         signals_after=str(RunDir(folder).journal_file),
-        options={"rank_timeout": 8},
+        options={"rank_timeout": 4},
         fault="slow:60",
         **TWO,
     )
     assert ended.codes[0] == 7, ended.log[-1500:]
-    assert ended.seconds[0] - ended.sent[0] < 8 + patient(15)
+    assert ended.seconds[0] - ended.sent[0] < 4 + patient(15)
     assert re.search(r"rank 1 \(process \d+ on .*\) is stopped", ended.log), ended.log[-1500:]
     assert bench.server.engine(folder, **TWO).codes == [0, 0]
     assert fingerprint(folder) == pair["whole"]
@@ -147,6 +147,7 @@ def test_row_20_a_save_at_the_same_step_replaces_the_first(bench: Any, pair: dic
 
 
 @pytest.mark.slow
+@pytest.mark.long  # of forks, the same is asserted by tests/distributed/test_command_ranks.py
 def test_row_19_torchrun_leaves_no_orphans(bench: Any, folder: Path, tmp_path: Path) -> None:
     """True processes: torchrun starts two ranks, one is killed, all are gone soon after."""
     from faults.trials import free_port, tests_first

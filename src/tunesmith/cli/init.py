@@ -15,26 +15,10 @@ from tunesmith.run.layout import require_not_of_a_run
 from tunesmith.run.writing import require_plain, write_file
 
 USUAL = (
-    "train_file",
-    "validation_file",
-    "test_file",
-    "validation_split_fraction",
-    "text_column_names",
-    "label_column_name",
-    "do_regression",
-    "max_seq_length",
-    "model_name_or_path",
-    "num_train_epochs",
-    "per_device_train_batch_size",
-    "learning_rate",
-    "warmup_steps",
-    "weight_decay",
-    "seed",
-    "eval_strategy",
-    "metric_for_best_model",
-    "early_stopping_patience",
-    "bf16",
-    "output_dir",
+    *("train_file", "validation_file", "test_file", "validation_split_fraction", "text_column_names"),
+    *("label_column_name", "do_regression", "max_seq_length", "model_name_or_path", "num_train_epochs"),
+    *("per_device_train_batch_size", "learning_rate", "warmup_steps", "weight_decay", "seed", "eval_strategy"),
+    *("metric_for_best_model", "early_stopping_patience", "bf16", "output_dir"),
 )
 """The options most people change. They come first; the others follow as comments."""
 READING = (

@@ -18,7 +18,7 @@ from tunesmith.diagnose.evidence import Reading, read_curves
 from tunesmith.diagnose.features import Features, read_features
 from tunesmith.diagnose.signs import gain_of_score, needed_z
 from tunesmith.diagnose.supports import weigh_verdicts
-from tunesmith.diagnose.thresholds import ABOVE_CONSTANT, CLOSE, LARGE_RISE, MIN_EVALUATIONS, MIN_ROWS
+from tunesmith.diagnose.thresholds import ABOVE_CONSTANT, CLOSE, ENOUGH_ROWS, LARGE_RISE, MIN_EVALUATIONS, MIN_ROWS
 from tunesmith.diagnose.verdict import epochs_flag, longer_flag, make_finding, own_split_flags, rate_flag
 from tunesmith.diagnose.wording import against_constant, diverged_advice, explain_verdict
 from tunesmith.findings import Finding, Severity
@@ -190,7 +190,7 @@ def _blown_up(reading: Reading) -> tuple[str, float] | None:
 def _too_little(reading: Reading, features: Features | None) -> Finding | None:
     """A finding when there are too few evaluations, too few rows in them, or no constant to compare with."""
     run, count = reading.curves, len(reading)
-    needed = MIN_EVALUATIONS if reading.rows is None else 1 if features and not features.above > 2 else 2
+    needed = MIN_EVALUATIONS if reading.rows is None else 1
     evidence = ""
     if count < needed:
         evidence = f"{count} evaluation{'s' * (count != 1)} with a validation loss; a verdict needs {needed}"
@@ -215,7 +215,7 @@ def cannot_tell(reading: Reading, f: Features) -> tuple[str, list[str]] | None:
     """(evidence, advice) where the validation rows are too few: their score may be that of the constant, and it may be above it
     by half of what was learnt of the training rows. Both are within two standard errors."""
     sample = None if reading.rows is None else reading.rows.train[-1]
-    if reading.rows is None or sample is None or f.above > ABOVE_CONSTANT:
+    if reading.rows is None or sample is None or f.score_z > ABOVE_CONSTANT or reading.rows_evaluated >= ENOUGH_ROWS:
         return None
     gain, learnt, rows = reading.rows.score_gain(), gain_of_score(sample), reading.rows_evaluated
     error = max(gain.error, 1 / max(1, rows))

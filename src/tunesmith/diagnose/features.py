@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from tunesmith.curves.series import Floats
 from tunesmith.diagnose.evidence import Reading
+from tunesmith.diagnose.random_labels import random_share
+from tunesmith.diagnose.shapes import batch_noise, count_swings, error_of_mean, fresh_loss, late_fall, step_noise
 from tunesmith.diagnose.signs import (
     RowSigns,
     answer_spread,
-    error_tails,
     gain_of_score,
     ignored_classes,
     loss_share,
     needed_z,
     overconfidence,
+    plateau,
     sure_accuracy,
     turned,
 )
-from tunesmith.diagnose.thresholds import ERROR_RATE, LEAST_CHANGE, SWING, USUAL_BATCH
+from tunesmith.diagnose.thresholds import ERROR_RATE, ROUGH_GAIN, USUAL_BATCH
 from tunesmith.diagnose.verdict import effective_batch
 from tunesmith.labels import Task
+from tunesmith.metrics.row_evidence import RowEvidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,9 @@ class Features:
     """By how much the last loss is below the constant's."""
     score_z: float
     """By how much the last score is above the constant's."""
-    peak_z: float
-    """The same of the best evaluation, in units of the z that their number asks for: 1 is significant at 1%."""
+    signal: float
+    """By how much the loss or the score of any evaluation, or the score of a simpler model, is better than the constant's: in
+    units of the z that their number asks for, so that 1 is significant at 1%."""
     train_z: float
     rise: float
     """Since the lowest validation loss, as a share of it."""
@@ -56,14 +58,22 @@ class Features:
     late_fall: float
     """Share of all that was gained which came in the second half of the training, by the sum of the learning rates."""
     late_z: float
+    late_size: float
+    """The same fall as a share of the constant's loss."""
     swings: int
     step_noise: float
     batch_noise: float
     """What `step_noise` would be of the best constant: batches of a task with a rare class scatter by themselves."""
     spread: float
     sure: float
-    """Accuracy of the surest quarter of rows."""
-    tails: float
+    """How often the surest quarter of the validation rows is right."""
+    plateau: float
+    train_above_z: float
+    """By how much the loss of the training sample is above that of the validation rows."""
+    classes: int
+    random: float
+    """The share of a regression's labels that have nothing to do with their texts, and twice the log likelihood ratio of that."""
+    random_ratio: float
     calibration: float
     ignored: float
     """Share of the validation rows whose class is never predicted."""
@@ -99,8 +109,8 @@ def read_features(reading: Reading) -> Features:
         own = np.array([math.nan if part is None else loss_share(part) for part in rows.train])
         train = np.where(np.isfinite(own), own, train) if len(own) == len(train) else own
     first = int(np.argmin(np.abs(reading.epoch - 1.0)))
-    late_fall, late_z = _late_fall(reading, val)
-    fresh, fresh_error = _fresh_loss(reading)
+    fall, late_z, late_size = late_fall(reading, val)
+    fresh, fresh_error = fresh_loss(reading)
     batch = effective_batch(reading)
     numbers = _from_rows(rows, reading) if rows is not None else _from_curves(reading)
     rates = reading.curves.learning_rate.finite().value
@@ -110,18 +120,20 @@ def read_features(reading: Reading) -> Features:
         last=float(val[-1]),
         train=float(train[-1]),
         fresh=fresh,
-        gap_z=(float(val[first]) - fresh) / math.hypot(fresh_error, _error_of_mean(reading, first)),
-        late_fall=late_fall,
+        gap_z=(float(val[first]) - fresh) / math.hypot(fresh_error, error_of_mean(reading, first)),
+        late_fall=fall,
         late_z=late_z,
+        late_size=late_size,
         swings=count_swings(reading),
         step_noise=step_noise(reading),
-        batch_noise=_batch_noise(reading, batch),
+        batch_noise=batch_noise(reading, batch),
         work=float(rates.sum()) if len(rates) else reading.rate * float(reading.step[-1]) / 2,
         rate=reading.rate * math.sqrt(USUAL_BATCH / max(1, batch)),
         frozen=reading.frozen,
         train_rows=reading.curves.train_rows,
         epochs=float(reading.epoch[-1]),
         evaluations=len(reading),
+        classes=0 if rows is None else len(rows.validation[-1].constant.values),
         unfinished=_is_unfinished(reading),
         **numbers,
     )
@@ -135,26 +147,30 @@ def _is_unfinished(reading: Reading) -> bool:
 
 
 def _from_rows(rows: RowSigns, reading: Reading) -> dict[str, float]:
-    rise, best_score = rows.rise(), int(np.argmax(np.nan_to_num(rows.scores, nan=-1.0)))
-    needed = needed_z(len(rows.steps) - 1, ERROR_RATE)
+    rise, count = rows.rise(), len(rows.steps)
+    needed = needed_z(count - 1, ERROR_RATE)
     sample, last = rows.train[-1], rows.validation[-1]
-    values = last.constant.values
-    ignored = sum(count for _, count in ignored_classes(last)) / max(1, len(last))
+    values, ignored = last.constant.values, [rows for _, rows in ignored_classes(last)]
+    gains = [change.z for k in range(count) for change in (rows.gain(k), rows.score_gain(k))]
+    share, ratio = random_share(last)
     return {
         "gain_z": rows.gain().z,
         "score_z": rows.score_gain().z,
-        "peak_z": max(rows.score_gain(k).z for k in range(len(rows.steps))) / needed_z(len(rows.steps), ERROR_RATE),
+        "signal": max([*gains, *_floor_z(reading)]) / needed_z(len(gains), ERROR_RATE),
         "train_z": math.nan if sample is None else gain_of_score(sample).z,
         "rise": rise.size / max(rise.before, 1e-9),
         "rise_z": rise.z / needed,
-        "score_fall_z": -rows.score_change(best_score).z / needed,
+        "score_fall_z": -rows.score_change().z / needed,
         "spread": answer_spread(last),
         "sure": sure_accuracy(last),
-        "tails": error_tails(last),
+        "plateau": plateau(last),
+        "train_above_z": math.nan if sample is None else _above_z(sample, last),
+        "random": share,
+        "random_ratio": ratio,
         "calibration": overconfidence(last),
-        "ignored": ignored,
+        "ignored": sum(ignored) / max(1, len(last)),
         "turned": turned(last),
-        "ignored_most": max((count for _, count in ignored_classes(last)), default=0) / max(1, len(last)),
+        "ignored_most": max(ignored, default=0) / max(1, len(last)),
         "majority": math.nan
         if rows.task is Task.REGRESSION
         else max(values)
@@ -163,121 +179,46 @@ def _from_rows(rows: RowSigns, reading: Reading) -> dict[str, float]:
     }
 
 
+def _above_z(one: RowEvidence, other: RowEvidence) -> float:
+    """By how many errors the first rows cost more than the others, both in shares of their constant's loss."""
+    parts = [rows.loss / max(1e-9, float(rows.constant_loss.mean())) for rows in (one, other)]
+    error = math.sqrt(sum(float(part.var(ddof=1)) / len(part) for part in parts)) if min(map(len, parts)) > 1 else 0.0
+    return float(parts[0].mean() - parts[1].mean()) / error if error > 0 and math.isfinite(error) else math.nan
+
+
+def _floor_z(reading: Reading) -> list[float]:
+    """By how many errors simpler models are above the constant, where the error is known."""
+    if reading.chance_score is None:
+        return []
+    value, error = reading.chance_score
+    return [(floor - value) / max(error, 1e-9) for _, floor in reading.floors]
+
+
 def _from_curves(reading: Reading) -> dict[str, float]:
     low, end = float(reading.val_loss.min()), float(reading.val_loss[-1])
-    needed = needed_z(len(reading) - 1, ERROR_RATE)
-    noise = reading.loss_noise(low) or 1e-9
-    scores = reading.val_score
-    fall = (float(np.nanmax(scores)) - float(scores[-1])) if np.isfinite(scores).any() else math.nan
-    train = float(reading.train_score[-1])
-    chance = reading.chance_score
-    seen = math.nan if chance is None else (train - chance[0]) / max(chance[1], 1e-9)
+    needed, noise = needed_z(len(reading) - 1, ERROR_RATE), reading.loss_noise(low) or 1e-9
+    scores, chance = reading.val_score, reading.chance_score
+    best = float(np.nanmax(scores)) if np.isfinite(scores).any() else math.nan
+    fall = (best - float(scores[-1])) / (reading.score_noise(best) or 1e-9) if math.isfinite(best) else 0.0
+    constant = reading.loss_noise(reading.chance_loss) or 1e-9
+
+    def above(score: float) -> float:
+        return math.nan if chance is None else (score - chance[0]) / max(chance[1], 1e-9)
+
+    gains = [z for z in ((reading.chance_loss - low) / constant, above(best), *_floor_z(reading)) if math.isfinite(z)]
+    unknown = ("spread", "sure", "plateau", "train_above_z", "random", "random_ratio", "calibration", "turned")
     return {
-        "gain_z": (reading.chance_loss - end) / (reading.loss_noise(reading.chance_loss) or 1e-9),
-        "score_z": math.nan if chance is None else (float(scores[-1]) - chance[0]) / max(chance[1], 1e-9),
-        "peak_z": math.nan
-        if chance is None
-        else (float(np.nanmax(scores)) - chance[0]) / max(chance[1], 1e-9) / needed,
-        "train_z": seen,
+        "gain_z": (reading.chance_loss - end) / constant,
+        "score_z": above(float(scores[-1])),
+        "signal": max(
+            max(gains) / needed_z(2 * len(reading), ERROR_RATE), (1 - low / reading.chance_loss) / ROUGH_GAIN
+        ),
+        "train_z": above(float(reading.train_score[-1])),
         "rise": (end - low) / max(low, 1e-9),
         "rise_z": (end - low) / noise / needed,
-        "score_fall_z": fall / reading.score_noise(float(np.nanmax(scores))) / needed if math.isfinite(fall) else 0.0,
-        "spread": math.nan,
-        "sure": math.nan,
-        "tails": math.nan,
-        "calibration": math.nan,
+        "score_fall_z": fall / needed if math.isfinite(fall) else 0.0,
+        **dict.fromkeys(unknown, math.nan),
         "ignored": 0.0,
-        "turned": math.nan,
         "ignored_most": 0.0,
         "majority": math.nan if reading.regression else (reading.chance_accuracy or 0.0),
     }
-
-
-def _fresh_loss(reading: Reading) -> tuple[float, float]:
-    """(loss, error) of steps in the second half of the first epoch: each of their rows is seen for the first time.
-
-    Unknown where the head started from a linear model, which was fitted to all training rows.
-    """
-    if reading.option("head_start", "off") == "on":
-        return math.nan, math.nan
-    raw = reading.curves.train_loss.finite()
-    inside = raw.value[(raw.epoch > 0.5) & (raw.epoch <= 1.0)] / reading.train_chance_loss
-    if len(inside) < 3:
-        return math.nan, math.nan
-    return float(inside.mean()), float(inside.std(ddof=1) / math.sqrt(len(inside)))
-
-
-def _error_of_mean(reading: Reading, at: int) -> float:
-    """One standard error of a validation loss by itself, as a share of the constant's loss."""
-    if reading.rows is None:
-        return reading.loss_noise(float(reading.val_loss[at])) / reading.chance_loss
-    loss = reading.rows.validation[at].loss
-    return float(loss.std(ddof=1) / math.sqrt(max(1, len(loss)))) / reading.chance_loss if len(loss) > 1 else math.inf
-
-
-def _late_fall(reading: Reading, val: Floats) -> tuple[float, float]:
-    """(share of the whole gain, z) of the fall between the middle and the end of the training, measured in summed rates.
-
-    A schedule that lowers the rate flattens every curve over the steps; over the sum of the rates it does not.
-    """
-    rates = reading.curves.learning_rate.finite()
-    if len(val) < 2 or not len(rates):
-        return math.nan, math.nan
-    done = np.interp(reading.step, rates.step, np.cumsum(rates.value)) / max(float(rates.value.sum()), 1e-12)
-    middle = int(np.argmin(np.abs(done[:-1] - 0.5)))
-    fall, whole = float(val[middle] - val[-1]), float(max(1.0, val[0]) - val[-1])
-    if reading.rows is not None:
-        before, after = reading.rows.validation[middle].loss, reading.rows.validation[-1].loss
-        gap = before - after
-        error = float(gap.std(ddof=1) / math.sqrt(len(gap))) if len(gap) > 1 and np.isfinite(gap).all() else math.inf
-        return (fall / whole if whole > 0 else 0.0), (float(gap.mean()) / error if error > 0 else 0.0)
-    noise = reading.loss_noise(float(reading.val_loss[-1])) / reading.chance_loss or 1e-9
-    return (fall / whole if whole > 0 else 0.0), fall / noise
-
-
-def step_noise(reading: Reading) -> float:
-    """Spread of steps around the smoothed curve in the second half, relative to chance. Robust: a few spikes do not make it.
-
-    The first half is left out: a regression begins far from the mean, and its descent is not noise.
-    """
-    raw = reading.curves.train_loss.finite()
-    if len(raw) < 30:
-        return 0.0
-    rest = np.abs(raw.value - raw.smoothed().value)[len(raw) // 2 :]
-    return float(1.2533 * rest.mean() / reading.chance_loss) if reading.chance_loss > 0 else 0.0
-
-
-def _batch_noise(reading: Reading, batch: int) -> float:
-    """The spread of the best constant's loss between batches, relative to chance; 0 where rows were not kept."""
-    if reading.rows is None:
-        return 0.0
-    loss = reading.rows.validation[-1].constant_loss
-    return float(loss.std()) / math.sqrt(max(1, batch)) / max(float(loss.mean()), 1e-9)
-
-
-def count_swings(reading: Reading) -> int:
-    """Rises of the validation loss that were later undone: larger than a fifth, and than their noise at this many evaluations."""
-    turns, found = _turning_points(reading.val_loss), 0
-    needed = needed_z(len(reading), ERROR_RATE)
-    for before, peak, after in zip(turns, turns[1:], turns[2:], strict=False):
-        size = min(reading.val_loss[peak] - reading.val_loss[before], reading.val_loss[peak] - reading.val_loss[after])
-        base = max(float(reading.val_loss[before]), float(reading.val_loss[after]))
-        least = max(SWING * base, LEAST_CHANGE * reading.chance_loss)
-        if size >= least and size > needed * _error_between(reading, before, peak):
-            found += 1
-    return found
-
-
-def _error_between(reading: Reading, one: int, other: int) -> float:
-    if reading.rows is None:
-        return 1.25 * reading.loss_noise(float(reading.val_loss[other]))
-    gap = reading.rows.validation[other].loss - reading.rows.validation[one].loss
-    return float(gap.std(ddof=1) / math.sqrt(len(gap))) if len(gap) > 1 and np.isfinite(gap).all() else math.inf
-
-
-def _turning_points(value: Floats) -> list[int]:
-    kept = [0] if len(value) else []
-    for k, ((a, b), (_, c)) in enumerate(pairwise(pairwise(value)), start=1):
-        if (b - a) * (c - b) < 0:
-            kept.append(k)
-    return [*kept, len(value) - 1] if len(value) > 1 else kept

@@ -106,9 +106,10 @@ class RowSigns:
         """From the lowest validation loss to the last."""
         return change_between(self.validation[self.best].loss, self.validation[-1].loss)
 
-    def score_change(self, since: int) -> Change:
-        """From an evaluation's score to the last one."""
-        before, after = (self.validation[k].score_parts()[1] for k in (since, -1))
+    def score_change(self) -> Change:
+        """From the best score to the last one."""
+        best = int(np.argmax(np.nan_to_num(self.scores, nan=-1.0)))
+        before, after = (self.validation[k].score_parts()[1] for k in (best, -1))
         return change_between(before, after)
 
 
@@ -160,16 +161,23 @@ def answer_spread(rows: RowEvidence) -> float:
 
 
 def sure_accuracy(rows: RowEvidence, share: float = 0.25) -> float:
-    """Accuracy of the rows with the highest confidence; NaN where there is none."""
+    """How often the rows with the highest confidence are right; NaN where there is none."""
     if not np.isfinite(rows.confidence).all():
         return math.nan
-    surest = np.argsort(-rows.confidence, kind="stable")[: max(10, round(share * len(rows)))]
-    return float(rows.score_parts()[1][surest].mean())
+    surest = np.argsort(-np.abs(rows.confidence), kind="stable")[: max(10, round(share * len(rows)))]
+    return float(rows.hits[surest].mean())
+
+
+def plateau(rows: RowEvidence) -> float:
+    """The share of wrong rows among the surest ones, beside that of all rows: near 1 where confidence says nothing about being
+    right, as with labels replaced at random; near 0 where a task is hard for some rows and easy for others."""
+    wrong = float(1 - rows.hits.mean())
+    return (1 - sure_accuracy(rows)) / wrong if wrong > 0 else 0.0
 
 
 def overconfidence(rows: RowEvidence) -> float:
-    """Mean confidence minus accuracy: positive when the model is surer than it is right; NaN without a confidence."""
-    return float(rows.confidence.mean() - rows.score_parts()[1].mean())
+    """Mean confidence minus how often it is right: positive when the model is surer than that; NaN without a confidence."""
+    return float(np.abs(rows.confidence).mean() - rows.hits.mean())
 
 
 def ignored_classes(rows: RowEvidence) -> list[tuple[int, int]]:
@@ -182,19 +190,6 @@ def ignored_classes(rows: RowEvidence) -> list[tuple[int, int]]:
         if own.sum() >= 5 and (rows.predictions[own] == name).mean() <= 0.05:
             found.append((name, int(own.sum())))
     return found
-
-
-def error_tails(rows: RowEvidence) -> float:
-    """Excess kurtosis of a regression's errors beyond that of its labels: large when some labels are far off; NaN for classes."""
-    if rows.task is not Task.REGRESSION:
-        return math.nan
-    return _kurtosis(rows.labels - rows.predictions) - max(0.0, _kurtosis(rows.labels))
-
-
-def _kurtosis(values: Floats) -> float:
-    rest = values - values.mean()
-    scale = float((rest**2).mean())
-    return float((rest**4).mean() / scale**2 - 3) if scale > 0 and np.isfinite(scale) else math.nan
 
 
 def turned(rows: RowEvidence) -> float:

@@ -14,15 +14,23 @@ from tunesmith.diagnose.thresholds import (
     IGNORED_CLASS,
     IGNORED_SHARE,
     LARGE_RISE,
+    LATE_SIZE,
     LEAST_CHANGE,
     LITTLE_WORK,
     LOW_RATE,
     MISMATCH,
     NOTHING_LEARNT,
+    PLATEAU,
+    PLATEAU_OF_TWO,
+    RANDOM_RATIO,
+    RANDOM_SHARE,
     SAME_ANSWERS,
+    SIGNAL,
     STEP_NOISE,
     SURE_AND_WRONG,
+    SURE_OF_TWO,
     SWING_EVERY,
+    TRAIN_ABOVE,
 )
 
 FLOOR = 0.01
@@ -88,10 +96,15 @@ def _collapsed(f: Features) -> float:
 
 
 def _healthy(f: Features) -> float:
-    """Above the constant, and neither a rise nor a sign of another cause."""
+    """Above the constant, without a rise, and training rows are not left unlearnt."""
     rise = over(f.rise, DRIFT, 0.03) * _risen(f)
-    slow = over(f.lowest, 0.75, 0.04) * under(f.lowest, 5.0, 0.1)
-    return 0.8 * _above(f) * (1 - rise) * (1 - 0.8 * slow) * (1 - 0.9 * _high(f) * over(f.lowest, 0.5, 0.05))
+    slow = over(f.lowest, 0.75, 0.04) * over(f.train, 0.75, 0.04) * under(f.lowest, 5.0, 0.1)
+    return 0.8 * _above(f) * (1 - rise) * (1 - 0.5 * slow) * (1 - 0.9 * _high(f) * over(f.lowest, 0.5, 0.05))
+
+
+def _signal(f: Features) -> float:
+    """Whether anything was ever better than the constant."""
+    return over(f.signal, SIGNAL, 0.08)
 
 
 def _diverged(f: Features) -> float:
@@ -123,19 +136,14 @@ def _memorised(f: Features) -> float:
 def _overfitting(f: Features) -> float:
     """Training rows are known by heart while validation got worse beyond its error, or is no better than the constant."""
     rose = _risen(f) * max(over(f.rise, LARGE_RISE, 0.05), over(f.score_fall_z, 1.0, 0.1) * over(f.rise, 0.1, 0.02))
-    gap = over(f.last, 0.9, 0.04) * under(f.train, 0.3, 0.04) * _few_rows(f) * (1 - 0.6 * _above(f))
-    hard = 0.5 * over(f.last, 0.9, 0.04) * under(f.train, 0.5, 0.05) * over(f.above, 0.5, 0.3)
+    gap = over(f.last, 0.9, 0.04) * (1 - _above(f))
+    gap *= max(_few_rows(f) * under(f.train, 0.3, 0.04), 0.8 * _signal(f) * under(f.train, 0.5, 0.05))
     mismatch = max(_mismatch(f), 0.8 * min(1.0, f.swings / 2))
-    return _memorised(f) * max(rose * _learnt_once(f), gap, hard, rose * _few_rows(f)) * (1 - 0.9 * mismatch)
+    return _memorised(f) * max(rose * max(_signal(f), _few_rows(f)), gap) * (1 - 0.9 * mismatch)
 
 
 def _few_rows(f: Features) -> float:
     return under(f.train_rows or math.nan, FEW_ROWS, 20)
-
-
-def _learnt_once(f: Features) -> float:
-    """Whether validation was ever better than the constant."""
-    return under(f.lowest, 0.95, 0.015)
 
 
 def _drift(f: Features) -> float:
@@ -147,56 +155,49 @@ def _drift(f: Features) -> float:
 def _underfitting(f: Features) -> float:
     """Both losses poor alike, with a reason: little work, a low rate, a frozen encoder; or a model too small."""
     alike = under(f.last - f.train, 0.2 + 0.1 * f.train + 0.5 * max(0.0, f.train - 1), 0.04)
-    little = under(_log(f.work), _log(LITTLE_WORK), 0.06) * over(f.last, 0.7, 0.05)
+    little = under(_log(f.work), _log(LITTLE_WORK), 0.06) * over(f.last, 0.45, 0.05)
     low = under(_log(f.rate), _log(LOW_RATE), 0.05) * over(f.last, 0.5, 0.05)
     frozen = (0.9 if f.frozen else 0.0) * over(f.last, 0.45, 0.05)
-    small = 0.35 * over(f.train, 0.7, 0.05) * over(f.last, 0.75, 0.05) * under(f.lowest, 0.97, 0.01)
+    small = 0.35 * over(f.train, 0.7, 0.05) * over(f.last, 0.75, 0.05) * _signal(f)
     far = 0.9 * over(f.train, FAR_ABOVE, 0.1, unknown=0.0)
-    begun = 0.3 * over(f.train, NOTHING_LEARNT, 0.02) * (1 - _above(f))
-    begun += 0.3 * over(f.train, 0.975, 0.01) * (1 - _above(f))
-    return alike * max(little, low, frozen, small, begun, far) * (1 - _high(f))
+    begun = 0.3 * (over(f.train, NOTHING_LEARNT, 0.02) + over(f.train, 0.975, 0.01)) * (1 - _above(f))
+    return max(alike * max(low, frozen, small, begun, far), little) * (1 - _high(f))
 
 
 def _stopped(f: Features) -> float:
     """Above the constant, and most of the gain came late: the next steps would bring more."""
     late = over(f.late_fall, 0.4, 0.05) * over(f.late_z, 2.5, 0.3) * (0.7 + 0.5 * over(f.late_fall, 0.65, 0.05))
+    late *= over(f.late_size, LATE_SIZE, 0.01)
     near = under(f.last - f.train, 0.2, 0.04)
     reason = 0.15 if f.frozen or f.rate <= LOW_RATE else 1.0
     cut = 0.9 * over(f.late_fall, 0.3, 0.05) * near if f.unfinished else 0.0
     return reason * max(cut, over(f.last, 0.62, 0.05) * _above(f) * late * near) * (1 - _high(f))
 
 
+def _usual(f: Features) -> float:
+    """Settings that learn what there is to learn."""
+    return _enough_work(f) * (1 - _high(f)) * over(_log(f.rate), _log(LOW_RATE), 0.05)
+
+
 def _no_signal(f: Features) -> float:
-    """A usual run whose validation never left the constant, whatever training did."""
-    never = over(f.lowest, NOTHING_LEARNT + 0.04, 0.01)
-    usual = _enough_work(f) * (1 - _high(f)) * over(_log(f.rate), _log(LOW_RATE), 0.05)
+    """A usual run in which nothing was ever better than the constant on validation rows, whatever training did."""
     few = 0.5 if _few_rows(f) > 0.5 and f.train < 0.5 else 1.0
     far = over(f.train, FAR_ABOVE, 0.1, unknown=0.0)
-    fell = 0.6 * _soon_learnt(f)
-    return 0.95 * never * usual * (1 - _above(f)) * few * (1 - _mismatch(f)) * (1 - far) * (1 - fell)
-
-
-def _soon_learnt(f: Features) -> float:
-    """Whether training rows were learnt within a few epochs, faster than labels without any meaning are."""
-    rows = over(f.train_rows or math.nan, 2 * FEW_ROWS, 40, unknown=0.0)
-    rows *= over(f.score_z, -1.5, 0.4, unknown=0.0)
-    return rows * under(f.train, 0.9, 0.01) * under(f.epochs, 4.5, 0.3) * over(f.train_z, 3.0, 0.2, unknown=0.0)
+    return 0.95 * (1 - _signal(f)) * _usual(f) * (1 - _above(f)) * few * (1 - _mismatch(f)) * (1 - far)
 
 
 def _label_noise(f: Features) -> float:
-    """Something was learnt, but the rows that the model is surest of are wrong too often; or errors have heavy tails."""
-    wrong = under(f.sure, SURE_AND_WRONG, 0.03, unknown=0.0)
-    tails = over(f.tails, 0.6, 0.1, unknown=0.0)
-    blurred = 0.5 * over(f.train, 0.6, 0.04) * over(f.last, 0.75, 0.04) * (math.isnan(f.sure) and math.isnan(f.tails))
-    learnt = over(f.gain_z, 2.0, 0.5) * over(f.lowest, 0.55, 0.04)
-    weak = 0.45 * over(f.lowest, NOTHING_LEARNT, 0.02) * under(f.lowest, 1.03, 0.01) * over(f.score_z, 0.5, 0.3)
-    weak = max(weak, 0.6 * _soon_learnt(f) * over(f.lowest, NOTHING_LEARNT, 0.02) * under(f.lowest, 1.03, 0.01))
-    slow = 0.3 + 0.7 * over(f.train, 0.15, 0.03)
-    usual = _enough_work(f) * (1 - _high(f)) * over(_log(f.rate), _log(LOW_RATE), 0.05)
-    usual *= 1 - 0.9 * over(f.ignored, IGNORED_SHARE + 0.04, 0.01)
-    return (
-        usual * slow * max(learnt * max(wrong, tails, blurred), weak * under(f.train, 0.93, 0.02)) * (1 - _mismatch(f))
-    )
+    """Something was learnt, but the rows that the model is surest of are wrong as often as others."""
+    two = f.classes == 2
+    validation = under(f.sure, SURE_OF_TWO if two else SURE_AND_WRONG, 0.015, unknown=0.0)
+    validation *= over(f.plateau, PLATEAU_OF_TWO if two else PLATEAU, 0.03, unknown=0.0)
+    training = over(f.train_above_z, TRAIN_ABOVE, 0.2, unknown=0.0) * over(f.train - f.last, LEAST_CHANGE, 0.01)
+    training *= over(f.train, 0.5, 0.03)
+    value = over(f.random, RANDOM_SHARE, 0.03, unknown=0.0) * over(f.random_ratio, RANDOM_RATIO, 1.0, unknown=0.0)
+    unknown = math.isnan(f.sure) and math.isnan(f.random)
+    blurred = 0.5 * over(f.train, 0.6, 0.04) * over(f.last, 0.75, 0.04) * over(f.gain_z, 2.0, 0.5) * unknown
+    usual = _usual(f) * (1 - 0.9 * over(f.ignored, IGNORED_SHARE + 0.04, 0.01))
+    return usual * _signal(f) * max(validation, training, value, blurred) * (1 - _mismatch(f))
 
 
 def _mismatch(f: Features) -> float:

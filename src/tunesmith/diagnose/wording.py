@@ -8,7 +8,16 @@ from collections.abc import Callable
 from tunesmith.diagnose.evidence import Reading
 from tunesmith.diagnose.features import Features
 from tunesmith.diagnose.signs import ignored_classes
-from tunesmith.diagnose.thresholds import LEAST_CHANGE, LITTLE_WORK, USUAL_BATCH, USUAL_HEAD_RATE, USUAL_RATE
+from tunesmith.diagnose.thresholds import (
+    LEAST_CHANGE,
+    LITTLE_WORK,
+    RANDOM_SHARE,
+    SURE_AND_WRONG,
+    TRAIN_ABOVE,
+    USUAL_BATCH,
+    USUAL_HEAD_RATE,
+    USUAL_RATE,
+)
 from tunesmith.diagnose.verdict import (
     audit_command,
     early_stop_step,
@@ -213,14 +222,19 @@ def _no_signal(reading: Reading, f: Features) -> tuple[str, list[str]]:
 
 
 def _label_noise(reading: Reading, f: Features) -> tuple[str, list[str]]:
-    sure = (
-        ""
-        if math.isnan(f.sure)
-        else f"; only {f.sure:.0%} of the quarter of rows with the highest confidence are right"
-    )
-    tails = f"; the errors have heavy tails (excess kurtosis {f.tails:.1f})" if f.tails > 0.6 else ""
-    evidence = f"{_losses(reading)}; {against_constant(reading)}{sure}{tails}: many labels look wrong"
-    return evidence, [audit_command(reading), inspect_command(reading), "--label_smoothing_factor 0.1"]
+    signs = []
+    if f.sure < SURE_AND_WRONG:
+        signs.append(f"only {f.sure:.0%} of the quarter of validation rows with the highest confidence are right")
+    if f.train_above_z > TRAIN_ABOVE:
+        signs.append(f"training rows cost more than validation rows, by {f.train_above_z:.1f} standard errors")
+    if f.random > RANDOM_SHARE:
+        signs.append(f"about {f.random:.0%} of the labels have nothing to do with the prediction")
+    evidence = "; ".join([_losses(reading), against_constant(reading), *signs])
+    return f"{evidence}: many labels look wrong", [
+        audit_command(reading),
+        inspect_command(reading),
+        "--label_smoothing_factor 0.1",
+    ]
 
 
 def _mismatch(reading: Reading, f: Features) -> tuple[str, list[str]]:

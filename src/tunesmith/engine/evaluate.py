@@ -20,7 +20,8 @@ from tunesmith.errors import ResourceError
 from tunesmith.labels import Task
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.ranks.sharding import gathered_weights
-from tunesmith.tokens.batches import Batch, Collate, evaluation_batches, pin_batch, prefetched
+from tunesmith.tokens.batches import Batch, Collate, evaluation_batches, pin_batch
+from tunesmith.tokens.encoding_processes import prefetched
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.tokens.truncation import mean_by_row
 
@@ -41,7 +42,10 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class TaskLoss:
-    """Cross entropy, binary cross entropy per label, or squared error; with class weights and label smoothing."""
+    """Cross entropy, binary cross entropy per label, or squared error; with class weights and label smoothing.
+
+    Labels of classes may be tables of probabilities, a row of them for each row: what another model answered.
+    """
 
     task: Task
     num_labels: int
@@ -63,7 +67,7 @@ class TaskLoss:
         if self.task is Task.MULTILABEL:
             return functional.binary_cross_entropy_with_logits(logits, labels.float(), reduction="sum")
         weight = None if self.class_weights is None else _on_device(self.class_weights, logits.device)
-        targets = torch.where(labels < 0, IGNORED, labels)
+        targets = labels if labels.is_floating_point() else torch.where(labels < 0, IGNORED, labels)
         return functional.cross_entropy(
             logits, targets, weight=weight, reduction="sum", ignore_index=IGNORED, label_smoothing=self.label_smoothing
         )
@@ -76,9 +80,11 @@ class TaskLoss:
             return float(np.count_nonzero(~np.isnan(labels)))
         if self.task is Task.MULTILABEL:
             return float(labels.size)
-        known = labels[labels >= 0]
+        known = labels if labels.ndim == 2 else labels[labels >= 0]
         if self.class_weights is None:
             return float(len(known))
+        if labels.ndim == 2:
+            return float((labels @ np.asarray(self.class_weights)).sum())
         # fp32 weights, as torch divides by their fp32 values
         return float(np.asarray(self.class_weights, dtype=np.float32)[known].sum(dtype=np.float64))
 

@@ -20,6 +20,7 @@ from tunesmith.engine.optim import (
     set_rate,
     trained_parameters,
 )
+from tunesmith.engine.pushing import pushed
 from tunesmith.engine.state import TrainState, seed_step
 from tunesmith.errors import ResourceError
 from tunesmith.fast.in_step import decay_unused, free_memory, ready, replayed
@@ -76,7 +77,12 @@ def train_step(
 
     def body(batches: Sequence[Batch], rate: Rate, share: Rate, *, quiet: bool = False) -> torch.Tensor:
         state.phase = "gradients"
+        if state.push > 0:
+            share = share / 2
         loss = _accumulate(state, batches, share, idle=window.idle)
+        if state.push > 0:
+            with pushed(state.model, state.push):
+                loss = loss + _accumulate(state, batches, share, idle=window.idle)
         return _finish(state, loss, rate, max_grad_norm, hold=hold, quiet=quiet)
 
     numbers = replayed(state, window, learning_rate, factor, partial(body, quiet=True), reseed)

@@ -141,7 +141,8 @@ _MOST_BYTES = 64_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowEvidence:
-    """Labelled rows of one evaluation, in input order. `confidence` is that of the predicted class; NaN where there is none."""
+    """Labelled rows of one evaluation, in input order. `confidence` is that of the predicted class, or of the likeliest of
+    several labels, below zero where the row does not have it; NaN for a value."""
 
     constant: BestConstant
     labels: Array
@@ -158,6 +159,11 @@ class RowEvidence:
     def task(self) -> Task:
         """The task of the rows."""
         return self.constant.task
+
+    @property
+    def hits(self) -> Array:
+        """Whether the predicted class, or the likeliest of several labels, is one that the row has."""
+        return self.confidence > 0 if self.task is Task.MULTILABEL else self.predictions == self.labels
 
     @property
     def constant_loss(self) -> Array:
@@ -221,6 +227,9 @@ def keep_rows(constant: BestConstant, logits: Any, labels: Any, most: int = MOST
         predictions: Array = scores.reshape(-1)
     elif task is Task.MULTILABEL:
         predictions = (scores > 0).astype(np.int64)  # a probability above one half
+        top = np.arange(len(at)), np.argmax(np.nan_to_num(scores), axis=1)
+        with np.errstate(over="ignore"):
+            confidence = np.where(known[top] > 0, 1.0, -1.0) / (1 + np.exp(-scores[top]))
     else:
         confidence = softmax(scores).max(axis=1)
         predictions = np.argmax(np.nan_to_num(scores), axis=1)
@@ -235,7 +244,7 @@ def encode_rows(rows: RowEvidence) -> str:
         parts = [rows.labels.astype("<f4"), rows.predictions.astype("<f4")]
     elif task is Task.MULTILABEL:
         bits = (np.packbits(part.astype(np.uint8), axis=1) for part in (rows.labels, rows.predictions))
-        parts = [*bits, rows.loss.astype("<f4")]
+        parts = [*bits, rows.loss.astype("<f4"), rows.confidence.astype("<f2")]
     else:
         kind = "u1" if width <= 256 else "<u4"
         parts = [rows.labels.astype(kind), rows.predictions.astype(kind)]
@@ -277,6 +286,8 @@ def _read_columns(constant: BestConstant, rows: int, n: int, data: bytes) -> Row
         bits = [take("u1", packed).reshape(rows, packed) for _ in range(2)]
         labels, predictions = (np.unpackbits(part, axis=1, count=width).astype(np.int64) for part in bits)
         loss = take("<f4").astype(np.float64)
+        if at < len(data):  # runs before this column was kept have none
+            confidence = take("<f2").astype(np.float64)
     else:
         kind = "u1" if width <= 256 else "<u4"
         labels, predictions = take(kind).astype(np.int64), take(kind).astype(np.int64)

@@ -214,13 +214,8 @@ def build_report(run: str | Path | RunDir) -> Report:
     predictions = make_predictions(read_prediction_columns(folder.predictions_file), summary)
     metrics = read_metrics(folder.metrics_file)
     scores = headline_scores(metrics, predictions, curves)
-    files = (
-        folder.config_file,
-        folder.environment_file,
-        folder.metrics_file,
-        folder.data_summary_file,
-        folder.predictions_file,
-    )
+    files = [folder.config_file, folder.environment_file, folder.metrics_file, folder.data_summary_file]
+    files.append(folder.predictions_file)
     return Report(
         name=str(config.get("run_name") or folder.name),
         curves=curves,

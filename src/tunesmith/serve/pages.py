@@ -14,8 +14,9 @@ from importlib.resources import files
 from typing import Any
 
 from tunesmith.files import read_json
-from tunesmith.predict.facts import FACTS_FILE, is_graph_folder
+from tunesmith.predict.facts import FACTS_FILE
 from tunesmith.run.layout import RunDir
+from tunesmith.serve.kept_models import model_home
 from tunesmith.serve.runs import RunRow, spark_points
 
 ASSETS = {
@@ -51,8 +52,7 @@ def run_page(row: RunRow, run: RunDir, facts: dict[str, Any] | None) -> str:
 def model_facts(run: RunDir) -> dict[str, Any] | None:
     """Text columns and labels of the finished model, without loading it; None when there is none."""
     try:
-        home = run.path if is_graph_folder(run.path) else run.model
-        data = read_json(home / FACTS_FILE)
+        data = read_json(model_home(run) / FACTS_FILE)
         columns = data["text_columns"] or ["text"]
         return {"columns": [str(c) for c in columns][:2], "labels": [str(n) for n in data["labels"]["names"]]}
     except (OSError, ValueError, KeyError, TypeError):

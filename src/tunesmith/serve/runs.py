@@ -145,17 +145,8 @@ def status_of(run: RunDir, ended: str | None, updated: float) -> str:
 
 def has_no_links(run: RunDir) -> bool:
     """Whether the folder and everything read from it are real: a link could show any file of this machine."""
-    files = (
-        run.path,
-        run.journal_file,
-        run.config_file,
-        run.environment_file,
-        run.data_summary_file,
-        run.metrics_file,
-        run.predictions_file,
-        run.lock_file,
-        run.model,
-    )
+    files = [run.path, run.journal_file, run.config_file, run.environment_file, run.data_summary_file]
+    files += [run.metrics_file, run.predictions_file, run.lock_file, run.model]
     if any(os.path.islink(file) for file in files):
         return False
     return not run.model.is_dir() or not any(file.is_symlink() for file in run.model.iterdir())

@@ -7,7 +7,6 @@ same Origin. Answers carry a policy without inline script, are never framed, nev
 from __future__ import annotations
 
 import hmac
-import json
 import os
 import secrets
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tunesmith.errors import ResourceError
@@ -92,7 +92,7 @@ class Guard:
         if refusal is None:
             await self.app(scope, receive, send_with_headers)
         else:
-            await _answer(scope, send_with_headers, *refusal)
+            await _answer(scope, *refusal)(scope, receive, send_with_headers)
 
     def _refuse(self, scope: Scope) -> tuple[int, str, dict[str, str]] | None:
         """Status, reason and headers of a refusal (or of the redirect that turns a token in the address into a cookie)."""
@@ -144,21 +144,12 @@ class Guard:
         return found.value if found is not None else None
 
 
-async def _answer(scope: Scope, send: Send, status: int, reason: str, headers: dict[str, str]) -> None:
-    if "text/html" in Headers(scope=scope).get("accept", ""):
-        kind = "text/html; charset=utf-8"
-        body = f'<!doctype html><html lang="en"><title>tunesmith board</title><h1>{status}</h1><p>{reason}.</p></html>'
-    else:
-        kind, body = "application/json", json.dumps({"error": reason})
-    every = {"content-type": kind, "content-length": str(len(body.encode())), "connection": "close", **headers}
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [(name.encode(), value.encode("latin-1")) for name, value in every.items()],
-        }
-    )
-    await send({"type": "http.response.body", "body": body.encode() if scope["method"] != "HEAD" else b""})
+def _answer(scope: Scope, status: int, reason: str, headers: dict[str, str]) -> Response:
+    more = {"connection": "close", **headers}
+    if "text/html" not in Headers(scope=scope).get("accept", ""):
+        return JSONResponse({"error": reason}, status, more)
+    page = f'<!doctype html><html lang="en"><title>tunesmith board</title><h1>{status}</h1><p>{reason}.</p></html>'
+    return HTMLResponse(page, status, more)
 
 
 def token_file() -> Path:

@@ -133,7 +133,7 @@ class Classifier:
                     break
                 self._encode(fresh)
             if batch := self._next_batch():
-                self._answer(batch)
+                self._each(batch, self._answer_together)
             elif self._ending:
                 return
 
@@ -193,9 +193,6 @@ class Classifier:
             item.tokens = sum(len(row.ids) for row in item.rows)
             start += len(item.given.texts)
         self._read.extend(items)
-
-    def _answer(self, batch: list[_Item]) -> None:
-        self._each(batch, self._answer_together)
 
     def _answer_together(self, batch: list[_Item]) -> None:
         start = time.perf_counter()

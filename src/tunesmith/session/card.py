@@ -22,6 +22,7 @@ SHOWN_OPTIONS = (
     "weight_decay",
     "max_grad_norm",
     "label_smoothing_factor",
+    "adversarial",
     "class_weights",
     "seed",
 )

@@ -216,9 +216,13 @@ def _make_state(
         captured=strategies.graphs is not None,
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
-    split = config.auto_find_batch_size
+    if config.adversarial > 0 and runtime.sharding is not None:
+        raise ConfigError(
+            "--adversarial needs the whole word embedding, and fsdp shards it", fix="Leave one of them out."
+        )
+    split, push, graphs = config.auto_find_batch_size, config.adversarial, strategies.graphs
     state = TrainState(
-        model, optimizer, objective, runtime, may_split=split, graphs=strategies.graphs, strategies=strategies
+        model, optimizer, objective, runtime, may_split=split, push=push, graphs=graphs, strategies=strategies
     )
     return strategies, state
 

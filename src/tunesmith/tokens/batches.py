@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -12,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tunesmith.tokens.encoding_processes import prefetched
 from tunesmith.tokens.token_rows import EpochOrder, Sampling, TokenRows, epoch_order, length_batches, pad_rows
 
 Split = Callable[["Batch", int], "list[Batch]"]
@@ -211,41 +210,3 @@ def evaluation_batches(
     """
     for indices in length_batches(rows.lengths, max_rows=max_rows, max_tokens=max_tokens, rank=rank, world=world):
         yield make_batch(rows, indices, collate)
-
-
-def prefetched(items: Iterator[Any], prepare: Callable[[Any], Any], ahead: int = 2) -> Iterator[Any]:
-    """The items, each prepared by a thread up to `ahead` before it is asked for; errors arrive where the item would."""
-    ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
-    stopped = threading.Event()
-
-    def put(message: tuple[str, Any]) -> None:
-        while not stopped.is_set():
-            try:
-                ready.put(message, timeout=0.1)
-            except queue.Full:
-                continue
-            return
-
-    def work() -> None:
-        try:
-            for item in items:
-                if stopped.is_set():
-                    return
-                put(("item", prepare(item)))
-            put(("end", None))
-        except BaseException as error:
-            put(("error", error))
-
-    thread = threading.Thread(target=work, name="tunesmith-prefetch", daemon=True)
-    thread.start()
-    try:
-        while True:
-            kind, value = ready.get()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise value
-            yield value
-    finally:
-        stopped.set()
-        thread.join(timeout=5)

@@ -30,9 +30,9 @@ from tunesmith.session.result import RunEnding
 from tunesmith.session.watch import Watch
 from tunesmith.tuning.chosen import Chosen, choose_model
 from tunesmith.tuning.clock import Clock, TimeUp
-from tunesmith.tuning.tries import MARGIN, Outcome, Tries, Variant, variations
+from tunesmith.tuning.tries import MARGIN, Outcome, Tries
+from tunesmith.tuning.variants import Variant, variations
 
-MOST_MEMBERS = 4
 PAGES_SECONDS = 4.0
 """For curves, report and card."""
 
@@ -116,11 +116,12 @@ class Stages:
 
     def explore(self) -> None:
         """Tries candidates on the first fold, then trains the best on the others; TimeUp ends it at any point."""
-        first = self._try(self.auto)
-        if first is None:
+        clock = self.work.clock
+        clock.reserve = max(clock.left(), 0.0) / 2  # nothing is timed yet: half of the time is for a model of all rows
+        if self._try(self.auto) is None:
             return
         self.members = [self.auto]
-        self.work.clock.reserve = self.last_seconds(self.auto)
+        clock.reserve = self.last_seconds(self.auto)
         for base in self.bases:
             self._try(base)
         lead = max(self._done(), key=lambda one: self._score(one))
@@ -131,14 +132,13 @@ class Stages:
             if self._fits(other):
                 self._try(other)
         rest = [one for one in self._done() if one.name != lead.name]
-        self.members += sorted(rest, key=self._score, reverse=True)[:1]
+        self.members += sorted(rest, key=lambda one: (one.expected, self._score(one)), reverse=True)[:1]
+        clock.reserve = max(map(self.last_seconds, self.members))
         self._train_folds(self.members)
-        for number in range(2, MOST_MEMBERS):
-            self._add_order(number)
 
     def _try(self, candidate: Variant) -> Outcome | None:
         self.tried.append(candidate)
-        found = self.work.train(candidate, self.work.folds[0], halve=True)
+        found = self.work.train(candidate, self.work.folds[0], halve=not candidate.expected)
         return found if found.state == "done" else None
 
     def _done(self) -> list[Variant]:
@@ -171,36 +171,22 @@ class Stages:
 
     def _fits(self, other: Variant) -> bool:
         """Whether a further candidate leaves time for what the two best need: the first for its last model, others for folds."""
-        lead = self.members[0]
-        cost, last = self.seconds(other), self.seconds(other, all_rows=True)
+        lead, clock = self.members[0], self.work.clock
+        cost = self.seconds(other)
+        more = max(self.last_seconds(other) - clock.reserve, 0.0)  # one of the two is the last model
         folds = (len(self.work.folds) - 1) * (cost + self.seconds(lead))
         first = len(self._done()) == 1
         known = self.work.outcome(other, self.work.folds[0]) is not None
-        return known or self.work.clock.left() >= cost + last + (0.0 if first else folds)
+        return known or clock.left() >= cost + more + (0.0 if first else folds)
 
     def _train_folds(self, members: Sequence[Variant]) -> None:
         """All members on the next fold, as long as there is time for all: they are compared by the same rows."""
-        last = sum(self.seconds(one, all_rows=True) for one in members[1:])
         for fold in self.work.folds[1:]:
             here = [one for one in members if self.work.outcome(one, fold) is None]
-            if self.work.clock.left() < sum(map(self.seconds, here)) + last:
+            if self.work.clock.left() < sum(map(self.seconds, here)):
                 break
             for one in here:
                 self.work.train(one, fold)
-
-    def _add_order(self, number: int) -> None:
-        """The better member once more with another order of the rows, where there is time for all its folds."""
-        best = max(self.members[:2], key=self._score)
-        seed = self.config.seed if self.config.data_seed is None else self.config.data_seed
-        options = {**best.options, "data_seed": (seed + 1000 * number) % 2**32}
-        more = replace(best, name=f"{best.name}-order-{number}", said=f"{best.said}, another order", options=options)
-        last = sum(self.seconds(one, all_rows=True) for one in (*self.members[1:], more))
-        begun = self.work.outcome(more, self.work.folds[0]) is not None
-        if begun or self.work.clock.left() >= len(self.work.folds) * self.seconds(more) + last:
-            self.tried.append(more)
-            for fold in self.work.folds:
-                self.work.train(more, fold)
-            self.members.append(more)
 
     def deploy(self, run: RunDir, data: Mapping[str, Any]) -> BestRun:
         """Trains the last model in the run folder, with what the held-out rows say, and writes best.json."""
@@ -214,7 +200,7 @@ class Stages:
         self.work.note("deploying", True)
         chosen = None
         if self.members:
-            clock.reserve = self.last_seconds(self.members[0])
+            clock.reserve = max(map(self.last_seconds, self.members))
             chosen = choose_model(self.work, self.members, self.seconds)
             lead = chosen.single
             config = self.work.config_for(lead, run.path, None, all_rows=True)

@@ -31,7 +31,8 @@ from tunesmith.tuning.blending import (
     shown_worse,
 )
 from tunesmith.tuning.clock import TimeUp
-from tunesmith.tuning.tries import Tries, Variant
+from tunesmith.tuning.tries import Tries
+from tunesmith.tuning.variants import Variant
 
 log = logging.getLogger(__name__)
 SPLIT = "out_of_fold"
@@ -146,7 +147,7 @@ def choose_model(work: Tries, members: Sequence[Variant], seconds: Callable[...,
     held = {one.name: work.held_out(one, folds) for one in members}
     found = work.outcome(members[0], folds[0])
     metric = (found.metric if found else None) or "loss"
-    single = max(members, key=lambda one: (held[one.name].score(metric), -held[one.name].loss()))
+    single = _best(members, held, metric)
     weights = greedy_weights(held, metric)
     alike = [one for one in members if one.name in weights and _kind(one) == _kind(single)]
     share = sum(weights[one.name] for one in alike)
@@ -177,6 +178,16 @@ def choose_model(work: Tries, members: Sequence[Variant], seconds: Callable[...,
     moved = _move(work, calm, metric)
     final = calm.scores(suite, None if moved is None else moved.decisions)
     return Chosen(metric, single, table, weights, final, soup, models, tested, gain, heat, moved)
+
+
+def _best(members: Sequence[Variant], held: Mapping[str, HeldOut], metric: str) -> Variant:
+    """The one with the best score; one that is expected to be better, unless a test on held-out rows shows it worse."""
+    found = max(members, key=lambda one: (held[one.name].score(metric), -held[one.name].loss()))
+    for one in members:
+        a, b = held[found.name], held[one.name]
+        if one.expected and not shown_worse(compare_held_out(a, b, metric), a, b, by_test=True):
+            return one
+    return found
 
 
 def _comparable(work: Tries, members: Sequence[Variant]) -> tuple[list[Variant], list[int | None]]:

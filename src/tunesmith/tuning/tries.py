@@ -10,8 +10,8 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from tunesmith.session.watch import Watch
 from tunesmith.tuning.blending import HeldOut, cook_fold, join_folds, read_held_out
 from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.searching import TrialPruned, larger_is_better, main_metric_of, trial_score
+from tunesmith.tuning.variants import Variant
 
 FOLDS = 3
 """More folds cost more for the same rows: the time is better spent on more ways to train."""
@@ -43,20 +44,6 @@ MARGIN = 1.15
 """How much longer than forecast a run may take."""
 SAVE_STEPS = 500
 """A shorter run starts anew after a crash: its checkpoints would cost more."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """A way to train. `options` are set over the given config, `epochs` multiplies the passes that `auto` makes.
-
-    `settled` is what `auto` decided on the first fold, for the other folds: models of one kind. With all rows it decides anew.
-    """
-
-    name: str
-    said: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    epochs: float = 1.0
-    settled: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -200,11 +187,13 @@ class Tries:
         return int(options.get("per_device_train_batch_size") or self.config.decided.per_device_train_batch_size)
 
     def forecast(self, candidate: Variant, like: Outcome, *, all_rows: bool = False) -> float:
-        """Seconds that a run will take, from one of the same base model."""
+        """Seconds that a run will take, from its own on another fold or one of `auto` with the same base model."""
         rows = self.rows if all_rows or self.folds == (None,) else self.rows * (FOLDS - 1) // FOLDS
         steps = like.row_seconds * rows * self._epochs(candidate, rows) * candidate.epochs
         if self.config.max_steps > 0:
             steps = like.step_seconds
+        if self.outcome(candidate, self.folds[0]) is None:
+            steps *= candidate.work
         return max(like.seconds - like.step_seconds, 0.0) + steps
 
     def held_out(self, variant: Variant, folds: Sequence[int | None]) -> HeldOut:
@@ -251,9 +240,10 @@ class Tries:
         first = not any(found["state"] == "done" for found in self.record["runs"].values())
         later = MARGIN * steps * FOLDS / (FOLDS - 1) if first else 0.0
         needed = step_seconds * (to_do + later)
-        if needed > self.clock.left():
+        left = max(self.clock.left() + (self.clock.reserve if first else 0.0), 0.0)
+        if needed > left:
             what = "and then the model of all rows take" if first else "take"
-            raise TrialPruned(f"its steps {what} {needed:.0f} s more, and {max(self.clock.left(), 0):.0f} s are left")
+            raise TrialPruned(f"its steps {what} {needed:.0f} s more, and {left:.0f} s are left")
 
     def _require_rank(self, candidate: Variant, run: RunDir, event: Evaluated, share: int) -> None:
         """Successive halving: of those that came to a rung the better half stays, with some slack for chance."""
@@ -275,25 +265,3 @@ class Tries:
         made = (*run.checkpoints(), run.best, *([] if found.state == "done" else [run.model]))
         for path in filter(Path.is_dir, made):
             retire(path)
-
-
-def variations(lead: Variant, decided: Mapping[str, Any], config: RunConfig) -> Iterator[Variant]:
-    """Other values of what was left open, the most promising first. A flag wins: what is given is not varied."""
-    seed = config.seed if config.data_seed is None else config.data_seed
-    rates = [float(f"{decided['learning_rate'] * factor:.2g}") for factor in (2.0, 0.5)]
-    tried: list[tuple[str, Any, float]] = [
-        ("num_train_epochs", None, 2.0),
-        ("data_seed", (seed + 1000) % 2**32, 1.0),
-        ("pooling", "first" if decided["pooling"] == "mean" else "mean", 1.0),
-        *(("learning_rate", rate, 1.0) for rate in rates),
-        ("per_device_train_batch_size", 2 * decided["per_device_train_batch_size"], 1.0),
-    ]
-    if config.max_steps > 0:
-        tried = tried[1:]
-    for number, (name, value, epochs) in enumerate(tried, 1):
-        if name == "data_seed" or getattr(config, name) is None:
-            said = (
-                "twice the epochs" if value is None else "another order" if name == "data_seed" else f"{name} {value}"
-            )
-            changed = {} if value is None else {name: value}
-            yield Variant(f"{lead.name}-{number}", said, {**lead.options, **changed}, epochs, decided)

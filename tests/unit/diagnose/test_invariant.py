@@ -10,7 +10,8 @@ import pytest
 from tunesmith.curves.series import curves_from_events
 from tunesmith.diagnose.advise import CODES, diagnose
 from tunesmith.diagnose.evidence import read_curves
-from tunesmith.diagnose.signs import error_tails, gain_of_score, needed_z, turned
+from tunesmith.diagnose.random_labels import random_share
+from tunesmith.diagnose.signs import gain_of_score, needed_z, plateau, sure_accuracy, turned
 from tunesmith.events import Evaluated, Event, RowsEvaluated, RunEnded, RunStarted, StepDone
 from tunesmith.labels import Task
 from tunesmith.metrics.row_evidence import BestConstant, RowEvidence, encode_rows, keep_rows, row_losses
@@ -164,17 +165,36 @@ def test_few_validation_rows_that_cannot_tell_are_said_to_be_few() -> None:
     assert "not_enough_evidence" in codes
 
 
-def test_errors_with_the_tails_of_the_labels_are_no_sign_of_wrong_ones() -> None:
+@pytest.mark.parametrize("skill", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("tails", ["normal", "laplace"])
+def test_labels_of_a_regression_that_mean_nothing_are_counted_and_heavy_tails_are_not(skill: float, tails: str) -> None:
     draw = np.random.default_rng(2)
-    labels = draw.laplace(size=800)
+    labels = getattr(draw, tails)(size=500)
     constant = BestConstant.of(Task.REGRESSION, labels, 1)
-    half = keep_rows(constant, 0.3 * labels + draw.normal(0, 0.1, 800), labels)
-    wrong = keep_rows(
-        constant, labels, np.where(draw.random(800) < 0.3, draw.permutation(labels), labels + draw.normal(0, 0.2, 800))
-    )
-    assert half is not None
-    assert wrong is not None
-    assert error_tails(half) < 0.6 < error_tails(wrong)
+    answers = skill * labels + getattr(draw, tails)(size=500) * 0.5
+    wrong = np.where(draw.random(500) < 0.4, draw.permutation(labels), labels)
+    good, noisy = (keep_rows(constant, answers, known) for known in (labels, wrong))
+    assert good is not None
+    assert noisy is not None
+    share, ratio = random_share(good)
+    assert share < 0.3 or ratio < 9, "a weak answer is not a wrong label"
+    if skill > 0.2:
+        share, ratio = random_share(noisy)
+        assert (0.25 < share < 0.65, ratio > 9) == (True, True), (share, ratio)
+
+
+def test_the_surest_rows_of_random_labels_are_wrong_as_often_as_the_others() -> None:
+    draw = np.random.default_rng(4)
+    labels = draw.integers(0, 5, 2000)
+    constant = BestConstant.of(Task.MULTICLASS, labels, 5)
+    ease = draw.random((2000, 1)) * 6  # some rows are easy, some are hard
+    logits = draw.normal(size=(2000, 5)) + ease * np.eye(5)[labels]
+    wrong = np.where(draw.random(2000) < 0.4, draw.integers(0, 5, 2000), labels)
+    hard, noisy = (keep_rows(constant, logits, known) for known in (labels, wrong))
+    assert hard is not None
+    assert noisy is not None
+    assert (plateau(hard) < 0.3, sure_accuracy(hard) > 0.95) == (True, True)
+    assert (plateau(noisy) > 0.6, sure_accuracy(noisy) < 0.72) == (True, True)
 
 
 def test_rows_without_an_evaluation_are_not_enough_evidence() -> None:

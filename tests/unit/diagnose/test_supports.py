@@ -20,19 +20,24 @@ GOOD = Features(
     gap_z=-1.0,
     gain_z=12.0,
     score_z=15.0,
-    peak_z=5.0,
+    signal=5.0,
     train_z=15.0,
     rise=0.0,
     rise_z=0.0,
     score_fall_z=0.0,
     late_fall=0.2,
     late_z=2.0,
+    late_size=0.1,
     swings=0,
     step_noise=0.1,
     batch_noise=0.05,
     spread=0.6,
     sure=0.95,
-    tails=math.nan,
+    plateau=0.2,
+    train_above_z=-5.0,
+    classes=6,
+    random=math.nan,
+    random_ratio=math.nan,
     calibration=0.02,
     ignored=0.0,
     turned=-1.0,
@@ -80,8 +85,9 @@ CHANCE = {
     "fresh": 1.0,
     "gain_z": 0.0,
     "score_z": 0.0,
-    "peak_z": 0.0,
+    "signal": 0.0,
     "sure": 0.6,
+    "plateau": 1.0,
 }
 
 
@@ -91,7 +97,28 @@ def test_a_loss_far_above_the_constant_is_underfitting_not_a_text_without_signal
     assert first(**far, train=13.0, train_z=0.0) == "underfitting"
 
 
-def test_rows_learnt_soon_are_a_sign_of_some_signal_below_wrong_labels() -> None:
-    assert first(**CHANCE, train=0.85, train_z=4.0) == "label_noise"
-    assert first(**(CHANCE | {"score_z": -3.7}), train=0.6, train_z=4.5) == "no_signal"
-    assert first(**CHANCE, train=0.85, train_z=4.0, epochs=8.0) == "no_signal"
+@pytest.mark.parametrize("train", [0.95, 0.6, 0.2])
+def test_without_any_signal_it_is_not_the_labels_of_some_rows(train: float) -> None:
+    assert first(**CHANCE, train=train, train_z=9.0) == "no_signal", "however much of the training rows was learnt"
+
+
+HARD = {"first": 0.97, "lowest": 0.9, "last": 0.92, "train": 0.6, "fresh": 0.98, "gain_z": 3.0, "score_z": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"sure": 0.7, "plateau": 0.3}, "healthy"),
+        ({"sure": 0.68, "plateau": 0.6}, "label_noise"),
+        ({"sure": 0.64, "plateau": 0.7, "classes": 2}, "healthy"),
+        ({"sure": 0.6, "plateau": 1.0, "classes": 2}, "label_noise"),
+        ({"train": 0.99, "train_above_z": 4.0}, "label_noise"),
+        ({"sure": math.nan, "plateau": math.nan, "random": 0.26, "random_ratio": 5.0}, "healthy"),
+        ({"sure": math.nan, "plateau": math.nan, "random": 0.6, "random_ratio": 13.0}, "label_noise"),
+        ({"late_fall": 0.7, "late_z": 4.7, "late_size": 0.05, "train": 0.8}, "healthy"),
+        ({"train": 0.2, "last": 0.98}, "healthy"),
+        ({"train": 0.2, "last": 1.0, "score_z": 1.0}, "overfitting"),
+    ],
+)
+def test_a_hard_task_is_no_fault(changes: dict[str, Any], verdict: str) -> None:
+    assert first(**(HARD | changes)) == verdict

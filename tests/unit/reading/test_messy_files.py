@@ -279,6 +279,16 @@ def test_a_first_row_in_the_place_of_the_header_is_never_overwritten(tmp_path: P
     assert (tmp_path / "named.tsv").read_text() == "column_1\tcolumn_2\tcolumn_3\n" + path.read_text()
 
 
+def test_a_byte_order_mark_does_not_come_to_stand_below_the_new_header(tmp_path: Path) -> None:
+    path = tmp_path / "marked.csv"
+    path.write_text("".join(f'"{i % 2}","{sentence(i)}"\n' for i in range(60)), encoding="utf-8-sig")
+    with pytest.raises(DataError, match="there seems to be no header") as caught:
+        load_file(path)
+    command = str(caught.value).partition("text,label: ")[2].partition(" && ")[0]
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    assert load_file(tmp_path / "named.csv").labels.names == ("0", "1")
+
+
 def test_minus_one_beside_other_numbers_is_a_class_when_the_command_says_so(tmp_path: Path) -> None:
     table({"text": sentence, "polarity": pick(-1, 0, 1)})(path := tmp_path / "polarity.csv")
     with pytest.raises(DataError, match=r"if -1 is a class here: tunesmith train .*polarity.csv --label_names=-1,0,1"):

@@ -15,7 +15,8 @@ import torch
 
 from conftest import token_lists
 from patience import patient
-from tunesmith.tokens.batches import Batches, Padding, evaluation_batches, make_batch, prefetched
+from tunesmith.tokens.batches import Batches, Padding, evaluation_batches, make_batch
+from tunesmith.tokens.encoding_processes import prefetched
 from tunesmith.tokens.token_rows import TokenRows
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from tunesmith.predict.predictor import Predictor
 from tunesmith.reading.containers import read_prediction_columns
 from tunesmith.session.from_config import finetune
 from tunesmith.tuning import best_model, tries
-from tunesmith.tuning.clock import Clock
+from tunesmith.tuning.clock import Clock, TimeUp
 from warm import ENVIRONMENT, warm_python
 
 SRC = str(Path(__file__).parents[3] / "src")
@@ -42,16 +41,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", autouse=True)
-def two_members() -> Iterator[None]:
-    """No further orders: two candidates show what four would."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(best_model, "MOST_MEMBERS", 2)
-        yield
-
-
 def words(home: Path, output: Path, *more: str, model: str = "a", budget: str = "1h") -> list[str]:
-    """The command with few steps; what is given leaves the order of the rows to be varied."""
+    """The command with few steps; what is given leaves adversarial steps to be tried."""
     models = ",".join(str(home / name) for name in model.split(","))
     given = {"train_file": home / "rows.csv", "test_file": home / "test.csv", "model_name_or_path": models}
     given |= {"cache_dir": home / "cache", "output_dir": output, "max_steps": 8, "learning_rate": 3e-3}
@@ -214,6 +205,23 @@ def test_slow_first_steps_of_a_gpu_do_not_end_a_run(monkeypatch: Any) -> None:
         watch.listeners[1](StepDone(step, 0.0, 0.5, 1.0, 1e-4, 8, 400, 400, slow + (step - 1) // 16 * 1e-6))
     assert len(asked) == 1
     assert asked[0] < 0.004
+
+
+def test_a_slow_first_try_leaves_half_of_the_time_for_a_model_of_all_rows(
+    home: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Here the preparation of the first try never ends: `auto` is trained on all rows all the same."""
+    beat = Clock.beat
+
+    def stuck(self: Clock, *events: Any) -> None:
+        if self.reserve > 1000:  # of an hour, while nothing is timed
+            raise TimeUp
+        beat(self, *events)
+
+    monkeypatch.setattr(Clock, "beat", stuck)
+    assert main(words(home, tmp_path / "run")) == 0
+    assert table(tmp_path / "run")["deployed"] == "auto"
+    assert table(tmp_path / "run")["steps"] == 8
 
 
 def test_no_more_steps_are_taken_than_the_budget_has(home: Path, tmp_path: Path, monkeypatch: Any) -> None:

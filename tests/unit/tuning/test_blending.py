@@ -12,7 +12,8 @@ import torch
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import fit_temperature, log_loss_of
 from tunesmith.tuning.blending import HeldOut, compare_held_out, greedy_weights, mix_answers, shown_worse
-from tunesmith.tuning.chosen import scale_head, stir_in
+from tunesmith.tuning.chosen import _best, scale_head, stir_in
+from tunesmith.tuning.variants import Variant
 
 
 def planted(seed: int, right: float, n: int = 400, scale: float = 3.0) -> HeldOut:
@@ -40,6 +41,14 @@ def test_a_model_that_is_worse_is_not_deployed() -> None:
     assert shown_worse(compare_held_out(good, bad, "accuracy"), good, bad)
     assert not shown_worse(compare_held_out(good, equal, "accuracy"), good, equal)
     assert not shown_worse(compare_held_out(bad, good, "accuracy"), bad, good)
+
+
+def test_what_is_expected_to_be_better_is_deployed_unless_held_out_rows_show_it_worse() -> None:
+    held = {"auto": planted(1, 0.80), "equal": planted(2, 0.79), "bad": planted(3, 0.6)}
+    plain, equal, bad = (Variant(name, "", expected=name != "auto") for name in held)
+    assert _best([plain, equal], held, "accuracy") is equal
+    assert _best([plain, bad], held, "accuracy") is plain
+    assert _best([plain, Variant("equal", "")], held, "accuracy") is plain
 
 
 def test_a_temperature_is_found_and_one_without_gain_is_not_kept() -> None:
