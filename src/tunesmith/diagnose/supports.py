@@ -25,6 +25,7 @@ from tunesmith.diagnose.thresholds import (
     RANDOM_RATIO,
     RANDOM_SHARE,
     SAME_ANSWERS,
+    SIGNAL,
     STEP_NOISE,
     SURE_AND_WRONG,
     SURE_OF_TWO,
@@ -98,12 +99,12 @@ def _healthy(f: Features) -> float:
     """Above the constant, without a rise, and training rows are not left unlearnt."""
     rise = over(f.rise, DRIFT, 0.03) * _risen(f)
     slow = over(f.lowest, 0.75, 0.04) * over(f.train, 0.75, 0.04) * under(f.lowest, 5.0, 0.1)
-    return 0.8 * _above(f) * (1 - rise) * (1 - 0.8 * slow) * (1 - 0.9 * _high(f) * over(f.lowest, 0.5, 0.05))
+    return 0.8 * _above(f) * (1 - rise) * (1 - 0.5 * slow) * (1 - 0.9 * _high(f) * over(f.lowest, 0.5, 0.05))
 
 
 def _signal(f: Features) -> float:
     """Whether anything was ever better than the constant."""
-    return over(f.signal, 1.0, 0.1)
+    return over(f.signal, SIGNAL, 0.08)
 
 
 def _diverged(f: Features) -> float:
