@@ -1,8 +1,4 @@
-"""Whole optimizer steps as CUDA graphs: one launch a step, one graph for each shape of window.
-
-A fingerprint holds what a captured step has fixed, and what a proof of the speed-ups was about: either can change between two
-steps.
-"""
+"""Whole optimizer steps as CUDA graphs: one launch a step, one graph for each shape of window."""
 
 from __future__ import annotations
 
@@ -10,87 +6,16 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
-from tunesmith.encoder.families import hook_tables, is_watched
 from tunesmith.errors import short_text
-from tunesmith.fast.packing import Layout, no_host_randomness
+from tunesmith.fast.host_watch import HostWatch, Rehearsal, no_host_randomness
+from tunesmith.fast.packing import Layout
 from tunesmith.tokens.batches import Batch, tensors_of, views_of, with_tensors
-
-STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-_SETTINGS = ("weight_decay", "betas", "eps", "amsgrad", "maximize")
-REQUIRES_GRAD, DTYPE = attrgetter("requires_grad"), attrgetter("dtype")
-HOOKS = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
-"""What sees the gradient of a parameter as soon as it is there (`is_hooked`); read for all of them before every step."""
-
-
-class Fingerprint:
-    """Of a model and its optimizer, taken before each step: a replay would not notice what they have become."""
-
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._model, self._optimizer = model, optimizer
-        self._places, self._moves = list[int](), 0
-        self._list_modules()
-
-    def _list_modules(self) -> None:
-        self._modules = list(self._model.modules())
-        self._attributes = [vars(module) for module in self._modules]
-        self._inside = [module._modules for module in self._modules]
-        self._tables = [module._parameters for module in self._modules]
-        self._hooks = hook_tables(self._modules)
-        self._dropouts = [m for m in self._modules if isinstance(m, nn.Dropout)]
-        self._children = self._child_ids()
-
-    def _child_ids(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(dict.values, self._inside))))
-
-    def _parameters(self) -> list[torch.Tensor]:
-        return [p for p in chain.from_iterable(map(dict.values, self._tables)) if p is not None]
-
-    def of_model(self) -> Hashable:
-        """Equal as long as the model is the one that the speed-ups were proved on: its parts, their classes and hooks."""
-        if self._child_ids() != self._children:
-            self._list_modules()
-        parts = (*map(id, self._modules), *map(id, map(type, self._modules)))
-        forwards = tuple(id(a["forward"]) for a in self._attributes if "forward" in a)
-        hooks = tuple(id(hook) for table in filter(None, self._hooks) for hook in table.values())
-        parameters = self._parameters()
-        trained = (*map(id, parameters), *map(REQUIRES_GRAD, parameters), *map(DTYPE, parameters))
-        config = getattr(self._model, "config", None)
-        asked = ("_attn_implementation", "output_hidden_states", "output_attentions")
-        return parts, forwards, hooks, trained, tuple(getattr(config, name, None) for name in asked)
-
-    def of_step(self) -> Hashable | None:
-        """Equal as long as a captured step still does what it would do uncaptured; None while a hook is called inside one."""
-        parameters = self._parameters()
-        of_optimizer = [getattr(self._optimizer, name) for name in STEP_HOOKS if hasattr(self._optimizer, name)]
-        if is_watched(filter(None, [*self._hooks, *of_optimizer])) or any(any(map(of, parameters)) for of in HOOKS):
-            return None
-        settings = tuple(tuple(g.get(n) for n in _SETTINGS) for g in self._optimizer.param_groups)
-        trained = (*[len(g["params"]) for g in self._optimizer.param_groups], *map(REQUIRES_GRAD, parameters))
-        places = tuple(map(torch.Tensor.data_ptr, parameters))
-        return places, tuple([m.p for m in self._dropouts]), settings, trained, self._changes_of_moments()
-
-    def _changes_of_moments(self) -> int:
-        """How often the optimizer's state came to lie elsewhere, as what a checkpoint or `load_state_dict` puts in does.
-
-        The first step makes it: that is not a change.
-        """
-        values = chain.from_iterable(state.values() for state in self._optimizer.state.values())
-        places = [v.data_ptr() for v in values if isinstance(v, torch.Tensor)]
-        if places != self._places:
-            self._moves += bool(self._places)
-            self._places = places
-        return self._moves
-
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +32,8 @@ class _Captured:
     graph: Any
     batches: list[Batch]
     numbers: torch.Tensor
+    differs: torch.Tensor | None = None
+    """True after a replay whose host would have read other values than the captured step was given."""
 
 
 class StepGraphs:
@@ -125,6 +52,10 @@ class StepGraphs:
         self._seen: Counter[Shape] = Counter()
         self._captures = 0
         self._graphs: dict[Shape, _Captured] = {}
+        self._due: tuple[Shape, list[torch.Tensor]] | None = None
+        self._rehearsed: dict[Shape, Rehearsal] = {}
+        self._watch: HostWatch | None = None
+        self._differed = self._compared = 0
         self._rate = torch.zeros((), dtype=torch.float64, device=device)
         self._factor = torch.zeros((), device=device)
         self.off = False
@@ -140,6 +71,7 @@ class StepGraphs:
 
         `around` is what the body has built in: what was captured before it changed is of no use any more.
         """
+        self._due = None
         shape = tuple(_shape_of(batch, padded=self._padded) for batch in batches)
         if self.off or None in shape or around is None:
             return None
@@ -151,9 +83,11 @@ class StepGraphs:
         if captured is None:
             self._seen[shape] += 1
             if self._seen[shape] < 2 or self._captures >= MOST:
+                given = [t for b in batches for t in (*tensors_of(b), b.block) if t is not None]
+                self._due = (shape, given) if self._padded and self._captures < MOST else None
                 return None
             self._captures += 1
-            captured = self._capture(batches, body)
+            captured = self._capture(batches, body, self._rehearsed.pop(shape, None))
             if captured is None:
                 return None
             self._graphs[shape] = captured
@@ -164,24 +98,68 @@ class StepGraphs:
         for fixed, batch in zip(captured.batches, batches, strict=True):
             _copy_into(fixed, batch)
         captured.graph.replay()
-        return captured.numbers.clone()
+        return None if self._has_differed(captured) else captured.numbers.clone()
 
-    def _capture(self, batches: tuple[Batch, ...], body: Body) -> _Captured | None:
+    def watching(self) -> AbstractContextManager[object]:
+        """Around the passes of a step, whether it is captured or its shape may be captured next time."""
+        if self._watch is not None:
+            return self._watch
+        return nullcontext() if self._due is None else self._rehearsal(*self._due)
+
+    @contextmanager
+    def _rehearsal(self, shape: Shape, given: list[torch.Tensor]) -> Iterator[None]:
+        self._due = None
+        with HostWatch(self._device, given=given) as watch:
+            yield
+        self._rehearsed[shape] = watch.rehearsal
+        if watch.rehearsal.why_not is not None:
+            self._stop_capturing(watch.rehearsal.why_not)
+
+    def differs(self) -> torch.Tensor | None:
+        """Inside a capture: true on the device where what the host would read is not what it was given; None without reads."""
+        found = [] if self._watch is None else self._watch.differs
+        return torch.stack(found).any() if found else None
+
+    def _has_differed(self, captured: _Captured) -> bool:
+        """Waits for the replay where it depends on what was read; one that differs has updated nothing."""
+        if captured.differs is None:
+            return False
+        differs = bool(captured.differs)
+        self._compared += 1
+        self._differed += differs
+        if self._differed > 3 and 4 * self._differed > self._compared:
+            self._stop_capturing("the step reads other values from the device each time")
+        return differs
+
+    def _stop_capturing(self, why: object) -> None:
+        log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", why)
+        self.off = True
+        self.close()
+
+    def _capture(self, batches: tuple[Batch, ...], body: Body, rehearsal: Rehearsal | None) -> _Captured | None:
         fixed = [_place(batch, self._device) for batch in batches]
         numbers = torch.zeros(3, device=self._device)
+        differs = torch.zeros((), dtype=torch.bool, device=self._device)
+        self._watch = None if rehearsal is None or rehearsal.is_plain else HostWatch(self._device, rehearsal)
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         try:
             # Other threads continue (batches are pinned, checkpoints copied): only this one must not touch the device.
             capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-            with _no_collection(), no_host_randomness(), capture:
+            watched = self._watch is not None
+            with _no_collection(), no_host_randomness(watched=watched), capture:
                 numbers.copy_(body(fixed, self._rate, self._factor))
+                reads = self.differs()
+                if reads is not None:
+                    differs.copy_(reads)
         except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
             log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", short_text(error))
             self._give_up()
             return None
-        return _Captured(graph, fixed, numbers)
+        finally:
+            self._watch = None
+        return _Captured(graph, fixed, numbers, None if reads is None else differs)
 
     def let_go(self) -> bool:
         """Frees what captured steps hold, where there are any: the memory did not suffice for them and an uncaptured one."""
