@@ -6,7 +6,8 @@
     python bench/audit_labels.py --unpack scratch/labels_data /tmp/labels_shared     # there; then SHARED_DIR=/tmp/labels_shared
 
 All judges see the same rows and the same frozen features of one pass of the encoder. cleanlab gets out-of-fold probabilities of
-a logistic regression on them (its documented recipe, 5 folds), and also our own probabilities; our ranking gets both as well.
+a logistic regression on them (its documented recipe, 5 folds), and also our own probabilities. Our ranking of these is its self
+confidence: the probability of the given label.
 `probe` is `--labels probe`: leave-one-out answers of ridge regression on the same features and the TF-IDF of the same texts.
 `deep` is `--labels deep`: the probe together with k-fold fine-tuning. Errors are even (any other label) or lean (each label is
 taken for one other, and some labels more often). Rules were chosen with paraphrase-MiniLM-L3-v2 on CHOSEN_ON.
@@ -76,7 +77,7 @@ def plant(ids: Table, classes: int, kind: str, rate: float, seed: int) -> tuple[
     return np.where(wrong, to, ids), wrong
 
 
-def out_of_fold(features: Table, ids: Table) -> Table:
+def out_of_fold(features: Table, ids: Table, classes: int) -> Table:
     """Probabilities for cleanlab: logistic regression, 5 folds."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -85,7 +86,8 @@ def out_of_fold(features: Table, ids: Table) -> Table:
 
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=200, C=0.1))
     folds = StratifiedKFold(5, shuffle=True, random_state=0)
-    found: Table = cross_val_predict(model, features, ids, cv=folds, method="predict_proba")
+    found = np.zeros((len(ids), classes))
+    found[:, np.unique(ids)] = cross_val_predict(model, features, ids, cv=folds, method="predict_proba")
     return found
 
 
@@ -121,7 +123,7 @@ def judge(unit: dict[str, Any]) -> dict[str, Any]:
     for kind, rate, seed in unit["errors"]:
         given, wrong = plant(clean, classes, kind, rate, seed)
         start = time.process_time()
-        judged = {"logistic": out_of_fold(frozen, given)}
+        judged = {"logistic": out_of_fold(frozen, given, classes)}
         between = time.process_time()
         judged["probe"] = judge_labels(features, given, labels)
         spent = {"logistic_s": between - start, "probe_s": time.process_time() - between}
@@ -155,11 +157,10 @@ def judge_all(args: argparse.Namespace) -> None:
 
 
 def table(paths: list[Path]) -> None:
-    """One line for each model, task, kind and rate: the areas of all judges by both rankings, means over the seeds."""
+    """One line for each model, task, kind and rate: the areas of all judges by cleanlab's rankings, means over the seeds."""
     from cleanlab.rank import get_label_quality_scores
     from sklearn.metrics import average_precision_score
 
-    from tunesmith.audit.suspects import chance_of_given
     from tunesmith.session.deep_labels import merge_judges
 
     data = {key: value for path in paths for key, value in np.load(path).items()}
@@ -173,9 +174,9 @@ def table(paths: list[Path]) -> None:
         line: dict[str, float] = {}
         for who, judged in judges.items():
             p = judged / judged.sum(axis=1, keepdims=True)
-            scores = {f"cleanlab {m}": get_label_quality_scores(given, p, method=m) for m in METHODS}
-            for what, score in {**scores, "tunesmith": chance_of_given(judged, given)}.items():
-                line[f"{what} on {who}"] = float(average_precision_score(wrong, -score))
+            for method in METHODS:
+                quality = get_label_quality_scores(given, p, method=method)
+                line[f"{method} on {who}"] = float(average_precision_score(wrong, -quality))
         line |= {
             key: float(data[f"{name}/{key}"]) for key in ("logistic_s", "probe_s", "deep_s") if f"{name}/{key}" in data
         }

@@ -71,15 +71,15 @@ def _setting(task: str, model: str, *splits: str, suffix: str = "", **options: A
 V, ENTAILMENT = "validation", {"suffix": "_entailment"}
 BY_STEPS: dict[str, Any] = {"eval_strategy": "steps"}
 CPU: dict[str, dict[str, Any]] = {
-    "L6, defaults": _setting("trec", L6, rows=500),
+    "L6, defaults": _setting("trec", L6, rows=300),
     "L3, evaluation by steps": _setting(
-        "subj", L3, V, rows=1500, batch=16, length=64, epochs=2, eval_steps=40, **BY_STEPS
+        "subj", L3, V, rows=1000, batch=16, length=64, epochs=2, eval_steps=40, **BY_STEPS
     ),
-    "granite, 256 tokens": _setting("r8", GRANITE, rows=160, batch=8, length=256, epochs=1),
-    "L6, pairs, batch 64, test": _setting("sick", L6, V, "test", rows=1200, batch=64, epochs=1, **ENTAILMENT),
-    "BERT-base shape": _setting("cr", BASE, V, rows=120, batch=8, length=64, epochs=1, recipe="hf"),
+    "granite, 256 tokens": _setting("r8", GRANITE, rows=100, batch=8, length=256, epochs=1),
+    "L6, pairs, batch 64": _setting("sick", L6, V, rows=960, batch=64, epochs=1, **ENTAILMENT),
+    "BERT-base shape": _setting("cr", BASE, V, rows=100, batch=8, length=64, epochs=1, recipe="hf"),
     "L3, regression, accumulation": _setting(
-        "sick", L3, V, suffix="_relatedness", rows=1500, batch=8, accumulation=4, epochs=2
+        "sick", L3, V, suffix="_relatedness", rows=1000, batch=8, accumulation=4, epochs=2
     ),
     "L6, bf16": _setting("cr", L6, V, rows=600, batch=16, bf16="true", epochs=1),
     "L3, 512 tokens, batch 4": _setting("news6", L3, rows=240, batch=4, length=512, epochs=1),
@@ -191,7 +191,7 @@ def show(found: list[dict[str, Any]]) -> None:
 def main() -> None:
     """All settings, in lanes of cores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lanes", nargs="+", default=[""], help="cores of each lane, such as 0,1 2,3")
+    parser.add_argument("--lanes", nargs="*", default=[""], help="cores of each lane, such as 0,1 2,3")
     parser.add_argument(
         "--gpu_lanes", nargs="+", default=[], help="of the lanes with the GPU; without, no GPU setting is run"
     )

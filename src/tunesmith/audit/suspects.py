@@ -25,9 +25,6 @@ WORD_FEATURES = 2**15
 WORD_SPACE = 256
 SURE = 0.15
 """As many rows stand in the review file as have a given label less probable than this, beside the best other one alone."""
-ALIKE_ROWS, EM_TURNS = 40, 20
-FACTOR_PENALTY, NEWTON_STEPS = 0.01, 12
-"""Chosen on cr, subj, trec and three sources from elsewhere (bench/audit_labels.py)."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,9 @@ def to_probabilities(scores: Ints, ids: Ints, weights: Ints) -> Ints:
     """A softmax of the scores with the scale under which the given labels are likeliest."""
     best, found = np.inf, scores
     for scale in (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0):
-        p = _softmax(scale * scores)
+        logits = scale * (scores - scores.max(axis=1, keepdims=True))
+        p = np.exp(logits)
+        p /= p.sum(axis=1, keepdims=True)
         loss = -float((weights * np.log(np.maximum(p[np.arange(len(ids)), ids], 1e-6))).sum())
         if loss < best:
             best, found = loss, p
@@ -102,55 +101,6 @@ def share_of_given(probabilities: Ints, ids: Ints) -> Ints:
     return share
 
 
-def chance_of_given(judged: Ints, ids: Ints) -> Ints:
-    """For each row the probability that its label is right, with errors that are more frequent between some labels.
-
-    How often label k is given for label j is estimated from all rows (expectation-maximization), drawn to equal shares for all
-    pairs of labels as if by ALIKE_ROWS rows: with few errors every one of them is as likely.
-    """
-    p, count = calibrate(judged, ids), judged.shape[1]
-    rows, own = np.arange(len(ids)), np.arange(count)
-    even = (1 - np.eye(count)) / max(count - 1, 1)
-    rate, moves = np.full(count, 0.1), even
-    for turn in range(EM_TURNS + 1):
-        given_for = rate[:, None] * moves
-        given_for[own, own] = 1 - rate
-        right = p * given_for[:, ids].T
-        right /= np.maximum(right.sum(axis=1, keepdims=True), 1e-300)
-        if turn < EM_TURNS:
-            counts = np.stack([right[ids == label].sum(axis=0) for label in own], axis=1)
-            wrong = counts * (1 - np.eye(count))
-            rate = (wrong.sum(axis=1) + ALIKE_ROWS * wrong.sum() / len(ids)) / (counts.sum(axis=1) + ALIKE_ROWS)
-            moves = (wrong + ALIKE_ROWS * even) / (wrong.sum(axis=1, keepdims=True) + ALIKE_ROWS)
-    found: Ints = right[rows, ids]
-    return found
-
-
-def calibrate(judged: Ints, ids: Ints) -> Ints:
-    """The same probabilities to a power, each label times a factor: those under which the given labels are likeliest."""
-    logs, count = np.log(np.maximum(judged, 1e-6)), judged.shape[1]
-    rows, values = np.arange(len(ids)), np.concatenate([[1.0], np.zeros(count)])
-    for _ in range(NEWTON_STEPS):
-        p = _softmax(values[0] * logs + values[1:])
-        miss = p.copy()
-        miss[rows, ids] -= 1
-        mean = (p * logs).sum(axis=1, keepdims=True)
-        slope = np.concatenate([[(miss * logs).sum()], miss.sum(axis=0)]) / len(ids)
-        slope[1:] += 2 * FACTOR_PENALTY * values[1:]
-        bend = np.empty((count + 1, count + 1))
-        bend[0, 0] = (p * (logs - mean) ** 2).sum() / len(ids)
-        bend[0, 1:] = bend[1:, 0] = (p * (logs - mean)).sum(axis=0) / len(ids)
-        bend[1:, 1:] = np.diag(p.mean(axis=0) + 2 * FACTOR_PENALTY) - p.T @ p / len(ids)
-        values -= np.clip(np.linalg.solve(bend + 1e-9 * np.eye(count + 1), slope), -1, 1)
-    return _softmax(values[0] * logs + values[1:])
-
-
-def _softmax(logits: Ints) -> Ints:
-    p: Ints = np.exp(logits - logits.max(axis=1, keepdims=True))
-    p /= p.sum(axis=1, keepdims=True)
-    return p
-
-
 def rank_suspects(judged: Ints, ids: Ints, labels: LabelMap) -> list[Suspect]:
     """Rows whose label is doubtful, the most doubtful first."""
     if labels.task is Task.REGRESSION:
@@ -158,12 +108,13 @@ def rank_suspects(judged: Ints, ids: Ints, labels: LabelMap) -> list[Suspect]:
         spread = 1.4826 * float(np.median(miss)) + 1e-12
         order = [row for row in np.argsort(-miss, kind="stable") if miss[row] > 4 * spread]
         return [Suspect(int(row), float(judged[row, 0]), float(-miss[row] / spread), 0.0) for row in order]
+    # By the probability of the given label alone: beside the best other one it found fewer errors (bench/audit_labels.py).
     doubtful = int((share_of_given(judged, ids) < SURE).sum())
-    order = np.argsort(chance_of_given(judged, ids), kind="stable")[:doubtful].tolist()
+    places = np.argsort(judged[np.arange(len(ids)), ids], kind="stable")[:doubtful]
     best = judged.copy()
     best[np.arange(len(ids)), ids] = -1.0
     top = best.argmax(axis=1)
-    return [Suspect(int(r), int(top[r]), float(judged[r, ids[r]]), float(judged[r, top[r]])) for r in order]
+    return [Suspect(int(r), int(top[r]), float(judged[r, ids[r]]), float(judged[r, top[r]])) for r in places]
 
 
 def word_space(texts: Sequence[str], size: int = WORD_SPACE) -> Ints:

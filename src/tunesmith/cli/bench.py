@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time whole commands instead, phase by phase: train beside a script with transformers, predict --text",
     )
-    parser.add_argument("--warm", action="store_true", help="with --start_up: no round that fills the caches first")
+    parser.add_argument(
+        "--filled_by",
+        type=int,
+        metavar="STEPS",
+        help="with --start_up: caches are filled by runs of so many steps alone",
+    )
     parser.add_argument("--json", type=user_path, metavar="FILE", help="also write the numbers to a file")
     add_config_arguments(parser, positional=True)
 
@@ -111,7 +117,7 @@ def _measure(config: RunConfig, args: argparse.Namespace) -> None:
 
 def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
     """Whole commands: from the start of the process to its end."""
-    from tunesmith.measure.start_up import format_phases, phases_to_json, time_commands
+    from tunesmith.measure.start_up import Timed, format_phases, phases_to_json, time_commands
     from tunesmith.session.inputs import read_run_data
 
     if config.train_file is None:
@@ -121,16 +127,18 @@ def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
     found = read_run_data(config, {}, lambda what, done, total: None).bundle.columns
     kinds = ("train", *(("script",) if args.against is None else args.against), "predict", "import")
     title = f"{config.model_name_or_path or 'the default model'}, {config.train_file}, batch {rows}"
-    filling = "" if args.warm else " after one that fills the caches"
+    filling = " after one that fills the caches" if args.filled_by is None else ""
     print(f"{title}; {args.rounds} rounds{filling}, taking turns", flush=True)
+
+    def write(timed: Sequence[Timed]) -> None:
+        if args.json:  # after each command: an interrupted measurement leaves what it has
+            _write_numbers(args.json, phases_to_json(timed, what=title, versions=package_versions()))
+
     with tempfile.TemporaryDirectory(prefix="tunesmith-bench-") as name:
         columns = (tuple(found.text), str(found.label))
-        timed = time_commands(
-            config, columns, kinds=kinds, rounds=args.rounds, folder=Path(name), say=_say, warm=args.warm
-        )
+        options: dict[str, Any] = {"rounds": args.rounds, "filled_by": args.filled_by, "say": _say, "after": write}
+        timed = time_commands(config, columns, kinds=kinds, folder=Path(name), **options)
     print(f"\n{format_phases(timed)}")
-    if args.json:
-        _write_numbers(args.json, phases_to_json(timed, what=title, versions=package_versions()))
 
 
 def _write_numbers(file: str, numbers: Any) -> None:

@@ -64,6 +64,7 @@ class _ScanLoader(SourceFileLoader):
             return {frozenset(needs): {before + name: set(names) for name, names in of.items()} for needs, of in found}
 
         scanning.define_import_structure = structure
+        scanning.is_torchvision_available = lambda: False  # it loads torch's compiler, and no command looks at pictures
 
 
 def _to_json(structure: Any) -> list[Any]:

@@ -25,6 +25,7 @@ from tunesmith.diagnose.thresholds import (
     RANDOM_RATIO,
     RANDOM_SHARE,
     SAME_ANSWERS,
+    SIGNAL,
     STEP_NOISE,
     SURE_AND_WRONG,
     SURE_OF_TWO,
@@ -98,12 +99,12 @@ def _healthy(f: Features) -> float:
     """Above the constant, without a rise, and training rows are not left unlearnt."""
     rise = over(f.rise, DRIFT, 0.03) * _risen(f)
     slow = over(f.lowest, 0.75, 0.04) * over(f.train, 0.75, 0.04) * under(f.lowest, 5.0, 0.1)
-    return 0.8 * _above(f) * (1 - rise) * (1 - 0.8 * slow) * (1 - 0.9 * _high(f) * over(f.lowest, 0.5, 0.05))
+    return 0.8 * _above(f) * (1 - rise) * (1 - 0.5 * slow) * (1 - 0.9 * _high(f) * over(f.lowest, 0.5, 0.05))
 
 
 def _signal(f: Features) -> float:
     """Whether anything was ever better than the constant."""
-    return over(f.signal, 1.0, 0.1)
+    return over(f.signal, SIGNAL, 0.08)
 
 
 def _diverged(f: Features) -> float:
@@ -193,6 +194,7 @@ def _label_noise(f: Features) -> float:
     training = over(f.train_above_z, TRAIN_ABOVE, 0.2, unknown=0.0) * over(f.train - f.last, LEAST_CHANGE, 0.01)
     training *= over(f.train, 0.5, 0.03)
     value = over(f.random, RANDOM_SHARE, 0.03, unknown=0.0) * over(f.random_ratio, RANDOM_RATIO, 1.0, unknown=0.0)
+    value *= over(f.train, 0.5, 0.03)  # labels without a meaning are not learnt in a few epochs
     unknown = math.isnan(f.sure) and math.isnan(f.random)
     blurred = 0.5 * over(f.train, 0.6, 0.04) * over(f.last, 0.75, 0.04) * over(f.gain_z, 2.0, 0.5) * unknown
     usual = _usual(f) * (1 - 0.9 * over(f.ignored, IGNORED_SHARE + 0.04, 0.01))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tunesmith.encoder.params import param_groups
 from tunesmith.ranks.runtime import has_triton
@@ -72,6 +72,18 @@ def make_optimizer(
     if layers is not None:
         layers.kept_fresh = kernel is not None and only_writer
     return made
+
+
+def in_one_kernel(kind: Any, options: Mapping[str, Any], parameters: Iterable[torch.Tensor]) -> dict[str, Any]:
+    """The options of torch's Adam, AdamW or SGD with its fused kernel on a GPU: the same update, and no wait for the device.
+
+    Any other way the host must know that a gradient is finite before it updates.
+    """
+    given = dict(options)
+    if kind not in (Adam, AdamW, SGD) or given.keys() & {"fused", "foreach", "capturable"}:
+        return given
+    takes = all(p.is_cuda and p.is_floating_point() for p in parameters)
+    return {**given, "fused": True} if takes else given
 
 
 def attach_kernel(optimizer: Optimizer, layers: FusedStack | None) -> Any:

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 from tunesmith.errors import ConfigError, did_you_mean
@@ -37,12 +38,17 @@ class Calendar:
             return True
         if self.cadence in ("epoch", "both") and step in self.ends:
             return True
-        return self.cadence in ("steps", "both") and step % self.every == 0
+        if self.cadence == "both":  # counted from the last end: there it has just happened
+            return (step - max((end for end in self.ends if end < step), default=0)) % self.every == 0
+        return self.cadence == "steps" and step % self.every == 0
 
     def count(self, num_steps: int) -> int:
         """About how often it happens in a run of this many steps."""
-        steps = num_steps // self.every if self.cadence in ("steps", "both") and self.every else 0
-        ends = sum(end <= num_steps for end in self.ends) if self.cadence in ("epoch", "both") else 0
+        if self.cadence == "both":
+            bounds = [0, *sorted(end for end in self.ends if end < num_steps), num_steps]
+            return sum(-(-(end - start) // self.every) for start, end in pairwise(bounds))
+        steps = num_steps // self.every if self.cadence == "steps" and self.every else 0
+        ends = sum(end <= num_steps for end in self.ends) if self.cadence == "epoch" else 0
         return steps + ends + (self.last is not None)
 
 

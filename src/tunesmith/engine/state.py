@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 
 from tunesmith.engine.stopping import BestSoFar
 from tunesmith.errors import ConfigError, ResourceError
-from tunesmith.fast.graphs import Fingerprint, StepGraphs
+from tunesmith.fast.fingerprint import Fingerprint
+from tunesmith.fast.graphs import StepGraphs
 from tunesmith.fast.in_force import Strategies, strategies_of
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.tokens.batches import Batch, Window

@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch.optim import Optimizer
 
-from tunesmith.fast.graphs import MOST, STEP_HOOKS
+from tunesmith.fast.fingerprint import STEP_HOOKS
+from tunesmith.fast.graphs import MOST
 
 _CHUNK = 8192
 _BLOCK = 1024

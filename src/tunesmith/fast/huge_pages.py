@@ -14,6 +14,8 @@ from pathlib import Path
 
 MAPS = Path("/proc/self/maps")
 GPU = Path("/dev/nvidiactl")
+ACCOUNTING = Path("/proc/sys/vm/overcommit_memory")
+"""2: Linux counts memory that was laid out as if it were used."""
 SHARE, MOST = 0.5, 2**34
 """Of the machine's free memory, and bytes: how far the heap may reach in such pages. What is not used costs nothing."""
 _PAGE = 2**21
@@ -30,6 +32,8 @@ def allow_huge_pages() -> None:
 def use_huge_pages() -> int:
     """Lets the heap of a command lie in huge pages; bytes that it may reach so, 0 where that is not possible or of no use."""
     if not _ALLOWED or platform.system() != "Linux" or platform.libc_ver()[0] != "glibc" or GPU.exists():
+        return 0
+    if not ACCOUNTING.is_file() or ACCOUNTING.read_text().strip() == "2":
         return 0
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]

@@ -25,6 +25,7 @@ from tunesmith.keep.plain import pack_optimizer, unpack_optimizer
 from tunesmith.keep.record import Identity
 from tunesmith.keep.weight_files import (
     WEIGHTS,
+    buffered,
     contiguous,
     copy_weights,
     load_weights,
@@ -71,16 +72,11 @@ class Snapshot:
         write_sealed(folder, fill, self.meta, bytes_needed=self.size)
 
     def copied(self, buffers: dict[str, torch.Tensor]) -> Snapshot:
-        """The same in memory of its own; `buffers` is used again where it fits: fresh memory costs five times as much."""
-        files: dict[str, dict[str, torch.Tensor]] = {}
-        for file, tensors in self.files.items():
-            files[file] = {}
-            for name, tensor in tensors.items():
-                key = f"{file}/{name}"
-                held = buffers.get(key)
-                if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
-                    held = buffers[key] = torch.empty_like(tensor)
-                files[file][name] = held.copy_(tensor)
+        """The same in memory of its own."""
+        files = {
+            file: {name: buffered(tensor, buffers, f"{file}/{name}") for name, tensor in tensors.items()}
+            for file, tensors in self.files.items()
+        }
         return replace(self, files=files)
 
 
@@ -119,19 +115,20 @@ def save_checkpoint(
     state.runtime.barrier()
 
 
-def capture(state: TrainState, identity: Identity) -> Snapshot | None:
+def capture(state: TrainState, identity: Identity, buffers: dict[str, torch.Tensor] | None = None) -> Snapshot | None:
     """What a checkpoint of this moment holds, on rank 0; None on the others. All ranks call it.
 
-    Tensors that are on the CPU already are the run's own: a caller that continues training copies them first.
+    Tensors that are on the CPU already are the run's own: a caller that continues training copies them first. Those of a device
+    are copied into `buffers`, which must not be in use.
     """
     state.require_whole("they are not saved")
     generators = state.runtime.gather_objects(generator_states(state.runtime.device))
     if not state.runtime.is_main and state.runtime.sharding is None:
         return None
     # sharded tensors are gathered here and below: all ranks take part
-    weights = weight_files(state.model, _whole_tensors(state))
+    weights = weight_files(state.model, _whole_tensors(state), buffers)
     tensors, plain = pack_optimizer(state.optimizer)
-    tensors = contiguous(tensors)
+    tensors = contiguous(tensors, buffers, OPTIMIZER)
     if not state.runtime.is_main:
         return None
     for held in weights.values():

@@ -166,10 +166,9 @@ class RunKeeper(RunRecord):
         number = self.agreed_signal()
         over = is_exhausted(self.state.progress, self.plan.patience)
         due = self.plan.save.due(step) or (self._improved and self.keep_best) or number is not None or over
-        wait = number is not None or over or step >= self.plan.num_steps
         if due and step > 0:
-            self.save(step, wait=wait)
-        elif wait:
+            self.save(step, wait=number is not None)
+        elif number is not None:
             self._take_save(wait=True)
         fault_point("step.end")
         if number is not None:
@@ -185,7 +184,7 @@ class RunKeeper(RunRecord):
         started = time.perf_counter()
         if self.journal is not None:
             self.journal.settle()
-        snapshot = capture(self.state, self.identity)
+        snapshot = capture(self.state, self.identity, self._aside.buffers)
         improved, self._improved = self._improved and self.keep_best, False
         if snapshot is not None:
             alone = self.state.runtime.world == 1
@@ -242,9 +241,10 @@ class RunKeeper(RunRecord):
             super()._refuse(event)
 
     def best_weights(self) -> Path | None:
-        """The folder of the best weights, verified, or None when no evaluation was the best."""
-        if not self.keep_best or self.state.progress.step is None:
+        """The folder of the best weights, verified; None when the model has them: no evaluation was the best, or the last one."""
+        if not self.keep_best or self.state.progress.step in (None, self.state.step):
             return None
+        self._take_save(wait=self.state.progress.step == self._aside_step)
         found = verify(self.run.best)
         if found["step"] != self.state.progress.step:
             raise CheckpointError(

@@ -133,24 +133,44 @@ def read_shards(folder: Path) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"its shards cannot be read: {error}", where=str(folder / INDEX)) from error
 
 
-def weight_files(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+def weight_files(
+    model: nn.Module, tensors: Mapping[str, torch.Tensor], buffers: dict[str, torch.Tensor] | None = None
+) -> dict[str, dict[str, torch.Tensor]]:
     """Tensors by file and name, ready for safetensors. Of a model with adapters, what is trained alone."""
     if not has_adapters(model):
-        return {WEIGHTS: contiguous(tensors)}
+        return {WEIGHTS: contiguous(tensors, buffers, WEIGHTS)}
     files = {name: contiguous(held) for name, held in adapter_files(model, tensors).items()}
     beside = trained_beside(model, tensors, adapter_files(model, tensors, embeddings=False))
     return {**files, BESIDE: contiguous(beside)} if beside else files
 
 
-def contiguous(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors ready for safetensors: on the CPU, each with memory of its own."""
+def contiguous(
+    tensors: Mapping[str, torch.Tensor], buffers: dict[str, torch.Tensor] | None = None, file: str = ""
+) -> dict[str, torch.Tensor]:
+    """Tensors ready for safetensors: on the CPU, each with memory of its own.
+
+    What lies on a device is copied into `buffers` where they are given, by file and name: fresh memory costs more than the copy.
+    """
     seen: set[int] = set()
     out = {}
     for name, tensor in tensors.items():
-        tensor = gathered(tensor.detach()).cpu().contiguous()
+        tensor = gathered(tensor.detach())
+        if buffers is not None and tensor.device.type != "cpu":
+            tensor = buffered(tensor, buffers, f"{file}/{name}")
+        tensor = tensor.cpu().contiguous()
         out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
     return out
+
+
+def buffered(tensor: torch.Tensor, buffers: dict[str, torch.Tensor], key: str) -> torch.Tensor:
+    """A copy on the host; `buffers` is used again where it fits: fresh memory costs five times as much as the copy."""
+    held = buffers.get(key)
+    if held is tensor:
+        return held
+    if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+        held = buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return held.copy_(tensor)
 
 
 def require_finite(weights: Mapping[str, torch.Tensor], step: int) -> None:

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +112,16 @@ def time_commands(
     rounds: int,
     folder: Path,
     say: Any,
-    warm: bool = False,
+    after: Callable[[list[Timed]], None] = lambda timed: None,
+    filled_by: int | None = None,
 ) -> list[Timed]:
-    """One round more than asked for, as the first of each command fills its caches; not when all of them are warm."""
+    """One round more than asked for, as the first of each command fills its caches; not when a run of so many steps does.
+
+    `after` is called after each command with what is there until then.
+    """
+    warm = filled_by is not None
+    if filled_by is not None:
+        _fill(replace(config, max_steps=filled_by), columns, kinds, folder)
     found = {kind: Timed(kind, [], fills=not warm) for kind in kinds}
     for number in range(rounds if warm else rounds + 1):
         for kind in kinds:
@@ -122,7 +130,17 @@ def time_commands(
             found[kind].rounds.append(phases)
             total = sum(took.clock for took in phases.values())
             say(f"{COMMANDS[kind]}{', fills caches' if number == 0 and not warm else ''}: {total:.1f} s")
+            after([one for one in found.values() if one.rounds])
     return list(found.values())
+
+
+def _fill(config: RunConfig, columns: tuple[tuple[str, ...], str], kinds: Sequence[str], folder: Path) -> None:
+    """A short run of each command that trains, all at the same time: they are not timed."""
+    trains = [kind for kind in kinds if kind not in ("predict", "import")]
+    with ThreadPoolExecutor(max(1, len(trains))) as pool:
+        jobs = [_words(kind, config, columns, folder, f"{kind}-filling") for kind in trains]
+        logs = [folder / f"{kind}-filling.log" for kind in trains]
+        list(pool.map(run_timed, jobs, logs))
 
 
 def _words(

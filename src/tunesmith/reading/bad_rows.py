@@ -26,6 +26,7 @@ from tunesmith.reading.label_survey import (
     label_cells,
     plain_numbers,
     style_of_numbers,
+    survey_labels,
 )
 from tunesmith.reading.ready_commands import train_with
 from tunesmith.reading.source import BAD_COLUMN, Part, Source
@@ -60,6 +61,8 @@ def sort_out(
     kept: dict[str, Source] = {}
     bad: list[BadRow] = []
     for split, source in sources.items():
+        if split.startswith("test") and _is_unlabelled(source, columns.label, label_names or ()):
+            source = replace(source, dataset=source.dataset.remove_columns([columns.label]), table_file=None)
         found = _text_reasons(source, columns.text, allow_empty_text=allow_empty_text)
         if columns.label is not None and has_label(source, columns.label):
             _add_label_reasons(found, source, columns, label_names)
@@ -74,6 +77,14 @@ def sort_out(
             bad += _describe(source, found)
             notes.append(f"{len(found):,} of {source.dataset.num_rows:,} {split} rows were left out: bad_rows.jsonl.")
     return kept, bad
+
+
+def _is_unlabelled(source: Source, label: str | None, label_names: Sequence[str]) -> bool:
+    """Whether the label column is there and holds nothing, or words for nothing."""
+    kinds = source.dataset.features.arrow_schema
+    if label is None or label not in source.column_names or is_list_type(kinds.field(label).type):
+        return False
+    return all(is_missing_word(name) and name not in label_names for name in survey_labels(source, label).counts)
 
 
 def check_texts(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> None:

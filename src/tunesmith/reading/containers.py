@@ -155,7 +155,7 @@ def parquet_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> 
         read = 0
         metadata = file.schema_arrow.metadata
         batches = (batch.replace_schema_metadata(metadata) for batch in file.iter_batches(batch_size=16_384))
-        for batch in _plain_batches(batches, origin):
+        for batch in plain_batches(batches, origin):
             read += batch.num_rows
             yield batch
         if read != file.metadata.num_rows:
@@ -175,10 +175,10 @@ def arrow_batches(path: Path, *, origin: str) -> Iterator[Any]:
         else:
             _check_stream_end(path, origin)
             batches = iter(pa.ipc.open_stream(file))
-        yield from _plain_batches(batches, origin)
+        yield from plain_batches(batches, origin)
 
 
-def _plain_batches(batches: Iterable[Any], origin: str) -> Iterator[Any]:
+def plain_batches(batches: Iterable[Any], origin: str) -> Iterator[Any]:
     """Validated batches in plain columns: `outer.inner` for fields of structs, categories as what they stand for (`datasets` has
     no dictionary type), and as text bytes that are UTF-8 in the first batch."""
     import pyarrow as pa

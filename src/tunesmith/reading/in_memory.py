@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunesmith.errors import DataError
-from tunesmith.reading.containers import binary_errors
+from tunesmith.errors import DataError, short_text
+from tunesmith.reading.containers import plain_batches
 from tunesmith.reading.source import Source, checked
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ def read_memory(source: Any, name: str) -> Source:
     if isinstance(source, list | tuple) and (not source or isinstance(source[0], dict)):
         return _from_list(source, name)
     if hasattr(source, "to_dict") and hasattr(source, "columns"):
-        with binary_errors("a DataFrame", name):
-            return checked(Source(name, _from_frame(source), name))
+        return checked(Source(name, _from_frame(source, name), name))
     if isinstance(source, Mapping):
         return checked(Source(name, columns_table(source), name))
     if isinstance(source, list | tuple) or getattr(source, "ndim", 0) == 2:
@@ -137,19 +136,23 @@ def read_memory(source: Any, name: str) -> Source:
     raise DataError(f"rows cannot be read from {type(source).__name__}", where=name, fix=fix)
 
 
-def _from_frame(frame: Any) -> Dataset:
+def _from_frame(frame: Any, name: str) -> Dataset:
     import pyarrow as pa
     from datasets import Dataset
 
-    if hasattr(frame, "to_arrow"):  # polars
-        return Dataset(frame.to_arrow())
-    if not frame.columns.is_unique:
+    if not hasattr(frame, "to_arrow") and not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()][0]
         raise DataError(f"the DataFrame has the column {twice!r} twice", fix="Rename one of them.")
-    table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
-    types = [f.type.value_type if pa.types.is_dictionary(f.type) else f.type for f in table.schema]
-    schema = pa.schema([f.with_type(t) for f, t in zip(table.schema, types, strict=True)])
-    return Dataset(table.cast(schema))
+    try:
+        polars = hasattr(frame, "to_arrow")
+        table = frame.to_arrow() if polars else pa.Table.from_pandas(frame, preserve_index=False)
+        table = table.replace_schema_metadata(None).combine_chunks()
+        return Dataset(pa.Table.from_batches(plain_batches(table.to_batches(), name)) if len(frame) else table)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, DataError):
+            raise
+        fix = "Give one kind of value a column: text, numbers, true/false, dates or lists of these."
+        raise DataError(f"the DataFrame cannot be read ({short_text(error)})", where=name, fix=fix) from None
 
 
 def _from_list(rows: Any, name: str) -> Source:

@@ -28,6 +28,7 @@ from tunesmith.reading.label_survey import (
     survey_labels,
 )
 from tunesmith.reading.source import Part, Source
+from tunesmith.run.environment import library_bars_off
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -224,8 +225,11 @@ def _with_labels(source: Source, labels: Any) -> Dataset:
     for buffer in labels.buffers():
         if buffer is not None:
             digest.update(buffer)
-    # A given fingerprint keeps `datasets` from hashing (by pickling) the whole column.
-    return dataset.add_column(ENCODED, labels, new_fingerprint=digest.hexdigest()[:16])
+    import datasets
+
+    with library_bars_off(datasets):  # selected rows are copied first
+        # A given fingerprint keeps `datasets` from hashing (by pickling) the whole column.
+        return dataset.add_column(ENCODED, labels, new_fingerprint=digest.hexdigest()[:16])
 
 
 def unfold_labels(sources: Mapping[str, Source], columns: Columns, separator: str | None) -> dict[str, Source]:

@@ -166,13 +166,14 @@ def _hold_out(
 
 
 def _cut(
-    parts: dict[str, Part], limits: tuple[int | None, int | None, int | None], notes: list[str], task: Task, seed: int
+    parts: dict[str, Part], samples: Sequence[int | None], notes: list[str], task: Task, seed: int
 ) -> dict[str, Part]:
     """The splits with at most so many rows of train, validation and test."""
     how = "at random" if task is Task.MULTILABEL else "with the shares of the labels kept"
+    limits = dict(zip(("train", "validation", "test"), samples, strict=True))
     cut = {}
     for split, part in parts.items():
-        limit = limits[[split.startswith(kind) for kind in ("train", "validation", "test")].index(True)]
+        limit = next(limits[kind] for kind in limits if split.startswith(kind))
         cut[split] = sample_part(part, limit, task=task, seed=seed)
         if len(cut[split]) < len(part):
             used = f"{len(cut[split]):,} of {len(part):,} {split} rows"

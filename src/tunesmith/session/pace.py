@@ -73,5 +73,5 @@ class Pace:
         return cls(sum(over[: len(reads) - len(timed) - saved]), float(step), float(token), over[-1] if saved else 0.0)
 
     def seconds(self, steps: int, tokens: float) -> float:
-        """Of all steps of a run."""
-        return float(self.once + steps * self.step + tokens * self.token)
+        """Of all steps of a run, without what is slow once."""
+        return float(steps * self.step + tokens * self.token)

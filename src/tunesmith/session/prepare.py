@@ -20,6 +20,7 @@ from tunesmith.engine.state import TrainState, make_deterministic, seed_everythi
 from tunesmith.errors import ConfigError
 from tunesmith.fast.in_force import Strategies
 from tunesmith.fast.strategies import choose_strategies
+from tunesmith.fast.warming import finish_warming, start_warming
 from tunesmith.keep.record import Identity
 from tunesmith.metrics.row_evidence import BestConstant
 from tunesmith.metrics.suite import Suite, make_suite
@@ -102,6 +103,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     if config.full_determinism:
         make_deterministic()
     _set_tf32(config.tf32)
+    warming = start_warming(runtime.device)
     with runtime.main_first():
         data = read()
         bundle, folder = data.bundle, data.folder
@@ -138,6 +140,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     say_model(say, config, loaded, strategies, runtime)
     batches = _make_batches(config, rows["train"], strategies, runtime)
     identity = with_order(identity, batches.sampling)
+    finish_warming(warming)
     made = (facts, suite, strategies, state, batches, identity, settled)
     return Prepared(config, runtime, bundle, tokenized, tokenizer, padding, *made)
 

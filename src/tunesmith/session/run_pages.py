@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from tunesmith.curves.plot import save_curves
+from tunesmith.curves.plot import draw_nothing, save_curves
 from tunesmith.report.build import build_report
 from tunesmith.report.render import write_report
 from tunesmith.run.layout import RunDir
@@ -12,8 +12,8 @@ from tunesmith.run.layout import RunDir
 
 def load_pages() -> None:
     """Loads what drawing needs, before there is anything to draw."""
-    for name in ("matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "matplotlib.figure", "jinja2"):
-        import_module(name)
+    import_module("jinja2")
+    draw_nothing()
 
 
 def draw_and_explain(run: RunDir) -> list[str]:

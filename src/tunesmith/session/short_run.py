@@ -82,6 +82,7 @@ def measure_run(config: RunConfig, data: RunData, watch: Watch, begun: float) ->
             peak_bytes=peak_bytes(prepared),
             disk_bytes=int(size + journal + checkpoint),
             start_seconds=start,
+            once_seconds=pace.once,
             step_seconds=pace.seconds(plan.num_steps, plan.num_steps * rows.step) + max(saves - 1, 0) * pace.save,
             evaluation_seconds=max(timed[0] - timed[-1], 0.0) + a_token * rows.evaluation * evaluations,
             finish_seconds=max(rest, 0.0) + a_token * rows.left_out,

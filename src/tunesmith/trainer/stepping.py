@@ -21,7 +21,7 @@ from transformers.trainer import is_optimizer_factory
 from transformers.trainer_pt_utils import get_parameter_names
 from transformers.trainer_utils import align_special_tokens
 
-from tunesmith.engine.optim import attach_kernel
+from tunesmith.engine.optim import attach_kernel, in_one_kernel
 from tunesmith.engine.state import StepHooks, TrainState
 from tunesmith.errors import ConfigError
 from tunesmith.fast.in_force import Strategies
@@ -57,7 +57,7 @@ def create_optimizer(trainer: Trainer, model: nn.Module | None = None) -> Any:
     ]
     given = trainer.optimizer_cls_and_kwargs
     kind, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, module) if given is None else given
-    options = dict(options)
+    options = dict(options) if given is not None else in_one_kernel(kind, options, trained.values())
     if is_optimizer_factory(kind):
         trainer.optimizer = kind()(module, **options)
     else:
@@ -188,7 +188,7 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
 def _may_capture(trainer: Trainer) -> bool:
     """Whether the optimizer will be the one whose update our kernel can do: all else is looked at before every step."""
     own = trainer.overrides("create_optimizer", "get_optimizer_cls_and_kwargs")
-    asked = trainer.args.optim == "adamw_torch_fused" and trainer.optimizer_cls_and_kwargs is None
+    asked = trainer.args.optim in ("adamw_torch", "adamw_torch_fused") and trainer.optimizer_cls_and_kwargs is None
     return has_triton() and asked and not own and trainer.label_smoother is None
 
 

@@ -10,16 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tunesmith.audit.suspects import (
-    calibrate,
-    chance_of_given,
-    describe_suspects,
-    format_review,
-    judge_labels,
-    left_out,
-    rank_suspects,
-    word_space,
-)
+from tunesmith.audit.suspects import describe_suspects, format_review, judge_labels, left_out, rank_suspects, word_space
 from tunesmith.errors import DataError
 from tunesmith.labels import LabelMap, Task
 from tunesmith.reading.load import load_data
@@ -110,27 +101,3 @@ def test_a_review_file_is_taken_back_and_checked(tmp_path: Path) -> None:
         review.write_text(text)
         with pytest.raises(DataError, match=problem):
             load_data(labels_file=review, **options)
-
-
-def test_errors_that_lean_to_one_label_come_first_where_all_rows_are_equally_doubtful() -> None:
-    rng = np.random.default_rng(0)
-    right = rng.integers(0, 3, 900)
-    given = right.copy()
-    taken = rng.choice(np.flatnonzero(right == 0), 60, replace=False)
-    given[taken] = 1  # rows of label 0 are taken for label 1, and nothing else is wrong
-    judged = np.full((900, 3), 0.2)
-    judged[np.arange(900), right] = 0.6
-    unsure = rng.choice(np.flatnonzero(right == 2), 60, replace=False)
-    judged[unsure] = [0.2, 0.6, 0.2]  # the judge takes some rows of label 2 for label 1, which they are not
-    chance = chance_of_given(judged, given)
-    assert (judged[taken, given[taken]] == judged[unsure, given[unsure]]).all()
-    assert chance[taken].max() < chance[unsure].min()
-
-
-def test_probabilities_are_made_as_sharp_as_the_given_labels_say() -> None:
-    rng = np.random.default_rng(1)
-    sharp = rng.dirichlet(np.full(3, 0.3), 2_000)
-    given = np.array([rng.choice(3, p=row) for row in sharp])
-    blurred = np.sqrt(sharp + 1e-9) * [1.0, 2.0, 0.5]
-    blurred /= blurred.sum(axis=1, keepdims=True)
-    assert np.abs(calibrate(blurred, given) - sharp).mean() < 0.03 < np.abs(blurred - sharp).mean()

@@ -250,7 +250,10 @@ def test_a_step_seeds_as_torch_does_without_its_work_for_devices_that_are_not_in
 def test_a_calendar_is_due_when_its_words_say_so() -> None:
     assert [s for s in range(1, 13) if Calendar("steps", 5, last=12).due(s)] == [5, 10, 12]
     assert [s for s in range(1, 13) if Calendar("epoch", ends=frozenset({4, 8})).due(s)] == [4, 8]
-    assert [s for s in range(1, 13) if Calendar("both", 3, frozenset({4})).due(s)] == [3, 4, 6, 9, 12]
+    assert [s for s in range(1, 13) if Calendar("both", 3, frozenset({4})).due(s)] == [3, 4, 7, 10]
+    both = Calendar("both", 500, frozenset({459, 918, 1377, 3000}), 3000)
+    assert [s for s in range(1, 3001) if both.due(s)] == [459, 918, 1377, 1877, 2377, 2877, 3000]
+    assert both.count(3000) == 7
     assert [s for s in range(1, 13) if Calendar("steps", 2, delay=7).due(s)] == [8, 10, 12]
     assert not any(Calendar("no").due(s) for s in range(1, 13))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.optim import adam
 from conftest import tiny_bert, token_lists
 from tunesmith.engine import optim
 from tunesmith.engine.evaluate import TaskLoss
-from tunesmith.engine.optim import make_optimizer
+from tunesmith.engine.optim import in_one_kernel, make_optimizer
 from tunesmith.engine.state import TrainState
 from tunesmith.engine.step import train_step
 from tunesmith.errors import ResourceError
@@ -32,6 +33,20 @@ def make_state(fused: bool, dropout: float = 0.1) -> TrainState:
     )
     assert len(optimizer.param_groups) == 2
     return TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True))
+
+
+def test_torchs_own_optimizers_are_fused_on_a_gpu_unless_told_otherwise() -> None:
+    gpu, cpu = (SimpleNamespace(is_cuda=cuda, is_floating_point=lambda: True) for cuda in (True, False))
+    fused = {"lr": 1.0, "fused": True}
+    assert (
+        in_one_kernel(torch.optim.AdamW, {"lr": 1.0}, [gpu])
+        == in_one_kernel(torch.optim.SGD, {"lr": 1.0}, [gpu])
+        == fused
+    )
+    for options in ({"fused": False}, {"foreach": True}):
+        assert in_one_kernel(torch.optim.AdamW, options, [gpu]) == options
+    assert in_one_kernel(torch.optim.Adagrad, {"lr": 1.0}, [gpu]) == {"lr": 1.0}
+    assert in_one_kernel(torch.optim.AdamW, {"lr": 1.0}, [gpu, cpu]) == {"lr": 1.0}
 
 
 def train(state: TrainState, steps: int, first: int = 0) -> None:

@@ -20,10 +20,18 @@ def test_masks_keep_the_right_share_and_are_unbiased(drop: float) -> None:
     assert mask.unique().tolist() == pytest.approx([0.0, 1 / (1 - drop)])
 
 
+@pytest.mark.parametrize("drop", [1 / 512, 1 / 1024, 1 - 1 / 512])
+def test_shares_finer_than_eight_bits_are_kept_too(drop: float) -> None:
+    torch.manual_seed(3)
+    mask = draw_keep_mask(2_000_000, drop)
+    error = (drop * (1 - drop) / mask.numel()) ** 0.5
+    assert abs(float((mask == 0).double().mean()) - drop) < 4 * error
+
+
 def test_neighbouring_draws_are_independent() -> None:
     torch.manual_seed(1)
     mask = (draw_keep_mask(400_000, 0.5) > 0).double() - 0.5
-    for lag in (1, 2, 7):  # two draws share one random integer
+    for lag in (1, 2, 7, 8):  # eight draws share one random integer
         assert abs(float((mask[lag:] * mask[:-lag]).mean() * 4)) < 4 / 400_000**0.5
 
 

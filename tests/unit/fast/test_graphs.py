@@ -13,7 +13,8 @@ from torch import nn
 from conftest import tiny_bert
 from tunesmith.errors import ConfigError
 from tunesmith.fast import graphs
-from tunesmith.fast.graphs import Fingerprint, StepGraphs
+from tunesmith.fast.fingerprint import Fingerprint
+from tunesmith.fast.graphs import StepGraphs
 from tunesmith.fast.packing import Packing, bucket_of
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.keep.checkpoint import pack_optimizer, unpack_optimizer

@@ -48,11 +48,14 @@ def test_large_blocks_lie_in_huge_pages_and_what_was_freed_stays() -> None:
     assert plain_size < 16
 
 
-@pytest.mark.parametrize("why", ["a GPU", "another system", "another library", "no memory"])
+@pytest.mark.parametrize("why", ["a GPU", "another system", "another library", "strict accounting", "no memory"])
 def test_nothing_is_done_where_it_is_of_no_use(why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[object] = []
     monkeypatch.setattr(huge_pages, "_ALLOWED", [True])
     monkeypatch.setattr(huge_pages, "GPU", tmp_path if why == "a GPU" else tmp_path / "none")
+    accounting = tmp_path / "overcommit_memory"
+    accounting.write_text("2\n" if why == "strict accounting" else "0\n")
+    monkeypatch.setattr(huge_pages, "ACCOUNTING", accounting)
     monkeypatch.setattr(huge_pages.platform, "system", lambda: "Darwin" if why == "another system" else "Linux")
     monkeypatch.setattr(
         huge_pages.platform, "libc_ver", lambda: ("", "") if why == "another library" else ("glibc", "2.36")

@@ -22,7 +22,7 @@ from tunesmith.engine.state import TrainState
 from tunesmith.events import Note, SafePoint, StepDone
 from tunesmith.fast import in_step, layers_cpu
 from tunesmith.fast.compared import nothing_left_behind
-from tunesmith.fast.graphs import Fingerprint
+from tunesmith.fast.fingerprint import Fingerprint
 from tunesmith.fast.in_force import Strategies
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.keep.checkpoint import Identity, load_checkpoint, save_checkpoint

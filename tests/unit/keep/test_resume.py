@@ -63,7 +63,7 @@ def make_keeper(
     cut = None
     if fast:
         strategies = choose_strategies(model, rows, Padding(), device=torch.device("cpu"))
-        assert len(strategies.on) == 3, strategies.notes
+        assert len(strategies.on) == 4, strategies.notes
         batches, cut = replace(batches, collate=strategies.train_collate), strategies.cut
     optimizer = make_optimizer(model, learning_rate=1e-3, weight_decay=0.1)
     state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True), cut=cut)

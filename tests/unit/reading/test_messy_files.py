@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -279,6 +280,16 @@ def test_a_first_row_in_the_place_of_the_header_is_never_overwritten(tmp_path: P
     assert (tmp_path / "named.tsv").read_text() == "column_1\tcolumn_2\tcolumn_3\n" + path.read_text()
 
 
+def test_a_byte_order_mark_does_not_come_to_stand_below_the_new_header(tmp_path: Path) -> None:
+    path = tmp_path / "marked.csv"
+    path.write_text("".join(f'"{i % 2}","{sentence(i)}"\n' for i in range(60)), encoding="utf-8-sig")
+    with pytest.raises(DataError, match="there seems to be no header") as caught:
+        load_file(path)
+    command = str(caught.value).partition("text,label: ")[2].partition(" && ")[0]
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    assert load_file(tmp_path / "named.csv").labels.names == ("0", "1")
+
+
 def test_minus_one_beside_other_numbers_is_a_class_when_the_command_says_so(tmp_path: Path) -> None:
     table({"text": sentence, "polarity": pick(-1, 0, 1)})(path := tmp_path / "polarity.csv")
     with pytest.raises(DataError, match=r"if -1 is a class here: tunesmith train .*polarity.csv --label_names=-1,0,1"):
@@ -357,6 +368,34 @@ def test_quotes_of_a_tsv_file_stay_as_they_are_with_a_line_that_says_so(tmp_path
         "two\nlines",
         "x",
     ]
+
+
+@pytest.mark.parametrize("cell", ["", "?", "NA"])
+def test_test_rows_whose_labels_are_all_empty_are_unlabelled(cell: str, tmp_path: Path) -> None:
+    table({"text": sentence, "label": pick("a", "b")})(tmp_path / "train.csv")
+    table({"text": sentence, "label": pick(cell)})(tmp_path / "test.csv")
+    found = load_file(tmp_path / "train.csv", test_file=tmp_path / "test.csv")
+    assert set(found.splits["test"]["labels"][:]) == {-1}
+    assert any(note.endswith("test rows are unlabelled (-1).") for note in found.notes)
+    table({"text": sentence, "label": pick(cell, "a")})(tmp_path / "some.csv")
+    with pytest.raises(DataError, match="test rows cannot be used"):
+        load_file(tmp_path / "train.csv", test_file=tmp_path / "some.csv")
+
+
+def test_a_split_column_leaves_no_bar_of_a_library(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    table({"text": sentence, "label": pick("a", "b"), "split": pick("train", "train", "test")})(tmp_path / "x.csv")
+    assert len(load_file(tmp_path / "x.csv").splits["test"]) > 0
+    assert "%" not in capfd.readouterr().err
+
+
+def test_frames_are_read_like_files_and_a_column_of_two_kinds_is_named(tmp_path: Path) -> None:
+    texts = [sentence(i) for i in range(60)]
+    frame = pd.DataFrame({"text": [text.encode() for text in texts], "label": pd.Categorical(["a", "b"] * 30)})
+    found = load_data(train_data=frame, validation_split_fraction=0)
+    assert found.splits["train"]["text"][:] == texts
+    mixed = pd.DataFrame({"text": texts, "label": [i if i % 2 else str(i) for i in range(60)]})
+    with pytest.raises(DataError, match=r"train: the DataFrame cannot be read .*column label.* Give one kind of value"):
+        load_data(train_data=mixed)
 
 
 def test_a_column_of_single_words_beside_the_labels_is_the_text(tmp_path: Path) -> None:

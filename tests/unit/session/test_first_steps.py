@@ -6,10 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from tunesmith.engine.evaluate import TOKENS_AT_ONCE
 from tunesmith.engine.plan import Plan, Schedule
 from tunesmith.events import StepDone
+from tunesmith.session import short_run
 from tunesmith.session.planning import announce_plan
 
 
@@ -34,3 +37,16 @@ def test_the_steps_are_forecast_once_by_their_tokens() -> None:
 
 def test_a_short_run_is_not_forecast() -> None:
     assert said_by(39) == []
+
+
+@pytest.mark.parametrize(("on_gpu", "longest"), [(False, 64), (True, 64), (True, 1_024)])
+def test_a_short_run_evaluates_a_whole_batch_of_the_longest_rows_and_some_of_every_length(
+    on_gpu: bool, longest: int
+) -> None:
+    lengths = np.random.default_rng(0).integers(5, 32 if longest > 64 else 512, 6_000)
+    lengths[:10] = TOKENS_AT_ONCE[on_gpu] // longest
+    kept = short_run._spread_rows(lengths, on_gpu=on_gpu)
+    assert len(kept) == longest + short_run.EVALUATED_ROWS[on_gpu]
+    chosen = sorted(lengths[kept])
+    assert chosen[-longest:] == sorted(lengths)[-longest:]
+    assert abs(np.median(chosen[:-longest]) - np.median(sorted(lengths)[:-longest])) <= 0.05 * np.median(lengths)
