@@ -194,6 +194,7 @@ def _label_noise(f: Features) -> float:
     training = over(f.train_above_z, TRAIN_ABOVE, 0.2, unknown=0.0) * over(f.train - f.last, LEAST_CHANGE, 0.01)
     training *= over(f.train, 0.5, 0.03)
     value = over(f.random, RANDOM_SHARE, 0.03, unknown=0.0) * over(f.random_ratio, RANDOM_RATIO, 1.0, unknown=0.0)
+    value *= over(f.train, 0.5, 0.03)  # labels without a meaning are not learnt in a few epochs
     unknown = math.isnan(f.sure) and math.isnan(f.random)
     blurred = 0.5 * over(f.train, 0.6, 0.04) * over(f.last, 0.75, 0.04) * over(f.gain_z, 2.0, 0.5) * unknown
     usual = _usual(f) * (1 - 0.9 * over(f.ignored, IGNORED_SHARE + 0.04, 0.01))

@@ -64,8 +64,8 @@ labels a row. Of two classes a hard task looks like labels that are wrong, up to
 TRAIN_ABOVE = 2.5
 """Standard errors by which training rows cost more than validation rows: their labels are worse. In good runs they cost less."""
 RANDOM_SHARE, RANDOM_RATIO = 0.3, 9.0
-"""Labels of a regression without a meaning, and twice the log likelihood ratio: 0.6 with 13 to 34 at 40%, 0 to 0.26 with at
-most 9 in good runs."""
+"""Labels of a regression without a meaning, and twice the log likelihood ratio: 0.6 with 13 to 34 at 40%, 0 to 0.26 in good runs
+but one task whose texts repeat under other labels."""
 LATE_SIZE = 0.1
 """A fall in the second half of the training of less than this share of the constant's loss promises little."""
 IGNORED_SHARE = 0.1
