@@ -3,9 +3,9 @@
     .venv/bin/python bench/encoder_walk.py [--types bert roformer ...] [--output docs/performance/encoder_walk.json]
 
 For each type: whether rows are packed without padding and why not; whether a GPU may try to capture its padded steps, by what a
-step does on the host (values that it reads, in `answers`, must be the same in every replay; random numbers that decide
-something end a capture; what is copied from the host shows on a GPU alone); and how far loss and gradients of the fast step are
-from those of the plain one: digits of agreement, of the largest difference of a gradient over the norm of all.
+step does on the host (reads of values and random numbers end a capture; a tensor copied from the host does, too, which shows on a
+GPU alone); and how far loss and gradients of the fast step are from those of the plain one: digits of agreement, of the largest
+difference of a gradient over the norm of all.
 `buckets` compares batches padded to a multiple of 16 with batches padded to their longest row.
 """
 
@@ -23,6 +23,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 SIZES: dict[int, tuple[str, ...]] = {
     128: ("vocab_size", "entity_vocab_size", "num_hash_buckets"),
@@ -84,18 +85,23 @@ OWN: dict[str, dict[str, Any]] = {
     "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
 }  # fmt: skip
 LENGTHS = (5, 19, 33, 12)
+READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal.default", "is_nonzero")
 MOST = 30_000_000
 
 
-def watch_on_the_host(answers: Any = None) -> Any:
-    """Notes what a step does on the host. Here the model lies there as well: one number that is drawn counts as drawn there."""
-    from tunesmith.fast.host_watch import HostWatch
+class HostReads(TorchDispatchMode):
+    """Notes operators that hand a value of a tensor to the host: on a GPU they wait, and end a capture."""
 
-    class Watch(HostWatch):
-        def is_host(self, tensor: torch.Tensor) -> bool:
-            return tensor.dim() == 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
 
-    return Watch(torch.device("cpu"), answers)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        masked = name == "aten.index.Tensor" and any(i is not None and i.dtype == torch.bool for i in args[1])
+        if any(word in name for word in READS) or masked:
+            self.found.append("aten.index with a mask" if masked else name)
+        return func(*args, **(kwargs or {}))
 
 
 def shrunk(stored: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -159,8 +165,7 @@ def digits(one: Any, other: Any) -> float:
 def look_at(kind: str) -> dict[str, Any]:
     """One line of the table."""
     from tunesmith.fast.compared import measure
-    from tunesmith.fast.host_watch import no_host_randomness
-    from tunesmith.fast.packing import bucketed, collated, why_not_captured
+    from tunesmith.fast.packing import bucketed, collated, no_host_randomness, why_not_captured
 
     state, batch, chosen = make_state(tiny(kind), "auto")
     packed = "padding-free" in chosen.on
@@ -177,21 +182,18 @@ def look_at(kind: str) -> dict[str, Any]:
     }
     line["why"] = next((n.split(": ", 1)[1] for n in chosen.notes if n.startswith("padding_free")), None)
     chosen.disable()
+    reads = HostReads()
     state.model.train()
-    reason, reads, noted = why_not_captured(state.model), list[str](), None
     try:
         # As inside a capture: there transformers does not look whether a mask is all ones.
-        with mock.patch("torch.cuda.is_current_stream_capturing", return_value=True):
-            for _ in range(2):  # a rehearsal, and what a capture would do
-                watch = watch_on_the_host(noted)
-                with no_host_randomness(watched=True), watch:
-                    loss, _ = state.objective.sum(state.model, batch)
-                    loss.backward()
-                noted = watch.rehearsal
-                reason, reads = reason or noted.why_not, reads or sorted({kind for kind, *_ in noted.notes})
+        with reads, no_host_randomness(), mock.patch("torch.cuda.is_current_stream_capturing", return_value=True):
+            loss, _ = state.objective.sum(state.model, batch)
+            loss.backward()
+        reason = why_not_captured(state.model)
     except RuntimeError as error:
         reason = str(error)
-    line["answers"] = [] if packed or reason else reads
+    if reason is None and reads.found:
+        reason = f"reads a value ({', '.join(sorted(set(reads.found)))})"
     line["gpu"] = "packed, captured" if packed else "padded, capture tried" if reason is None else "as transformers"
     line["gpu_why"] = None if packed else reason
     return line

@@ -175,13 +175,9 @@ def _families_cpu(results: list[dict[str, Any]]) -> list[str]:
 def encoder_table(record: Record) -> list[str]:
     """What bench/encoder_walk.py found: one line a type, those that could not be made tiny behind them."""
     looked = [one for one in record["types"] if "failed" not in one]
-    head = ["type", "on a GPU", "why, or what each replay compares", "digits, fast step", "digits, wider padding"]
-    words = {"read": "values that are read", "mask": "the size of a mask", "copied": "copies from the host"}
+    head = ["type", "on a GPU", "why", "digits, fast step", "digits, wider padding"]
     rows = [
-        [
-            *(one["type"], one["gpu"], one["gpu_why"] or ", ".join(words[kind] for kind in one.get("answers", ()))),
-            *(f"{one['digits']:.1f}", f"{one['buckets']:.1f}"),
-        ]
+        [one["type"], one["gpu"], one["gpu_why"] or "", f"{one['digits']:.1f}", f"{one['buckets']:.1f}"]
         for one in looked
     ]
     failed = [f"{one['type']} ({one['failed']})" for one in record["types"] if "failed" in one]

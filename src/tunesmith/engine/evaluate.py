@@ -21,8 +21,7 @@ from tunesmith.labels import Task
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.ranks.sharding import gathered_weights
 from tunesmith.tokens.batches import Batch, Collate, evaluation_batches, pin_batch
-from tunesmith.tokens.encoding_processes import prefetched
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.tokens.token_rows import TokenRows, prefetched
 from tunesmith.tokens.truncation import mean_by_row
 
 IGNORED = -100

@@ -23,7 +23,7 @@ from tunesmith.engine.optim import (
 from tunesmith.engine.pushing import pushed
 from tunesmith.engine.state import TrainState, seed_step
 from tunesmith.errors import ResourceError
-from tunesmith.fast.in_step import decay_unused, differing, free_memory, ready, replayed, watched
+from tunesmith.fast.in_step import decay_unused, free_memory, ready, replayed
 from tunesmith.tokens.batches import Batch, Window
 
 
@@ -79,11 +79,10 @@ def train_step(
         state.phase = "gradients"
         if state.push > 0:
             share = share / 2
-        with watched(state):
-            loss = _accumulate(state, batches, share, idle=window.idle)
-            if state.push > 0:
-                with pushed(state.model, state.push):
-                    loss = loss + _accumulate(state, batches, share, idle=window.idle)
+        loss = _accumulate(state, batches, share, idle=window.idle)
+        if state.push > 0:
+            with pushed(state.model, state.push):
+                loss = loss + _accumulate(state, batches, share, idle=window.idle)
         return _finish(state, loss, rate, max_grad_norm, hold=hold, quiet=quiet)
 
     numbers = replayed(state, window, learning_rate, factor, partial(body, quiet=True), reseed)
@@ -178,9 +177,6 @@ def _judge(
     bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(norm.dtype)
     # The scale is part of the backward pass alone: a loss that is not finite stays so, whatever it is multiplied with.
     lasting = bad if scale is None else bad * (~torch.isfinite(loss) | scale.is_smallest)
-    other = differing(state)
-    if other is not None:
-        lasting, bad = lasting * ~other, torch.maximum(bad, other.to(bad.dtype))
     assert state.poisoned is not None
     if hold:
         state.poisoned.copy_(torch.maximum(state.poisoned, lasting))

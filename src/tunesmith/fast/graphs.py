@@ -6,15 +6,14 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tunesmith.errors import short_text
-from tunesmith.fast.host_watch import HostWatch, Rehearsal, no_host_randomness
-from tunesmith.fast.packing import Layout
+from tunesmith.fast.packing import Layout, no_host_randomness
 from tunesmith.tokens.batches import Batch, tensors_of, views_of, with_tensors
 
 log = logging.getLogger(__name__)
@@ -32,8 +31,6 @@ class _Captured:
     graph: Any
     batches: list[Batch]
     numbers: torch.Tensor
-    differs: torch.Tensor | None = None
-    """True after a replay whose host would have read other values than the captured step was given."""
 
 
 class StepGraphs:
@@ -52,10 +49,6 @@ class StepGraphs:
         self._seen: Counter[Shape] = Counter()
         self._captures = 0
         self._graphs: dict[Shape, _Captured] = {}
-        self._due: tuple[Shape, list[torch.Tensor]] | None = None
-        self._rehearsed: dict[Shape, Rehearsal] = {}
-        self._watch: HostWatch | None = None
-        self._differed = self._compared = 0
         self._rate = torch.zeros((), dtype=torch.float64, device=device)
         self._factor = torch.zeros((), device=device)
         self.off = False
@@ -71,7 +64,6 @@ class StepGraphs:
 
         `around` is what the body has built in: what was captured before it changed is of no use any more.
         """
-        self._due = None
         shape = tuple(_shape_of(batch, padded=self._padded) for batch in batches)
         if self.off or None in shape or around is None:
             return None
@@ -83,11 +75,9 @@ class StepGraphs:
         if captured is None:
             self._seen[shape] += 1
             if self._seen[shape] < 2 or self._captures >= MOST:
-                given = [t for b in batches for t in (*tensors_of(b), b.block) if t is not None]
-                self._due = (shape, given) if self._padded and self._captures < MOST else None
                 return None
             self._captures += 1
-            captured = self._capture(batches, body, self._rehearsed.pop(shape, None))
+            captured = self._capture(batches, body)
             if captured is None:
                 return None
             self._graphs[shape] = captured
@@ -98,68 +88,24 @@ class StepGraphs:
         for fixed, batch in zip(captured.batches, batches, strict=True):
             _copy_into(fixed, batch)
         captured.graph.replay()
-        return None if self._has_differed(captured) else captured.numbers.clone()
+        return captured.numbers.clone()
 
-    def watching(self) -> AbstractContextManager[object]:
-        """Around the passes of a step, whether it is captured or its shape may be captured next time."""
-        if self._watch is not None:
-            return self._watch
-        return nullcontext() if self._due is None else self._rehearsal(*self._due)
-
-    @contextmanager
-    def _rehearsal(self, shape: Shape, given: list[torch.Tensor]) -> Iterator[None]:
-        self._due = None
-        with HostWatch(self._device, given=given) as watch:
-            yield
-        self._rehearsed[shape] = watch.rehearsal
-        if watch.rehearsal.why_not is not None:
-            self._stop_capturing(watch.rehearsal.why_not)
-
-    def differs(self) -> torch.Tensor | None:
-        """Inside a capture: true on the device where what the host would read is not what it was given; None without reads."""
-        found = [] if self._watch is None else self._watch.differs
-        return torch.stack(found).any() if found else None
-
-    def _has_differed(self, captured: _Captured) -> bool:
-        """Waits for the replay where it depends on what was read; one that differs has updated nothing."""
-        if captured.differs is None:
-            return False
-        differs = bool(captured.differs)
-        self._compared += 1
-        self._differed += differs
-        if self._differed > 3 and 4 * self._differed > self._compared:
-            self._stop_capturing("the step reads other values from the device each time")
-        return differs
-
-    def _stop_capturing(self, why: object) -> None:
-        log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", why)
-        self.off = True
-        self.close()
-
-    def _capture(self, batches: tuple[Batch, ...], body: Body, rehearsal: Rehearsal | None) -> _Captured | None:
+    def _capture(self, batches: tuple[Batch, ...], body: Body) -> _Captured | None:
         fixed = [_place(batch, self._device) for batch in batches]
         numbers = torch.zeros(3, device=self._device)
-        differs = torch.zeros((), dtype=torch.bool, device=self._device)
-        self._watch = None if rehearsal is None or rehearsal.is_plain else HostWatch(self._device, rehearsal)
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         try:
             # Other threads continue (batches are pinned, checkpoints copied): only this one must not touch the device.
             capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-            watched = self._watch is not None
-            with _no_collection(), no_host_randomness(watched=watched), capture:
+            with _no_collection(), no_host_randomness(), capture:
                 numbers.copy_(body(fixed, self._rate, self._factor))
-                reads = self.differs()
-                if reads is not None:
-                    differs.copy_(reads)
         except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
             log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", short_text(error))
             self._give_up()
             return None
-        finally:
-            self._watch = None
-        return _Captured(graph, fixed, numbers, None if reads is None else differs)
+        return _Captured(graph, fixed, numbers)
 
     def let_go(self) -> bool:
         """Frees what captured steps hold, where there are any: the memory did not suffice for them and an uncaptured one."""

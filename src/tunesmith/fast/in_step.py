@@ -7,7 +7,6 @@ Nothing is left behind: weights, gradients, buffers, generators and the model's 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ import torch
 from tunesmith.encoder.families import hook_tables, is_watched, why_not
 from tunesmith.engine.state import TrainState
 from tunesmith.fast.graphs import Body
-from tunesmith.fast.host_watch import NotRepeatable
 from tunesmith.fast.in_force import Strategies
 from tunesmith.fast.packing import collated, tokens_of
 from tunesmith.tokens.batches import Batch, Padding, Window
@@ -39,19 +37,6 @@ def replayed(
     elif state.hooks.after_update is not None:
         state.hooks.after_update(numbers)
     return numbers
-
-
-def watched(state: TrainState) -> AbstractContextManager[object]:
-    """Around the passes of a step: what the model does on the host is noted, or answered where the step is captured."""
-    return nullcontext() if state.graphs is None or state.hooks.inside else state.graphs.watching()
-
-
-def differing(state: TrainState) -> torch.Tensor | None:
-    """Inside a step that is captured: whether a replay is not what the step would have been; None where it always is."""
-    found = None if state.graphs is None else state.graphs.differs()
-    if found is not None and state.loss_scale is not None:
-        raise NotRepeatable("the step reads values from the device, and there is a loss scale")
-    return found
 
 
 def decay_unused(state: TrainState, rate: float | torch.Tensor, skip: torch.Tensor) -> None:

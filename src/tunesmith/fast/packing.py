@@ -6,7 +6,9 @@ padded steps of any encoder be captured as CUDA graphs, with nothing known about
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -260,11 +262,25 @@ def is_too_wide(batch: Batch) -> bool:
 def why_not_captured(model: nn.Module) -> str | None:
     """Why padded steps of this model are not captured; None where they can be tried.
 
-    Code of the user's may do what a replay would not repeat. transformers' own does so in three ways: it copies from the host,
-    it reads from the device, or it draws on the host; `HostWatch` says of each whether a replay can do without.
+    Code of the user's may do what a replay would not repeat. transformers' own does so in two ways: it waits for the device,
+    which ends the capture, or it draws on the host, which `no_host_randomness` notices.
     """
     if not type(model).__module__.startswith("transformers.models."):
         return f"{type(model).__name__} is not a class of transformers, and may do on the host what a replay would leave out"
     if getattr(model, "is_gradient_checkpointing", False):
         return "gradient checkpointing repeats layers"
     return why_not_original(model, ())
+
+
+@contextmanager
+def no_host_randomness() -> Iterator[None]:
+    """Raises a RuntimeError if random numbers were drawn on the host inside: a captured step would never draw them again."""
+    before = _host_generators()
+    yield
+    if _host_generators() != before:
+        raise RuntimeError("the step draws random numbers on the host")
+
+
+def _host_generators() -> tuple[bytes, str, str]:
+    """Where Python's, NumPy's and torch's generators on the host stand."""
+    return torch.get_rng_state().numpy().tobytes(), repr(random.getstate()), repr(np.random.get_state())

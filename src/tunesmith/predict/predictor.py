@@ -24,9 +24,9 @@ from tunesmith.predict.facts import ModelFacts, is_graph_folder, model_folder_of
 from tunesmith.predict.given_texts import given_columns
 from tunesmith.predict.tables import predicted_names, probabilities_of, require_numbers
 from tunesmith.run.sealed import MANIFEST
-from tunesmith.tokens.encoding_processes import ChunkEncoder, CutCount, make_token_rows, prefetched
+from tunesmith.tokens.encoding_processes import ChunkEncoder, CutCount, make_token_rows
 from tunesmith.tokens.token_encoder import TokenEncoder, require_text_cells
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.tokens.token_rows import TokenRows, prefetched
 from tunesmith.tokens.truncation import EncodedRow, TruncationCount
 
 if TYPE_CHECKING:

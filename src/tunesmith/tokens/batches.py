@@ -10,8 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tunesmith.tokens.encoding_processes import prefetched
-from tunesmith.tokens.token_rows import EpochOrder, Sampling, TokenRows, epoch_order, length_batches, pad_rows
+from tunesmith.tokens.token_rows import (
+    EpochOrder,
+    Sampling,
+    TokenRows,
+    epoch_order,
+    length_batches,
+    pad_rows,
+    prefetched,
+)
 
 Split = Callable[["Batch", int], "list[Batch]"]
 

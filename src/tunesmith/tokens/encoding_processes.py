@@ -1,5 +1,4 @@
-"""Items prepared before they are asked for: by a thread, or texts tokenized by processes of their own, so that all cores feed one
-GPU.
+"""Texts tokenized by processes of their own, so that all cores feed one GPU.
 
 The Rust core has threads, but in one process they share one allocator and one address space: 16 cores gave 5,100 rows of MRPC a
 second, processes 29,800 (docs/performance.md). A process gets texts and returns arrays. Pieces go to whichever process is idle
@@ -9,13 +8,12 @@ and come back in their order; the tokens are those of the encoder in this proces
 from __future__ import annotations
 
 import os
-import queue
 import subprocess
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from itertools import chain
 from multiprocessing.connection import Connection, Pipe, wait
@@ -28,44 +26,6 @@ from tunesmith.errors import WorkerError
 from tunesmith.tokens.token_encoder import UNKNOWN, RustEncoder, TokenEncoder
 from tunesmith.tokens.token_rows import Ragged, TokenRows
 from tunesmith.tokens.truncation import EncodedRow
-
-
-def prefetched(items: Iterator[Any], prepare: Callable[[Any], Any], ahead: int = 2) -> Iterator[Any]:
-    """The items, each prepared by a thread up to `ahead` before it is asked for; errors arrive where the item would."""
-    ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
-    stopped = threading.Event()
-
-    def put(message: tuple[str, Any]) -> None:
-        while not stopped.is_set():
-            try:
-                ready.put(message, timeout=0.1)
-            except queue.Full:
-                continue
-            return
-
-    def work() -> None:
-        try:
-            for item in items:
-                if stopped.is_set():
-                    return
-                put(("item", prepare(item)))
-            put(("end", None))
-        except BaseException as error:
-            put(("error", error))
-
-    thread = threading.Thread(target=work, name="tunesmith-prefetch", daemon=True)
-    thread.start()
-    try:
-        while True:
-            kind, value = ready.get()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise value
-            yield value
-    finally:
-        stopped.set()
-        thread.join(timeout=5)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,15 @@
-"""Tokenized rows as ragged Arrow or NumPy columns, and which of them each optimizer step sees: what the engine trains on.
+"""Tokenized rows as ragged Arrow or NumPy columns, which of them each optimizer step sees, and a thread that prepares them ahead.
 
 The order of an epoch is a pure function of (seed, epoch): nothing to save. Needs neither `datasets` nor a tokenizer.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
@@ -48,8 +51,7 @@ class Ragged:
 
     def lengths(self) -> npt.NDArray[np.int32]:
         """Tokens in each row."""
-        parts = [np.diff(offsets).astype(np.int32) for _, offsets in self.chunks]
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
+        return np.concatenate([np.zeros(0, np.int32), *(np.diff(ends).astype(np.int32) for _, ends in self.chunks)])
 
     def take(self, indices: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         """The rows at these indices, as views."""
@@ -80,8 +82,7 @@ class TokenRows:
     def from_lists(cls, data: Mapping[str, Sequence[Any]]) -> TokenRows:
         """From plain lists, as a tokenizer returns them; "labels" or "label" is optional."""
         columns = {name: Ragged.from_lists(data[name]) for name in TOKEN_COLUMNS if name in data}
-        labels = data.get("labels", data.get("label"))
-        return cls(columns, columns["input_ids"].lengths(), _label_array(labels))
+        return cls(columns, columns["input_ids"].lengths(), _label_array(data.get("labels", data.get("label"))))
 
     @classmethod
     def from_arrow(cls, table: Any, *, known_ids: IntArray | None = None) -> TokenRows:
@@ -260,3 +261,39 @@ def length_batches(
             size = max(1, min(size, max_tokens // max(int(lengths[order[start]]), 1)))
         yield order[start : start + size]
         start += size
+
+
+def prefetched(items: Iterator[Any], prepare: Callable[[Any], Any], ahead: int = 2) -> Iterator[Any]:
+    """The items, each prepared by a thread up to `ahead` before it is asked for; errors arrive where the item would."""
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
+    stopped = threading.Event()
+
+    def put(message: tuple[str, Any]) -> None:
+        while not stopped.is_set():
+            with suppress(queue.Full):
+                ready.put(message, timeout=0.1)
+                return
+
+    def work() -> None:
+        try:
+            for item in items:
+                if stopped.is_set():
+                    return
+                put(("item", prepare(item)))
+            put(("end", None))
+        except BaseException as error:
+            put(("error", error))
+
+    thread = threading.Thread(target=work, name="tunesmith-prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            kind, value = ready.get()
+            if kind == "end":
+                return
+            if kind == "error":
+                raise value
+            yield value
+    finally:
+        stopped.set()
+        thread.join(timeout=5)

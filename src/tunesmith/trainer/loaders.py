@@ -12,8 +12,7 @@ import torch
 
 from tunesmith.engine.state import step_seed
 from tunesmith.tokens.batches import Batch, Collate, Window, make_batch, pin_batch
-from tunesmith.tokens.encoding_processes import prefetched
-from tunesmith.tokens.token_rows import Sampling, TokenRows, epoch_order
+from tunesmith.tokens.token_rows import Sampling, TokenRows, epoch_order, prefetched
 from tunesmith.trainer.processes import read_batches
 from tunesmith.trainer.run_identity import UsedRows, can_mark, marked_iterator
 

@@ -12,8 +12,7 @@ import transformers
 
 from conftest import tiny_bert
 from tunesmith.fast.graphs import StepGraphs
-from tunesmith.fast.host_watch import no_host_randomness
-from tunesmith.fast.packing import bucketed, is_too_wide, why_not_captured
+from tunesmith.fast.packing import bucketed, is_too_wide, no_host_randomness, why_not_captured
 from tunesmith.tokens.batches import Batch, Padding
 
 SIZES = {
@@ -54,7 +53,7 @@ def test_batches_of_one_width_share_a_capture_and_packed_steps_ask_for_a_layout(
     class Recorder(StepGraphs):
         captures = 0
 
-        def _capture(self, batches: Any, body: Any, rehearsal: Any) -> Any:
+        def _capture(self, batches: Any, body: Any) -> Any:
             self.captures += 1
 
     steps = Recorder(torch.device("cpu"), padded=True)

@@ -41,7 +41,7 @@ class Emulated(StepGraphs):
         self.given = batches  # attention on a CPU reads lengths on the host, which a copy of tensors does not bring
         return super().run(batches, *given)
 
-    def _capture(self, batches: Any, body: Any, rehearsal: Any) -> Any:
+    def _capture(self, batches: Any, body: Any) -> Any:
         fixed = [graphs._place(batch, self._device) for batch in batches]
         numbers, outer = torch.zeros(3), self
 
