@@ -158,7 +158,7 @@ def train_library(
     def train(steps: int) -> tuple[Any, float]:
         seed_everything(unit["seed"])
         body = models.Transformer(str(folder), max_seq_length=512)
-        encoder = SentenceTransformer(modules=[body, models.Pooling(width)], device=str(runtime.device))
+        encoder = SentenceTransformer(modules=[body, models.Pooling(width)], device=str(runtime.device)).float()
         model = SetFitModel(model_body=encoder, model_head=LogisticRegression())
         quiet = {"report_to": "none", "save_strategy": "no", "show_progress_bar": False}
         given = TrainingArguments(output_dir=str(folder / "setfit"), max_steps=steps, seed=unit["seed"], **quiet)

@@ -33,6 +33,8 @@ from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.tries import MARGIN, Outcome, Tries
 from tunesmith.tuning.variants import Variant, variations
 
+MOST_MEMBERS = 3
+"""Candidates that are trained on all folds."""
 PAGES_SECONDS = 4.0
 """For curves, report and card."""
 
@@ -71,6 +73,9 @@ def run_best(config: RunConfig, watch: Watch, data: Mapping[str, Any] | None = N
         clock = Clock(folder / "clock", budget - (time.monotonic() - began))
         work = Tries(one, tables, folder, clock, watch, len(bundle.splits["train"]), folds)
         best = Stages(work, config, names, watch, len(bundle.splits.get("test", ())))
+        how = "with a third of them held out" if folds else "judged by the validation rows"
+        known = f"; {len(work.record['runs'])} tries are finished already" if work.record["runs"] else ""
+        watch.say(f"Best: {config.time_budget} for {work.rows:,} rows: tries {how}, then one model of all rows{known}.")
         with suppress(TimeUp):
             best.explore()
         return best.deploy(run, tables)
@@ -132,9 +137,9 @@ class Stages:
             if self._fits(other):
                 self._try(other)
         rest = [one for one in self._done() if one.name != lead.name]
-        self.members += sorted(rest, key=lambda one: (one.expected, self._score(one)), reverse=True)[:1]
-        clock.reserve = max(map(self.last_seconds, self.members))
-        self._train_folds(self.members)
+        rest.sort(key=lambda one: (one.expected, self._score(one)), reverse=True)
+        for other in rest[: MOST_MEMBERS - 1]:
+            self._join(other)
 
     def _try(self, candidate: Variant) -> Outcome | None:
         self.tried.append(candidate)
@@ -178,6 +183,15 @@ class Stages:
         first = len(self._done()) == 1
         known = self.work.outcome(other, self.work.folds[0]) is not None
         return known or clock.left() >= cost + more + (0.0 if first else folds)
+
+    def _join(self, other: Variant) -> None:
+        """Makes it a member and trains all members on the folds that are left; a third only with time for all its folds."""
+        clock, first = self.work.clock, len(self.members) == 1
+        more = (len(self.work.folds) - len(self.work.done_folds(other))) * self.seconds(other)
+        if first or clock.left() >= more:
+            self.members.append(other)
+            clock.reserve = max(map(self.last_seconds, self.members))
+            self._train_folds(self.members)
 
     def _train_folds(self, members: Sequence[Variant]) -> None:
         """All members on the next fold, as long as there is time for all: they are compared by the same rows."""

@@ -137,15 +137,15 @@ def compare_held_out(a: HeldOut, b: HeldOut, metric: str) -> PairedResult:
     )
 
 
-def shown_worse(tested: PairedResult, a: HeldOut, b: HeldOut, *, by_test: bool = False) -> bool:
-    """Whether B should not stand in for A: the test says so, or without a verdict score and loss both do (not `by_test`)."""
+def shown_worse(tested: PairedResult, a: HeldOut, b: HeldOut) -> bool:
+    """Whether B should not stand in for A: the test says so, or without a verdict score and loss both do."""
     difference, p_value = tested.difference, tested.p_value
     if difference is None or p_value is None:
         return b.loss() > a.loss()
     from tunesmith.metrics.suite import greater_is_better
 
     behind = difference < 0 if greater_is_better(tested.metric) else difference > 0
-    return behind and (p_value <= 0.05 or (b.loss() > a.loss() and not by_test))
+    return behind and (p_value <= 0.05 or b.loss() > a.loss())
 
 
 def average_weights(folders: Sequence[Path], weights: Sequence[float]) -> dict[str, Any] | None:

@@ -119,7 +119,7 @@ class Tries:
         self.note("runs", {**self.record["runs"], path.name: asdict(found)})
         self._clear(RunDir(path), found)
         shown = found.why if found.metric is None else f"{found.metric} {abs(found.score or 0.0):.4f}"
-        self._watch.say(f"{path.name}: {shown or 'trained'} ({candidate.said}; {found.seconds:.0f} s).")
+        self._watch.say(f"Try {path.name}: {shown or 'trained'} ({candidate.said}; {found.seconds:.0f} s).")
         return found
 
     def _finetune(self, candidate: Variant, run: RunDir, fold: int | None, halve: bool, all_rows: bool) -> Outcome:
@@ -187,13 +187,14 @@ class Tries:
         return int(options.get("per_device_train_batch_size") or self.config.decided.per_device_train_batch_size)
 
     def forecast(self, candidate: Variant, like: Outcome, *, all_rows: bool = False) -> float:
-        """Seconds that a run will take, from its own on another fold or one of `auto` with the same base model."""
+        """Seconds that a run will take, from its own on another fold or one of the same base model.
+
+        Adversarial steps take up to twice the time of those of `auto`: `_require_time` sees that after a few of them.
+        """
         rows = self.rows if all_rows or self.folds == (None,) else self.rows * (FOLDS - 1) // FOLDS
         steps = like.row_seconds * rows * self._epochs(candidate, rows) * candidate.epochs
         if self.config.max_steps > 0:
             steps = like.step_seconds
-        if self.outcome(candidate, self.folds[0]) is None:
-            steps *= candidate.work
         return max(like.seconds - like.step_seconds, 0.0) + steps
 
     def held_out(self, variant: Variant, folds: Sequence[int | None]) -> HeldOut:
@@ -229,15 +230,17 @@ class Tries:
                     reads.append(event.seconds)
                 if not judged and len(reads) >= WARM_READS + TIMED_READS and event.step >= steps // 20:
                     judged = True
-                    self._require_time(statistics.median(reads[WARM_READS:]), steps - event.step, steps)
+                    last = candidate.expected and self.outcome(candidate, self.folds[0]) is None
+                    self._require_time(statistics.median(reads[WARM_READS:]), steps - event.step, steps, last)
             elif isinstance(event, Evaluated) and event.split == "validation" and halve and event.step < steps:
                 self._require_rank(candidate, run, event, round(100 * event.step / steps))
 
         return Watch(progress=self.clock.beat, plan=plan, listeners=[self.clock.beat, listen], pages=False)
 
-    def _require_time(self, step_seconds: float, to_do: int, steps: int) -> None:
-        """A run that would end too late is given up at a twentieth of its steps. The first one must leave time for the last."""
-        first = not any(found["state"] == "done" for found in self.record["runs"].values())
+    def _require_time(self, step_seconds: float, to_do: int, steps: int, last: bool) -> None:
+        """A run that would end too late is given up at a twentieth of its steps. The first one must leave time for the last,
+        and so must one whose kind the last is expected to be."""
+        first = last or not any(found["state"] == "done" for found in self.record["runs"].values())
         later = MARGIN * steps * FOLDS / (FOLDS - 1) if first else 0.0
         needed = step_seconds * (to_do + later)
         left = max(self.clock.left() + (self.clock.reserve if first else 0.0), 0.0)

@@ -27,11 +27,6 @@ class Variant:
     settled: Mapping[str, Any] = field(default_factory=dict)
     expected: bool = False
 
-    @property
-    def work(self) -> float:
-        """Of a step, in steps of `auto`."""
-        return 2.0 if self.options.get("adversarial") else 1.0
-
 
 def variations(lead: Variant, decided: Mapping[str, Any], config: RunConfig) -> Iterator[Variant]:
     """Other values of what was left open, the most promising first. A flag wins: what is given is not varied."""

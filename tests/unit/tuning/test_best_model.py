@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,8 @@ from tunesmith.reading.containers import read_prediction_columns
 from tunesmith.session.from_config import finetune
 from tunesmith.tuning import best_model, tries
 from tunesmith.tuning.clock import Clock, TimeUp
+from tunesmith.tuning.searching import TrialPruned
+from tunesmith.tuning.variants import Variant
 from warm import ENVIRONMENT, warm_python
 
 SRC = str(Path(__file__).parents[3] / "src")
@@ -195,16 +198,26 @@ def test_a_budget_for_auto_alone_gives_the_auto_result(home: Path, tmp_path: Pat
 def test_slow_first_steps_of_a_gpu_do_not_end_a_run(monkeypatch: Any) -> None:
     """Sixteen steps share the time of one read there, and kernels are made in the first reads: 60 ms a step, later 3."""
     asked: list[float] = []
-    monkeypatch.setattr(tries.Tries, "_require_time", lambda self, seconds, to_do, steps: asked.append(seconds))
+    monkeypatch.setattr(tries.Tries, "_require_time", lambda self, seconds, to_do, steps, last: asked.append(seconds))
     work: Any = object.__new__(tries.Tries)
     work.clock = SimpleNamespace(beat=lambda *events: None)
-    watch = work._make_watch(None, None, halve=False)
+    watch = work._make_watch(Variant("auto", ""), None, halve=False)
     watch.plan(441, 147.0)
     for step in range(1, 200):
         slow = 0.06 if step <= 32 else 0.003
         watch.listeners[1](StepDone(step, 0.0, 0.5, 1.0, 1e-4, 8, 400, 400, slow + (step - 1) // 16 * 1e-6))
     assert len(asked) == 1
     assert asked[0] < 0.004
+
+
+@pytest.mark.parametrize(("expected", "given_up"), [(True, True), (False, False)])
+def test_a_try_of_what_is_to_be_deployed_leaves_time_for_the_model_of_all_rows(expected: bool, given_up: bool) -> None:
+    """100 steps of a second are left, 110 s with the reserve: enough for this try, not for 172 more steps after it."""
+    work: Any = object.__new__(tries.Tries)
+    work.record = {"runs": {"auto-fold-1": {"state": "done"}}}
+    work.clock = SimpleNamespace(left=lambda: 100.0, reserve=10.0)
+    with pytest.raises(TrialPruned) if given_up else nullcontext():
+        work._require_time(1.0, 95, 100, expected)
 
 
 def test_a_slow_first_try_leaves_half_of_the_time_for_a_model_of_all_rows(

@@ -44,9 +44,15 @@ def test_a_model_that_is_worse_is_not_deployed() -> None:
 
 
 def test_what_is_expected_to_be_better_is_deployed_unless_held_out_rows_show_it_worse() -> None:
-    held = {"auto": planted(1, 0.80), "equal": planted(2, 0.79), "bad": planted(3, 0.6)}
-    plain, equal, bad = (Variant(name, "", expected=name != "auto") for name in held)
+    held = {
+        "auto": planted(1, 0.80),
+        "equal": planted(2, 0.79, scale=2.0),
+        "behind": planted(2, 0.79),
+        "bad": planted(3, 0.6),
+    }
+    plain, equal, behind, bad = (Variant(name, "", expected=name != "auto") for name in held)
     assert _best([plain, equal], held, "accuracy") is equal
+    assert _best([plain, behind], held, "accuracy") is plain  # score and loss both
     assert _best([plain, bad], held, "accuracy") is plain
     assert _best([plain, Variant("equal", "")], held, "accuracy") is plain
 
