@@ -22,7 +22,7 @@ from tunesmith.cli.side_process import SideProcess
 from tunesmith.cli.train import LIBRARIES
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
-from tunesmith.errors import ConfigError, ResourceError, TunesmithError
+from tunesmith.errors import ConfigError, ResourceError, TunesmithError, name_the_extra
 from tunesmith.session.forecast import Forecast
 from tunesmith.session.inputs import read_run_data, refuse_what_is_not_built
 from tunesmith.session.watch import Watch
@@ -107,15 +107,23 @@ def measure_from_stdin() -> None:
     asked = json.load(sys.stdin)
     quiet_libraries()
     try:
-        config, watch = load_config(None, asked["options"]), Watch()
+        found = _measure_here(load_config(None, asked["options"]), asked["begun"])
+    except TunesmithError as error:
+        sys.exit(ERROR_MARK + json.dumps({"text": error.line(), "exit_code": error.exit_code}))
+    print(json.dumps(asdict(found)), file=out, flush=True)
+
+
+def _measure_here(config: RunConfig, begun: float) -> Forecast:
+    watch = Watch()
+    try:
         with SideProcess(LIBRARIES) as watch.aside:
             data = watch.aside.start(partial(read_run_data, config, {}), progress=watch.progress)()
             from tunesmith.session.short_run import measure_run  # with torch, which is loaded while the data is read
 
-            found = measure_run(config, data, watch, asked["begun"])
-    except TunesmithError as error:
-        sys.exit(ERROR_MARK + json.dumps({"text": error.line(), "exit_code": error.exit_code}))
-    print(json.dumps(asdict(found)), file=out, flush=True)
+            return measure_run(config, data, watch, begun)
+    except ModuleNotFoundError as error:
+        name_the_extra(error, "tunesmith plan")
+        raise
 
 
 if __name__ == "__main__":
