@@ -195,10 +195,10 @@ def _too_little(reading: Reading, features: Features | None) -> Finding | None:
     if count < needed:
         evidence = f"{count} evaluation{'s' * (count != 1)} with a validation loss; a verdict needs {needed}"
         advice = [f"--eval_strategy steps --eval_steps {max(1, (run.num_steps or run.last_step) // 6)}"]
-        if not count:
-            advice.append("--validation_split_fraction 0.1 (or --validation_file): there are no validation curves")
-        if reading.running:
+        if reading.running:  # what it will evaluate is not known yet
             advice.insert(0, f"wait: {needed - count} more evaluation{'s' * (needed - count != 1)} make a verdict")
+        elif not count:
+            advice.append("--validation_split_fraction 0.1 (or --validation_file): there are no validation curves")
     elif reading.rows_evaluated < MIN_ROWS:
         rows = reading.rows_evaluated
         evidence = f"{rows} validation rows; one row more or less moves the score by {1 / max(1, rows):.0%}"

@@ -41,10 +41,7 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class TaskLoss:
-    """Cross entropy, binary cross entropy per label, or squared error; with class weights and label smoothing.
-
-    Labels of classes may be tables of probabilities, a row of them for each row: what another model answered.
-    """
+    """Cross entropy, binary cross entropy per label, or squared error; with class weights and label smoothing."""
 
     task: Task
     num_labels: int
@@ -66,7 +63,7 @@ class TaskLoss:
         if self.task is Task.MULTILABEL:
             return functional.binary_cross_entropy_with_logits(logits, labels.float(), reduction="sum")
         weight = None if self.class_weights is None else _on_device(self.class_weights, logits.device)
-        targets = labels if labels.is_floating_point() else torch.where(labels < 0, IGNORED, labels)
+        targets = torch.where(labels < 0, IGNORED, labels)
         return functional.cross_entropy(
             logits, targets, weight=weight, reduction="sum", ignore_index=IGNORED, label_smoothing=self.label_smoothing
         )
@@ -79,11 +76,9 @@ class TaskLoss:
             return float(np.count_nonzero(~np.isnan(labels)))
         if self.task is Task.MULTILABEL:
             return float(labels.size)
-        known = labels if labels.ndim == 2 else labels[labels >= 0]
+        known = labels[labels >= 0]
         if self.class_weights is None:
             return float(len(known))
-        if labels.ndim == 2:
-            return float((labels @ np.asarray(self.class_weights)).sum())
         # fp32 weights, as torch divides by their fp32 values
         return float(np.asarray(self.class_weights, dtype=np.float32)[known].sum(dtype=np.float64))
 

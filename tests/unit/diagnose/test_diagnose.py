@@ -348,6 +348,10 @@ def test_a_run_that_has_just_begun_is_told_to_wait(synthetic: SimpleNamespace) -
     curves = curves_from_events(synthetic.make_run([0.5], [0.5], planned_epochs=9, ended=None))
     (found,) = diagnose(curves, synthetic.CONFIG, label_counts=MRPC, running=True)
     assert found.advice[0] == "wait: 2 more evaluations make a verdict"
+    not_yet = curves_from_events(synthetic.make_run([], [], planned_epochs=9, ended=None))
+    (found,) = diagnose(not_yet, synthetic.CONFIG, label_counts=MRPC, running=True)
+    assert not any("validation_split_fraction" in advice for advice in found.advice), "it may evaluate later"
+    assert any("validation_split_fraction" in a for a in diagnose(not_yet, synthetic.CONFIG, label_counts=MRPC)[0].advice)
 
 
 def test_a_head_that_was_fitted_to_the_training_rows_is_no_sign_of_other_splits(synthetic: SimpleNamespace) -> None:
