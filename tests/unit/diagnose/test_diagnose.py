@@ -351,7 +351,9 @@ def test_a_run_that_has_just_begun_is_told_to_wait(synthetic: SimpleNamespace) -
     not_yet = curves_from_events(synthetic.make_run([], [], planned_epochs=9, ended=None))
     (found,) = diagnose(not_yet, synthetic.CONFIG, label_counts=MRPC, running=True)
     assert not any("validation_split_fraction" in advice for advice in found.advice), "it may evaluate later"
-    assert any("validation_split_fraction" in a for a in diagnose(not_yet, synthetic.CONFIG, label_counts=MRPC)[0].advice)
+    assert any(
+        "validation_split_fraction" in a for a in diagnose(not_yet, synthetic.CONFIG, label_counts=MRPC)[0].advice
+    )
 
 
 def test_a_head_that_was_fitted_to_the_training_rows_is_no_sign_of_other_splits(synthetic: SimpleNamespace) -> None:
