@@ -18,6 +18,7 @@ ACCOUNTING = Path("/proc/sys/vm/overcommit_memory")
 """2: Linux counts memory that was laid out as if it were used."""
 SHARE, MOST = 0.5, 2**34
 """Of the machine's free memory, and bytes: how far the heap may reach in such pages. What is not used costs nothing."""
+OFFERED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _PAGE = 2**21
 _MMAP_MAX, _TRIM_THRESHOLD, _HUGEPAGE = -4, -1, 14
 """Numbers of glibc's `mallopt` and of Linux's `madvise`."""
@@ -34,6 +35,8 @@ def use_huge_pages() -> int:
     if not _ALLOWED or platform.system() != "Linux" or platform.libc_ver()[0] != "glibc" or GPU.exists():
         return 0
     if not ACCOUNTING.is_file() or ACCOUNTING.read_text().strip() == "2":
+        return 0
+    if not OFFERED.is_file() or "[never]" in OFFERED.read_text():
         return 0
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]

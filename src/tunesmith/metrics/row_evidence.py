@@ -261,6 +261,8 @@ def decode_rows(text: str) -> RowEvidence:
         line, rest = data.split(b"\n", 1)
         head = json.loads(line)
         constant = BestConstant(Task(head["task"]), tuple(float(v) for v in head["constant"]))
+        if int(head["rows"]) > MOST_ROWS:
+            raise ValueError(f"{head['rows']} rows, at most {MOST_ROWS} are written")
         return _read_columns(constant, int(head["rows"]), int(head["n"]), rest)
     except (ValueError, KeyError, TypeError, zlib.error, OverflowError) as error:
         raise DataError(f"row evidence cannot be read ({error})", fix="Train again to have it.") from None

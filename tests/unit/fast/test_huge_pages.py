@@ -10,7 +10,7 @@ import pytest
 
 from tunesmith.fast import huge_pages
 
-STATE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+STATE = huge_pages.OFFERED
 OFFERED = STATE.is_file() and "[never]" not in STATE.read_text() and not huge_pages.GPU.exists()
 SCRIPT = """
 import re, sys
@@ -48,7 +48,9 @@ def test_large_blocks_lie_in_huge_pages_and_what_was_freed_stays() -> None:
     assert plain_size < 16
 
 
-@pytest.mark.parametrize("why", ["a GPU", "another system", "another library", "strict accounting", "no memory"])
+@pytest.mark.parametrize(
+    "why", ["a GPU", "another system", "another library", "strict accounting", "never", "no memory"]
+)
 def test_nothing_is_done_where_it_is_of_no_use(why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: list[object] = []
     monkeypatch.setattr(huge_pages, "_ALLOWED", [True])
@@ -56,6 +58,9 @@ def test_nothing_is_done_where_it_is_of_no_use(why: str, monkeypatch: pytest.Mon
     accounting = tmp_path / "overcommit_memory"
     accounting.write_text("2\n" if why == "strict accounting" else "0\n")
     monkeypatch.setattr(huge_pages, "ACCOUNTING", accounting)
+    offered = tmp_path / "enabled"
+    offered.write_text("always madvise [never]\n" if why == "never" else "always [madvise] never\n")
+    monkeypatch.setattr(huge_pages, "OFFERED", offered)
     monkeypatch.setattr(huge_pages.platform, "system", lambda: "Darwin" if why == "another system" else "Linux")
     monkeypatch.setattr(
         huge_pages.platform, "libc_ver", lambda: ("", "") if why == "another library" else ("glibc", "2.36")
