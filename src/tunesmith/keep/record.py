@@ -1,5 +1,5 @@
-"""What both doors do alike for a run on disk: journal its events, find and remove its checkpoints, compare a resume, refuse a
-NaN, agree on a stop, end.
+"""What both doors do alike for a run on disk: find and remove its checkpoints, compare a resume, train with every event in the
+journal, refuse a NaN, agree on a stop, end.
 """
 
 from __future__ import annotations
@@ -7,16 +7,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tunesmith.engine.loop import BatchSource, Evaluate, train_events
+from tunesmith.engine.plan import Plan
 from tunesmith.engine.state import TrainState
 from tunesmith.engine.stopping import StopRequest
-from tunesmith.errors import CheckpointError, NumericsError, StoppedBySignal
+from tunesmith.errors import CheckpointError, NumericsError, ResourceError, StoppedBySignal, TunesmithError
 from tunesmith.events import Event, NonFinite, Note, Resumed, RunEnded, RunStarted
 from tunesmith.keep.weight_files import INDEX, WEIGHTS, hash_tensors, read_shards
+from tunesmith.ranks.roster import RankRoster
 from tunesmith.run.journal import LOST_JOURNAL, Journal, truncate_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
 from tunesmith.run.sealed import CHANGED, read_manifest, retire, verify
@@ -181,6 +185,39 @@ class RunRecord:
         self.on(event)
         for text in (*lost, *notes):
             self.on(Note(event.step, text))
+
+    def train(
+        self,
+        plan: Plan,
+        batches: BatchSource,
+        wants_read_back: Callable[[int], bool],
+        evaluate: Evaluate | None = None,
+    ) -> Iterator[Event]:
+        """Trains to the end of the plan. `on` has acted on each event before it is yielded."""
+        for event in train_events(self.state, batches, plan, evaluate=evaluate, wants_read_back=wants_read_back):
+            self.on(event)
+            yield event
+
+    @contextmanager
+    def ending_well(self, roster: RankRoster) -> Iterator[None]:
+        """Around a run: its last line in the journal names the error that ended it, and a rank that was lost has a name."""
+        try:
+            yield
+        except TunesmithError as error:
+            self.end(type(error).__name__)
+            last = [folder.name for folder in self.run.checkpoints()][-1:]
+            if isinstance(error, ResourceError) and self.state.phase == "update" and last:
+                problem = f"{error.problem}; last checkpoint: {last[0]}"
+                raise ResourceError(problem, where=str(self.run.path), fix=error.fix) from error
+            raise
+        except RuntimeError as error:
+            lost = roster.explain(error)
+            if lost is None:
+                raise
+            self.end("WorkerError")
+            raise lost from error
+        finally:
+            self.close()
 
     def on(self, event: Event) -> None:
         """Hands an event to the journal and the listeners."""

@@ -39,7 +39,6 @@ from tunesmith.session.planning import announce_plan, make_plan
 from tunesmith.session.prepare import Prepared
 from tunesmith.session.result import RunEnding, RunResult
 from tunesmith.session.run_pages import draw_and_explain, load_pages
-from tunesmith.session.run_session import Session, ending_well
 from tunesmith.session.watch import Watch
 
 
@@ -99,12 +98,11 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding |
     started = RunStarted(prepared.identity.run_id, 0, plan.num_steps, float(per_epoch), epochs, rows, time.time())
     watch.plan(plan.num_steps, float(per_epoch))
     evaluate = _make_evaluate(prepared, watch, keeper) if has_validation else None
-    session = Session(plan, prepared.batches, keeper)
-    with keeper.stop, ending_well(keeper, RankRoster.gather(prepared.runtime)):
+    with keeper.stop, keeper.ending_well(RankRoster.gather(prepared.runtime)):
         _begin(run, prepared, keeper, started)
         ending = ending or RunEnding()
         begun = state.step
-        for event in session.events(keeper.wants_read_back, evaluate):
+        for event in keeper.train(plan, prepared.batches, keeper.wants_read_back, evaluate):
             if isinstance(event, StepDone) and event.step == begun + 1:
                 reach("first step")
             if ending.enough(event):

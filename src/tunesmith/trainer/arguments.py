@@ -4,7 +4,6 @@ better values."""
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
 import math
 import sys
@@ -12,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from transformers import Trainer as LibraryTrainer
 from transformers import TrainingArguments as LibraryArguments
-from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS, default_hp_search_backend
-from transformers.trainer_utils import HPSearchBackend, default_compute_objective, has_length
+from transformers.hyperparameter_search import default_hp_search_backend
+from transformers.trainer_utils import HPSearchBackend, has_length
 
 from tunesmith.engine.plan import MOST_EPOCHS, Plan, Schedule
 from tunesmith.errors import ConfigError, did_you_mean
@@ -232,33 +232,13 @@ def hyperparameter_search(
         raise ConfigError(f"backend {backend.value!r} is not supported", fix="Use backend='optuna'.")
     if trainer.runtime.sharding is not None:
         raise ConfigError("a search with fsdp is not supported", fix="Search without fsdp, then train with it.")
-    searcher = ALL_HYPERPARAMETER_SEARCH_BACKENDS[backend]()
-    searcher.ensure_available()
-    if trainer.model_init is None:
-        raise RuntimeError("To use hyperparameter search, you need to pass your model through a model_init function.")
-    trainer.hp_search_backend, trainer.hp_name = backend, hp_name
-    trainer.hp_space = searcher.default_hp_space if hp_space is None else hp_space
-    trainer.compute_objective = default_compute_objective if compute_objective is None else compute_objective
     from tunesmith.trainer.trials import TrialSearch
 
     search = trainer._search = TrialSearch(trainer)
     try:
-        found = searcher.run(trainer, n_trials, direction, **options)
+        run = LibraryTrainer.hyperparameter_search
+        found = run(trainer, hp_space, compute_objective, n_trials, direction, backend, hp_name, **options)
         search.take_best(found)
         return found
     finally:
         trainer.hp_search_backend = trainer._search = None
-
-
-def call_model_init(trainer: Trainer, trial: Any = None) -> Any:
-    """A fresh model from `model_init`, which may take the trial."""
-    model_init = trainer.model_init
-    assert model_init is not None
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p for p in inspect.signature(model_init).parameters.values() if p.kind in kinds]
-    if len(names) > 1:
-        raise RuntimeError("model_init should have 0 or 1 argument.")
-    model = model_init(trial) if names else model_init()
-    if model is None:
-        raise RuntimeError("model_init should not return None.")
-    return model

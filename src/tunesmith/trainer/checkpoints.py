@@ -1,30 +1,41 @@
-"""Checkpoints of a Trainer: saved, removed, found, loaded, and sealed again where callbacks change them in `on_save`. Our sealed
-folders under transformers' names; no pickle.
+"""The run folder of a Trainer: checkpoints saved, removed, found, loaded, and sealed again where callbacks change them in
+`on_save`; the journal opened. Our sealed folders under transformers' names; no pickle.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, TrainerState
+from transformers.trainer_utils import has_length
 
 from tunesmith.encoder.params import has_adapters
 from tunesmith.errors import CheckpointError
-from tunesmith.events import RunStarted
+from tunesmith.events import Evaluated, Resumed, RunStarted
 from tunesmith.keep.checkpoint import PIECES, save_checkpoint, write_files
 from tunesmith.keep.plain import to_plain
-from tunesmith.keep.record import newest_intact, rotate, verify_checkpoint
+from tunesmith.keep.record import RunRecord, newest_intact, rotate, verify_checkpoint
 from tunesmith.keep.weight_files import holds, is_weights, load_weights, weight_files, weight_names
 from tunesmith.ranks.sharding import is_sharded
-from tunesmith.run.journal import first_event
-from tunesmith.run.layout import RunDir
-from tunesmith.run.sealed import CHANGED, MANIFEST, manifest_bytes, read_manifest, verify, write_sealed
+from tunesmith.run.journal import LOST_JOURNAL, first_event, read_journal, require_journal
+from tunesmith.run.layout import RunDir, checkpoint_step
+from tunesmith.run.ownership import start_ledger
+from tunesmith.run.sealed import (
+    CHANGED,
+    MANIFEST,
+    manifest_bytes,
+    read_manifest,
+    require_sealed,
+    sweep,
+    verify,
+    write_sealed,
+)
 from tunesmith.run.writing import fsync_path, hash_file, write_file
 from tunesmith.trainer.arguments import trainer_log
-from tunesmith.trainer.listeners import export_callback_states
 from tunesmith.trainer.saving import TRAINER_STATE, gathering, save_companions, weights_to_save
 
 if TYPE_CHECKING:
@@ -46,7 +57,6 @@ def save_run(run: TrainerRun) -> None:
     best = run.place.checkpoint(state.best_global_step) if state.best_global_step else None
     if best is not None and (best == folder or best.is_dir()):
         state.best_model_checkpoint = str(best)
-    export_callback_states(trainer)
     record.state.extra["trainer"] = {  # what a resume needs beside the engine's state
         "scheduler": to_plain(trainer.lr_scheduler.state_dict(), "scheduler"),
         **run.progress.to_json(),
@@ -200,3 +210,37 @@ def _seal_again(folder: Path, manifest: dict[str, Any], changed: list[str], alte
     meta[CHANGED] = sorted({*meta.get(CHANGED, ()), *altered})
     fsync_path(folder)
     write_file(folder / MANIFEST, manifest_bytes(meta, entries))
+
+
+def require_room(run: RunDir, num_steps: int, *, saves: bool) -> None:
+    """A ResourceError when a journal of the user, or a checkpoint that we did not write, is where this run would write."""
+    require_journal(run.journal_file)
+    for folder in run.checkpoints():
+        if saves and checkpoint_step(folder) <= num_steps:
+            require_sealed(folder)
+
+
+def open_journal(run: TrainerRun, record: RunRecord, notes: Sequence[str]) -> set[tuple[int, str]]:
+    """Opens the journal of a run; returns the evaluations (step, split) that are in it and may come again."""
+    place, step = run.place, run.trainer.state.global_step
+    sweep(place.path)
+    start_ledger(place.path, place.remade_files)
+    if run.folder is None:
+        record.open(started_event(run))
+        return set()
+    if not place.journal_file.exists():
+        trainer_log.warning("%s: %s", place.path, LOST_JOURNAL)
+    record.open(Resumed(step, run.folder.name, (), time.time()), notes)
+    # The evaluation at the end of an epoch may be in the journal already while the checkpoint is from before it.
+    past = read_journal(place.journal_file) if run.progress.epoch_open else []
+    return {(e.step, e.split) for e in past if isinstance(e, Evaluated)}
+
+
+def started_event(run: TrainerRun) -> RunStarted:
+    """The first line of a journal."""
+    trainer, h = run.trainer, run.horizon
+    args, dataset = trainer.args, trainer.train_dataset
+    rows = len(dataset) if has_length(dataset) else 0
+    epochs = min(float(args.num_train_epochs), float(h.num_epochs)) if args.max_steps <= 0 else 0.0
+    epochs = epochs or h.num_steps / h.steps_per_epoch
+    return RunStarted(run.run_id, 0, h.num_steps, h.steps_per_epoch, epochs, rows, time.time())

@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator
-from transformers.trainer_pt_utils import IterableDatasetShard
-from transformers.trainer_utils import RemoveColumnsCollator, has_length, seed_worker
+from transformers.trainer_utils import has_length, seed_worker
 
 from tunesmith.encoder.params import inner_model
-from tunesmith.errors import ConfigError, DataError
+from tunesmith.errors import DataError
 from tunesmith.tokens.batches import Padding
 from tunesmith.tokens.token_rows import TOKEN_COLUMNS, TokenRows
 from tunesmith.trainer.arguments import rows_per_rank
@@ -34,38 +33,6 @@ def default_collator(processing_class: Any) -> Any:
     """The collator of a Trainer that is given none: it pads where there is a tokenizer."""
     pads = isinstance(processing_class, PreTrainedTokenizerBase)
     return DataCollatorWithPadding(processing_class) if pads else default_data_collator
-
-
-def get_train_dataloader(trainer: Trainer) -> Any:
-    """The training DataLoader, in an order that depends on (seed, epoch) alone."""
-    if trainer.train_dataset is None:
-        raise ConfigError("Trainer: training requires a train_dataset.")
-    rows, sampler = trainer._train_batch_size, trainer._get_train_sampler
-    return trainer._get_dataloader(trainer.train_dataset, "Training", rows, sampler_fn=sampler, is_training=True)
-
-
-def get_eval_dataloader(trainer: Trainer, eval_dataset: Any = None) -> Any:
-    """The evaluation DataLoader; a string names one of a dict of evaluation sets."""
-    if eval_dataset is None and trainer.eval_dataset is None:
-        raise ConfigError("Trainer: evaluation requires an eval_dataset.")
-    key = eval_dataset if isinstance(eval_dataset, str) else "eval"
-    if key in trainer._eval_loaders and trainer.args.dataloader_persistent_workers:
-        return trainer._eval_loaders[key]
-    dataset = trainer.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
-    dataset = trainer.eval_dataset if dataset is None else dataset
-    rows, sampler = eval_batch_size(trainer), trainer._get_eval_sampler
-    loader = trainer._eval_loaders[key] = trainer._get_dataloader(dataset, "Evaluation", rows, sampler_fn=sampler)
-    return loader
-
-
-def get_test_dataloader(trainer: Trainer, test_dataset: Any) -> Any:
-    """The DataLoader of `predict`."""
-    return trainer._get_dataloader(test_dataset, "test", eval_batch_size(trainer), sampler_fn=trainer._get_eval_sampler)
-
-
-def eval_batch_size(trainer: Trainer) -> int:
-    """Rows of this rank's evaluation batches."""
-    return rows_per_rank(trainer.args, trainer.args.eval_batch_size, trainer.runtime.world)
 
 
 def train_sampler(trainer: Trainer, train_dataset: Any = None) -> Any:
@@ -100,7 +67,8 @@ def eval_sampler(trainer: Trainer, eval_dataset: Any) -> Any:
         rows = token_rows_of(eval_dataset)
         order = order if rows is None else np.argsort(-rows.lengths, kind="stable")
     mine = order[trainer.runtime.rank :: trainer.runtime.world]
-    return RowBatches(mine, eval_batch_size(trainer), args.dataloader_drop_last)
+    size = rows_per_rank(args, args.eval_batch_size, trainer.runtime.world)
+    return RowBatches(mine, size, args.dataloader_drop_last)
 
 
 def _lengths_of(trainer: Trainer, dataset: Any) -> npt.NDArray[np.int64]:
@@ -130,6 +98,8 @@ def make_dataloader(
 ) -> Any:
     """A DataLoader with the collator and the sampler that belong to it."""
     args, runtime = trainer.args, trainer.runtime
+    if not is_training:
+        batch_size = rows_per_rank(args, batch_size, runtime.world)
     if is_arrow_dataset(dataset):
         dataset, collator = trainer._remove_unused_columns(dataset, description), trainer.data_collator
     else:
@@ -152,16 +122,9 @@ def make_dataloader(
         options["worker_init_fn"] = partial(seed_worker, num_workers=args.dataloader_num_workers, rank=runtime.rank)
     loader: Any = DataLoader(dataset, **options)
     loader.total_batch_size = batch_size * runtime.world  # as accelerate's have it
+    if dataloader_key is not None and args.dataloader_persistent_workers:
+        trainer._eval_dataloaders[dataloader_key] = loader  # where `get_eval_dataloader` looks
     return loader
-
-
-def num_examples(trainer: Trainer, dataloader: Any) -> int:
-    """Rows of a DataLoader's dataset; estimated from its batches where the dataset has no length."""
-    try:
-        dataset = dataloader.dataset
-        return len(dataset.dataset) if isinstance(dataset, IterableDatasetShard) else len(dataset)
-    except (AttributeError, TypeError):
-        return len(dataloader) * int(trainer.args.per_device_train_batch_size)
 
 
 def set_signature_columns(trainer: Trainer) -> None:
@@ -188,15 +151,6 @@ def without_unused(trainer: Trainer, dataset: Any, description: str | None = Non
     if ignored:
         log.info("%s: columns the model does not take are dropped: %s", description, ", ".join(ignored))
     return dataset.remove_columns(ignored)
-
-
-def dropping_collator(trainer: Trainer, data_collator: Any, description: str | None = None) -> Any:
-    """The collator behind one that drops what the model's forward does not take."""
-    if not trainer.args.remove_unused_columns:
-        return data_collator
-    trainer._set_signature_columns_if_needed()
-    names, model = trainer._signature_columns, type(trainer.model).__name__
-    return RemoveColumnsCollator(data_collator, names, logger=log, model_name=model, description=description)
 
 
 def fast_rows(trainer: Trainer, loader: Any) -> tuple[TokenRows | None, Padding | None]:

@@ -1,4 +1,5 @@
-"""evaluate and predict: one result per row, in the order of the dataset, whatever sampler fetched the rows."""
+"""evaluate and predict: one result per row, in the order of the dataset, whatever sampler fetched the rows. An evaluation during
+training goes to the journal with its rows, for curves and diagnosis."""
 
 from __future__ import annotations
 
@@ -16,21 +17,22 @@ from transformers.trainer_pt_utils import nested_detach
 from transformers.trainer_utils import (
     EvalLoopOutput,
     EvalPrediction,
-    PredictionOutput,
     denumpify_detensorize,
     has_length,
     speed_metrics,
 )
 
+from tunesmith.events import Evaluated, RowsEvaluated
 from tunesmith.ranks.sharding import gathered_weights, is_sharded
-from tunesmith.trainer.data import eval_batch_size
-from tunesmith.trainer.listeners import journal_evaluation, tell
+from tunesmith.trainer.callbacks import tell
 from tunesmith.trainer.loaders import RecordedBatches, RowBatches, count_rows
 from tunesmith.trainer.objective import COUNT, accepts, count_items
 from tunesmith.trainer.processes import Gathered, naming_workers, read_batches, warn_of_nan
 
 if TYPE_CHECKING:
+    from tunesmith.labels import Task
     from tunesmith.trainer.facade import Trainer
+    from tunesmith.trainer.training import TrainerRun
 
 
 def evaluate(
@@ -54,31 +56,14 @@ def evaluate(
         metric_key_prefix=metric_key_prefix,
     )
     metrics = output.metrics
-    metrics.update(_speed(trainer, metric_key_prefix, started, output.num_samples))
+    steps = math.ceil(output.num_samples / (trainer.args.eval_batch_size * trainer.args.world_size))
+    metrics.update(speed_metrics(metric_key_prefix, started, num_samples=output.num_samples, num_steps=steps))
     trainer.log(metrics)
     if trainer._run is not None and trainer.is_in_train:
         journal_evaluation(trainer._run, metric_key_prefix, output, time.time() - started)
     tell(trainer, "on_evaluate", metrics=metrics)
     trainer._memory_tracker.stop_and_update_metrics(metrics)
     return metrics
-
-
-def predict(
-    trainer: Trainer, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
-) -> Any:
-    """(predictions, label_ids, metrics), row i for row i of the dataset."""
-    trainer._memory_tracker.start()
-    started = time.time()
-    output = trainer.evaluation_loop(
-        trainer.get_test_dataloader(test_dataset),
-        description="Prediction",
-        ignore_keys=ignore_keys,
-        metric_key_prefix=metric_key_prefix,
-    )
-    output.metrics.update(_speed(trainer, metric_key_prefix, started, output.num_samples))
-    tell(trainer, "on_predict", metrics=output.metrics)
-    trainer._memory_tracker.stop_and_update_metrics(output.metrics)
-    return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
 
 def evaluation_loop(
@@ -199,12 +184,6 @@ def _evaluation_model(trainer: Trainer) -> Any:
     return model
 
 
-def _speed(trainer: Trainer, prefix: str, started: float, rows: int) -> dict[str, float]:
-    steps = math.ceil(rows / (eval_batch_size(trainer) * trainer.runtime.world))
-    found: dict[str, float] = speed_metrics(prefix, started, num_samples=rows, num_steps=steps)
-    return found
-
-
 def _logits_in(outputs: Any, ignored: list[str], *, skip_first: bool) -> Any:
     """What a model returned beside the loss: one tensor alone, several as a tuple."""
     if isinstance(outputs, Mapping):
@@ -236,3 +215,58 @@ def with_recorded_rows(loader: Any) -> tuple[Any, Any]:
     options = {name: getattr(loader, name) for name in names}
     copy: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=recorder, **options)
     return copy, lambda: np.asarray(recorder.seen, dtype=np.int64)
+
+
+_SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "epoch")
+
+
+def journal_evaluation(run: TrainerRun, prefix: str, output: Any, seconds: float) -> None:
+    """Writes an evaluation during training to the journal under the names of our curves, unless it was there before a resume."""
+    state, split = run.trainer.state, "validation" if prefix == "eval" else prefix.removeprefix("eval_")
+    if run.record is None or (state.global_step, split) in run.journalled:
+        return
+    metrics = {k.removeprefix(f"{prefix}_"): v for k, v in output.metrics.items() if isinstance(v, (int, float))}
+    kept: dict[str, float | None] = {k: float(v) for k, v in metrics.items() if k not in _SPEED}
+    rows = _rows_of_evaluation(run.trainer, split, output)
+    if rows is not None:
+        run.record.on(rows)
+    epoch = float(state.epoch or 0.0)
+    run.record.on(Evaluated(state.global_step, epoch, split, kept, output.num_samples, seconds))
+
+
+def _rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated | None:
+    """The event of one evaluation; None where the outputs are of another kind, or were not kept."""
+    logits, labels = output.predictions, output.label_ids
+    if not isinstance(logits, np.ndarray) or not isinstance(labels, np.ndarray):
+        return None
+    from tunesmith.metrics.row_evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
+
+    task = infer_task(logits, labels)
+    if task is None:
+        return None
+    state, width = trainer.state, int(logits.shape[1]) if logits.ndim == 2 else 1
+    constant = BestConstant.of(task, _training_labels(trainer, task, width, labels), width)
+    by_steps = state.eval_steps and state.eval_steps >= 1
+    planned = int(state.max_steps // state.eval_steps) if by_steps else int(state.num_train_epochs or 1)
+    rows = keep_rows(constant, logits, labels, rows_to_keep(planned))
+    return None if rows is None else RowsEvaluated(state.global_step, split, encode_rows(rows))
+
+
+def _training_labels(trainer: Any, task: Task, width: int, otherwise: Any) -> Any:
+    """The label column of the training set, or the evaluated labels where it has none of that kind."""
+    from tunesmith.labels import Task
+    from tunesmith.metrics.rows import to_numpy
+
+    dataset = trainer.train_dataset
+    for name in (*(trainer.label_names or ()), "labels", "label"):
+        if name not in (getattr(dataset, "column_names", None) or ()):
+            continue
+        try:
+            found = to_numpy(dataset[name][:])
+        except (TypeError, ValueError, KeyError):
+            return otherwise
+        fits = found.ndim == (2 if task is Task.MULTILABEL else 1) and len(found)
+        if task in (Task.BINARY, Task.MULTICLASS):
+            fits = fits and found.dtype.kind in "iu" and found.max() < width
+        return found if fits else otherwise
+    return otherwise

@@ -221,12 +221,6 @@ def floating_point_ops(trainer: Trainer, inputs: Any) -> float:
     return float(6 * inputs[main].numel() * loss.counted[1])
 
 
-def store_flos(trainer: Trainer) -> None:
-    """Adds this process's operations, over all ranks, to `state.total_flos`."""
-    trainer.state.total_flos += sum(trainer.runtime.gather_objects(trainer.current_flos))
-    trainer.current_flos = 0.0
-
-
 def count_input_tokens(trainer: Trainer, inputs: Any) -> None:
     """Adds the tokens of a batch, over all ranks, to `state.num_input_tokens_seen`, where they are asked for.
 

@@ -7,18 +7,14 @@ Optimizer and scheduler come from transformers' own factories, so that every nam
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase, enable_full_determinism, get_scheduler, set_seed
-from transformers import Trainer as LibraryTrainer
+from transformers import PreTrainedTokenizerBase, enable_full_determinism, set_seed
 from transformers.integrations.neftune import activate_neftune, deactivate_neftune
 from transformers.trainer import is_optimizer_factory
-from transformers.trainer_pt_utils import get_parameter_names
 from transformers.trainer_utils import align_special_tokens
 
 from tunesmith.engine.optim import attach_kernel, in_one_kernel
@@ -29,15 +25,13 @@ from tunesmith.ranks.runtime import has_triton
 from tunesmith.tokens.batches import Padding, Window
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.trainer.arguments import trainer_log
-from tunesmith.trainer.listeners import listens, tell
+from tunesmith.trainer.callbacks import listens, tell, waits_for_metric
 from tunesmith.trainer.loaders import features_of
 from tunesmith.trainer.objective import CONTEXTS
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
     from tunesmith.trainer.training import TrainerRun
-
-_NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 
 
 def create_optimizer(trainer: Trainer, model: nn.Module | None = None) -> Any:
@@ -78,50 +72,9 @@ def _keep_embeddings_in_32_bits(model: nn.Module) -> None:
             manager.register_module_override(module, "weight", {"optim_bits": 32})
 
 
-def create_scheduler(trainer: Trainer, num_training_steps: int, optimizer: Any = None) -> Any:
-    """The scheduler object that `lr_scheduler_type` names, made once a run; one the user gave is kept."""
-    if trainer.lr_scheduler is None:
-        trainer.lr_scheduler = get_scheduler(
-            trainer.args.lr_scheduler_type,
-            optimizer=trainer.optimizer if optimizer is None else optimizer,
-            num_warmup_steps=trainer.args.get_warmup_steps(num_training_steps),
-            num_training_steps=num_training_steps,
-            scheduler_specific_kwargs=trainer.args.lr_scheduler_kwargs,
-        )
-        trainer._created_lr_scheduler = True
-    return trainer.lr_scheduler
-
-
-def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, Any]:
-    """(class, options) of the optimizer that `optim` names."""
-    found: tuple[Any, Any] = LibraryTrainer.get_optimizer_cls_and_kwargs(args, model)
-    return found
-
-
-def get_decay_parameter_names(trainer: Trainer, model: nn.Module) -> list[str]:
-    """Parameters that decay: neither biases nor norms."""
-    names: list[str] = get_parameter_names(model, [nn.LayerNorm], _NO_DECAY)
-    return names
-
-
 def get_learning_rate(trainer: Trainer) -> float:
     """The rate the next step will use."""
     return float(trainer.optimizer.param_groups[0]["lr"])
-
-
-def waits_for_metric(scheduler: Any) -> bool:
-    """Whether a scheduler is stepped by an evaluation instead of a training step."""
-    step = getattr(scheduler, "step", None)
-    if step is None:
-        return False
-    plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-    return plateau or _takes_metrics(getattr(step, "__func__", step))
-
-
-@functools.lru_cache(maxsize=16)
-def _takes_metrics(step: Callable[..., Any]) -> bool:
-    """Asked after every step: reading a signature takes as long as the rest of what is done there."""
-    return "metrics" in inspect.signature(step).parameters
 
 
 def seed_for(args: Any) -> None:

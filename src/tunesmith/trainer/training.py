@@ -23,13 +23,11 @@ from tunesmith.ranks.sharding import is_sharded
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ownership import RunLock
 from tunesmith.run.sealed import read_manifest
-from tunesmith.session.run_session import Session, ending_well
 from tunesmith.trainer.arguments import Horizon, plan_from_arguments, trainer_log
-from tunesmith.trainer.checkpoints import find_checkpoint, load_trainer_state, rotate_run
-from tunesmith.trainer.listeners import fresh_state, open_journal, require_room, tell
+from tunesmith.trainer.callbacks import LoggedSums, Reactions, fresh_state, tell
+from tunesmith.trainer.checkpoints import find_checkpoint, load_trainer_state, open_journal, require_room, rotate_run
 from tunesmith.trainer.loaders import TrainWindows
 from tunesmith.trainer.processes import naming_workers
-from tunesmith.trainer.reactions import LoggedSums, Reactions
 from tunesmith.trainer.run_identity import WORDING, UsedRows, compare_used_rows, model_mark, trainer_identity
 from tunesmith.trainer.saving import TRAINER_STATE
 from tunesmith.trainer.stepping import choose_speed_ups, prepared_model, seed_for
@@ -102,7 +100,7 @@ class TrainerRun:
         try:
             with self._surroundings() as (stop, roster):
                 self.record = self._set_up(stop)
-                with ending_well(self.record, roster):
+                with self.record.ending_well(roster):
                     self._begin_state(self.record)
                     output = self._run(self.record)
                     if trainer._search is not None and self.trial is not None:
@@ -190,7 +188,7 @@ class TrainerRun:
         self.progress = LoggedSums(engine.step)
         if self.folder is not None:
             self.progress.restore(engine.extra["trainer"])
-        self.reactions = Reactions(trainer, horizon, self.progress, self.trial, self.ignore_keys, record)
+        self.reactions = Reactions(self)
         state = trainer.state
         state.is_hyper_param_search = self.trial is not None
         state.train_batch_size = trainer._train_batch_size
@@ -242,7 +240,7 @@ class TrainerRun:
             tell(trainer, "on_epoch_begin")
         if trainer.args.ignore_data_skip:
             progress.steps_in_epoch = 0  # the epoch is read from its beginning again
-        for event in Session(plan, self.windows, record).events(self.reactions.wants_numbers):
+        for event in record.train(plan, self.windows, self.reactions.wants_numbers):
             if not self._act_on(event, record):
                 return
 

@@ -85,18 +85,6 @@ class TrialSearch:
         trainer.model_wrapped = trainer.model
         trainer.model.load_state_dict(self._weights[number])
 
-    def report(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        """Reports the score so far to a trial; a trial without prospects ends here."""
-        import optuna
-
-        trainer = self._trainer
-        trainer.objective = trainer.compute_objective(dict(metrics))
-        if hasattr(trial, "study") and not trial.study._is_multi_objective():
-            trial.report(trainer.objective, step)
-            if trial.should_prune():
-                trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
-                raise optuna.TrialPruned()
-
 
 def _best_of(trial: Any) -> int | None:
     """The number of the best trial that a study has finished; None without one, or with several objectives."""
