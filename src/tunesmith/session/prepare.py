@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tunesmith.audit.row_audit import require_clean, sort_findings
 from tunesmith.config.schema import RunConfig
-from tunesmith.encoder.load import load_model, read_model_config
+from tunesmith.encoder.load import LoadedModel, load_model, read_model_config
 from tunesmith.encoder.params import freeze
-from tunesmith.encoder.resolve import load_tokenizer, require_segments
+from tunesmith.encoder.resolve import EMBEDDED, load_tokenizer, require_segments
 from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
 from tunesmith.engine.loop import require_agreement
 from tunesmith.engine.optim import make_optimizer
@@ -21,21 +23,26 @@ from tunesmith.errors import ConfigError
 from tunesmith.fast.in_force import Strategies
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.fast.warming import finish_warming, start_warming
+from tunesmith.findings import Finding
 from tunesmith.keep.record import Identity
 from tunesmith.metrics.row_evidence import BestConstant
 from tunesmith.metrics.suite import Suite, make_suite
 from tunesmith.predict.facts import ModelFacts
 from tunesmith.predict.torch_network import padding_of
-from tunesmith.ranks.runtime import Precision, Runtime, has_bf16, make_runtime
+from tunesmith.ranks.runtime import Precision, Runtime, has_bf16, has_triton, make_runtime
 from tunesmith.ranks.sharding import read_sharding
 from tunesmith.reading.load import DataBundle
 from tunesmith.run.environment import reach
-from tunesmith.session.inputs import RunData
+from tunesmith.session.inputs import (
+    RunData,
+    audit_tokenized,
+    say_data,
+    say_lengths,
+    tokenize_run,
+)
 from tunesmith.session.planning import make_identity, with_order
-from tunesmith.session.run_tokens import add_findings, audit_tokenized, tokenize_run
-from tunesmith.session.saying import say_data, say_lengths, say_model
 from tunesmith.session.settling import Settled, settle_recipe
-from tunesmith.session.watch import Watch
+from tunesmith.session.watch import Say, Watch
 from tunesmith.tokens.batches import Batches, Padding
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.tokens.tokenize import Tokenized
@@ -145,6 +152,15 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     return Prepared(config, runtime, bundle, tokenized, tokenizer, padding, *made)
 
 
+def add_findings(bundle: DataBundle, findings: Sequence[Finding], say: Say, *, strict: bool) -> DataBundle:
+    """The bundle with findings added, most serious first; warnings are shown."""
+    for finding in findings:
+        if finding.severity != "info":
+            say(finding.line())
+    require_clean(findings, strict=strict)
+    return replace(bundle, findings=tuple(sort_findings([*bundle.findings, *findings])))
+
+
 def _set_tf32(allowed: bool | None) -> None:
     if allowed is not None:
         import torch
@@ -228,6 +244,30 @@ def _make_state(
         model, optimizer, objective, runtime, may_split=split, push=push, graphs=graphs, strategies=strategies
     )
     return strategies, state
+
+
+def say_model(say: Say, config: RunConfig, loaded: LoadedModel, strategies: Strategies, runtime: Runtime) -> None:
+    """The model, what it computes in, and which speed-ups are on."""
+    count = loaded.parameters
+    size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
+    name = config.model_name_or_path or EMBEDDED
+    say(f"Model: {name}, {size} parameters, on {runtime.device}.")
+    if runtime.precision == "bf16" and config.bf16 is None:
+        say("Precision: bf16, as this GPU has it (weights stay float32); --no_bf16 computes in float32.")
+    asked = config.train_sampling_strategy or config.token_budget
+    if asked is None and strategies.best_order(runtime.device) == "random":
+        say("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
+    if runtime.sharding is not None:
+        say(f"FSDP: weights, gradients and optimizer state are sharded over {runtime.world} ranks.")
+    for note in (*loaded.notes, *strategies.notes):
+        say(f"{note[0].upper()}{note[1:]}.")
+    # where triton keeps compiled kernels for all runs of a user
+    home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton"
+    kernels = Path(os.environ.get("TRITON_CACHE_DIR") or home / "cache")
+    if runtime.device.type == "cuda" and has_triton() and not any(kernels.glob("*")):
+        say(f"Kernels: compiled for this GPU now and kept in {kernels}: the first start takes longer, others do not.")
+    if strategies.on:
+        say(f"Exact speed-ups: {', '.join(strategies.on)}.")
 
 
 def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, runtime: Runtime) -> Batches:
