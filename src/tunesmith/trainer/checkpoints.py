@@ -1,5 +1,5 @@
 """The run folder of a Trainer: checkpoints saved, removed, found, loaded, and sealed again where callbacks change them in
-`on_save`; the journal opened. Our sealed folders under transformers' names; no pickle.
+`on_save`; the journal with the rows of each evaluation. Our sealed folders under transformers' names; no pickle.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_utils import has_length
 
 from tunesmith.encoder.params import has_adapters
 from tunesmith.errors import CheckpointError
-from tunesmith.events import Evaluated, Resumed, RunStarted
+from tunesmith.events import Evaluated, Resumed, RowsEvaluated, RunStarted
 from tunesmith.keep.checkpoint import PIECES, save_checkpoint, write_files
 from tunesmith.keep.plain import to_plain
 from tunesmith.keep.record import RunRecord, newest_intact, rotate, verify_checkpoint
@@ -39,6 +40,7 @@ from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.saving import TRAINER_STATE, gathering, save_companions, weights_to_save
 
 if TYPE_CHECKING:
+    from tunesmith.labels import Task
     from tunesmith.trainer.facade import Trainer
     from tunesmith.trainer.training import TrainerRun
 
@@ -226,7 +228,12 @@ def open_journal(run: TrainerRun, record: RunRecord, notes: Sequence[str]) -> se
     sweep(place.path)
     start_ledger(place.path, place.remade_files)
     if run.folder is None:
-        record.open(started_event(run))
+        trainer, h = run.trainer, run.horizon
+        args, dataset = trainer.args, trainer.train_dataset
+        rows = len(dataset) if has_length(dataset) else 0
+        epochs = min(float(args.num_train_epochs), float(h.num_epochs)) if args.max_steps <= 0 else 0.0
+        epochs = epochs or h.num_steps / h.steps_per_epoch
+        record.open(RunStarted(run.run_id, 0, h.num_steps, h.steps_per_epoch, epochs, rows, time.time()))
         return set()
     if not place.journal_file.exists():
         trainer_log.warning("%s: %s", place.path, LOST_JOURNAL)
@@ -236,11 +243,56 @@ def open_journal(run: TrainerRun, record: RunRecord, notes: Sequence[str]) -> se
     return {(e.step, e.split) for e in past if isinstance(e, Evaluated)}
 
 
-def started_event(run: TrainerRun) -> RunStarted:
-    """The first line of a journal."""
-    trainer, h = run.trainer, run.horizon
-    args, dataset = trainer.args, trainer.train_dataset
-    rows = len(dataset) if has_length(dataset) else 0
-    epochs = min(float(args.num_train_epochs), float(h.num_epochs)) if args.max_steps <= 0 else 0.0
-    epochs = epochs or h.num_steps / h.steps_per_epoch
-    return RunStarted(run.run_id, 0, h.num_steps, h.steps_per_epoch, epochs, rows, time.time())
+_SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "epoch")
+
+
+def journal_evaluation(run: TrainerRun, prefix: str, output: Any, seconds: float) -> None:
+    """Writes an evaluation during training to the journal under the names of our curves, unless it was there before a resume."""
+    state, split = run.trainer.state, "validation" if prefix == "eval" else prefix.removeprefix("eval_")
+    if run.record is None or (state.global_step, split) in run.journalled:
+        return
+    metrics = {k.removeprefix(f"{prefix}_"): v for k, v in output.metrics.items() if isinstance(v, (int, float))}
+    kept: dict[str, float | None] = {k: float(v) for k, v in metrics.items() if k not in _SPEED}
+    rows = _rows_of_evaluation(run.trainer, split, output)
+    if rows is not None:
+        run.record.on(rows)
+    epoch = float(state.epoch or 0.0)
+    run.record.on(Evaluated(state.global_step, epoch, split, kept, output.num_samples, seconds))
+
+
+def _rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated | None:
+    """The event of one evaluation; None where the outputs are of another kind, or were not kept."""
+    logits, labels = output.predictions, output.label_ids
+    if not isinstance(logits, np.ndarray) or not isinstance(labels, np.ndarray):
+        return None
+    from tunesmith.metrics.row_evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
+
+    task = infer_task(logits, labels)
+    if task is None:
+        return None
+    state, width = trainer.state, int(logits.shape[1]) if logits.ndim == 2 else 1
+    constant = BestConstant.of(task, _training_labels(trainer, task, width, labels), width)
+    by_steps = state.eval_steps and state.eval_steps >= 1
+    planned = int(state.max_steps // state.eval_steps) if by_steps else int(state.num_train_epochs or 1)
+    rows = keep_rows(constant, logits, labels, rows_to_keep(planned))
+    return None if rows is None else RowsEvaluated(state.global_step, split, encode_rows(rows))
+
+
+def _training_labels(trainer: Any, task: Task, width: int, otherwise: Any) -> Any:
+    """The label column of the training set, or the evaluated labels where it has none of that kind."""
+    from tunesmith.labels import Task
+    from tunesmith.metrics.rows import to_numpy
+
+    dataset = trainer.train_dataset
+    for name in (*(trainer.label_names or ()), "labels", "label"):
+        if name not in (getattr(dataset, "column_names", None) or ()):
+            continue
+        try:
+            found = to_numpy(dataset[name][:])
+        except (TypeError, ValueError, KeyError):
+            return otherwise
+        fits = found.ndim == (2 if task is Task.MULTILABEL else 1) and len(found)
+        if task in (Task.BINARY, Task.MULTICLASS):
+            fits = fits and found.dtype.kind in "iu" and found.max() < width
+        return found if fits else otherwise
+    return otherwise

@@ -1,5 +1,4 @@
-"""evaluate and predict: one result per row, in the order of the dataset, whatever sampler fetched the rows. An evaluation during
-training goes to the journal with its rows, for curves and diagnosis."""
+"""evaluate and predict: one result per row, in the order of the dataset, whatever sampler fetched the rows."""
 
 from __future__ import annotations
 
@@ -10,10 +9,11 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
-from transformers.trainer_pt_utils import nested_detach
+from transformers.trainer_pt_utils import nested_concat, nested_detach, nested_numpify
 from transformers.trainer_utils import (
     EvalLoopOutput,
     EvalPrediction,
@@ -22,17 +22,17 @@ from transformers.trainer_utils import (
     speed_metrics,
 )
 
-from tunesmith.events import Evaluated, RowsEvaluated
+from tunesmith.ranks.runtime import Runtime
 from tunesmith.ranks.sharding import gathered_weights, is_sharded
+from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.callbacks import tell
-from tunesmith.trainer.loaders import RecordedBatches, RowBatches, count_rows
+from tunesmith.trainer.checkpoints import journal_evaluation
+from tunesmith.trainer.data import RecordedBatches, RowBatches
 from tunesmith.trainer.objective import COUNT, accepts, count_items
-from tunesmith.trainer.processes import Gathered, naming_workers, read_batches, warn_of_nan
+from tunesmith.trainer.windows import count_rows, naming_workers, read_batches
 
 if TYPE_CHECKING:
-    from tunesmith.labels import Task
     from tunesmith.trainer.facade import Trainer
-    from tunesmith.trainer.training import TrainerRun
 
 
 def evaluate(
@@ -217,56 +217,83 @@ def with_recorded_rows(loader: Any) -> tuple[Any, Any]:
     return copy, lambda: np.asarray(recorder.seen, dtype=np.int64)
 
 
-_SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "epoch")
+PARTS = ("loss", "predictions", "labels", "inputs")
+PADDING = -100
+"""What shorter rows are filled up with where results of different width meet."""
 
 
-def journal_evaluation(run: TrainerRun, prefix: str, output: Any, seconds: float) -> None:
-    """Writes an evaluation during training to the journal under the names of our curves, unless it was there before a resume."""
-    state, split = run.trainer.state, "validation" if prefix == "eval" else prefix.removeprefix("eval_")
-    if run.record is None or (state.global_step, split) in run.journalled:
+class Gathered:
+    """Collects the parts of batches; `concatenate=False` keeps them as lists of batches."""
+
+    def __init__(self, *, concatenate: bool) -> None:
+        self._concatenate = concatenate
+        self._waiting: dict[str, list[Any]] = {name: [] for name in PARTS}
+        self._arrays: dict[str, list[Any]] = {name: [] for name in PARTS}
+        self._rows = 0
+
+    def add(self, part: dict[str, Any]) -> None:
+        """Keeps one batch's results, on the device they are on."""
+        self._rows += part["rows"]
+        for name in PARTS:
+            if part[name] is not None:
+                self._waiting[name].append(part[name])
+
+    def to_cpu(self) -> None:
+        """Moves what was kept so far to host memory."""
+        for name, values in self._waiting.items():
+            self._arrays[name] += [nested_numpify(v) for v in values]
+            values.clear()
+
+    def over_ranks(self, runtime: Runtime, rows: npt.NDArray[np.int64] | None) -> dict[str, Any]:
+        """Each part over all ranks, in the order of the dataset where the rows are known; None for a part that is missing."""
+        self.to_cpu()
+        parts = runtime.gather_objects((self._arrays, rows, self._rows))
+        out: dict[str, Any] = {"rows": sum(count for _, _, count in parts)}
+        known = [r for _, r, _ in parts]
+        order = None if any(r is None for r in known) else np.concatenate([np.asarray(r) for r in known])
+        for name in PARTS:
+            batches = [b for arrays, _, _ in parts for b in arrays[name]]
+            if not batches:
+                out[name] = None
+            elif name == "loss":
+                out[name] = reordered(np.concatenate(batches), order)
+            elif not self._concatenate:
+                out[name] = batches
+            else:
+                out[name] = reordered(_joined(batches), order)
+        return out
+
+
+def _joined(batches: list[Any]) -> Any:
+    """All batches as one; pairwise, so that a set of n batches is not copied n times."""
+    while len(batches) > 1:
+        pairs = range(0, len(batches) - 1, 2)
+        joined = [nested_concat(batches[i], batches[i + 1], padding_index=PADDING) for i in pairs]
+        batches = joined + batches[len(joined) * 2 :]
+    return batches[0]
+
+
+def reordered(values: Any, order: npt.NDArray[np.int64] | None) -> Any:
+    """Results in the order of the dataset; left as they are when the rows were not each fetched once."""
+    if order is None or not np.array_equal(np.sort(order), np.arange(len(order))):
+        return values
+    if isinstance(values, (list, tuple)):
+        return type(values)(reordered(v, order) for v in values)
+    if isinstance(values, dict):
+        return {k: reordered(v, order) for k, v in values.items()}
+    if len(values) != len(order):
+        return values
+    out = np.empty_like(values)
+    out[order] = values
+    return out
+
+
+def warn_of_nan(predictions: Any) -> None:
+    """Warns of rows whose answer is not a number: as in transformers they are returned, and argmax makes them class 0."""
+    if not isinstance(predictions, np.ndarray) or predictions.dtype.kind != "f" or not len(predictions):
         return
-    metrics = {k.removeprefix(f"{prefix}_"): v for k, v in output.metrics.items() if isinstance(v, (int, float))}
-    kept: dict[str, float | None] = {k: float(v) for k, v in metrics.items() if k not in _SPEED}
-    rows = _rows_of_evaluation(run.trainer, split, output)
-    if rows is not None:
-        run.record.on(rows)
-    epoch = float(state.epoch or 0.0)
-    run.record.on(Evaluated(state.global_step, epoch, split, kept, output.num_samples, seconds))
-
-
-def _rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated | None:
-    """The event of one evaluation; None where the outputs are of another kind, or were not kept."""
-    logits, labels = output.predictions, output.label_ids
-    if not isinstance(logits, np.ndarray) or not isinstance(labels, np.ndarray):
-        return None
-    from tunesmith.metrics.row_evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
-
-    task = infer_task(logits, labels)
-    if task is None:
-        return None
-    state, width = trainer.state, int(logits.shape[1]) if logits.ndim == 2 else 1
-    constant = BestConstant.of(task, _training_labels(trainer, task, width, labels), width)
-    by_steps = state.eval_steps and state.eval_steps >= 1
-    planned = int(state.max_steps // state.eval_steps) if by_steps else int(state.num_train_epochs or 1)
-    rows = keep_rows(constant, logits, labels, rows_to_keep(planned))
-    return None if rows is None else RowsEvaluated(state.global_step, split, encode_rows(rows))
-
-
-def _training_labels(trainer: Any, task: Task, width: int, otherwise: Any) -> Any:
-    """The label column of the training set, or the evaluated labels where it has none of that kind."""
-    from tunesmith.labels import Task
-    from tunesmith.metrics.rows import to_numpy
-
-    dataset = trainer.train_dataset
-    for name in (*(trainer.label_names or ()), "labels", "label"):
-        if name not in (getattr(dataset, "column_names", None) or ()):
-            continue
-        try:
-            found = to_numpy(dataset[name][:])
-        except (TypeError, ValueError, KeyError):
-            return otherwise
-        fits = found.ndim == (2 if task is Task.MULTILABEL else 1) and len(found)
-        if task in (Task.BINARY, Task.MULTICLASS):
-            fits = fits and found.dtype.kind in "iu" and found.max() < width
-        return found if fits else otherwise
-    return otherwise
+    bad = np.flatnonzero(np.isnan(predictions.reshape(len(predictions), -1)).any(axis=1))
+    if len(bad):
+        trainer_log.warning(
+            "the model's answer is not a number for %d of %d rows, the first at %d", len(bad), len(predictions), bad[0]
+        )

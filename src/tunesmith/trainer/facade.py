@@ -35,10 +35,9 @@ from tunesmith.trainer import (
     saving,
     stepping,
 )
-from tunesmith.trainer.loaders import EpochClock
-from tunesmith.trainer.processes import SECONDS
 from tunesmith.trainer.training import TrainerRun, attempt_training
 from tunesmith.trainer.validation import check_arguments, check_overrides, refuse_combinations, require_head
+from tunesmith.trainer.windows import SECONDS
 
 if TYPE_CHECKING:
     from tunesmith.trainer.trials import TrialSearch
@@ -164,7 +163,7 @@ class Trainer:
         self.current_flos, self._initial_num_input_tokens_seen = 0.0, 0.0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._train_batch_size = arguments.rows_per_rank(self.args, self.args.train_batch_size, self.runtime.world)
-        self._created_lr_scheduler, self._clock = False, EpochClock()
+        self._created_lr_scheduler, self._clock = False, data.EpochClock()
         self._signature_columns: list[str] | None = None
         self._eval_dataloaders: dict[str, Any] = {}  # those with workers that stay
         self._loss = objective.WindowLoss(self)

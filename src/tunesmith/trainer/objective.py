@@ -21,7 +21,7 @@ from tunesmith.engine.step import micro_step
 from tunesmith.errors import ConfigError
 from tunesmith.tokens.batches import Batch, Window
 from tunesmith.trainer.arguments import trainer_log
-from tunesmith.trainer.loaders import as_batch, count_rows, features_of
+from tunesmith.trainer.windows import as_batch, count_rows, features_of
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

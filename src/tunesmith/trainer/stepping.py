@@ -26,8 +26,8 @@ from tunesmith.tokens.batches import Padding, Window
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.callbacks import listens, tell, waits_for_metric
-from tunesmith.trainer.loaders import features_of
 from tunesmith.trainer.objective import CONTEXTS
+from tunesmith.trainer.windows import features_of
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
