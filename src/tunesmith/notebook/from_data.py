@@ -10,8 +10,7 @@ from tunesmith.errors import ConfigError, DataError, name_the_extra
 from tunesmith.notebook.live_view import LiveView, in_notebook
 from tunesmith.reading.ready_commands import as_called
 from tunesmith.session.from_config import finetune
-from tunesmith.session.result import RunResult
-from tunesmith.session.watch import Watch
+from tunesmith.session.watch import RunResult, Watch
 
 
 def finetune_data(

@@ -19,7 +19,7 @@ from tunesmith.audit.row_audit import sort_findings
 from tunesmith.audit.suspects import describe_suspects, format_review, judge_labels, rank_suspects, word_space
 from tunesmith.audit.text_survey import Ints, sample_rows
 from tunesmith.config.schema import RunConfig
-from tunesmith.encoder.config_file import read_config_file
+from tunesmith.encoder.model_files import read_config_file
 from tunesmith.encoder.resolve import load_tokenizer, position_limit
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task

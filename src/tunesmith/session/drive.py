@@ -37,8 +37,7 @@ from tunesmith.session.finish import (
 from tunesmith.session.inputs import is_installed
 from tunesmith.session.planning import announce_plan, make_plan
 from tunesmith.session.prepare import Prepared
-from tunesmith.session.result import RunEnding, RunResult, draw_and_explain, load_pages
-from tunesmith.session.watch import Watch
+from tunesmith.session.watch import RunEnding, RunResult, Watch, draw_and_explain, load_pages
 
 
 def _write_start(run: RunDir, prepared: Prepared) -> None:

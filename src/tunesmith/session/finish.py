@@ -26,8 +26,7 @@ from tunesmith.predict.torch_network import describe_model, export_model
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ownership import write_own, writing_own
 from tunesmith.session.prepare import Prepared
-from tunesmith.session.result import RunEnding
-from tunesmith.session.watch import Say
+from tunesmith.session.watch import RunEnding, Say
 
 Scores = dict[str, dict[str, Score]]
 MOST_PREDICTIONS = 200_000

@@ -26,8 +26,7 @@ from tunesmith.run.layout import RunDir, is_run, require_own_folder
 from tunesmith.run.ownership import RunLock, start_ledger
 from tunesmith.run.sealed import verify
 from tunesmith.session.inputs import read_run_data, refuse_what_is_not_built
-from tunesmith.session.result import RunEnding, RunResult
-from tunesmith.session.watch import Watch
+from tunesmith.session.watch import RunEnding, RunResult, Watch
 
 INPUTS = (
     *("model_name_or_path", "tokenizer_name", "config_name", "dataset_name"),

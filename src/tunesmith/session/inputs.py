@@ -21,7 +21,8 @@ from tunesmith.audit.row_audit import audit_rows, require_clean
 from tunesmith.audit.text_survey import sample_rows
 from tunesmith.config.load import raise_problems
 from tunesmith.config.schema import RunConfig
-from tunesmith.encoder.config_file import HeadNames, read_config_file, read_head_names
+from tunesmith.encoder.load import HeadNames, read_head_names
+from tunesmith.encoder.model_files import read_config_file
 from tunesmith.encoder.resolve import position_limit, resolve_model
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.config.schema import RunConfig, to_dict
-from tunesmith.encoder.config_file import read_config_file
+from tunesmith.encoder.model_files import read_config_file
 from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
 from tunesmith.errors import ConfigError
 from tunesmith.events import Event, StepDone
