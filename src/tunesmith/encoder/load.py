@@ -193,7 +193,7 @@ def _make_config(folder: Path, labels: LabelMap) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No bar and no table while weights load: `LoadedModel.notes` says what matters in one line."""
+    """No bar and no table while weights load: `LoadedModel.notes` has the result in one line."""
     import transformers.utils.logging
 
     logging: Any = transformers.utils.logging
@@ -262,7 +262,7 @@ class HeadNames:
         return match_names(self.names, names) == tuple(names)
 
     def refusal(self, names: Sequence[str], where: str) -> ConfigError:
-        """The error for labels that could mean anything to this head."""
+        """The error for labels that do not match the outputs of this head."""
         theirs, ours = ", ".join(self.names[:6]), ", ".join(names[:6])
         if match_names(self.names, names) is not None:
             fix = "Leave --label_names out: the order of the model is used."

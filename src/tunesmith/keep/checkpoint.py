@@ -81,7 +81,7 @@ class Snapshot:
 
 
 def write_files(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> dict[str, Future[str]]:
-    """Writes tensors by file and name; gives the sha256 of each file, when it is ready. Weights say that they are torch's."""
+    """Writes tensors by file and name; returns futures of their sha256. Files of weights carry the format `pt`."""
     known = {}
     for name, tensors in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -198,7 +198,7 @@ def _read_state(file: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(folder: Path, state: TrainState, *, settings: bool = True) -> None:
-    """Puts a verified checkpoint into the state. A missing piece is refused: a resume is whole or it is none.
+    """Loads a verified checkpoint into the state. A missing piece is refused: there is no partial resume.
 
     Without `settings` the optimizer's groups (rate, decay, ...) stay as this run has made them.
     """

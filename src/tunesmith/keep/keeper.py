@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 ASIDE_FROM = 64 << 20
-"""Bytes. A smaller checkpoint is on disk before a thread is worth its trouble (BERT-base: 1.3 GB, 0.8 s; a copy 0.1 s)."""
+"""Bytes. A smaller checkpoint is written faster than a thread pays off (BERT-base: 1.3 GB, 0.8 s; a copy 0.1 s)."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class RunKeeper(RunRecord):
                 sweep(self.run.path)
             except OSError as error:
                 raise disk_error(error, self.run.path) from error
-        # Rank 0 looks and the others follow it: on a shared disk two ranks may see two things.
+        # Rank 0 decides for all: on a shared disk two ranks may see different files.
         newest, skipped = newest_intact(self.run) if main else (None, ())
         name, skipped = self.state.runtime.gather_objects((newest and newest.name, skipped))[0]
         folder = None if name is None else self.run.path / name
@@ -126,7 +126,7 @@ class RunKeeper(RunRecord):
         require_space(self.run.path, (whole * (2 if fresh else 1) if saves else 0) + weights * (2 if fresh else 1))
 
     def _require_best(self) -> None:
-        """best/ must hold the weights that the checkpoint's counters speak of, or the run would end with other ones."""
+        """best/ must hold the weights of the best step that the checkpoint records, or the run would end with other weights."""
         wanted = self.state.progress.step
         try:
             found = read_manifest(self.run.best)["step"]
@@ -208,13 +208,13 @@ class RunKeeper(RunRecord):
             raise disk_error(error, self.run.path) from error
 
     def _take_save(self, *, wait: bool) -> None:
-        """Says that the checkpoint written aside is there, once it is; raises what went wrong with it."""
+        """Reports the checkpoint that was written aside once it is published; raises the error that prevented it."""
         seconds = self._aside.take(wait=wait)
         if seconds is not None:
             self._say_saved(self._aside_step, seconds)
 
     def _settle_save(self) -> None:
-        """Waits for the checkpoint written aside while another error is on its way out: its own is only logged."""
+        """Waits for the checkpoint written aside while another error propagates: its own error is only logged."""
         try:
             self._take_save(wait=True)
         except Exception as error:
@@ -279,7 +279,7 @@ def has_room(size: int) -> bool:
     free = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
     limits, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
     if limits and used and limits[0].isdigit():
-        # memory.current counts the page cache, which gives way: the answer errs on the careful side
+        # memory.current counts the page cache, which can be reclaimed: the answer is cautious
         free.append(int(limits[0]) - int(used[0]))
     return bool(free) and min(free) > 2 * size
 

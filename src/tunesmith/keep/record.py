@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Identity:
-    """What a checkpoint belongs to. A resume compares it, piece by piece."""
+    """What a checkpoint belongs to. A resume compares every field."""
 
     run_id: str
     data: str
@@ -54,8 +54,8 @@ def content_mark(*parts: str) -> str:
 
 
 def differences(folder: Path, identity: Identity) -> tuple[list[str], list[str]]:
-    """In words, what differs between a checkpoint's run and this one: (what makes it another run, libraries and what else is
-    reported only: exactness is then not promised)."""
+    """The differences between a checkpoint's run and this one, in words: (those that make it another run; libraries and others
+    that are only reported, where an exact resume is not promised)."""
     stored = read_manifest(folder)
     known = isinstance(stored.get("config"), dict) and isinstance(stored.get("versions"), dict)
     if not known or not {"data", "labels"} <= stored.keys():
@@ -128,10 +128,10 @@ def rotate(
 
 @dataclass(frozen=True)
 class Wording:
-    """How a door spells what to do: its options, and how a run is resumed."""
+    """The wording of a door's advice: the spelling of its options, and how a run is resumed."""
 
     changed: str
-    """What to do about a run that is not what it was."""
+    """What to do about a run that differs from its checkpoint."""
     resume: str
     """What continues a run that was stopped."""
     option: str = "--"
@@ -158,8 +158,8 @@ class RunRecord:
     journal: Journal | None = field(init=False, default=None)
 
     def compare(self, folder: Path) -> tuple[list[str], list[str]]:
-        """(what differs between a checkpoint's run and this one, all that a person should know of it). What differs is
-        refused unless that is allowed, as its place in the data means something else now."""
+        """(what differs between a checkpoint's run and this one, the notes about it for the user). A difference is refused
+        unless changes are allowed, as the position in the data means something else then."""
         found, reported = differences(folder, self.identity)
         if found and not self.allow_changed:
             raise self.changed(f"this run was started with something else: {'; '.join(found)}", folder)
@@ -168,7 +168,7 @@ class RunRecord:
         return found, notes + [f"{name} of {folder} was changed by a callback" for name in altered]
 
     def changed(self, problem: str, where: Path) -> CheckpointError:
-        """The error for a run that is not what it was."""
+        """The error for a run that differs from its checkpoint."""
         return CheckpointError(problem, where=str(where), fix=self.wording.changed)
 
     def open(self, event: RunStarted | Resumed, notes: Sequence[str] = ()) -> None:
@@ -200,7 +200,7 @@ class RunRecord:
 
     @contextmanager
     def ending_well(self, roster: RankRoster) -> Iterator[None]:
-        """Around a run: its last line in the journal names the error that ended it, and a rank that was lost has a name."""
+        """Around a run: the journal ends with the error that ended the run, and a lost rank is named."""
         try:
             yield
         except TunesmithError as error:

@@ -228,7 +228,7 @@ def holds(folder: Path, model: nn.Module) -> bool:
 def copy_weights(model: nn.Module, stored: dict[str, torch.Tensor], where: str) -> None:
     """Copies tensors into the model, in place; a CheckpointError where names or shapes are not the model's own."""
     if type(model).load_state_dict is not nn.Module.load_state_dict:
-        # A user's model that brings its own way, for buffers that grow, say.
+        # a user's model with its own `load_state_dict`, for buffers that grow, for example
         model.load_state_dict(stored)
         return
     _copy(model.state_dict(), stored, where)

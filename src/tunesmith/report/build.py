@@ -56,7 +56,7 @@ def run_facts(
 
 
 def say_date(seconds: float) -> str | None:
-    """`17 November 2026, 06:53 UTC`; None for no time or one that no calendar has."""
+    """`17 November 2026, 06:53 UTC`; None without a time, or for one outside the calendar."""
     try:
         when = datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
@@ -240,14 +240,14 @@ def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
 
 
 def is_in_training(run: RunDir, curves: Curves) -> bool:
-    """Whether a process is still at this run: its journal has no end, and its lock is held."""
+    """Whether a process still trains this run: its journal has no end, and its lock is held."""
     return curves.ended is None and read_holder(run.lock_file) is not None
 
 
 def diagnose_with(
     curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any], *, running: bool = False
 ) -> list[Finding]:
-    """Findings from what was read already. Only one label a row makes class shares a chance loss."""
+    """Findings from what was read already. Class shares give a chance loss only where each row has one label."""
     single = summary.get("task") in (None, Task.BINARY, Task.MULTICLASS)
     names = tuple(summary.get("labels") or ()) if single else ()
     counts = (summary.get("label_counts") or {}).get("train")

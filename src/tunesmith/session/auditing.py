@@ -174,7 +174,7 @@ def judge_by_folds(
 
 
 def _fold_config(config: RunConfig, labels: LabelMap, names: Sequence[str], folder: str) -> RunConfig:
-    """The same run on rows in memory, in a folder that goes away; the last weights are judged, not the best."""
+    """The same run on rows in memory, in a temporary folder; the last weights are used, not the best."""
     regression = labels.task is Task.REGRESSION
     return replace(
         config,

@@ -36,7 +36,7 @@ class Forecast:
 
     @property
     def is_short(self) -> bool:
-        """Whether starting takes much of it. A machine that has done so once does it faster: files and kernels are cached."""
+        """Whether starting takes a large part of it. The second start on a machine is faster: files and kernels are cached."""
         return self.start_seconds + self.once_seconds > SHORT_RUN * self.seconds
 
     def to_json(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The rows of a run and the folder of its model: read, checked, tokenized, audited, and what is printed about them. All of it
 before torch is imported.
 
-Options that the config knows and this build cannot carry out are refused, never passed over in silence.
+Options that the config knows and this build cannot carry out are refused, never ignored.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) ->
 
 
 def is_installed(package: str) -> bool:
-    """Whether a package can be imported; a mere folder of that name (W&B makes ./wandb) is none."""
+    """Whether a package can be imported; a folder of that name (W&B makes ./wandb) is not a package."""
     found = importlib.util.find_spec(package)
     return found is not None and found.origin is not None
 
@@ -246,7 +246,7 @@ def whole_lengths(tokenized: Tokenized) -> npt.NDArray[np.int64]:
 
 
 def decide_long_texts(lengths: npt.NDArray[np.int64], length: int, most: int) -> tuple[Decision, int] | None:
-    """What `auto` does about training rows of these lengths, and the row length for it; None: so few are cut.
+    """What `auto` does about training rows of these lengths, and the row length for it; None when few rows are cut.
 
     Never head_tail: on newsgroup posts cut at 128 tokens it was 6 points below the head (docs/how_to/better_models.md).
     """

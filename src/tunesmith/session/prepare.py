@@ -50,7 +50,7 @@ from tunesmith.tokens.tokenize import Tokenized
 
 @dataclass
 class Prepared:
-    """All that was worked out before the first step. `notes` are sentences for the user."""
+    """Everything that is made before the first step."""
 
     config: RunConfig
     runtime: Runtime
@@ -77,7 +77,7 @@ class Prepared:
         return None if on_gpu else max(self.config.per_device_eval_batch_size, 64)
 
     def constant(self) -> BestConstant:
-        """What a model would answer that knows the training labels alone."""
+        """The best constant answer, from the training labels."""
         labels = self.bundle.labels
         return BestConstant.of(labels.task, self.rows("train").labels, len(labels))
 
@@ -105,7 +105,7 @@ def start_runtime(config: RunConfig) -> Runtime:
 
 
 def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], watch: Watch) -> Prepared:
-    """Tokenizes and loads what `read` gives. Everything wrong with the input is found here, before the first step."""
+    """Tokenizes the rows and loads the model. Problems of the input are found here, before the first step."""
     say = watch.say if runtime.is_main else Watch().say
     if config.full_determinism:
         make_deterministic()

@@ -121,7 +121,7 @@ class _Unsettled:
     watch: Watch
 
     def settle(self) -> Settled:
-        """Looks with the frozen encoder where the recipe wants it, then decides what the user left open."""
+        """Probes the frozen encoder if the recipe needs it, then decides the options that the user left open."""
         config = self.config
         wanted = config.recipe != "hf" or config.head_start == "on"
         probe = self._probe() if wanted and self.runtime.sharding is None else None

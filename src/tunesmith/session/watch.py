@@ -28,19 +28,19 @@ ShowProgress = Callable[[str, int, int], None]
 
 
 class SideWork:
-    """Where a run has work done that does not need it. Here is no other place: a job is done when its result is wanted."""
+    """Runs jobs beside the run. This one has no second process: a job runs when its result is asked for."""
 
     def start(self, job: Callable[..., Any], *args: Any, progress: ShowProgress | None = None) -> Callable[[], Any]:
-        """The function that is given back gives the result of `job(*args)`; with `progress`, the job is given it too."""
+        """Returns a function that returns the result of `job(*args)`; with `progress`, the job gets it as a keyword."""
         told = {} if progress is None else {"progress": progress}
         return lambda: job(*args, **told)
 
 
 @dataclass
 class Watch:
-    """Where a run's words and events go. `plan` is called with (steps in all, steps an epoch) before the first event.
+    """Receives the messages and events of a run. `plan` is called with (steps in all, steps an epoch) before the first event.
 
-    Without `pages` no curves and no report are drawn at the end: what a search over many runs wants.
+    Without `pages` no curves and no report are drawn at the end, as in a search over many runs.
     """
 
     say: Say = lambda text: None

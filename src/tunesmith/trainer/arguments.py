@@ -105,7 +105,7 @@ def accelerator_arguments(args: Any) -> dict[str, Any]:
 
 
 def make_trainer_runtime(args: Any, built: dict[str, Any]) -> Runtime:
-    """Device, ranks and precision as the arguments ask for them, with the handlers that `_build_accelerator_args` built.
+    """Device, ranks and precision from the arguments, with the handlers of `_build_accelerator_args`.
     fp16 on a CPU is float32, as in transformers."""
     own = accelerator_arguments(args)
     other = [name for name, value in built.items() if name != "kwargs_handlers" and own.get(name) != value]
@@ -132,7 +132,7 @@ def make_trainer_runtime(args: Any, built: dict[str, Any]) -> Runtime:
 
 
 def take_accumulation(args: Any) -> None:
-    """Sets `gradient_accumulation_steps` where `gradient_accumulation_kwargs` of the accelerator_config says it instead."""
+    """Sets `gradient_accumulation_steps` from `gradient_accumulation_kwargs` of the accelerator_config, where that has it."""
     asked = (args.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps")
     if asked is None:
         return
@@ -170,7 +170,7 @@ class Horizon:
     num_steps: int
 
     def epoch_ends(self, ended: list[int]) -> tuple[int, ...]:
-        """The step each epoch ends at, from those that ended already on; bounded, as a stream's epochs have no length."""
+        """The step at which each epoch ends, those that have ended first; bounded, as epochs of a stream have no length."""
         ends = list(ended)
         while (ends[-1] if ends else 0) < self.num_steps and len(ends) < self.num_epochs:
             ends.append((ends[-1] if ends else 0) + self.steps_per_epoch)

@@ -101,7 +101,7 @@ class LoggedSums:
     """What a `_get_learning_rate` of the user returned for the last step."""
     epoch: int = 0
     epoch_open: bool = False
-    """An epoch has begun whose end was not announced yet."""
+    """An epoch has begun, and `on_epoch_end` was not called for it yet."""
     steps_in_epoch: int = 0
     announced_step: int = 0
     """The last step whose end was passed to the callbacks."""
@@ -135,7 +135,7 @@ class LoggedSums:
         return {name: getattr(self, name) for name in _STORED}
 
     def restore(self, notes: Mapping[str, Any]) -> None:
-        """Takes over what `to_json` gave."""
+        """Restores what `to_json` returned."""
         for name in _STORED:
             setattr(self, name, notes[name])
         self.ended_epochs = list(self.ended_epochs)
@@ -147,13 +147,13 @@ class LoggedSums:
 
 
 class Reactions:
-    """Calls the callbacks of a run at their moments, and does what their control flags ask for."""
+    """Calls the callbacks of a run when an event is due, and does what their control flags ask for."""
 
     def __init__(self, run: TrainerRun) -> None:
         self._run, self.trainer, self.horizon, self.progress = run, run.trainer, run.horizon, run.progress
 
     def wants_numbers(self, step: int) -> bool:
-        """Asked after each step whether its numbers are needed now. Callbacks hear of the step's end here, to decide it."""
+        """Whether the numbers of this step are needed now. `on_step_end` is called here, because callbacks decide it."""
         self.end_step(step)
         control = self.trainer.control
         asked = control.should_log or control.should_evaluate or control.should_save
@@ -174,7 +174,7 @@ class Reactions:
         tell(trainer, "on_step_end")
 
     def next_epoch(self, epoch: int) -> bool:
-        """Closes the epoch before and opens this one; False when there is none left, or a callback asked to stop."""
+        """Ends the previous epoch and begins this one; False when no epoch is left or a callback asked to stop."""
         progress, trainer = self.progress, self.trainer
         if progress.epoch_open:
             if progress.steps_in_epoch == 0:
@@ -193,7 +193,7 @@ class Reactions:
         return True
 
     def end_epoch(self) -> None:
-        """Announces the end of the epoch under way and does what the flags say."""
+        """Calls `on_epoch_end` for the current epoch and does what the flags ask for."""
         if self.progress.epoch_open:
             self.progress.epoch_open = False
             self.progress.ended_epochs.append(self.trainer.state.global_step)
@@ -260,7 +260,7 @@ def waits_for_metric(scheduler: Any) -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _takes_metrics(step: Callable[..., Any]) -> bool:
-    """Asked after every step: reading a signature takes as long as the rest of what is done there."""
+    """Cached, as it is called after every step: reading a signature takes as long as the rest of the call."""
     return "metrics" in inspect.signature(step).parameters
 
 
@@ -282,7 +282,7 @@ def remember_best(trainer: Trainer, metrics: dict[str, float], trial: Any = None
 
 
 def tracked_metric(metrics: dict[str, float], name: str) -> float:
-    """The metric that decides, with or without the prefix `eval_`; a KeyError-like ConfigError lists what there is."""
+    """The value of `metric_for_best_model`, with or without the prefix `eval_`; a ConfigError lists the metrics there are."""
     key = name if name.startswith("eval_") else f"eval_{name}"
     if key not in metrics:
         known = tuple(metrics)

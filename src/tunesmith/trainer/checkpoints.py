@@ -21,6 +21,7 @@ from tunesmith.keep.checkpoint import PIECES, save_checkpoint, write_files
 from tunesmith.keep.plain import to_plain
 from tunesmith.keep.record import RunRecord, newest_intact, rotate, verify_checkpoint
 from tunesmith.keep.weight_files import holds, is_weights, load_weights, weight_files, weight_names
+from tunesmith.labels import Task
 from tunesmith.ranks.sharding import is_sharded
 from tunesmith.run.journal import LOST_JOURNAL, first_event, read_journal, require_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
@@ -40,7 +41,6 @@ from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.saving import TRAINER_STATE, gathering, save_companions, weights_to_save
 
 if TYPE_CHECKING:
-    from tunesmith.labels import Task
     from tunesmith.trainer.facade import Trainer
     from tunesmith.trainer.training import TrainerRun
 
@@ -89,7 +89,7 @@ def _saves_by_itself(trainer: Trainer) -> bool:
 
 
 def _describe(trainer: Trainer, tmp: Path) -> None:
-    """What makes a checkpoint loadable elsewhere, and what scripts look for in it. The engine's weights come after it."""
+    """Writes what other programs need to load a checkpoint, and the files that scripts expect in it; before the weights."""
     model = trainer.model
     if _saves_by_itself(trainer):
         trainer.save_model(str(tmp), _internal_call=True)
@@ -112,7 +112,7 @@ def rotate_run(run: TrainerRun, *, at_end: bool = False) -> None:
 
 
 def load_best_model(trainer: Trainer) -> None:
-    """Puts the weights of the best checkpoint into the model. Other files of it may have changed since: a warning."""
+    """Loads the weights of the best checkpoint into the model. Other files that changed since are a warning."""
     folder = Path(trainer.state.best_model_checkpoint)
     if not folder.is_dir():
         trainer_log.warning("Could not locate the best model at %s: the weights stay those of the last step", folder)
@@ -151,17 +151,19 @@ def find_checkpoint(wanted: str | bool | Path, output_dir: str) -> Path:
 
 
 def load_trainer_state(folder: Path) -> Any:
-    """The TrainerState of a checkpoint; a best checkpoint that is gone is forgotten."""
+    """The TrainerState of a checkpoint, without a best checkpoint that no longer exists."""
     state = TrainerState.load_from_json(str(folder / TRAINER_STATE))
     if state.best_model_checkpoint is not None and not Path(state.best_model_checkpoint).is_dir():
-        trainer_log.warning("the best checkpoint %s is gone; it is forgotten", state.best_model_checkpoint)
+        trainer_log.warning(
+            "the best checkpoint %s no longer exists and is not tracked any more", state.best_model_checkpoint
+        )
         state.best_model_checkpoint = None
     return state
 
 
 @contextlib.contextmanager
 def sealing_again(folder: Path, model: Any) -> Iterator[None]:
-    """Inside, callbacks may change a checkpoint: it is sealed as they leave it, and what they changed is logged."""
+    """Inside, callbacks may change a checkpoint: it is sealed again afterwards, and the changed files are logged."""
     manifest, before = read_manifest(folder), _marks(folder)
     yield
     if not folder.is_dir():
@@ -202,7 +204,7 @@ def _changed_files(folder: Path, stored: dict[str, Any], before: dict[str, tuple
 
 
 def _seal_again(folder: Path, manifest: dict[str, Any], changed: list[str], altered: list[str]) -> None:
-    """Writes a manifest of the folder as it is now; `altered` are named in it as not being what the run wrote."""
+    """Writes a manifest of the folder as it is now; it lists the `altered` files, which differ from what the run wrote."""
     entries = {name: entry for name, entry in manifest["files"].items() if name not in changed}
     for name, (size, _, _) in _marks(folder).items():
         if name not in entries:
@@ -215,7 +217,7 @@ def _seal_again(folder: Path, manifest: dict[str, Any], changed: list[str], alte
 
 
 def require_room(run: RunDir, num_steps: int, *, saves: bool) -> None:
-    """A ResourceError when a journal of the user, or a checkpoint that we did not write, is where this run would write."""
+    """A ResourceError when a journal or checkpoint that we did not write is in the place of one of this run."""
     require_journal(run.journal_file)
     for folder in run.checkpoints():
         if saves and checkpoint_step(folder) <= num_steps:
@@ -223,7 +225,7 @@ def require_room(run: RunDir, num_steps: int, *, saves: bool) -> None:
 
 
 def open_journal(run: TrainerRun, record: RunRecord, notes: Sequence[str]) -> set[tuple[int, str]]:
-    """Opens the journal of a run; returns the evaluations (step, split) that are in it and may come again."""
+    """Opens the journal of a run; returns the evaluations (step, split) in it that the resumed run may repeat."""
     place, step = run.place, run.trainer.state.global_step
     sweep(place.path)
     start_ledger(place.path, place.remade_files)
@@ -280,19 +282,15 @@ def _rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated 
 
 def _training_labels(trainer: Any, task: Task, width: int, otherwise: Any) -> Any:
     """The label column of the training set, or the evaluated labels where it has none of that kind."""
-    from tunesmith.labels import Task
     from tunesmith.metrics.rows import to_numpy
 
-    dataset = trainer.train_dataset
-    for name in (*(trainer.label_names or ()), "labels", "label"):
-        if name not in (getattr(dataset, "column_names", None) or ()):
-            continue
-        try:
-            found = to_numpy(dataset[name][:])
-        except (TypeError, ValueError, KeyError):
-            return otherwise
-        fits = found.ndim == (2 if task is Task.MULTILABEL else 1) and len(found)
-        if task in (Task.BINARY, Task.MULTICLASS):
-            fits = fits and found.dtype.kind in "iu" and found.max() < width
-        return found if fits else otherwise
-    return otherwise
+    columns = getattr(trainer.train_dataset, "column_names", None) or ()
+    name = next((n for n in (*(trainer.label_names or ()), "labels", "label") if n in columns), None)
+    try:
+        found = to_numpy(trainer.train_dataset[name][:]) if name is not None else np.zeros(0)
+    except (TypeError, ValueError, KeyError):
+        return otherwise
+    fits = found.ndim == (2 if task is Task.MULTILABEL else 1) and len(found)
+    if task in (Task.BINARY, Task.MULTICLASS):
+        fits = fits and found.dtype.kind in "iu" and found.max() < width
+    return found if fits else otherwise

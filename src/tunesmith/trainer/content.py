@@ -39,7 +39,7 @@ def item_mark(item: Any) -> bytes | None:
 
 
 def _gather(put: Callable[[bytes], None], value: Any, depth: int) -> None:
-    """Everything in a value, each piece with its kind and size. The usual kinds of a row come first: it runs for each row."""
+    """Every part of a value with its kind and size. The usual kinds are tested first, as it is called for each row."""
     kind = type(value)
     if kind is list or kind is tuple:
         _gather_list(put, value, depth)
@@ -119,7 +119,7 @@ def content_of(dataset: Any, depth: int = 0) -> str:
 
 
 def _arrow_content(dataset: Any) -> str:
-    """Where most rows are used in another order, the stored rows and that order: to read them in it takes 40 times as long."""
+    """Of indices over most rows, the stored rows and the indices: reading in that order takes 40 times as long."""
     from tunesmith.tokens.token_cache import content_hash
 
     indices = getattr(dataset, "_indices", None)
@@ -167,7 +167,7 @@ def is_dataset(value: Any) -> bool:
 
 
 def settings_of(value: Any) -> str:
-    """The kind of a collator or processor and its plain settings; what it remembers besides is not looked at."""
+    """The kind of a collator or processor and its plain settings, without any other state."""
     if isinstance(value, functools.partial):
         return f"{settings_of(value.func)} {_plain([*value.args, *sorted(value.keywords.items())])}"
     if isinstance(value, type) or not is_dataclass(value):

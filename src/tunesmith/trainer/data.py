@@ -59,7 +59,7 @@ def train_sampler(trainer: Trainer, train_dataset: Any = None) -> Any:
 
 
 def eval_sampler(trainer: Trainer, eval_dataset: Any) -> Any:
-    """Rows of this rank; longest first where padding is dynamic, so that short rows do not pay for long ones."""
+    """Rows of this rank; the longest first where padding is dynamic, so that short rows are padded little."""
     if eval_dataset is None or not has_length(eval_dataset):
         return None
     order, args = np.arange(len(eval_dataset)), trainer.args
@@ -134,7 +134,7 @@ def make_dataloader(
 
 
 def set_signature_columns(trainer: Trainer) -> None:
-    """What the model's forward takes, and the names that labels go by."""
+    """The arguments of the model's forward, and the names of labels."""
     if trainer._signature_columns is None:
         names = list(inspect.signature(inner_model(trainer.model).forward).parameters)
         labels = {"label", "label_ids", *trainer.label_names}
@@ -246,7 +246,7 @@ class RowBatches:
 
 
 class RecordedBatches:
-    """A batch sampler of the user, with a note of the rows it handed out."""
+    """A batch sampler of the user that records the rows it yields."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler

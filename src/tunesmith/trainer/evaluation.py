@@ -174,7 +174,7 @@ def _evaluation_model(trainer: Trainer) -> Any:
         model.to(trainer.args.device)
         if (
             trainer._engine is None and trainer.model_preparation_time is None
-        ):  # as there: in evaluations before training
+        ):  # as in transformers: in evaluations before training
             trainer.model_preparation_time = round(time.time() - started, 4)
         if not trainer.is_in_train and (trainer.args.fp16_full_eval or trainer.args.bf16_full_eval):
             model.to(torch.float16 if trainer.args.fp16_full_eval else torch.bfloat16)
@@ -208,7 +208,7 @@ def with_recorded_rows(loader: Any) -> tuple[Any, Any]:
     plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     if not plain or sampler is None or isinstance(loader.dataset, IterableDataset):
         return loader, lambda: None
-    # The rows that drop_last leaves out are read all the same: a metric over some of the rows is another metric.
+    # Rows that drop_last would leave out are read, too: a metric over some of the rows is another metric.
     whole = RowBatches(sampler.rows, sampler.batch_size) if isinstance(sampler, RowBatches) else sampler
     recorder = RecordedBatches(whole)
     names = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
@@ -219,7 +219,7 @@ def with_recorded_rows(loader: Any) -> tuple[Any, Any]:
 
 PARTS = ("loss", "predictions", "labels", "inputs")
 PADDING = -100
-"""What shorter rows are filled up with where results of different width meet."""
+"""The value that pads narrower results when results of different widths are joined."""
 
 
 class Gathered:

@@ -171,7 +171,7 @@ class Trainer:
         self._run_ids: set[str] = set()  # the runs that this Trainer made: checkpoints of others are never removed
         self._uploads: list[Any] = []  # those under way
         self._search: TrialSearch | None = None  # the search for hyperparameters under way
-        self._gathered: dict[str, Any] | None = None  # weights that ranks hold parts of, for the time of a save
+        self._gathered: dict[str, Any] | None = None  # gathered weights of a sharded model, during a save
 
     def _set_model(self, model: Any) -> None:
         """The model on its device, and what its class says about labels and losses."""
@@ -236,13 +236,13 @@ class Trainer:
         return any(n in vars(self) or getattr(type(self), n) is not getattr(Trainer, n) for n in names)
 
     def end(self) -> None:
-        """Leaves the process group; nothing that talks between ranks works after it."""
+        """Leaves the process group; nothing that communicates between ranks works after it."""
         self.runtime.accelerator.end_training()
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
     ) -> Any:
-        """Trains to the end of the plan, or until a callback says stop. Returns (global_step, training_loss, metrics)."""
+        """Trains to the end of the plan, or until a callback stops it. Returns (global_step, training_loss, metrics)."""
         self._memory_tracker.start()
         return attempt_training(self, resume_from_checkpoint, trial, ignore_keys_for_eval)
 

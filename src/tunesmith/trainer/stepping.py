@@ -106,7 +106,7 @@ def prepared_model(trainer: Trainer) -> Iterator[None]:
 
 
 def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding | None) -> Strategies | None:
-    """The engine's exact speed-ups, where nothing a user wrote looks inside a batch; None where they must stay off.
+    """The engine's exact speed-ups, where no user code reads a batch; None where they must stay off.
 
     The vocabulary is never cut: callbacks see the model, and may save it.
     """
@@ -139,7 +139,7 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
 
 
 def _may_capture(trainer: Trainer) -> bool:
-    """Whether the optimizer will be the one whose update our kernel can do: all else is looked at before every step."""
+    """Whether the optimizer will be one that our kernel can update; everything else is checked before each step."""
     own = trainer.overrides("create_optimizer", "get_optimizer_cls_and_kwargs")
     asked = trainer.args.optim in ("adamw_torch", "adamw_torch_fused") and trainer.optimizer_cls_and_kwargs is None
     return has_triton() and asked and not own and trainer.label_smoother is None
@@ -172,7 +172,7 @@ class AcceleratorView:
 
 
 def make_engine(run: TrainerRun) -> TrainState:
-    """The engine's state around model and optimizer; steps are captured where nothing of the user's takes part in them."""
+    """The engine's state around model and optimizer; steps are captured where no user code runs inside them."""
     trainer, chosen, graphs = run.trainer, run.speed_ups, None
     if chosen is not None and (chosen.fused is not None or chosen.graphs is not None):
         kernel = attach_kernel(trainer.optimizer, chosen.fused)
@@ -189,13 +189,13 @@ def make_engine(run: TrainerRun) -> TrainState:
 
 
 def _is_only_writer(trainer: Trainer) -> bool:
-    """Whether no code of the user's runs between two steps: it could write weights through `.data`, which leaves no sign."""
+    """Whether no user code runs between two steps: it could write weights through `.data`, which leaves no trace."""
     around = (trainer, *trainer.callback_handler.callbacks)
     return all(type(part).__module__.startswith(("tunesmith.", "transformers.")) for part in around)
 
 
 def _hooks(run: TrainerRun, engine: TrainState) -> StepHooks:
-    """transformers' moments inside a step, each only where a callback uses it."""
+    """The callback events inside a step, each only where a callback uses it."""
     trainer, loss = run.trainer, run.trainer._loss
 
     def begin(window: Window) -> None:

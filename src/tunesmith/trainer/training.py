@@ -93,7 +93,7 @@ class TrainerRun:
         """Evaluations (step, split) that were in the journal before a resume and may come again."""
 
     def train(self) -> Any:
-        """Sets up, trains, and undoes at the end what was done to model and optimizer for the time of it."""
+        """Sets up, trains, and at the end undoes what was done to model and optimizer for training."""
         trainer = self.trainer
         trainer.is_in_train = True
         try:
@@ -198,7 +198,7 @@ class TrainerRun:
             self.journalled = open_journal(self, record, changed)
 
     def _compare_used_rows(self, record: RunRecord, folder: Path) -> list[str]:
-        """Rows that were used before the checkpoint, read again: what changed, where that is allowed."""
+        """Reads rows again that were used before the checkpoint; the lines that note a change, where changes are allowed."""
         trainer, stored = self.trainer, record.state.extra["trainer"].get("used_rows")
         with_stream = trainer.runtime.is_main and not trainer.args.ignore_data_skip
         found = compare_used_rows(self.windows.used, stored, self.windows.loader, with_stream=with_stream)
@@ -209,7 +209,7 @@ class TrainerRun:
         return [] if found is None else [f"resumes although {found}"]
 
     def _note_change(self, text: str, certain: bool) -> None:
-        """Rows that come again after a resume are not what they were."""
+        """Refuses or notes that rows differ from what they were before the resume."""
         assert self.record is not None
         if certain and not self.trainer.allow_changed_data:
             raise self.record.changed(text, self.place.path)

@@ -54,7 +54,7 @@ class TrialSearch:
         self._weights[trial.number] = {k: v.detach().to("cpu", copy=True) for k, v in own.items()}
 
     def _settle(self, best: int | None) -> None:
-        """Releases weights and checkpoints of every trial but the best so far, so that a long search fills no disk."""
+        """Drops weights and checkpoints of every trial but the best so far, so that a long search does not fill the disk."""
         best = self._trainer.runtime.gather_objects(best)[0]
         if best is None:
             return

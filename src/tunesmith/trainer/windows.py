@@ -179,10 +179,10 @@ def count_tokens(features: Any) -> tuple[int, int]:
 
 
 SECONDS = 600.0
-"""How long one batch may take a worker. torch waits for ever; a batch that takes this long is not coming."""
+"""How long a worker may take for one batch. torch itself would wait forever."""
 _FAILED = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.")
 _LATE = re.compile(r"DataLoader timed out after ([0-9.]+) seconds")
-_FIX = "Its own output above says more. Set dataloader_num_workers=0 to read the rows in this process."
+_FIX = "See its own output above. Set dataloader_num_workers=0 to read the rows in this process."
 
 
 @dataclass(eq=False)
@@ -228,7 +228,7 @@ class _Reader:
         return WorkerError(f"data-loader worker {what}, reading {where}{why}", fix=_FIX)
 
     def end(self) -> None:
-        """Ends the workers that are left now: the error keeps the iterator alive, and them with it."""
+        """Ends the other workers now: the error keeps the iterator alive, and its workers with it."""
         shut_down: Any = getattr(self.iterator, "_shutdown_workers", None)
         for _ in range(2 if shut_down is not None else 0):
             with contextlib.suppress(RuntimeError):  # torch's own notice, once more
@@ -274,7 +274,7 @@ def read_batches(
 def naming_workers(reader: _Reader | None = None) -> Iterator[None]:
     """Inside, the end of a worker (of any loader, or of this one) becomes a WorkerError.
 
-    It is needed around whole runs: torch's notice of a dead worker may come in the middle of any line.
+    It is needed around whole runs: torch raises the error of a dead worker in whatever line is running.
     """
     try:
         yield
