@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tunesmith.config.schema import RunConfig
-from tunesmith.encoder.load import load_model, read_model_config
+from tunesmith.encoder.load import LoadedModel, load_model, read_model_config
 from tunesmith.encoder.params import freeze
 from tunesmith.encoder.resolve import load_tokenizer, require_segments
 from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
@@ -126,8 +126,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     columns, names = bundle.columns, tuple(suite.names)
     facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names, tokens.long_texts)
     seed_everything(config.seed)
-    resize = config.ignore_mismatched_sizes
-    loaded = load_model(folder, bundle.labels, ignore_mismatched_sizes=resize, new_head=data.new_head)
+    loaded = _load(config, data, runtime)
     reach("model")
     fixed = length if config.pad_to_max_length else None
     padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
@@ -154,6 +153,12 @@ def _set_tf32(allowed: bool | None) -> None:
 
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _load(config: RunConfig, data: RunData, runtime: Runtime) -> LoadedModel:
+    place = "cpu" if runtime.sharding is not None else runtime.device  # whole, it may be too large for one device
+    resize, labels = config.ignore_mismatched_sizes, data.bundle.labels
+    return load_model(data.folder, labels, ignore_mismatched_sizes=resize, new_head=data.new_head, device=place)
 
 
 def _load_tokenizer(config: RunConfig, folder: Path) -> Any:
