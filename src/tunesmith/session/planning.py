@@ -145,9 +145,9 @@ def make_identity(
     )
 
 
-def with_order(identity: Identity, sampling: Sampling) -> Identity:
-    """The same with the order of rows, once it is known: what is best depends on model and device."""
-    options = {**identity.config, "train_sampling_strategy": sampling}
+def with_choices(identity: Identity, sampling: Sampling, runtime: Runtime) -> Identity:
+    """The same with the order of rows and the precision, once they are known: what is best depends on model and device."""
+    options = {**identity.config, "train_sampling_strategy": sampling, "bf16": runtime.precision == "bf16"}
     return replace(identity, run_id=_run_id(options, identity.data), config=options)
 
 

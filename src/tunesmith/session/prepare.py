@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tunesmith.config.schema import RunConfig
-from tunesmith.encoder.load import load_model, read_model_config
+from tunesmith.encoder.load import LoadedModel, load_model, read_model_config
 from tunesmith.encoder.params import freeze
 from tunesmith.encoder.resolve import load_tokenizer, require_segments
 from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
@@ -19,6 +19,7 @@ from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.state import TrainState, make_deterministic, seed_everything
 from tunesmith.errors import ConfigError
 from tunesmith.fast.in_force import Strategies
+from tunesmith.fast.launches import why_float32
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.fast.warming import finish_warming, start_warming
 from tunesmith.keep.record import Identity
@@ -31,7 +32,7 @@ from tunesmith.ranks.sharding import read_sharding
 from tunesmith.reading.load import DataBundle
 from tunesmith.run.environment import reach
 from tunesmith.session.inputs import RunData
-from tunesmith.session.planning import make_identity, with_order
+from tunesmith.session.planning import make_identity, with_choices
 from tunesmith.session.run_tokens import add_findings, audit_tokenized, tokenize_run
 from tunesmith.session.saying import say_data, say_lengths, say_model
 from tunesmith.session.settling import Settled, settle_recipe
@@ -125,8 +126,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     columns, names = bundle.columns, tuple(suite.names)
     facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names, tokens.long_texts)
     seed_everything(config.seed)
-    resize = config.ignore_mismatched_sizes
-    loaded = load_model(folder, bundle.labels, ignore_mismatched_sizes=resize, new_head=data.new_head)
+    loaded = _load(config, data, runtime)
     reach("model")
     fixed = length if config.pad_to_max_length else None
     padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
@@ -137,10 +137,12 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     identity = make_identity(config, bundle, folder, tokenizer, max_length=length, runtime=runtime)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     strategies, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
-    say_model(say, config, loaded, strategies, runtime)
-    batches = _make_batches(config, rows["train"], strategies, runtime)
-    identity = with_order(identity, batches.sampling)
     finish_warming(warming)
+    plain = _choose_float32(config, state, rows["train"])
+    runtime = state.runtime
+    say_model(say, config, loaded, strategies, runtime, plain)
+    batches = _make_batches(config, rows["train"], strategies, runtime)
+    identity = with_choices(identity, batches.sampling, runtime)
     made = (facts, suite, strategies, state, batches, identity, settled)
     return Prepared(config, runtime, bundle, tokenized, tokenizer, padding, *made)
 
@@ -151,6 +153,12 @@ def _set_tf32(allowed: bool | None) -> None:
 
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _load(config: RunConfig, data: RunData, runtime: Runtime) -> LoadedModel:
+    place = "cpu" if runtime.sharding is not None else runtime.device  # whole, it may be too large for one device
+    resize, labels = config.ignore_mismatched_sizes, data.bundle.labels
+    return load_model(data.folder, labels, ignore_mismatched_sizes=resize, new_head=data.new_head, device=place)
 
 
 def _load_tokenizer(config: RunConfig, folder: Path) -> Any:
@@ -228,6 +236,17 @@ def _make_state(
         model, optimizer, objective, runtime, may_split=split, push=push, graphs=graphs, strategies=strategies
     )
     return strategies, state
+
+
+def _choose_float32(config: RunConfig, state: TrainState, rows: TokenRows) -> str | None:
+    """Computes in float32 where no precision was asked for and bf16 would be slower; gives the reason."""
+    batch = config.token_budget or config.decided.per_device_train_batch_size * float(rows.lengths.mean())
+    reason = why_float32(state, rows, batch) if config.bf16 is None and not config.fp16 else None
+    if reason is not None:
+        state.runtime = replace(state.runtime, precision="no")
+        if state.strategies is not None and state.graphs is not None:
+            state.strategies.stop_capturing()
+    return reason
 
 
 def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, runtime: Runtime) -> Batches:

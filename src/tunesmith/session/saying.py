@@ -41,14 +41,20 @@ def say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int) -> None:
             say(describe_empty(split, part.empty))
 
 
-def say_model(say: Say, config: RunConfig, loaded: LoadedModel, strategies: Strategies, runtime: Runtime) -> None:
-    """The model, what it computes in, and which speed-ups are on."""
+def say_model(
+    say: Say, config: RunConfig, loaded: LoadedModel, strategies: Strategies, runtime: Runtime, plain: str | None = None
+) -> None:
+    """The model, what it computes in (`plain` is why in float32), and which speed-ups are on."""
     count = loaded.parameters
     size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
     name = config.model_name_or_path or EMBEDDED
     say(f"Model: {name}, {size} parameters, on {runtime.device}.")
     if runtime.precision == "bf16" and config.bf16 is None:
         say("Precision: bf16, as this GPU has it (weights stay float32); --no_bf16 computes in float32.")
+    if plain is not None:
+        say(
+            f"Precision: float32, quicker than bf16 for steps launched one kernel at a time ({plain}); --bf16 for bf16."
+        )
     asked = config.train_sampling_strategy or config.token_budget
     if asked is None and strategies.best_order(runtime.device) == "random":
         say("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
