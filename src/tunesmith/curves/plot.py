@@ -60,13 +60,24 @@ def figure_bytes(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
 
 
 def save_curves(curves: Curves | Sequence[Curves], *, png: Path, svg: Path, x: XAxis = "step") -> None:
+    """Draws and writes both pictures; see `write_curves`."""
+    write_curves(curve_pictures(curves, x=x), png=png, svg=svg)
+
+
+def curve_pictures(curves: Curves | Sequence[Curves], *, x: XAxis = "step") -> tuple[bytes, bytes]:
+    """Loss and metric as PNG and as SVG."""
+    figure = draw_curves(curves, x=x)
+    first = figure_bytes(figure, "png")
+    figure.set_layout_engine("none")  # the places found for the first picture are those of the second
+    return first, figure_bytes(figure, "svg")
+
+
+def write_curves(pictures: tuple[bytes, bytes], *, png: Path, svg: Path) -> None:
     """Writes both pictures, or neither where one of them would replace a file of the user."""
     for file in (png, svg):
         require_own(file)
-    figure = draw_curves(curves, x=x)
-    write_own(png, figure_bytes(figure, "png"))
-    figure.set_layout_engine("none")  # the layout of the first picture is used for the second
-    write_own(svg, figure_bytes(figure, "svg"))
+    for file, picture in zip((png, svg), pictures, strict=True):
+        write_own(file, picture)
 
 
 def draw_nothing() -> None:

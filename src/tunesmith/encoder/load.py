@@ -13,13 +13,16 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunesmith.encoder.model_files import count_parameters, name_field, naming, read_config_file
 from tunesmith.encoder.resolve import find_weights
 from tunesmith.errors import ConfigError, NumericsError, ResourceError
 from tunesmith.labels import LabelMap, match_names
 from tunesmith.run.environment import without_fsdp
+
+if TYPE_CHECKING:
+    import torch
 
 LARGEST_MODEL = 20_000_000_000
 """Parameters; a config that asks for more is refused."""
@@ -74,12 +77,13 @@ def require_answer(model: Any, folder: Path) -> None:
     import torch
 
     try:
-        rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+        table = model.get_input_embeddings()
     except NotImplementedError:
-        rows = None
+        table = None
+    rows = getattr(table, "num_embeddings", None)
     if rows is None or hasattr(model.base_model, "set_attention_type"):
         return  # CANINE has no table of tokens; BigBird switches to full attention permanently when it sees a short row
-    ids = torch.arange(LENGTH).remainder(rows)[None]
+    ids = torch.arange(LENGTH, device=table.weight.device).remainder(rows)[None]
     end = getattr(model.config, "eos_token_id", None)
     if isinstance(end, int) and 0 <= end < rows:
         ids[0, -1] = end  # BART and its kin read the place of this token
@@ -123,6 +127,7 @@ def load_model(
     ignore_mismatched_sizes: bool = False,
     attention: str | None = None,
     new_head: bool = False,
+    device: str | torch.device = "cpu",
 ) -> LoadedModel:
     """The model with a head of the right size and `id2label` set to the real names. `new_head` draws the head anew."""
     from transformers import AutoModelForSequenceClassification
@@ -149,9 +154,9 @@ def load_model(
     fresh = _fresh_names(model, info, stored, labels, ignore_mismatched_sizes, str(folder))
     if new_head:
         fresh = _start_head_afresh(model)
+    _leave_file(model, device)
     _refuse_non_finite(model, str(folder))
     require_answer(model, folder)
-    _leave_file(model)
     model.train()
     notes = (f"new, to be trained: {', '.join(fresh)}",) if fresh else ()
     return LoadedModel(model, notes, sum(p.numel() for p in model.parameters()), fresh)
@@ -234,19 +239,19 @@ def _fresh_names(
     return tuple(missing + mismatched)
 
 
-def _leave_file(model: Any) -> None:
-    """Copies every tensor: they are views of the mapped file, and would change with it."""
+def _leave_file(model: Any, device: str | torch.device) -> None:
+    """Copies every tensor to the device: they are views of the mapped file, and would change with it."""
     for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
+        tensor.data = tensor.data.to(device, copy=True)
 
 
 def _refuse_non_finite(model: Any, where: str) -> None:
     import torch
 
-    for name, tensor in model.state_dict().items():
-        if not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum())):  # a sum has one pass and no copy
-            continue
-        if not bool(torch.isfinite(tensor).all()):
+    floats = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    sums = torch.stack([tensor.sum() for tensor in floats.values()])  # a sum has one pass and no copy
+    for (name, tensor), finite in zip(floats.items(), torch.isfinite(sums).tolist(), strict=True):
+        if not finite and not bool(torch.isfinite(tensor).all()):
             fix = "Use an undamaged copy of the model."
             raise NumericsError(f"the pretrained weights are not finite: {name}", where=where, fix=fix)
 

@@ -184,18 +184,20 @@ class RunKeeper(RunRecord):
         started = time.perf_counter()
         if self.journal is not None:
             self.journal.settle()
-        snapshot = capture(self.state, self.identity, self._aside.buffers)
+        runtime, buffers = self.state.runtime, self._aside.buffers
+        size = 0 if wait or runtime.world > 1 else bytes_of(self.state)[1]
+        aside = size >= max(self.aside_from, 1) and has_room(size)
+        stays = aside and has_device_room(runtime.device, size)
+        snapshot = capture(self.state, self.identity, buffers, stays=stays)
         improved, self._improved = self._improved and self.keep_best, False
-        if snapshot is not None:
-            alone = self.state.runtime.world == 1
-            if wait or not alone or snapshot.size < self.aside_from or not has_room(snapshot.size):
-                self._publish(step, snapshot, improved)
-                self._say_saved(step, time.perf_counter() - started)
-            else:
-                copy = snapshot.copied(self._aside.buffers)
-                self._aside_step = step
-                self._aside.start(lambda: self._publish(step, copy, improved))
-        self.state.runtime.barrier()
+        if snapshot is not None and aside:
+            mine = snapshot if stays else snapshot.copied(buffers)
+            self._aside_step = step
+            self._aside.start(lambda: self._publish(step, mine.copied(buffers), improved))
+        elif snapshot is not None:
+            self._publish(step, snapshot, improved)
+            self._say_saved(step, time.perf_counter() - started)
+        runtime.barrier()
 
     def _publish(self, step: int, snapshot: Snapshot, improved: bool) -> None:
         folder = self.run.checkpoint(step)
@@ -282,6 +284,11 @@ def has_room(size: int) -> bool:
         # memory.current counts the page cache, which can be reclaimed: the answer is cautious
         free.append(int(limits[0]) - int(used[0]))
     return bool(free) and min(free) > 2 * size
+
+
+def has_device_room(device: torch.device, size: int) -> bool:
+    """Whether a copy of this many bytes on a GPU leaves three times as much free there."""
+    return device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 4 * size
 
 
 def _lines(path: str) -> list[str]:

@@ -195,13 +195,13 @@ class Report:
     """Files of the run folder that are not there."""
 
 
-def build_report(run: str | Path | RunDir) -> Report:
-    """Everything that can be said about the run folder."""
+def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Report:
+    """Everything that can be said about the run folder; its journal is read where no curves of it are given."""
     folder = run if isinstance(run, RunDir) else open_run(run)
     config = read_run_config(folder.config_file)
     summary = read_summary(folder.data_summary_file)
     environment = read_environment(folder.environment_file)
-    curves = load_curves(folder.path)
+    curves = curves or load_curves(folder.path)
     predictions = make_predictions(read_prediction_columns(folder.predictions_file), summary)
     metrics = read_metrics(folder.metrics_file)
     scores = headline_scores(metrics, predictions, curves)

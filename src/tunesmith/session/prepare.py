@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +13,14 @@ from tunesmith.audit.row_audit import require_clean, sort_findings
 from tunesmith.config.schema import RunConfig
 from tunesmith.encoder.load import LoadedModel, load_model, read_model_config
 from tunesmith.encoder.params import freeze
-from tunesmith.encoder.resolve import EMBEDDED, load_tokenizer, require_segments
+from tunesmith.encoder.resolve import load_tokenizer, require_segments
 from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
 from tunesmith.engine.loop import require_agreement
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.state import TrainState, make_deterministic, seed_everything
 from tunesmith.errors import ConfigError
 from tunesmith.fast.in_force import Strategies
+from tunesmith.fast.launches import why_float32
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.fast.warming import finish_warming, start_warming
 from tunesmith.findings import Finding
@@ -29,7 +29,7 @@ from tunesmith.metrics.row_evidence import BestConstant
 from tunesmith.metrics.suite import Suite, make_suite
 from tunesmith.predict.facts import ModelFacts
 from tunesmith.predict.torch_network import padding_of
-from tunesmith.ranks.runtime import Precision, Runtime, has_bf16, has_triton, make_runtime
+from tunesmith.ranks.runtime import Precision, Runtime, has_bf16, make_runtime
 from tunesmith.ranks.sharding import read_sharding
 from tunesmith.reading.load import DataBundle
 from tunesmith.run.environment import reach
@@ -40,7 +40,7 @@ from tunesmith.session.inputs import (
     say_lengths,
     tokenize_run,
 )
-from tunesmith.session.planning import make_identity, with_order
+from tunesmith.session.planning import make_identity, say_model, with_choices
 from tunesmith.session.settling import Settled, settle_recipe
 from tunesmith.session.watch import Say, Watch
 from tunesmith.tokens.batches import Batches, Padding
@@ -132,8 +132,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     columns, names = bundle.columns, tuple(suite.names)
     facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names, tokens.long_texts)
     seed_everything(config.seed)
-    resize = config.ignore_mismatched_sizes
-    loaded = load_model(folder, bundle.labels, ignore_mismatched_sizes=resize, new_head=data.new_head)
+    loaded = _load(config, data, runtime)
     reach("model")
     fixed = length if config.pad_to_max_length else None
     padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
@@ -144,10 +143,12 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     identity = make_identity(config, bundle, folder, tokenizer, max_length=length, runtime=runtime)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     strategies, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
-    say_model(say, config, loaded, strategies, runtime)
-    batches = _make_batches(config, rows["train"], strategies, runtime)
-    identity = with_order(identity, batches.sampling)
     finish_warming(warming)
+    plain = _choose_float32(config, state, rows["train"])
+    runtime = state.runtime
+    say_model(say, config, loaded, strategies, runtime, plain)
+    batches = _make_batches(config, rows["train"], strategies, runtime)
+    identity = with_choices(identity, batches.sampling, runtime)
     made = (facts, suite, strategies, state, batches, identity, settled)
     return Prepared(config, runtime, bundle, tokenized, tokenizer, padding, *made)
 
@@ -167,6 +168,12 @@ def _set_tf32(allowed: bool | None) -> None:
 
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _load(config: RunConfig, data: RunData, runtime: Runtime) -> LoadedModel:
+    place = "cpu" if runtime.sharding is not None else runtime.device  # whole, it may be too large for one device
+    resize, labels = config.ignore_mismatched_sizes, data.bundle.labels
+    return load_model(data.folder, labels, ignore_mismatched_sizes=resize, new_head=data.new_head, device=place)
 
 
 def _load_tokenizer(config: RunConfig, folder: Path) -> Any:
@@ -246,28 +253,15 @@ def _make_state(
     return strategies, state
 
 
-def say_model(say: Say, config: RunConfig, loaded: LoadedModel, strategies: Strategies, runtime: Runtime) -> None:
-    """The model, what it computes in, and which speed-ups are on."""
-    count = loaded.parameters
-    size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
-    name = config.model_name_or_path or EMBEDDED
-    say(f"Model: {name}, {size} parameters, on {runtime.device}.")
-    if runtime.precision == "bf16" and config.bf16 is None:
-        say("Precision: bf16, as this GPU has it (weights stay float32); --no_bf16 computes in float32.")
-    asked = config.train_sampling_strategy or config.token_budget
-    if asked is None and strategies.best_order(runtime.device) == "random":
-        say("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
-    if runtime.sharding is not None:
-        say(f"FSDP: weights, gradients and optimizer state are sharded over {runtime.world} ranks.")
-    for note in (*loaded.notes, *strategies.notes):
-        say(f"{note[0].upper()}{note[1:]}.")
-    # where triton keeps compiled kernels for all runs of a user
-    home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton"
-    kernels = Path(os.environ.get("TRITON_CACHE_DIR") or home / "cache")
-    if runtime.device.type == "cuda" and has_triton() and not any(kernels.glob("*")):
-        say(f"Kernels: compiled for this GPU now and kept in {kernels}: the first start takes longer, others do not.")
-    if strategies.on:
-        say(f"Exact speed-ups: {', '.join(strategies.on)}.")
+def _choose_float32(config: RunConfig, state: TrainState, rows: TokenRows) -> str | None:
+    """Computes in float32 where no precision was asked for and bf16 would be slower; gives the reason."""
+    batch = config.token_budget or config.decided.per_device_train_batch_size * float(rows.lengths.mean())
+    reason = why_float32(state, rows, batch) if config.bf16 is None and not config.fp16 else None
+    if reason is not None:
+        state.runtime = replace(state.runtime, precision="no")
+        if state.strategies is not None and state.graphs is not None:
+            state.strategies.stop_capturing()
+    return reason
 
 
 def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, runtime: Runtime) -> Batches:

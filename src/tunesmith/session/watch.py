@@ -1,5 +1,5 @@
-"""What comes out of a run: its words and events while it runs, its pages and its result at the end; who works beside it; and what
-a caller that trains several runs for one model does to each between its last step and its scores.
+"""What comes out of a run: its messages and events while it runs, its result at the end; who works beside it; and what a caller
+that trains several runs for one model does to each between its last step and its scores.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,27 +196,3 @@ class RunResult:
             return ""
         data = base64.b64encode(self.run.curves_svg.read_bytes()).decode()
         return f"<img alt='learning curves' style='max-width:100%' src='data:image/svg+xml;base64,{data}'>"
-
-
-def load_pages() -> None:
-    """Loads what drawing needs, before there is anything to draw."""
-    from tunesmith.curves.plot import draw_nothing
-
-    import_module("jinja2")
-    draw_nothing()
-
-
-def draw_and_explain(run: RunDir) -> list[str]:
-    """Writes curves and report; returns the diagnosis in lines. Imports no torch: another process may do it."""
-    from tunesmith.curves.plot import save_curves
-    from tunesmith.report.build import build_report
-    from tunesmith.report.render import write_report
-
-    report = build_report(run)
-    save_curves(report.curves, png=run.curves_png, svg=run.curves_svg)
-    write_report(report, run.report_file)
-    lines = []
-    for finding in report.findings:
-        lines.append(f"{finding.code}{finding.doubt}: {finding.evidence}")
-        lines += [f"  - {advice}" for advice in finding.advice]
-    return lines

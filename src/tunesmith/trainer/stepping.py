@@ -21,6 +21,7 @@ from tunesmith.engine.optim import attach_kernel, in_one_kernel
 from tunesmith.engine.state import StepHooks, TrainState
 from tunesmith.errors import ConfigError
 from tunesmith.fast.in_force import Strategies
+from tunesmith.fast.launches import is_launch_bound
 from tunesmith.ranks.runtime import has_triton
 from tunesmith.tokens.batches import Padding, Window
 from tunesmith.tokens.token_rows import TokenRows
@@ -119,9 +120,12 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
     if trainer.is_fsdp_enabled:
         trainer_log.warning("the speed-ups (batches without padding and the like) are off: the weights are sharded")
         return None
-    runtime = trainer.runtime
+    runtime, captures = trainer.runtime, _may_capture(trainer)
     from tunesmith.fast.strategies import choose_strategies  # with all speed-ups
 
+    # Launched one by one, float32 attention of packed rows is more kernels than padding costs.
+    tokens = args.per_device_train_batch_size * float(rows.lengths.mean()) if len(rows) else 0.0
+    launched = not captures and runtime.device.type == "cuda" and runtime.precision == "no"
     chosen = choose_strategies(
         trainer.model,
         None,
@@ -129,8 +133,9 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
         device=runtime.device,
         world=runtime.world,
         precision=runtime.precision,
+        pack_rows="off" if launched and is_launch_bound(trainer.model, tokens) else "auto",
         restrict_vocabulary="off",
-        cuda_graphs="auto" if _may_capture(trainer) else "off",
+        cuda_graphs="auto" if captures else "off",
         longest=int(rows.lengths.max(initial=0)),
     )
     if chosen.on:
