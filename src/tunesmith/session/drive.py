@@ -21,7 +21,6 @@ from tunesmith.run.environment import describe_environment, reach
 from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ownership import write_own
-from tunesmith.session.card import write_card
 from tunesmith.session.finish import (
     make_counter,
     move_thresholds,
@@ -37,7 +36,7 @@ from tunesmith.session.finish import (
 from tunesmith.session.inputs import is_installed
 from tunesmith.session.planning import announce_plan, make_plan
 from tunesmith.session.prepare import Prepared
-from tunesmith.session.run_pages import draw_ahead, draw_and_explain, load_pages
+from tunesmith.session.run_pages import draw_ahead, draw_and_explain, load_pages, write_card
 from tunesmith.session.watch import RunEnding, RunResult, Watch
 
 
