@@ -21,7 +21,6 @@ from tunesmith.keep.checkpoint import PIECES, save_checkpoint, write_files
 from tunesmith.keep.plain import to_plain
 from tunesmith.keep.record import RunRecord, newest_intact, rotate, verify_checkpoint
 from tunesmith.keep.weight_files import holds, is_weights, load_weights, weight_files, weight_names
-from tunesmith.labels import Task
 from tunesmith.ranks.sharding import is_sharded
 from tunesmith.run.journal import LOST_JOURNAL, first_event, read_journal, require_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
@@ -41,6 +40,7 @@ from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.saving import TRAINER_STATE, gathering, save_companions, weights_to_save
 
 if TYPE_CHECKING:
+    from tunesmith.labels import Task
     from tunesmith.trainer.facade import Trainer
     from tunesmith.trainer.training import TrainerRun
 
@@ -282,6 +282,7 @@ def _rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated 
 
 def _training_labels(trainer: Any, task: Task, width: int, otherwise: Any) -> Any:
     """The label column of the training set, or the evaluated labels where it has none of that kind."""
+    from tunesmith.labels import Task
     from tunesmith.metrics.rows import to_numpy
 
     columns = getattr(trainer.train_dataset, "column_names", None) or ()
