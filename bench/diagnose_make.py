@@ -28,7 +28,7 @@ def advice_of(findings: list[Finding]) -> dict[str, str | None]:
 def judge_run(run: Mapping[str, Any]) -> list[Finding]:
     """The findings of the present code about a run of the bank."""
     from tunesmith.curves.series import build_curves
-    from tunesmith.report.build import diagnose_with
+    from tunesmith.report.diagnosis import diagnose_with
     from tunesmith.run.journal import parse_events
     from tunesmith.run.reader import columns_of
 

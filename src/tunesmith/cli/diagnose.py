@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the findings, the verdict first; gives the exit code."""
-    from tunesmith.report.build import diagnose_run
+    from tunesmith.report.diagnosis import diagnose_run
 
     for path in args.runs:
         findings = diagnose_run(path)

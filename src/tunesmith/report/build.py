@@ -1,10 +1,10 @@
-"""A run folder -> everything the report shows, as plain data: what was run, on what, where and when, how it ended, and the
-diagnosis from its curves, config and label counts. What is absent is left out, never made up.
+"""A run folder -> everything the report shows, as plain data: what was run, on what, where and when, and how it ended.
+
+What is absent is left out, never made up.
 """
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,18 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tunesmith.config.entries import read_entries
-from tunesmith.config.load import resolve
 from tunesmith.config.schema import list_options
 from tunesmith.curves.series import Curves, load_curves
-from tunesmith.diagnose.advise import diagnose
 from tunesmith.findings import Finding
-from tunesmith.labels import Task
 from tunesmith.reading.containers import read_prediction_columns
 from tunesmith.report.charts import Explained, explain_rows
+from tunesmith.report.diagnosis import diagnose_with, is_in_training, read_run_config
 from tunesmith.report.predictions import Headline, choose_headline, headline_scores, make_predictions, scores_in_file
 from tunesmith.run.layout import RunDir, open_run, read_environment, read_metrics, read_summary
-from tunesmith.run.ownership import read_holder
 
 TableRows = tuple[tuple[str, ...], ...]
 SEVERITIES = ("error", "warning")
@@ -229,50 +225,3 @@ def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Repo
         command=command_again(environment, folder),
         absent=tuple(file.name for file in files if not file.is_file()),
     )
-
-
-def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
-    """Findings about a run folder, the verdict first."""
-    folder = run if isinstance(run, RunDir) else open_run(run)
-    curves = load_curves(folder.path)
-    config, summary = read_run_config(folder.config_file), read_summary(folder.data_summary_file)
-    return diagnose_with(curves, config, summary, running=is_in_training(folder, curves))
-
-
-def is_in_training(run: RunDir, curves: Curves) -> bool:
-    """Whether a process still trains this run: its journal has no end, and its lock is held."""
-    return curves.ended is None and read_holder(run.lock_file) is not None
-
-
-def diagnose_with(
-    curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any], *, running: bool = False
-) -> list[Finding]:
-    """Findings from what was read already. Class shares give a chance loss only where each row has one label."""
-    single = summary.get("task") in (None, Task.BINARY, Task.MULTICLASS)
-    names = tuple(summary.get("labels") or ()) if single else ()
-    counts = (summary.get("label_counts") or {}).get("train")
-    constant = ((summary.get("best_constant") or {}).get("metrics") or {}).get("loss")
-    return diagnose(
-        curves,
-        config,
-        label_counts=counts if single else None,
-        num_labels=len(names) if len(names) >= 2 else None,
-        label_names=names,
-        floor=float(constant) if isinstance(constant, (int, float)) and 0 < constant < 1e30 else None,
-        floors=_floors(summary),
-        running=running,
-    )
-
-
-def _floors(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Scores of simpler models on the validation rows, from `floors` of data_summary.json: name -> metric -> value."""
-    found: dict[str, dict[str, float]] = {}
-    for name, scores in ((summary.get("floors") or {}).get("validation") or {}).items():
-        values = {m: v.get("value") if isinstance(v, dict) else v for m, v in scores.items()}
-        found[name] = {m: float(v) for m, v in values.items() if isinstance(v, (int, float))}
-    return found
-
-
-def read_run_config(path: Path) -> dict[str, Any]:
-    """The options in a run.yaml, each in its type; empty when the file is absent. Options of other versions are left out."""
-    return resolve(read_entries(path).entries).values if os.path.lexists(path) else {}

@@ -13,7 +13,7 @@ from tunesmith.curves.series import Curves, Series, build_curves
 from tunesmith.errors import TunesmithError
 from tunesmith.events import Evaluated, NonFinite, Note, RunEnded
 from tunesmith.findings import Finding
-from tunesmith.report.build import diagnose_with, read_run_config
+from tunesmith.report.diagnosis import diagnose_with, read_run_config
 from tunesmith.run.layout import RunDir, read_summary
 from tunesmith.run.reader import ColumnsTail
 from tunesmith.serve.runs import status_of

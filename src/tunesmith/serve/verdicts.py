@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tunesmith.errors import TunesmithError
 from tunesmith.findings import Finding
-from tunesmith.report.build import diagnose_run
+from tunesmith.report.diagnosis import diagnose_run
 from tunesmith.run.layout import RunDir
 
 AGAIN_SECONDS = 15.0

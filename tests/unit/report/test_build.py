@@ -13,7 +13,8 @@ import pytest
 
 from tunesmith.errors import CheckpointError
 from tunesmith.labels import Task
-from tunesmith.report.build import build_report, diagnose_run
+from tunesmith.report.build import build_report
+from tunesmith.report.diagnosis import diagnose_run
 from tunesmith.report.mistakes import count_confusions, count_labels, find_mistakes, find_slices, word_overlap
 from tunesmith.report.predictions import PredictedRows, headline_scores, make_predictions
 

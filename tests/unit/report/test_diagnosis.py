@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
-from tunesmith.report.build import build_report, diagnose_run
+from tunesmith.report.build import build_report
+from tunesmith.report.diagnosis import diagnose_run
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ownership import RunLock
 

@@ -57,7 +57,7 @@ def test_the_journal_is_parsed_and_diagnosed_once_at_the_end_of_a_run(
     train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tunesmith.curves import series
-    from tunesmith.report import build
+    from tunesmith.report import diagnosis
     from tunesmith.run import journal, reader
 
     calls: dict[str, int] = {}
@@ -73,7 +73,7 @@ def test_the_journal_is_parsed_and_diagnosed_once_at_the_end_of_a_run(
 
     count(series, "read_columns")
     count(series, "build_curves")
-    count(build, "diagnose")
+    count(diagnosis, "diagnose")
     count(journal, "read_bytes")
     count(reader, "read_bytes")
     result, _ = train(**files(tmp_path), max_steps=2)
