@@ -24,10 +24,10 @@ from tunesmith.predict.facts import ModelFacts, is_graph_folder, model_folder_of
 from tunesmith.predict.given_texts import given_columns
 from tunesmith.predict.tables import predicted_names, probabilities_of, require_numbers
 from tunesmith.run.sealed import MANIFEST
-from tunesmith.tokens.encoding_processes import ChunkEncoder, CutCount, make_token_rows
+from tunesmith.tokens.encoding_processes import ChunkEncoder, make_token_rows
 from tunesmith.tokens.token_encoder import TokenEncoder, require_text_cells
 from tunesmith.tokens.token_rows import TokenRows, prefetched
-from tunesmith.tokens.truncation import EncodedRow, TruncationCount
+from tunesmith.tokens.truncation import CutCount, EncodedRow, TruncationCount
 
 if TYPE_CHECKING:
     from tunesmith.ranks.runtime import Precision
@@ -104,10 +104,8 @@ def predict_chunks(
         empty += (rows + np.flatnonzero(tokens.lengths <= special[sides - 1])).tolist()
         rows += len(tokens)
         cut += cuts
-    by_side = None if cut.unknown else (cut.tokens - cut.second, cut.second)[:sides]
     found = np.concatenate(logits) if logits else np.zeros((0, 0), dtype=np.float32)
-    truncated = TruncationCount(rows, cut.rows, cut.tokens, by_side, max_length, cut.unread)
-    return TextPredictions(found, truncated, tuple(empty))
+    return TextPredictions(found, cut.in_split(rows, sides, max_length), tuple(empty))
 
 
 def answer_tokens(

@@ -21,9 +21,9 @@ from tunesmith.reading.gather import gather_sources
 from tunesmith.reading.label_ids import encode_labels, notes_on_classes, unfold_labels
 from tunesmith.reading.label_names import merge_variants
 from tunesmith.reading.read import read_source
+from tunesmith.reading.row_cache import release_pages
 from tunesmith.reading.source import Part, Source, fingerprint_parts
 from tunesmith.reading.split import MAX_GROUPED_ROWS, draw_fold, draw_split, sample_part
-from tunesmith.tokens.token_cache import release_pages
 
 if TYPE_CHECKING:
     from datasets import Dataset

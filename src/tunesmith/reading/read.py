@@ -9,7 +9,6 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,8 @@ from tunesmith.reading.containers import (
     readable,
 )
 from tunesmith.reading.in_memory import read_memory
-from tunesmith.reading.source import Source, cache_table, checked, default_table_cache, find_table
+from tunesmith.reading.row_cache import CachedRows, RowCache
+from tunesmith.reading.source import Source, checked
 from tunesmith.reading.text_files import (
     DELIMITER_NAMES,
     Dialect,
@@ -38,6 +38,7 @@ from tunesmith.reading.text_files import (
     refuse_title,
     sniff_dialect,
 )
+from tunesmith.run.remembered import own_cache
 from tunesmith.run.writing import create, hash_file
 
 FORMAT_VERSION = 3
@@ -103,7 +104,7 @@ def read_source(
         dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
         how = (kind, gzipped, check_encoding(encoding), dialect, limits or DecompressionLimits())
         file = _recognised(_File(path, hash_file(path), origin, *how, on_progress, skip_bad_rows, sheet_name))
-        return _from_file(file, name, Path(cache_dir) if cache_dir is not None else default_table_cache())
+        return _from_file(file, name, RowCache(Path(cache_dir) if cache_dir is not None else own_cache() / "tables"))
 
 
 def _refuse_no_content(path: Path, origin: str) -> None:
@@ -163,43 +164,29 @@ def _reading_note(file: _File) -> str | None:
     return f"Reading: the columns of {file.origin} are separated by {name}."
 
 
-def _from_file(file: _File, name: str, cache_dir: Path) -> Source:
+def _from_file(file: _File, name: str, cache: RowCache) -> Source:
     key = file.key()
-    found = find_table(key, cache_dir)
-    if found is not None:
-        with suppress(DataError):
-            return _open_table(file, name, *found)
-        found[0].unlink(missing_ok=True)  # damaged after it was written: make it again
-    table, rows = _make_table(file, key, cache_dir)
+    table = cache.open(key) or _make_table(file, key, cache)
     if table is None:
         what = "a header but no rows" if file.kind in ("csv", "tsv", "sheet") else "no rows"
         raise DataError(f"the file has {what}", where=file.origin, fix="It needs at least one row.")
-    return _open_table(file, name, table, rows)
+    delimiter, lines = file.dialect.delimiter if file.dialect else ",", file.kind not in ("parquet", "arrow")
+    with binary_errors("a table", file.origin):
+        return Source(name, table.dataset(), file.origin, lines, table.file, _reading_note(file), delimiter)
 
 
-def _make_table(file: _File, key: str, cache_dir: Path) -> tuple[Path | None, int]:
+def _make_table(file: _File, key: str, cache: RowCache) -> CachedRows | None:
     if file.kind not in ("json", "jsonl", "fasttext"):
         binary = file.kind in ("parquet", "arrow", "sheet")
-        return cache_table(key, cache_dir, _binary_batches(file, cache_dir) if binary else _text_batches(file))
+        return cache.build(key, _binary_batches(file, cache.root) if binary else _text_batches(file))
     from tunesmith.reading.json_rows import ColumnKinds, Widened
 
     kinds = ColumnKinds(file.origin, lines=True)
     while True:
         try:
-            return cache_table(key, cache_dir, _text_batches(file, kinds))
+            return cache.build(key, _text_batches(file, kinds))
         except Widened:
             kinds.restart()
-
-
-def _open_table(file: _File, name: str, table: Path, rows: int) -> Source:
-    from datasets import Dataset
-
-    with binary_errors("a table", file.origin):
-        dataset = Dataset.from_file(str(table))
-        if dataset.num_rows != rows:
-            raise DataError(f"{dataset.num_rows} rows in the cached table, expected {rows}", where=str(table))
-    delimiter, lines = file.dialect.delimiter if file.dialect else ",", file.kind not in ("parquet", "arrow")
-    return Source(name, dataset, file.origin, lines, table, _reading_note(file), delimiter)
 
 
 def _text_batches(file: _File, kinds: Any = None) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -20,13 +20,14 @@ LEAST_CHARS = 65_536
 """Of a text, `max_length` times 256 characters are read, and at least 65,536, up to a blank near that place. A text takes
 some 200 bytes a character while it is tokenized: one of 16 MB took 4.3 GB. Words that blanks set apart are tokenized one by
 one, so the tokens up to `max_length` are the same, unless a token has more than 256 characters on average."""
+UNKNOWN = -1
 LongTexts = Literal["head", "head_tail", "windows", "full"]
 """What the model sees of a row that is too long: docs/how_to/better_models.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedRow:
-    """One row as the model gets it; `cut` tokens were dropped, `cut_second` of them from the second text (-1: unknown).
+    """One row as the model gets it; `cut` tokens were dropped, `cut_second` of them from the second text, or UNKNOWN.
 
     `unread`: a text was so long that its end was never tokenized: it counts as one more token cut.
     """
@@ -158,6 +159,31 @@ def mean_by_row(logits: npt.NDArray[np.float32], owners: npt.NDArray[np.int64]) 
     first = np.flatnonzero(np.diff(owners, prepend=-1))
     sums = np.add.reduceat(logits.astype(np.float64), first, axis=0)
     return (sums / np.diff(first, append=len(owners))[:, None]).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class CutCount:
+    """Sums over rows; `unknown`: rows of which it is not known which text the cut tokens are of."""
+
+    rows: int = 0
+    tokens: int = 0
+    second: int = 0
+    unread: int = 0
+    unknown: int = 0
+
+    @classmethod
+    def of(cls, cuts: npt.NDArray[np.int32]) -> CutCount:
+        """Of rows with (`cut`, `cut_second`, `unread`) each, as in EncodedRow."""
+        tokens, second, unread = cuts.sum(axis=0, dtype=np.int64).tolist()
+        return cls(int((cuts[:, 0] > 0).sum()), tokens, second, unread, int((cuts[:, 1] == UNKNOWN).sum()))
+
+    def __add__(self, other: CutCount) -> CutCount:
+        return CutCount(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    def in_split(self, rows: int, sides: int, max_length: int) -> TruncationCount:
+        """The same for a split of so many rows, each of one text or two."""
+        by_side = None if self.unknown else (self.tokens - self.second, self.second)[:sides]
+        return TruncationCount(rows, self.rows, self.tokens, by_side, max_length, self.unread)
 
 
 @dataclass(frozen=True, slots=True)
