@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
 def look_at(files: dict[str, str], asked: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Columns and task of the files as options, and the sentences that say why."""
     from tunesmith.reading.columns import infer_columns
-    from tunesmith.reading.gather import follow_split_column
     from tunesmith.reading.read import read_source
+    from tunesmith.reading.split import follow_split_column
 
     how = {name: asked[name] for name in ("encoding", "delimiter", "quoting", "sheet_name")}
     sources = {

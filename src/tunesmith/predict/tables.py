@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from tunesmith.errors import ConfigError, DataError, NumericsError
 from tunesmith.labels import LabelMap, Task, choose_labels
-from tunesmith.reading.delimited import parse_delimited
 from tunesmith.run.writing import make_folder, replacing
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -128,13 +127,15 @@ def _cell(value: Any) -> str:
 
 def read_predictions(path: Path) -> dict[str, list[str]]:
     """The columns of a csv or tsv that `write_table` wrote, every cell the exact text that went in."""
+    from tunesmith.reading.delimited import parse_delimited
+    from tunesmith.reading.text_files import Dialect
+
     header: list[str] = []
     columns: list[list[str]] = []
     with path.open(encoding="utf-8", newline="") as file:
         delimiter = "\t" if path.suffix == ".tsv" else ","
-        for records in parse_delimited(
-            [file.read()], origin=str(path), delimiter=delimiter, quoting=True, on_header=header.extend
-        ):
+        dialect = Dialect(delimiter, quoting=True, sure=True)
+        for records in parse_delimited([file.read()], origin=str(path), dialect=dialect, on_header=header.extend):
             columns = columns or [[] for _ in header]
             for column, values in zip(columns, records.columns, strict=True):
                 column += map(unescape_formula, values)

@@ -1,85 +1,24 @@
 """One list of label names for all splits, and the checks that make it safe to train on.
 
-Rules. Names come from `label_names`, else from a ClassLabel, else from the values in train: whole numbers in numeric order,
-text in code point order; a model with a trained head for the same names gives its order. Of two classes the second is the
-positive one, whose F1, precision and recall are reported: `put_positive_last`. A label that train does not have is refused. -1
-means unlabelled and is allowed in test only, unless `label_names` has it. Labels that differ only in case, spaces, Unicode form
-or invisible characters are one question, or one class when that is asked for.
+Names come from `label_names`, else from a ClassLabel, else from the values in train: whole numbers in numeric order, text in code
+point order; a model with a trained head for the same names gives its order. Of two classes the second is the positive one, whose
+F1, precision and recall are reported. A label that train does not have is refused. -1 means unlabelled and is allowed in test
+only, unless `label_names` has it. Labels that differ only in case or spaces are one question.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any
 
 from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.labels import UNLABELLED, match_names
-from tunesmith.reading.label_survey import Survey, alike, class_names, fold_case, is_list_type, survey_labels
+from tunesmith.reading.label_survey import Survey, alike, class_names, fold_case
 from tunesmith.reading.ready_commands import train_with
 from tunesmith.reading.source import Source
 
 SHOWN = 4
-
-
-def spelling_of(counts: Mapping[str, int]) -> dict[str, str]:
-    """Each label that has a more frequent one like it -> that one, without spaces around it."""
-    by_key: dict[str, str] = {}
-    for name in sorted(counts, key=lambda n: -counts[n]):
-        by_key.setdefault(alike(name), name.strip() or name)
-    return {name: by_key[alike(name)] for name in counts if by_key[alike(name)] != name}
-
-
-def merge_variants(
-    sources: Mapping[str, Source], label: str, notes: list[str], *, names: Sequence[str] = ()
-) -> dict[str, Source]:
-    """The sources with one spelling of each label: that of `names`, else the most frequent one of train."""
-    labelled = {split: source for split, source in sources.items() if label in source.column_names}
-    counts = {split: survey_labels(source, label).counts for split, source in labelled.items()}
-    every = {name: 0 for found in counts.values() for name in found} | counts.get("train", {})
-    most = 1 + max(every.values(), default=0)
-    changed = spelling_of(every | dict.fromkeys(names, most))
-    if changed:
-        shown = ", ".join(f"{old!r} as {new!r}" for old, new in list(changed.items())[:SHOWN])
-        more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
-        notes.append(f"Labels that differ only in case, spaces or form are one, as asked: {shown}{more}.")
-    return {**sources, **{split: _respell(source, label, changed) for split, source in labelled.items()}}
-
-
-def refuse_variants(train: Source, column: str, counts: Mapping[str, int], first_row: Mapping[str, int]) -> None:
-    """Refuses labels that differ only in case or spaces, all of them at once, with the two ways out."""
-    by_fold: dict[str, list[str]] = {}
-    for name in sorted(counts, key=lambda n: -counts[n]):
-        by_fold.setdefault(fold_case(name), []).append(name)
-    pairs = [(group[0], other) for group in by_fold.values() for other in group[1:]]
-    if not pairs:
-        return
-    others = [f"{b!r} from {a!r}" for a, b in pairs[1:SHOWN]]
-    shown = ", ".join([f"{pairs[0][1]!r} differs from {pairs[0][0]!r}", *others])
-    more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
-    merge = train_with(train.origin, "--merge_label_variants")
-    fix = f"If they are one label: {merge}   (if not: list both in --label_names)"
-    raise DataError(f"{shown} only in case or spaces{more}", where=train.where(first_row[pairs[0][1]], column), fix=fix)
-
-
-def _respell(source: Source, column: str, changed: Mapping[str, str]) -> Source:
-    import pyarrow as pa
-    from datasets import Dataset
-
-    field = source.dataset.features.arrow_schema.field(column)
-    if not changed or "string" not in str(field.type):
-        return source
-    table = source.dataset.with_format("arrow")[:]
-    cells: Any = table.column(column).to_pylist()
-    if is_list_type(field.type):
-        new = [None if row is None else list(dict.fromkeys(changed.get(v, v) for v in row)) for row in cells]
-    else:
-        new = [changed.get(value, value) for value in cells]
-    table = table.set_column(table.column_names.index(column), column, pa.array(new, field.type))
-    return replace(source, dataset=Dataset(table), table_file=None)
-
-
 _UNLABELLED_NAME = str(UNLABELLED)
 _SWITCHES = ({"0", "1"}, {"0.0", "1.0"}, {"false", "true"})
 _TYPO_SHARE = 200
@@ -99,19 +38,53 @@ def choose_names(
     column: str,
     survey: Survey,
     label_names: Sequence[str] | None,
-    default_names: Sequence[str] = (),
-    head_names: Sequence[str] = (),
+    default_names: Sequence[str],
+    head_names: Sequence[str],
 ) -> Naming:
     """The names and the values they stand for. `default_names` (GLUE's) apply to whole-number labels only.
 
     Where nothing was asked for and the names are those of the model's head, they come in its order.
     """
-    naming = _choose(train, column, survey, label_names, default_names)
-    order = match_names(head_names, naming.names) if label_names is None and head_names else None
-    if order is None:
-        return naming
-    values = dict(zip(naming.names, naming.values, strict=True))
-    return Naming(order, tuple(values[name] for name in order))
+    found = [name for name in survey.counts if name != _UNLABELLED_NAME or name in (label_names or ())]
+    features = class_names(train, column)
+    if label_names is not None:
+        return _given_names(tuple(label_names), features or found, train, column)
+    if features is not None:
+        values = names = tuple(features)
+    elif found and all(is_whole(name) for name in found):
+        values = names = tuple(sorted(found, key=int))
+        ids = tuple(str(i) for i in range(len(default_names)))
+        if default_names and set(values) <= set(ids):
+            names, values = tuple(default_names), ids
+    else:
+        _refuse_variants(train, column, survey)
+        _refuse_typos(train, column, survey)
+        values = names = tuple(sorted(found))
+    order = (match_names(head_names, names) if head_names else None) or names
+    value_of = dict(zip(names, values, strict=True))
+    return Naming(order, tuple(value_of[name] for name in order))
+
+
+def _given_names(names: tuple[str, ...], found: Sequence[str], train: Source, column: str) -> Naming:
+    if len(set(names)) != len(names) or not all(names):
+        raise ConfigError(f"--label_names {', '.join(names)!r} has a name twice or an empty one")
+    if set(found) & set(names) or not all(is_whole(name) for name in found):
+        return Naming(names, names)
+    ordered = tuple(sorted(found, key=int))
+    if all(0 <= int(name) < len(names) for name in found):
+        return Naming(names, tuple(str(i) for i in range(len(names))))
+    if len(found) == len(names):
+        return Naming(names, ordered)
+    problem = f"--label_names gives {len(names)} names for the {len(found)} labels {', '.join(ordered[:8])}"
+    raise DataError(problem, where=f"{train.origin}:{column}", fix="Give one name a label, in id order.")
+
+
+def is_whole(name: str) -> bool:
+    """Whether a label is written as a whole number without needless zeros or signs."""
+    try:
+        return str(int(name)) == name
+    except ValueError:
+        return False
 
 
 def put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | None, *, free: bool) -> Naming:
@@ -124,8 +97,8 @@ def put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | No
         raise ConfigError(problem, fix=did_you_mean(asked, naming.names))
     if len(naming.names) != 2:
         if asked is not None:
-            fix = "Leave it out."
-            raise ConfigError(f"--positive_label is about two classes, and there are {len(naming.names)}", fix=fix)
+            problem = f"--positive_label is about two classes, and there are {len(naming.names)}"
+            raise ConfigError(problem, fix="Leave it out.")
         return naming
     positive = asked
     if positive is None and free and {name.lower() for name in naming.names} not in _SWITCHES:
@@ -137,35 +110,6 @@ def put_positive_last(naming: Naming, counts: Mapping[str, int], asked: str | No
         fix = f"Give --label_names {naming.names[1]},{naming.names[0]} as well."
         raise ConfigError(f"--positive_label {asked!r} is label 0 here, and the order is fixed", fix=fix)
     return Naming(naming.names[::-1], naming.values[::-1])
-
-
-def _choose(
-    train: Source, column: str, survey: Survey, label_names: Sequence[str] | None, default_names: Sequence[str]
-) -> Naming:
-    found = [name for name in survey.counts if name != _UNLABELLED_NAME or name in (label_names or ())]
-    features = class_names(train, column)
-    if label_names is not None:
-        return _given_names(tuple(label_names), features or found, train, column)
-    if features is not None:
-        return Naming(tuple(features), tuple(features))
-    if found and all(is_whole(name) for name in found):
-        ordered = tuple(sorted(found, key=int))
-        ids = tuple(str(i) for i in range(len(default_names)))
-        if default_names and set(ordered) <= set(ids):
-            return Naming(tuple(default_names), ids)
-        return Naming(ordered, ordered)
-    refuse_variants(train, column, survey.counts, survey.first_row)
-    _refuse_typos(train, column, survey)
-    ordered = tuple(sorted(found))
-    return Naming(ordered, ordered)
-
-
-def is_whole(name: str) -> bool:
-    """Whether a label is written as a whole number without needless zeros or signs."""
-    try:
-        return str(int(name)) == name
-    except ValueError:
-        return False
 
 
 def check_split(
@@ -189,30 +133,6 @@ def check_split(
         raise _unknown(value, naming, where, is_train=is_train)
 
 
-def check_enough(train: Source, column: str, survey: Survey, naming: Naming, *, allow_single_label: bool) -> None:
-    """Refuses a train split in which every row has the same label."""
-    present = survey.counts.keys() & set(naming.values)
-    if len(present) == 1 and not allow_single_label:
-        only = next(iter(present))
-        problem = f"all {survey.rows:,} rows have the one label {only!r}: there is nothing to learn"
-        fix = "Add rows with another label, or give --allow_single_label."
-        raise DataError(problem, where=train.where(0, column), fix=fix)
-
-
-def _given_names(names: tuple[str, ...], found: Sequence[str], train: Source, column: str) -> Naming:
-    if len(set(names)) != len(names) or not all(names):
-        raise ConfigError(f"--label_names {', '.join(names)!r} has a name twice or an empty one")
-    if set(found) & set(names) or not all(is_whole(name) for name in found):
-        return Naming(names, names)
-    ordered = tuple(sorted(found, key=int))
-    if all(0 <= int(name) < len(names) for name in found):
-        return Naming(names, tuple(str(i) for i in range(len(names))))
-    if len(found) == len(names):
-        return Naming(names, ordered)
-    problem = f"--label_names gives {len(names)} names for the {len(found)} labels {', '.join(ordered[:8])}"
-    raise DataError(problem, where=f"{train.origin}:{column}", fix="Give one name a label, in id order.")
-
-
 def _unknown(value: str, naming: Naming, where: str, *, is_train: bool) -> DataError:
     shown = naming.values if len(naming.values) <= 20 else (*naming.values[:20], "...")
     same = next((v for v in naming.values if alike(v) == alike(value)), None)
@@ -225,6 +145,23 @@ def _unknown(value: str, naming: Naming, where: str, *, is_train: bool) -> DataE
     problem = f"{value!r} is not one of {', '.join(shown)}{of}"
     fix = did_you_mean(value, naming.values) or "Correct it, or add such rows to train."
     return DataError(problem, where=where, fix=fix)
+
+
+def _refuse_variants(train: Source, column: str, survey: Survey) -> None:
+    """Refuses labels that differ only in case or spaces, all of them at once, with the two ways out."""
+    by_fold: dict[str, list[str]] = {}
+    for name in sorted(survey.counts, key=lambda n: -survey.counts[n]):
+        by_fold.setdefault(fold_case(name), []).append(name)
+    pairs = [(group[0], other) for group in by_fold.values() for other in group[1:]]
+    if not pairs:
+        return
+    others = [f"{b!r} from {a!r}" for a, b in pairs[1:SHOWN]]
+    shown = ", ".join([f"{pairs[0][1]!r} differs from {pairs[0][0]!r}", *others])
+    more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
+    merge = train_with(train.origin, "--merge_label_variants")
+    fix = f"If they are one label: {merge}   (if not: list both in --label_names)"
+    where = train.where(survey.first_row[pairs[0][1]], column)
+    raise DataError(f"{shown} only in case or spaces{more}", where=where, fix=fix)
 
 
 def _refuse_typos(train: Source, column: str, survey: Survey) -> None:

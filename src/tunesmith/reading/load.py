@@ -15,15 +15,13 @@ import numpy as np
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
-from tunesmith.reading.bad_rows import BadRow, check_texts, correct_labels, sort_out
+from tunesmith.reading.bad_rows import BadRow, check_texts, sort_out
 from tunesmith.reading.columns import Columns, infer_columns, listed_names, require_text
-from tunesmith.reading.gather import gather_sources
 from tunesmith.reading.label_ids import encode_labels, notes_on_classes, unfold_labels
-from tunesmith.reading.label_names import merge_variants
 from tunesmith.reading.read import read_source
 from tunesmith.reading.row_cache import release_pages
 from tunesmith.reading.source import Part, Source, fingerprint_parts
-from tunesmith.reading.split import MAX_GROUPED_ROWS, draw_fold, draw_split, sample_part
+from tunesmith.reading.split import MAX_GROUPED_ROWS, draw_fold, draw_split, gather_sources, sample_part
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -121,10 +119,14 @@ def _label_rows(
     good, bad = sort_out(sources, columns, notes, label_names=names, allow_empty_text=allow_empty_text, skip=skip)
     good = unfold_labels(good, columns, separator)
     if merge and columns.label is not None and columns.task is not Task.REGRESSION:
+        from tunesmith.reading.label_changes import merge_variants
+
         good = merge_variants(good, columns.label, notes, names=names or ())
     labels, encoded = encode_labels(good, columns, label_names=names, **naming)
     parts = {split: Part(good[split], dataset) for split, dataset in encoded.items()}
     if labels_file is not None:
+        from tunesmith.reading.label_changes import correct_labels
+
         parts["train"], changed = correct_labels(parts["train"], Path(labels_file), columns.text, labels)
         notes.append(f"{changed:,} labels of train rows were changed by {labels_file}.")
     return labels, parts, bad
@@ -229,6 +231,8 @@ def read_labelled(
     names = None if labels.task is Task.REGRESSION else labels.names
     rows = unfold_labels({name: rows}, columns, None)[name]
     if merge_label_variants and names is not None and columns.label is not None:
+        from tunesmith.reading.label_changes import merge_variants
+
         rows = merge_variants({name: rows}, columns.label, [], names=names)[name]
     _, splits = encode_labels({name: rows}, columns, label_names=names, allow_single_label=True)
     return splits[name]

@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import DataError
-from tunesmith.reading.blocks import OnProgress, check_encoding, choose_codec, text_blocks
-from tunesmith.reading.containers import (
+from tunesmith.reading.blocks import (
     KINDS,
     CountedBytes,
     DecompressionLimits,
-    arrow_batches,
-    binary_errors,
+    OnProgress,
+    check_encoding,
+    choose_codec,
     kind_of_file,
-    parquet_batches,
     readable,
+    text_blocks,
 )
+from tunesmith.reading.containers import arrow_batches, binary_errors, note_sheet, parquet_batches, sheet_batches
 from tunesmith.reading.in_memory import read_memory
 from tunesmith.reading.row_cache import CachedRows, RowCache
 from tunesmith.reading.source import Source, checked
@@ -32,7 +33,6 @@ from tunesmith.reading.text_files import (
     DELIMITER_NAMES,
     Dialect,
     choose_dialect,
-    delimited_batches,
     has_quoted_cells,
     recognise_lines,
     refuse_title,
@@ -151,8 +151,6 @@ def _first_text(file: _File) -> str:
 def _reading_note(file: _File) -> str | None:
     """A sentence when columns are separated by something else than the suffix says."""
     if file.kind == "sheet" and not file.gzipped:
-        from tunesmith.reading.sheets import note_sheet
-
         return note_sheet(file.path, file.origin, file.sheet)
     if file.kind == "fasttext":
         return f"Reading: {file.origin} holds fastText lines, `__label__NAME text`."
@@ -194,6 +192,8 @@ def _text_batches(file: _File, kinds: Any = None) -> Iterator[Any]:
     with file.open() as stream:
         blocks = text_blocks(stream, encoding=file.encoding, on_progress=file.on_progress)
         if file.dialect is not None:
+            from tunesmith.reading.delimited import delimited_batches
+
             yield from delimited_batches(blocks, origin=file.origin, dialect=file.dialect, skip_bad=file.skip_bad)
         else:
             from tunesmith.reading.json_files import fasttext_batches, json_batches
@@ -219,8 +219,6 @@ def _binary_batches(file: _File, cache_dir: Path) -> Iterator[Any]:
     elif file.kind == "arrow":
         yield from arrow_batches(file.path, origin=file.origin)
     else:
-        from tunesmith.reading.sheets import sheet_batches
-
         yield from sheet_batches(file.path, origin=file.origin, sheet=file.sheet)
 
 

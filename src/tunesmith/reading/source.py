@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunesmith.errors import DataError
+from tunesmith.errors import DataError, did_you_mean
 from tunesmith.labels import LabelMap
 
 if TYPE_CHECKING:
@@ -60,6 +60,25 @@ class Source:
         if not self.lines:
             return row_index + 1
         return int(self.dataset.with_format("arrow")[row_index][LINE_COLUMN][0].as_py())
+
+    def type_of(self, column: str) -> Any:
+        """The Arrow type of a column."""
+        return self.dataset.features.arrow_schema.field(column).type
+
+    def holds_text(self, column: str) -> bool:
+        """Whether the cells of a column are strings."""
+        return str(self.type_of(column)) in ("string", "large_string", "string_view")
+
+    def no_column(self, name: str, flag: str) -> DataError:
+        """The error for a column that is not there; `flag` names another one."""
+        found = self.column_names
+        fix = " ".join(filter(None, (did_you_mean(name, found), f"Name it with {flag}.")))
+        where = f"{self.origin}:1" if self.lines else self.origin
+        return DataError(f"no column {name!r}; found: {', '.join(found)}", where=where, fix=fix)
+
+    def with_rows(self, dataset: Dataset, name: str | None = None) -> Source:
+        """The same source with other rows, which are no longer those of its table file."""
+        return replace(self, name=name or self.name, dataset=dataset, table_file=None)
 
     def scan(self, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
         """(index of the first row, pyarrow Table of `columns`) for one batch after the other, in order."""

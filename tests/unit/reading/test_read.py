@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 
 from tunesmith.errors import ConfigError, DataError, ResourceError
 from tunesmith.reading import blocks
+from tunesmith.reading.delimited import delimited_batches
 from tunesmith.reading.json_files import json_batches
 from tunesmith.reading.json_rows import ColumnKinds
 from tunesmith.reading.read import read_source
 from tunesmith.reading.row_blocks import column_blocks, kind_of_rows
 from tunesmith.reading.source import LINE_COLUMN
-from tunesmith.reading.text_files import choose_dialect, delimited_batches
+from tunesmith.reading.text_files import choose_dialect
 from tunesmith.run.environment import answer_within
 
 LOOKALIKES = ["NA", "null", "None", "007", "1e5", "TRUE", "nan", "", " x ", "-", "=1+1", "1,5", 'a "b" c', "é\u2028ü"]
