@@ -1,10 +1,14 @@
-"""What a model folder must remember beside its weights: task, labels, text columns, row length; and `export.json` of an exported
-folder: which graph it holds, and what is needed to feed it without transformers.
+"""Model folders: how one is written, and what it must remember beside its weights (task, labels, text columns, row length); and
+`export.json` of an exported folder: which graph it holds, and what is needed to feed it without transformers.
+
+A folder of weights loads with `from_pretrained` and `pipeline`; it is absent or complete.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -15,6 +19,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.files import BadFile, read_json
 from tunesmith.labels import LabelMap, Task
 from tunesmith.run.layout import RunDir, best_trial_of
+from tunesmith.run.sealed import write_sealed
 from tunesmith.run.writing import write_new
 from tunesmith.tokens.truncation import LongTexts
 
@@ -91,6 +96,33 @@ def model_folder_of(path: str | Path) -> Seal:
     if is_graph_folder(folder):
         return check_seal(folder)
     return check_seal(resolve_model(folder, allow_download=False))
+
+
+def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[Path], None]:
+    """A function that writes config, tokenizer and facts into a folder of weights."""
+
+    def describe(folder: Path) -> None:
+        config = type(model.config).from_dict(model.config.to_dict())
+        config.architectures = [type(model).__name__.removeprefix("FSDP")]  # what `fully_shard` calls the class
+        config.dtype = "float32"
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        facts.write(folder)
+
+    return describe
+
+
+def export_model(target: Path, weights: dict[str, Any], describe: Callable[[Path], None], card: str) -> None:
+    """Publishes the model folder in one rename, with its model card."""
+    from tunesmith.keep.weight_files import WEIGHTS, write_tensors
+
+    def fill(folder: Path) -> dict[str, Future[str]]:
+        describe(folder)
+        write_new(folder / "README.md", card.encode())
+        return {WEIGHTS: write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})}
+
+    size = sum(t.numel() * t.element_size() for t in weights.values())
+    write_sealed(target, fill, {"kind": "model"}, bytes_needed=size)
 
 
 EXPORT_FILE = "export.json"

@@ -25,7 +25,6 @@ from tunesmith.keep.record import Identity
 from tunesmith.metrics.row_evidence import BestConstant
 from tunesmith.metrics.suite import Suite, make_suite
 from tunesmith.predict.facts import ModelFacts
-from tunesmith.predict.torch_network import padding_of
 from tunesmith.ranks.runtime import Precision, Runtime, has_bf16, make_runtime
 from tunesmith.ranks.sharding import read_sharding
 from tunesmith.reading.load import DataBundle
@@ -36,7 +35,7 @@ from tunesmith.session.run_tokens import add_findings, audit_tokenized, tokenize
 from tunesmith.session.saying import say_data, say_lengths, say_model
 from tunesmith.session.settling import Settled, settle_recipe
 from tunesmith.session.watch import Watch
-from tunesmith.tokens.batches import Batches, Padding
+from tunesmith.tokens.batches import Batches, Padding, padding_of
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.tokens.tokenize import Tokenized
 

@@ -87,6 +87,17 @@ class Padding:
         return {name: torch.from_numpy(array) for name, array in pad_rows(tokens, width, fill, self.side).items()}
 
 
+def padding_of(tokenizer: Any, *, multiple_of: int | None = None, fixed_length: int | None = None) -> Padding:
+    """Padding as the tokenizer pads."""
+    return Padding(
+        int(tokenizer.pad_token_id),
+        int(getattr(tokenizer, "pad_token_type_id", 0) or 0),
+        str(getattr(tokenizer, "padding_side", "right")),
+        multiple_of,
+        fixed_length,
+    )
+
+
 def make_batch(rows: TokenRows, indices: npt.NDArray[np.int64], collate: Collate) -> Batch:
     """The micro-batch of these rows."""
     inputs = collate(rows.take(indices))
