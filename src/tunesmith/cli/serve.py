@@ -38,11 +38,10 @@ def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped; gives the exit code."""
     from tunesmith.predict.facts import is_graph_folder
     from tunesmith.run.layout import RunDir, open_run
-    from tunesmith.serve.counters import ServiceCounters
     from tunesmith.serve.prediction import DRAIN_SECONDS, PredictionService, load_in_background
     from tunesmith.serve.security import key_file, load_token
     from tunesmith.serve.server import serve_forever
-    from tunesmith.serve.supervisor import end_with_parent
+    from tunesmith.serve.supervisor import ServiceCounters, end_with_parent
 
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)  # read once, when torch is loaded: that is later

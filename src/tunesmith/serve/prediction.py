@@ -25,14 +25,15 @@ from tunesmith.serve.bodies import (
     MAX_TEXTS,
     BadRequest,
     answer_in_form,
+    describe_service,
+    docs_page,
     parse_question,
     read_json_body,
 )
-from tunesmith.serve.counters import ServiceCounters
 from tunesmith.serve.kept_models import model_home, model_marks
-from tunesmith.serve.openapi import describe_service, docs_page
 from tunesmith.serve.pages import model_facts
 from tunesmith.serve.routes import refuse_in_json
+from tunesmith.serve.supervisor import ServiceCounters
 from tunesmith.serve.tryit import RETRY_SECONDS, Classifier, Overloaded
 
 log = logging.getLogger("tunesmith.requests")

@@ -15,13 +15,11 @@ from tunesmith.errors import TunesmithError
 from tunesmith.report.compare import MAX_RUNS
 from tunesmith.run.layout import RunDir
 from tunesmith.serve.bodies import BadRequest, parse_texts, read_json_body
-from tunesmith.serve.follow import LiveRun
-from tunesmith.serve.jobs import stop_run
 from tunesmith.serve.pages import ASSETS, PageCache, list_page, model_facts, policy_of, read_asset, run_page
-from tunesmith.serve.runs import RunIndex
+from tunesmith.serve.runs import RunIndex, stop_run
 from tunesmith.serve.security import BOARD_TOKEN
 from tunesmith.serve.tryit import RETRY_SECONDS, Classifier, Overloaded
-from tunesmith.serve.watchers import VERDICT_SECONDS, Channels
+from tunesmith.serve.watchers import VERDICT_SECONDS, Channels, LiveRun
 
 STREAM_HEADERS = {"x-accel-buffering": "no"}
 CLASSIFY_SECONDS = 120.0
