@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tunesmith.audit.giveaways import MOST_ROWS, find_giveaways, text_features
-from tunesmith.audit.label_findings import check_labels, label_ids
+from tunesmith.audit.label_findings import MOST_ROWS, check_labels, find_giveaways, label_ids, text_features
 from tunesmith.audit.near_duplicates import find_near
 from tunesmith.audit.overlaps import find_overlaps
 from tunesmith.audit.text_survey import Ints, RowSample, TextSurvey, sample_rows, survey_texts
@@ -43,18 +42,15 @@ def audit_rows(
         near = find_near(survey, train_texts)
     survey.starts, survey.sizes = np.empty(0, np.int64), np.empty(0, np.int32)  # the scratch files are gone
     findings += find_overlaps(ordered, survey, near, labels, ids)
-    samples = {
-        split: sample_rows(part, _names(part, columns), MOST_ROWS) for split, part in ordered.items() if len(part)
-    }
+    samples = {s: sample_rows(part, _names(part, columns), MOST_ROWS) for s, part in ordered.items() if len(part)}
     if "train" in samples:
         findings += _giveaways(samples["train"], survey, ids["train"], labels, columns)
-    texts = {
-        split: [" ".join(row) for row in zip(*(s.columns[n] for n in text), strict=True)]
-        for split, s in samples.items()
-    }
-    if len(samples) > 1:
-        lengths = {split: survey.of(split, survey.characters).sum(axis=1) for split in samples}
-        findings += find_drift({split: ids[split] for split in samples}, lengths, texts, labels)
+    for split, sample in samples.items():
+        if split != "train" and "train" in samples and len(ids[split]) >= FEWEST_DRIFT_ROWS:
+            lengths = [survey.of(one, survey.characters).sum(axis=1) for one in ("train", split)]
+            findings += _compare_labels(split, ids["train"], ids[split], labels)
+            findings += _compare_lengths(split, *lengths)
+            findings += _compare_words(split, samples["train"].joined(text), sample.joined(text))
     return sort_findings(findings)
 
 
@@ -68,10 +64,8 @@ def require_clean(findings: Sequence[Finding], *, strict: bool) -> None:
     bad = [finding for finding in findings if finding.severity != "info"]
     if strict and bad:
         listed = "".join(f"\n  {finding.code}: {finding.evidence}" for finding in bad)
-        fix = "Correct the data, or leave --strict_data out"
-        raise DataError(
-            f"the audit has {len(bad)} warning{'s' * (len(bad) > 1)}, and --strict_data is set:{listed}", fix=fix
-        )
+        problem = f"the audit has {len(bad)} warning{'s' * (len(bad) > 1)}, and --strict_data is set:{listed}"
+        raise DataError(problem, fix="Correct the data, or leave --strict_data out")
 
 
 def _names(part: Part, columns: Columns) -> list[str]:
@@ -81,10 +75,7 @@ def _names(part: Part, columns: Columns) -> list[str]:
 
 def _giveaways(sample: RowSample, survey: TextSurvey, ids: Ints, labels: LabelMap, columns: Columns) -> list[Finding]:
     keys = survey.of("train", survey.keys)
-    ordered, wanted = (
-        np.sort(keys, axis=None),
-        keys[sample.rows],
-    )  # one copy, not the four of np.unique with its inverse
+    ordered, wanted = np.sort(keys, axis=None), keys[sample.rows]  # one copy, not the four of np.unique's inverse
     often = np.searchsorted(ordered, wanted, "right") - np.searchsorted(ordered, wanted, "left")
     del ordered
     size = survey.of("train", survey.characters)[sample.rows]
@@ -93,16 +84,17 @@ def _giveaways(sample: RowSample, survey: TextSurvey, ids: Ints, labels: LabelMa
 
 
 DRIFT_ROWS = 3_000
+FEWEST_DRIFT_ROWS = 30
 LABEL_DISTANCE = 0.1
 LENGTH_DISTANCE = 0.2
 WORDS_AUC = (0.6, 0.8)
 """From which a classifier that tells the splits apart by their words is worth a line, and a warning."""
 
 
-def compare_labels(split: str, train: Ints, other: Ints, labels: LabelMap) -> Finding | None:
+def _compare_labels(split: str, train: Ints, other: Ints, labels: LabelMap) -> list[Finding]:
     """Shares of labels (total variation) or the distribution of numbers (Kolmogorov-Smirnov)."""
     if labels.task is Task.MULTILABEL:
-        return None
+        return []
     if labels.task is Task.REGRESSION:
         one, two = train[np.isfinite(train)], other[np.isfinite(other)]
         distance = _ks(one, two)
@@ -111,34 +103,34 @@ def compare_labels(split: str, train: Ints, other: Ints, labels: LabelMap) -> Fi
     else:
         one, two = train[train >= 0], other[other >= 0]
         if not len(one) or not len(two):
-            return None
+            return []
         shares = [np.bincount(ids, minlength=len(labels)) / len(ids) for ids in (one, two)]
         distance = float(np.abs(shares[0] - shares[1]).sum() / 2)
         noise = float(np.sqrt(shares[0] * (1 - shares[0]) * (1 / len(one) + 1 / len(two))).sum() / 2 * 2)
         top = int(np.abs(shares[0] - shares[1]).argmax())
         what = f"{labels.names[top]!r} is {shares[0][top]:.1%} of train and {shares[1][top]:.1%} of {split}; labels are"
     if distance < max(LABEL_DISTANCE, 2 * noise):
-        return None
+        return []
     evidence = f"In {split}, {what} distributed otherwise than in train (distance {distance:.2f}, chance {noise:.2f})."
     advice = (f"Draw {split} from the same rows as train, or choose by a metric that does not depend on the shares.",)
-    return Finding("label_drift", "warning", evidence, advice, numbers={"split": split, "distance": distance})
+    return [Finding("label_drift", "warning", evidence, advice, numbers={"split": split, "distance": distance})]
 
 
-def compare_lengths(split: str, train: Ints, other: Ints) -> Finding | None:
+def _compare_lengths(split: str, train: Ints, other: Ints) -> list[Finding]:
     """Characters a row."""
     distance, noise = _ks(train, other), _ks_noise(len(train), len(other))
     if distance < max(LENGTH_DISTANCE, 2 * noise):
-        return None
+        return []
     here, there = (" to ".join(f"{at:,.0f}" for at in np.quantile(some, (0.25, 0.75))) for some in (other, train))
     evidence = (
         f"Texts of {split} have other lengths than those of train: the middle half have {here} characters, "
         f"in train {there}."
     )
     advice = (f"Check that {split} and train are the same kind of text.",)
-    return Finding("length_drift", "warning", evidence, advice, numbers={"split": split, "distance": distance})
+    return [Finding("length_drift", "warning", evidence, advice, numbers={"split": split, "distance": distance})]
 
 
-def compare_words(split: str, train: Sequence[str], other: Sequence[str]) -> Finding | None:
+def _compare_words(split: str, train: Sequence[str], other: Sequence[str]) -> list[Finding]:
     """Whether a linear classifier tells the splits apart, out of fold (area under the ROC curve)."""
     from sklearn.feature_extraction.text import HashingVectorizer
     from sklearn.linear_model import RidgeClassifier
@@ -147,7 +139,7 @@ def compare_words(split: str, train: Sequence[str], other: Sequence[str]) -> Fin
 
     count = min(len(train), len(other), DRIFT_ROWS)
     if count < 100:
-        return None
+        return []
     texts = [t for some in (train, other) for t in _spread(some, count)]
     target = np.repeat([0, 1], count)
     words = HashingVectorizer(n_features=2**16, alternate_sign=False, dtype=np.float32).transform(texts)
@@ -156,25 +148,11 @@ def compare_words(split: str, train: Sequence[str], other: Sequence[str]) -> Fin
     area = float(roc_auc_score(target, cross_val_predict(linear, words, target, cv=folds, method="decision_function")))
     noise = 1.5 / np.sqrt(12 * count / 2)
     if area < max(WORDS_AUC[0], 0.5 + 3 * noise):
-        return None
+        return []
     severity: Severity = "warning" if area >= WORDS_AUC[1] else "info"
     evidence = f"Texts of {split} can be told from those of train by their words (area under the ROC curve {area:.2f})."
     advice = (f"If new rows will be like {split}, that is the honest score; if not, draw {split} from train.",)
-    return Finding("text_drift", severity, evidence, advice, numbers={"split": split, "auc": area})
-
-
-def find_drift(
-    ids: Mapping[str, Ints], lengths: Mapping[str, Ints], texts: Mapping[str, Sequence[str]], labels: LabelMap
-) -> list[Finding]:
-    """Every split against train."""
-    found: list[Finding | None] = []
-    for split in ids:
-        if split == "train" or "train" not in ids or len(ids[split]) < 30:
-            continue
-        found.append(compare_labels(split, ids["train"], ids[split], labels))
-        found.append(compare_lengths(split, lengths["train"], lengths[split]))
-        found.append(compare_words(split, texts["train"], texts[split]))
-    return [finding for finding in found if finding is not None]
+    return [Finding("text_drift", severity, evidence, advice, numbers={"split": split, "auc": area})]
 
 
 def _spread(texts: Sequence[str], count: int) -> list[str]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from tunesmith.encoder.config_file import read_config_file
 from tunesmith.encoder.model_files import Seal
-from tunesmith.errors import ConfigError, DataError, ResourceError, name_the_extra
+from tunesmith.errors import ConfigError, DataError, ResourceError, first_few, name_the_extra
 from tunesmith.labels import Task
 from tunesmith.predict.facts import ModelFacts, is_graph_folder, model_folder_of, read_facts, read_graph_facts
 from tunesmith.predict.given_texts import given_columns
@@ -187,10 +187,9 @@ class Predictor:
 
     def __repr__(self) -> str:
         labels = self.facts.labels
-        names = ", ".join(labels.names[:SHOWN_LABELS])
-        more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+        names = first_few(labels.names, SHOWN_LABELS)
         reads = " + ".join(self.facts.text_columns or ("text",))
-        text = f"Predictor({self.folder}: {reads} -> {labels.task.value} ({names}{more}), {self.network.name})"
+        text = f"Predictor({self.folder}: {reads} -> {labels.task.value} ({names}), {self.network.name})"
         return " ".join(text.split())
 
     def predict(self, texts: Any, pairs: Any = None) -> list[Any]:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.errors import ConfigError, DataError, NumericsError
+from tunesmith.errors import ConfigError, DataError, NumericsError, first_few
 from tunesmith.labels import LabelMap, Task, choose_labels
 from tunesmith.run.writing import make_folder, replacing
 
@@ -173,10 +173,7 @@ def names_of_run(text: Sequence[str], labels: LabelMap) -> dict[str, str]:
 def describe_renaming(ours: Iterable[str], chosen: Iterable[str]) -> str | None:
     """One line when a name was taken; None when all have their own."""
     moved = [f"{new!r} instead of {old!r}" for old, new in zip(ours, chosen, strict=True) if old != new]
-    if not moved:
-        return None
-    more = f" and {len(moved) - 6} more" if len(moved) > 6 else ""
-    return f"Columns of the data have names of ours: the predictions use {', '.join(moved[:6])}{more}."
+    return f"Columns of the data have names of ours: the predictions use {first_few(moved, 6)}." if moved else None
 
 
 def probabilities_of(logits: npt.NDArray[Any], task: Task) -> npt.NDArray[np.float64]:

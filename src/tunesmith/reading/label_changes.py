@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.errors import DataError, did_you_mean
+from tunesmith.errors import DataError, did_you_mean, first_few
 from tunesmith.files import BadFile, read_plain
 from tunesmith.labels import LabelMap, Task
 from tunesmith.reading.label_survey import alike, is_list_type, survey_labels
@@ -43,9 +43,8 @@ def merge_variants(
     most = 1 + max(every.values(), default=0)
     changed = spelling_of(every | dict.fromkeys(names, most))
     if changed:
-        shown = ", ".join(f"{old!r} as {new!r}" for old, new in list(changed.items())[:SHOWN])
-        more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
-        notes.append(f"Labels that differ only in case, spaces or form are one, as asked: {shown}{more}.")
+        shown = first_few([f"{old!r} as {new!r}" for old, new in changed.items()], SHOWN)
+        notes.append(f"Labels that differ only in case, spaces or form are one, as asked: {shown}.")
     return {**sources, **{split: _respell(source, label, changed) for split, source in labelled.items()}}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunesmith.errors import DataError
+from tunesmith.errors import DataError, first_few
 from tunesmith.labels import UNLABELLED, LabelMap, Task, match_names
 from tunesmith.reading.columns import Columns, has_label, label_parts
 from tunesmith.reading.label_names import Naming, check_split, choose_names, put_positive_last
@@ -188,6 +188,6 @@ def notes_on_classes(parts: Mapping[str, Part], labels: LabelMap) -> list[str]:
         ids = np.asarray(part.labels())
         missing = [name for i, name in enumerate(labels.names) if not (ids == i).any()]
         if split.startswith(("validation", "test")) and missing and (ids >= 0).any():
-            shown = ", ".join(map(repr, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+            shown = first_few(list(map(repr, missing)), 8)
             notes.append(f"No {split} row has the label {shown}: {split} scores do not measure it.")
     return notes

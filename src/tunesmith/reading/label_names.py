@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from tunesmith.errors import ConfigError, DataError, did_you_mean
+from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
 from tunesmith.labels import UNLABELLED, match_names
 from tunesmith.reading.label_survey import Survey, alike, class_names, fold_case
 from tunesmith.reading.ready_commands import train_with
@@ -155,13 +155,12 @@ def _refuse_variants(train: Source, column: str, survey: Survey) -> None:
     pairs = [(group[0], other) for group in by_fold.values() for other in group[1:]]
     if not pairs:
         return
-    others = [f"{b!r} from {a!r}" for a, b in pairs[1:SHOWN]]
-    shown = ", ".join([f"{pairs[0][1]!r} differs from {pairs[0][0]!r}", *others])
-    more = f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
+    others = [f"{b!r} from {a!r}" for a, b in pairs[1:]]
+    shown = first_few([f"{pairs[0][1]!r} differs from {pairs[0][0]!r}", *others], SHOWN)
     merge = train_with(train.origin, "--merge_label_variants")
     fix = f"If they are one label: {merge}   (if not: list both in --label_names)"
     where = train.where(survey.first_row[pairs[0][1]], column)
-    raise DataError(f"{shown} only in case or spaces{more}", where=where, fix=fix)
+    raise DataError(f"{shown} only in case or spaces", where=where, fix=fix)
 
 
 def _refuse_typos(train: Source, column: str, survey: Survey) -> None:
