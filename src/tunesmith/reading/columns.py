@@ -10,16 +10,17 @@ from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.labels import UNLABELLED, Task
 from tunesmith.reading.column_choice import ColumnChooser, first_rows, is_sure_label, quoted
 from tunesmith.reading.label_survey import (
+    DOUBTFUL_SEPARATORS,
     Survey,
     alike,
     class_names,
+    find_separator,
     has_other_numbers,
     is_list_type,
     looks_like_thousands,
     number_style,
     survey_labels,
 )
-from tunesmith.reading.multilabel import DOUBTFUL_SEPARATORS, find_separator, holds_places
 from tunesmith.reading.ready_commands import train_with, train_with_header
 from tunesmith.reading.source import Source
 
@@ -153,6 +154,8 @@ def _choose_task(
     if label_parts(source, label):
         return Task.MULTILABEL, "Task: multilabel, because each of these columns is a label of its own."
     if is_list_type(source.type_of(label)):
+        from tunesmith.reading.label_forms import holds_places
+
         places = ", a 0 or 1 for each label (--label_names names them)" if holds_places(source, label) else ""
         return Task.MULTILABEL, f"Task: multilabel, because {label!r} holds lists{places}."
     survey = survey_labels(source, label)

@@ -1,5 +1,5 @@
 """Rows that come packed: Parquet, Arrow files and streams, spreadsheets (.xlsx, .xls, .ods; every cell as the text a person would
-type); and the predictions that a run wrote as Parquet.
+type).
 """
 
 from __future__ import annotations
@@ -7,15 +7,15 @@ from __future__ import annotations
 import shlex
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import date, datetime, time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from tunesmith.errors import CheckpointError, DataError, did_you_mean, short_text
-from tunesmith.files import BadFile, open_plain
+from tunesmith.errors import DataError, did_you_mean
 from tunesmith.reading.blocks import DecompressionLimits
 from tunesmith.reading.ready_commands import train_with
+from tunesmith.reading.row_cache import binary_errors
 from tunesmith.reading.source import LINE_COLUMN
 from tunesmith.reading.text_files import Dialect, check_header
 
@@ -98,23 +98,6 @@ def _check_stream_end(path: Path, origin: str) -> None:
         file.seek(max(0, path.stat().st_size - 8))
         if file.read() != b"\xff\xff\xff\xff\0\0\0\0":
             raise DataError("the Arrow stream is cut short: no end mark", where=origin, fix="Write the file again.")
-
-
-@contextmanager
-def binary_errors(kind: str, origin: str) -> Iterator[None]:
-    """Turns pyarrow's refusals into one line that names the file."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except DataError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, NotImplementedError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
-            raise
-        reason = " ".join(str(error).split())[:200]
-        fix = f"The file is damaged, cut short, or not {kind}: write it again."
-        raise DataError(f"cannot be read as {kind} ({reason})", where=origin, fix=fix) from None
 
 
 def sheet_batches(path: Path, *, origin: str, sheet: str | None = None) -> Iterator[Any]:
@@ -214,36 +197,3 @@ def _as_typed(cell: Any) -> str:
 def _trimmed(cells: list[str]) -> list[str]:
     last = max((k for k, cell in enumerate(cells) if cell), default=-1)
     return cells[: last + 1]
-
-
-MAX_CELLS, MAX_BYTES = 50_000_000, 1_000_000_000
-"""Of predictions.parquet: a run keeps at most 200,000 rows of each split."""
-
-
-def read_prediction_columns(path: str | Path) -> dict[str, list[Any]]:
-    """predictions.parquet: name -> values in row order; empty when the file is absent. Damage is a CheckpointError."""
-    try:
-        with open_plain(path, follow=True) as file:
-            return _read_parquet(file)
-    except FileNotFoundError:
-        return {}
-    except BadFile as error:
-        raise CheckpointError(str(error), where=str(path), fix="Run `tunesmith predict` again.") from None
-
-
-def _read_parquet(file: BinaryIO) -> dict[str, list[Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        found = pq.ParquetFile(file)
-        cells = found.metadata.num_rows * found.metadata.num_columns
-        size = sum(found.metadata.row_group(k).total_byte_size for k in range(found.metadata.num_row_groups))
-        if cells > MAX_CELLS or size > MAX_BYTES:
-            raise BadFile(f"has {cells:,} cells and {size:,} bytes, more than a run writes")
-        table = found.read()
-        if len(set(table.column_names)) < len(table.column_names):
-            raise BadFile("has two columns of one name")
-        return {str(name): table.column(name).to_pylist() for name in table.column_names}
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise error if isinstance(error, BadFile) else BadFile(f"is not a parquet file ({short_text(error)})") from None

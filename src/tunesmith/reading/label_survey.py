@@ -1,12 +1,15 @@
-"""What is in a label column: its values by name, how often, first where, in one vectorised pass; how its numbers are written; and
-which labels a person reads as one although the data holds two.
+"""What is in a label column: its values by name, how often, first where, in one vectorised pass; whether a cell holds several
+labels; how numbers are written; and which labels a person reads as one although the data holds two.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +28,10 @@ _GROUPED = {
     "1.234,5": re.compile(r"^[+-]?\d{1,3}(\.\d{3})*(,\d+)?$"),
     "1,234.5": re.compile(r"^[+-]?\d{1,3}(,\d{3})*(\.\d+)?$"),
 }
+SEPARATORS = ("|", ";")
+"""What sets labels apart without a doubt, once the parts are seen to repeat."""
+DOUBTFUL_SEPARATORS = {",": "comma", "/": "slash", " ": "space"}
+"""What is asked about: it may be part of a name."""
 _BOTH = re.compile(r"\d\.\d{3},\d|\d,\d{3}\.\d|\d([.,])\d{3}\1\d{3}")
 
 
@@ -190,13 +197,50 @@ def _as_names(cells: Any, known: list[str] | None, source: Source, column: str, 
     raise DataError(f"column {column!r} holds {kind}, which is not a label", where=source.origin, fix=fix)
 
 
+def find_separator(counts: Mapping[str, int]) -> str | None:
+    """What sets several labels of one cell apart: a character, "json" for lists written out, or None."""
+    cells = [cell for cell in counts if cell]
+    if cells and all(cell.strip().startswith("[") and cell.strip().endswith("]") for cell in cells):
+        return "json"
+    return next((sep for sep in (*SEPARATORS, *DOUBTFUL_SEPARATORS) if _sets_apart(sep, cells, counts)), None)
+
+
+def _sets_apart(separator: str, cells: Sequence[str], counts: Mapping[str, int]) -> bool:
+    """Whether the parts of cells are used again in other cells, as labels are."""
+    several = [cell for cell in cells if separator in cell]
+    if sum(counts[cell] for cell in several) < 2 or _are_numbers(cells):
+        return False
+    uses = Counter(part for cell in cells for part in split_cell(cell, separator))
+    again = sum(count > 1 for count in uses.values())
+    short = all(len(part.split()) <= 4 for part in uses) and (separator != " " or all(p[0] == "#" for p in uses))
+    return short and again >= len(uses) / 2 and len(uses) < len(cells) + len(several)
+
+
+def split_cell(cell: str | None, separator: str) -> list[str]:
+    """The labels of one cell, without the spaces around them."""
+    if cell is None or not cell.strip():
+        return []
+    if separator != "json":
+        return [part.strip() for part in cell.split(separator) if part.strip()]
+    try:
+        found = json.loads(cell)
+    except ValueError:
+        try:
+            found = ast.literal_eval(cell)  # ['a', 'b'], as Python prints a list
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            found = None
+    if not isinstance(found, list) or not all(isinstance(v, (str, int)) for v in found):
+        raise ValueError(f"{cell[:60]!r} is not a list of labels")
+    return [str(value) for value in found]
+
+
 def has_other_numbers(values: Iterable[str]) -> bool:
     """Whether the values are numbers and some are written as 3,5 or 40 %."""
     found = [value for value in values if value]
-    return are_numbers(found) and any(_OTHER_NUMBER.match(v) for v in found)
+    return _are_numbers(found) and any(_OTHER_NUMBER.match(v) for v in found)
 
 
-def are_numbers(values: Iterable[str]) -> bool:
+def _are_numbers(values: Iterable[str]) -> bool:
     """Whether all values, one at least, are numbers as people write them."""
     found = list(values)
     return bool(found) and all(_WRITTEN_NUMBER.match(value) for value in found)

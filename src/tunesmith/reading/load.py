@@ -17,7 +17,7 @@ from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
 from tunesmith.reading.bad_rows import BadRow, check_texts, sort_out
 from tunesmith.reading.columns import Columns, infer_columns, listed_names, require_text
-from tunesmith.reading.label_ids import encode_labels, notes_on_classes, unfold_labels
+from tunesmith.reading.label_ids import encode_labels, notes_on_classes
 from tunesmith.reading.read import read_source
 from tunesmith.reading.row_cache import release_pages
 from tunesmith.reading.source import Part, Source, fingerprint_parts
@@ -117,7 +117,10 @@ def _label_rows(
 ) -> tuple[LabelMap, dict[str, Part], list[BadRow]]:
     """The good rows with their labels encoded and corrected, and the bad ones."""
     good, bad = sort_out(sources, columns, notes, label_names=names, allow_empty_text=allow_empty_text, skip=skip)
-    good = unfold_labels(good, columns, separator)
+    if columns.task is Task.MULTILABEL and columns.label is not None:
+        from tunesmith.reading.label_forms import unfold_labels
+
+        good = unfold_labels(good, columns.label, separator)
     if merge and columns.label is not None and columns.task is not Task.REGRESSION:
         from tunesmith.reading.label_changes import merge_variants
 
@@ -229,7 +232,10 @@ def read_labelled(
     """Rows to evaluate a trained model on: "labels" by the names of the model's own map; -1 stays unlabelled."""
     rows = read_unlabelled(source, text=columns.text, name=name, allow_empty_text=allow_empty_text, **reading)
     names = None if labels.task is Task.REGRESSION else labels.names
-    rows = unfold_labels({name: rows}, columns, None)[name]
+    if columns.task is Task.MULTILABEL and columns.label is not None:
+        from tunesmith.reading.label_forms import unfold_labels
+
+        rows = unfold_labels({name: rows}, columns.label, None)[name]
     if merge_label_variants and names is not None and columns.label is not None:
         from tunesmith.reading.label_changes import merge_variants
 

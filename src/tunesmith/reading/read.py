@@ -25,9 +25,8 @@ from tunesmith.reading.blocks import (
     readable,
     text_blocks,
 )
-from tunesmith.reading.containers import arrow_batches, binary_errors, note_sheet, parquet_batches, sheet_batches
 from tunesmith.reading.in_memory import read_memory
-from tunesmith.reading.row_cache import CachedRows, RowCache
+from tunesmith.reading.row_cache import CachedRows, RowCache, binary_errors
 from tunesmith.reading.source import Source, checked
 from tunesmith.reading.text_files import (
     DELIMITER_NAMES,
@@ -151,6 +150,8 @@ def _first_text(file: _File) -> str:
 def _reading_note(file: _File) -> str | None:
     """A sentence when columns are separated by something else than the suffix says."""
     if file.kind == "sheet" and not file.gzipped:
+        from tunesmith.reading.containers import note_sheet
+
         return note_sheet(file.path, file.origin, file.sheet)
     if file.kind == "fasttext":
         return f"Reading: {file.origin} holds fastText lines, `__label__NAME text`."
@@ -208,6 +209,8 @@ def _text_batches(file: _File, kinds: Any = None) -> Iterator[Any]:
 
 
 def _binary_batches(file: _File, cache_dir: Path) -> Iterator[Any]:
+    from tunesmith.reading.containers import arrow_batches, parquet_batches, sheet_batches
+
     if file.gzipped:
         with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".unpacked-") as folder:
             plain = Path(folder) / "rows"

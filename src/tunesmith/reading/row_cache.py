@@ -1,5 +1,5 @@
 """Rows on disk as Arrow, found again by content: parsed tables and tokens. An entry is a sealed folder that appears by one
-rename: whole or absent. A damaged one is made again.
+rename: whole or absent. A damaged one is made again. And the predictions of a run, which are Parquet.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from tunesmith.errors import ResourceError
+from tunesmith.errors import CheckpointError, DataError, ResourceError, short_text
+from tunesmith.files import BadFile, open_plain
 from tunesmith.run.remembered import known_hash
 from tunesmith.run.sealed import seal, verify
 from tunesmith.run.writing import create, fsync_path
@@ -174,3 +175,53 @@ def release_pages(dataset: Dataset) -> int:
             if advise(start, end - start, mmap.MADV_DONTNEED) == 0:
                 released += end - start
     return released
+
+
+@contextmanager
+def binary_errors(kind: str, origin: str) -> Iterator[None]:
+    """Turns pyarrow's refusals into one line that names the file."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except DataError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, NotImplementedError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        fix = f"The file is damaged, cut short, or not {kind}: write it again."
+        raise DataError(f"cannot be read as {kind} ({reason})", where=origin, fix=fix) from None
+
+
+MAX_CELLS, MAX_BYTES = 50_000_000, 1_000_000_000
+"""Of predictions.parquet: a run keeps at most 200,000 rows of each split."""
+
+
+def read_prediction_columns(path: str | Path) -> dict[str, list[Any]]:
+    """predictions.parquet: name -> values in row order; empty when the file is absent. Damage is a CheckpointError."""
+    try:
+        with open_plain(path, follow=True) as file:
+            return _read_parquet(file)
+    except FileNotFoundError:
+        return {}
+    except BadFile as error:
+        raise CheckpointError(str(error), where=str(path), fix="Run `tunesmith predict` again.") from None
+
+
+def _read_parquet(file: BinaryIO) -> dict[str, list[Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        found = pq.ParquetFile(file)
+        cells = found.metadata.num_rows * found.metadata.num_columns
+        size = sum(found.metadata.row_group(k).total_byte_size for k in range(found.metadata.num_row_groups))
+        if cells > MAX_CELLS or size > MAX_BYTES:
+            raise BadFile(f"has {cells:,} cells and {size:,} bytes, more than a run writes")
+        table = found.read()
+        if len(set(table.column_names)) < len(table.column_names):
+            raise BadFile("has two columns of one name")
+        return {str(name): table.column(name).to_pylist() for name in table.column_names}
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise error if isinstance(error, BadFile) else BadFile(f"is not a parquet file ({short_text(error)})") from None

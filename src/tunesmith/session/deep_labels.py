@@ -14,8 +14,8 @@ import numpy as np
 from tunesmith.audit.text_survey import Ints
 from tunesmith.config.schema import RunConfig
 from tunesmith.labels import LabelMap, Task
-from tunesmith.reading.containers import read_prediction_columns
 from tunesmith.reading.load import DataBundle
+from tunesmith.reading.row_cache import read_prediction_columns
 from tunesmith.session.from_config import finetune
 from tunesmith.session.watch import Watch
 

@@ -1,81 +1,101 @@
-"""Rows with several labels: in one cell with a separator between, in a list, as a 0 or 1 for each label, or in one 0/1 column a
-label. Whatever the form, they become lists of names, and then one row of 0.0 and 1.0 for each row.
+"""Labels that are not one name a row: numbers to predict, and several labels in a row. These stand in one cell with a separator
+between, in a list, as a 0 or 1 for each label, or in one 0/1 column a label; whatever the form, they become lists of names, and
+then one row of 0.0 and 1.0 for each row.
 """
 
 from __future__ import annotations
 
-import ast
-import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tunesmith.errors import DataError
+from tunesmith.labels import UNLABELLED
 from tunesmith.reading.column_choice import OFF, ON
-from tunesmith.reading.label_survey import are_numbers, class_names, is_string_type, label_batches, survey_labels
+from tunesmith.reading.columns import has_label, label_parts
+from tunesmith.reading.label_survey import (
+    NUMBER,
+    class_names,
+    find_separator,
+    is_list_type,
+    is_string_type,
+    label_batches,
+    label_cells,
+    plain_numbers,
+    split_cell,
+    style_of_numbers,
+    survey_labels,
+)
 from tunesmith.reading.source import Source
 
-SEPARATORS = ("|", ";")
-"""What sets labels apart without a doubt, once the parts are seen to repeat."""
-DOUBTFUL_SEPARATORS = {",": "comma", "/": "slash", " ": "space"}
-"""What is asked about: it may be part of a name."""
+
+def read_scores(source: Source, column: str, *, is_test: bool) -> Any:
+    """The scores as an Arrow column; nan for a test split without any."""
+    import pyarrow as pa
+
+    if column not in source.column_names:
+        return pa.array(np.full(source.dataset.num_rows, np.nan, dtype=np.float32))
+    style = style_of_numbers(source, column)
+    parts = [_numbers(label_cells(t.column(column)), source, column, at, style) for at, t in source.scan([column])]
+    scores = np.concatenate(parts)
+    if is_test and (scores == UNLABELLED).all():
+        scores = np.full_like(scores, np.nan)
+    return pa.array(scores.astype(np.float32))
+
+
+def _numbers(cells: Any, source: Source, column: str, start: int, style: str | None) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if is_string_type(cells.type):
+        cells = plain_numbers(cells, style)
+        good = pc.match_substring_regex(cells, NUMBER)
+    elif pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type):
+        good = pc.is_finite(cells)
+    else:
+        raise DataError(f"column {column!r} holds {cells.type}, expected numbers", where=source.origin)
+    good = pc.fill_null(good, False)
+    if not pc.all(good).as_py():
+        at = pc.index(good, False).as_py()
+        value = cells[at].as_py()
+        problem = "the score is missing" if value in (None, "") else f"{value!r} is not a number"
+        fix = "Regression needs a finite number in every row."
+        raise DataError(problem, where=source.where(start + at, column), fix=fix)
+    numbers = cells.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    too_large = np.abs(numbers) > np.finfo(np.float32).max
+    if too_large.any():
+        at = int(np.argmax(too_large))
+        raise DataError(f"{cells[at].as_py()} is too large", where=source.where(start + at, column))
+    return numbers
+
+
 SEPARATOR_WORDS = {"comma": ",", "slash": "/", "pipe": "|", "semicolon": ";", "space": " ", "tab": "\t"}
 
 
-def find_separator(counts: Mapping[str, int]) -> str | None:
-    """What sets several labels of one cell apart: a character, "json" for lists written out, or None."""
-    cells = [cell for cell in counts if cell]
-    if cells and all(cell.strip().startswith("[") and cell.strip().endswith("]") for cell in cells):
-        return "json"
-    return next((sep for sep in (*SEPARATORS, *DOUBTFUL_SEPARATORS) if _sets_apart(sep, cells, counts)), None)
+def unfold_labels(sources: Mapping[str, Source], label: str, separator: str | None) -> dict[str, Source]:
+    """Sources in which the labels are lists, whatever form they have in the files."""
+    train = sources.get("train") or next(iter(sources.values()))
+    if label_parts(train, label):
+        return {k: _join_switches(s, label_parts(s, label)) if has_label(s, label) else s for k, s in sources.items()}
+    if is_list_type(train.type_of(label)):
+        return dict(sources)
+    known = SEPARATOR_WORDS.get(separator or "", separator) or find_separator(survey_labels(train, label).counts) or "|"
+    return {k: _split_cells(s, label, known) if label in s.column_names else s for k, s in sources.items()}
 
 
-def _sets_apart(separator: str, cells: Sequence[str], counts: Mapping[str, int]) -> bool:
-    """Whether the parts of cells are used again in other cells, as labels are."""
-    several = [cell for cell in cells if separator in cell]
-    if sum(counts[cell] for cell in several) < 2 or are_numbers(cells):
-        return False
-    uses = Counter(part for cell in cells for part in split_cell(cell, separator))
-    again = sum(count > 1 for count in uses.values())
-    short = all(len(part.split()) <= 4 for part in uses) and (separator != " " or all(p[0] == "#" for p in uses))
-    return short and again >= len(uses) / 2 and len(uses) < len(cells) + len(several)
-
-
-def split_cell(cell: str | None, separator: str) -> list[str]:
-    """The labels of one cell, without the spaces around them."""
-    if cell is None or not cell.strip():
-        return []
-    if separator != "json":
-        return [part.strip() for part in cell.split(separator) if part.strip()]
-    try:
-        found = json.loads(cell)
-    except ValueError:
-        try:
-            found = ast.literal_eval(cell)  # ['a', 'b'], as Python prints a list
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            found = None
-    if not isinstance(found, list) or not all(isinstance(v, (str, int)) for v in found):
-        raise ValueError(f"{cell[:60]!r} is not a list of labels")
-    return [str(value) for value in found]
-
-
-def split_cells(source: Source, column: str, separator: str | None, train: Source) -> Source:
-    """The source with lists of labels in the column. Without a separator, it is found in the train rows."""
-    found = (
-        SEPARATOR_WORDS.get(separator or "", separator) or find_separator(survey_labels(train, column).counts) or "|"
-    )
+def _split_cells(source: Source, column: str, separator: str) -> Source:
+    """The source with lists of labels in the column."""
     lists = []
     for row, cell in enumerate(source.dataset.with_format(None)[column]):
         try:
-            lists.append(split_cell(cell, found))
+            lists.append(split_cell(cell, separator))
         except ValueError as error:
             raise DataError(str(error), where=source.where(row, column), fix='Write ["a", "b"].') from None
     return _with_lists(source, column, lists)
 
 
-def join_switches(source: Source, columns: Sequence[str]) -> Source:
+def _join_switches(source: Source, columns: Sequence[str]) -> Source:
     """The source with one more column, named by the columns with commas: the names of those that hold 1, true or yes."""
     table = source.dataset.with_format(None)
     rows: list[list[str]] = [[] for _ in range(source.dataset.num_rows)]
@@ -126,7 +146,7 @@ def encode_lists(source: Source, column: str, values: Sequence[str]) -> Any:
     import pyarrow.compute as pc
 
     if column not in source.column_names:
-        return as_arrow(np.full((source.dataset.num_rows, len(values)), np.nan))
+        return _as_arrow(np.full((source.dataset.num_rows, len(values)), np.nan))
     hot = np.zeros((source.dataset.num_rows, len(values)), dtype=np.float32)
     for batch in label_batches(source, column):
         if batch.column.null_count:
@@ -134,10 +154,25 @@ def encode_lists(source: Source, column: str, values: Sequence[str]) -> Any:
             raise DataError("the list of labels is missing", where=source.where(row, column), fix="Use [] for none.")
         ids = pc.index_in(batch.names, value_set=pa.array(values, pa.string())).to_numpy(zero_copy_only=False)
         hot[batch.start + batch.parents.astype(np.int64), ids.astype(np.int64)] = 1.0
-    return as_arrow(hot)
+    return _as_arrow(hot)
 
 
-def read_places(source: Source, column: str, width: int | None) -> Any:
+def encode_places(
+    sources: Mapping[str, Source], column: str, label_names: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Lists of 0 and 1, all of one length, already have a place for each label: the names of these, and Arrow columns."""
+    width = len(label_names) if label_names is not None else None
+    places: dict[str, Any] = {}
+    for split, source in sources.items():
+        if column in source.column_names:
+            places[split] = _read_places(source, column, width)
+            width = places[split].shape[1]
+    empty = {split: np.full((s.dataset.num_rows, width or 0), np.nan) for split, s in sources.items()}
+    names = tuple(label_names) if label_names is not None else tuple(str(i) for i in range(width or 0))
+    return names, {split: _as_arrow(rows) for split, rows in (empty | places).items()}
+
+
+def _read_places(source: Source, column: str, width: int | None) -> Any:
     """(rows, labels) of a column of lists with a 0 or 1 for each label; `width` is the number of labels, where it is known."""
     import pyarrow.compute as pc
 
@@ -167,7 +202,7 @@ def _numbers_of(cells: Any) -> Any:
     return cells.to_numpy(zero_copy_only=False)
 
 
-def as_arrow(rows: np.ndarray[Any, Any]) -> Any:
+def _as_arrow(rows: np.ndarray[Any, Any]) -> Any:
     """An Arrow column of lists of float32, from (rows, values)."""
     import pyarrow as pa
 
