@@ -7,15 +7,15 @@ import json
 import shlex
 from pathlib import Path
 
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 from tunesmith.findings import Finding
 from tunesmith.run.layout import RunDir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("runs", nargs="+", type=user_path, metavar="RUN", help="run folder")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+    add_flag(parser, "runs RUN", "run folder", nargs="+")
+    add_flag(parser, "--json", "print one JSON object per run")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith import __version__
+from tunesmith.cli.parser import add_flag
 from tunesmith.run.remembered import own_cache
 
 PACKAGES = (
@@ -28,7 +29,7 @@ VARIABLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Only the form of the answer."""
-    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    add_flag(parser, "--json", "Print JSON.")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.cli.console import format_bytes, format_duration, quiet_libraries
-from tunesmith.cli.parser import add_config_arguments, config_from_args
+from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
 from tunesmith.cli.side_process import SideProcess
 from tunesmith.cli.train import LIBRARIES
 from tunesmith.config.load import load_config
@@ -32,7 +32,7 @@ ERROR_MARK = "tunesmith-forecast-error: "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All options of a run, and the form of the answer."""
-    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    add_flag(parser, "--json", "Print JSON.")
     add_config_arguments(parser, positional=True)
 
 

@@ -7,12 +7,13 @@ import json
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from tunesmith.cli.parser import add_flag
 from tunesmith.config.schema import dump_value, list_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """No arguments but --markdown."""
-    parser.add_argument("--markdown", action="store_true", help="Print a table of all options for the documentation.")
+    add_flag(parser, "--markdown", "Print a table of all options for the documentation.")
 
 
 def run(args: argparse.Namespace) -> int:
