@@ -37,7 +37,7 @@ def label_ids(part: Part) -> Ints:
 
 
 def check_labels(ids: Mapping[str, Ints], labels: LabelMap, *, names_given: bool) -> list[Finding]:
-    """`names_given`: a person listed the labels, so labels that look alike are meant."""
+    """`names_given`: the user listed the labels, so similar names are intended."""
     if labels.task is Task.REGRESSION or "train" not in ids:
         return []
     counts = count_labels_of(ids["train"], labels)
@@ -94,7 +94,7 @@ _KEYS: dict[str, Callable[[str], str]] = {
     "in case or spaces": fold_case,
     "in several of these": alike,
 }
-"""How they differ -> what is then equal, the narrowest first."""
+"""The difference -> a key that ignores it, the most specific first."""
 
 
 def find_alikes(counts: Mapping[str, int]) -> list[Finding]:
@@ -132,7 +132,7 @@ MOST_ROWS = 20_000
 FEWEST_ROWS = 40
 FOLDS = 5
 LARGE_SHARE = 0.5
-"""Share of the errors of a constant answer that is gone without reading: from here on a warning."""
+"""From this share of the constant answer's errors removed without reading the text, it is a warning."""
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 DATE = re.compile(r"\b(?:(?:19|20)\d\d[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.](?:19|20)\d\d)\b")
 
@@ -148,7 +148,7 @@ class ContentFree:
 
     @property
     def gone(self) -> float:
-        """The share of the constant answer's errors that is gone."""
+        """The share of the constant answer's errors that is removed."""
         return max(0.0, (self.score - self.constant) / max(1 - self.constant, 1e-9)) if self.sure else 0.0
 
 
@@ -242,7 +242,7 @@ def _column(name: str, one: ContentFree, cells: Sequence[Any], labels: int, *, r
 
 
 def _named(sample: RowSample, ids: Ints, labels: LabelMap, text: Sequence[str]) -> Finding | None:
-    """The name of the label stands in the text of most rows of that label and hardly anywhere else."""
+    """Finds label names that occur in the text of most rows of that label and hardly in others."""
     if labels.task is Task.REGRESSION or not all(len(name) > 2 and not name.isdigit() for name in labels.names):
         return None
     low = [" ".join(str(sample.columns[name][row]).lower() for name in text) for row in range(len(ids))]
@@ -265,7 +265,7 @@ PLACE = "place in the file"
 def text_features(
     sample: RowSample, text: Sequence[str], characters: Ints, counts: Ints, part_rows: int
 ) -> dict[str, Ints]:
-    """The features that know nothing of the words. `characters`, `counts`: (rows, texts) of the sample."""
+    """Features that ignore the words. `characters`, `counts`: (rows, texts) of the sample."""
     length = [characters, characters[:, :1] / np.maximum(characters[:, -1:], 1)]
     return {
         "length": np.concatenate(length, axis=1),

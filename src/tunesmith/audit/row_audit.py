@@ -28,7 +28,7 @@ def audit_rows(
 ) -> list[Finding]:
     """Findings, most serious first. Texts are equal when they are after " ".join(text.lower().split()).
 
-    `names_given`: a person listed the labels, so labels that look alike are meant.
+    `names_given`: the user listed the labels, so similar names are intended.
     """
     ordered = {"train": parts["train"], **parts} if "train" in parts else dict(parts)
     ids = {split: label_ids(part) for split, part in ordered.items()}

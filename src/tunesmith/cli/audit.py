@@ -1,4 +1,4 @@
-"""`tunesmith audit FILE...`: what is wrong with labelled rows, before anything is spent on training.
+"""`tunesmith audit FILE...`: find faults in labelled rows before training on them.
 
 Exit code 0: the audit is complete, whatever it found; 3: --strict_data is set and there is a warning, or a file cannot be read.
 """
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def name_splits(files: list[str]) -> dict[str, str]:
-    """Which file is which split: by the names when they say it for all, else in the order train, validation, test."""
+    """The split of each file: by their names if all of them say it, else in the order train, validation, test."""
     if len(files) > len(SPLITS):
         raise ConfigError(f"{len(files)} files are given", fix="Give at most three: train, validation, test.")
     named: dict[str, str] = {}

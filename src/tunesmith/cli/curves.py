@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _free(name: str) -> Path:
-    """A file of the current folder that is not there yet: it was not named, so nothing is replaced."""
+    """A path in the current folder that must not exist: the user did not name it, so no file is replaced."""
     from tunesmith.errors import ConfigError
 
     if os.path.lexists(name):

@@ -45,14 +45,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_likely(likely: dict[str, float]) -> None:
-    """What else it may be, with the probability of each."""
+    """Prints the other likely verdicts with their probabilities."""
     shown = [f"{code.replace('_', ' ')} {share:.0%}" for code, share in likely.items()]
     if len(shown) > 1:
         print(f"  likely: {', '.join(shown)}")
 
 
 def next_command(path: Path, finding: Finding) -> str | None:
-    """The first advice as a command; None where it is for people."""
+    """The first advice as a command; None if it is not a command."""
     from tunesmith.diagnose.verdict import advised_options
 
     first = finding.advice[0].split(": ")[0] if finding.advice else ""

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints how each part is; 0 when nothing is damaged, else 5."""
+    """Prints the state of each part; 0 if nothing is damaged, else 5."""
     from tunesmith.config.load import load_config
     from tunesmith.errors import ConfigError
     from tunesmith.run.doctor import Examined, examine, is_sound, repair

@@ -28,7 +28,7 @@ VARIABLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Only the form of the answer."""
+    """The output format."""
     add_flag(parser, "--json", "Print JSON.")
 
 
@@ -82,7 +82,7 @@ def cache_folders() -> dict[str, Path]:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """Two columns a person can read and paste."""
+    """Two columns of text."""
     lines = [f"{name:<24}{found[name]}" for name in ("tunesmith", "python", "platform", "cpus")]
     lines += [f"{name:<24}{text or 'not installed'}" for name, text in found["packages"].items()]
     lines += [f"{'device':<24}{device}" for device in found["devices"]]

@@ -1,4 +1,4 @@
-"""Write a commented config for a data file: columns and task are found in it, the usual options stand ready to change."""
+"""Write a commented config for a data file, with the columns and the task found in it and the options that are changed most."""
 
 from __future__ import annotations
 

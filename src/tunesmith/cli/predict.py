@@ -183,7 +183,7 @@ def _predict_plain(facts: Any, args: argparse.Namespace) -> int:
 
 
 def _source(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The rows to read and how: a file, or what stands on stdin as columns in memory."""
+    """The input and the options to read it: a file, or the rows of stdin."""
     options = reading_options(args)
     if args.input != "-":
         return Path(args.input), options
@@ -241,7 +241,7 @@ def predict_many(facts: Any, args: argparse.Namespace) -> int:
 
 
 def _start_worker() -> subprocess.Popen[bytes]:
-    """The same command once more. Should it die, the others do its work."""
+    """Starts the same command again. If it dies, the others do its work."""
     words = sys.argv[1:]
     at = next(i for i, word in enumerate(words) if word.split("=")[0] == "--workers")
     words[at : at + (1 if "=" in words[at] else 2)] = []

@@ -79,7 +79,7 @@ def describe(hint: Any) -> str:
 
 
 def is_boolean(hint: Any) -> bool:
-    """Whether the option is a switch, and nothing else."""
+    """Whether the option is only a switch."""
     return bool in _kinds(hint) and str not in _kinds(hint)
 
 
@@ -193,7 +193,7 @@ def _as_scalar(value: Any) -> Any:
 
 
 def _how_to_write(value: Any, kinds: tuple[Any, ...]) -> str:
-    """The spelling that would have worked for a number written in another way, or nothing."""
+    """How to write the number so that it is accepted, or nothing."""
     number = math.nan
     if isinstance(value, (str, float)) and {int, float}.intersection(kinds):
         with suppress(ValueError):
@@ -261,7 +261,7 @@ _SECONDS = (86400.0, 3600.0, 60.0, 1.0)
 
 
 def read_duration(text: str) -> float:
-    """Seconds. A ValueError says how to write it."""
+    """The number of seconds. A ValueError says how to write a duration."""
     match = _PARTS.fullmatch(text.strip().lower())
     seconds = sum(float(n or 0) * unit for n, unit in zip(match.groups(), _SECONDS, strict=True)) if match else 0.0
     if not 0 < seconds < 10**9:

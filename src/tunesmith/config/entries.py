@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class FileEntries:
-    """What a file holds, and each problem found on the way."""
+    """The entries of a file, and the problems found while reading it."""
 
     entries: tuple[Entry, ...]
     problems: tuple[str, ...]
@@ -102,7 +102,7 @@ def _read_toml(text: str, file: str) -> FileEntries:
 
 
 def _read_json(text: str, file: str) -> FileEntries:
-    """`json` does not say where a key stands: each is looked for behind the one before it."""
+    """The position of a key is found by a search behind the key before it, because `json` does not report positions."""
     if not text.lstrip(" \t\r\n").startswith("{"):
         fix = "If it holds data rows, give it as --train_file" if text.lstrip().startswith("[") else None
         raise ConfigError("is not a JSON object of option names and values", where=file, fix=fix)
@@ -142,7 +142,7 @@ class _NotANumber:
 
 
 def _without_pairs(value: Any) -> Any:
-    """The value with dicts for the tuples of pairs that objects were read as; a name that stands twice in one is a ValueError."""
+    """The value with a dict in place of each tuple of pairs; a name that occurs twice in one is a ValueError."""
     if isinstance(value, _NotANumber):
         raise ValueError(f"{value.word} is not a number")
     if isinstance(value, list):
@@ -165,7 +165,7 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 
 
 def read_top_level(text: str, file: str) -> FileEntries:
-    """The entries of the one mapping a YAML file is, built from parser events: tags and anchors never get a meaning."""
+    """The entries of the mapping in a YAML file, built from parser events: tags and anchors are never interpreted."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -180,7 +180,7 @@ def read_top_level(text: str, file: str) -> FileEntries:
 
 
 class _Builder:
-    """Turns parser events into values. The first thing that is refused ends the reading."""
+    """Turns parser events into values. Reading stops at the first event that is refused."""
 
     def __init__(self, file: str, yaml: Any) -> None:
         self.file = file

@@ -56,7 +56,7 @@ class RunConfig(Options):
     """Everything a run is made from. Names and meanings follow transformers v5 where it has them."""
 
     def __post_init__(self) -> None:
-        """One spelling inside: a tab is a tab, `eval_mcc` is `matthews_correlation`, `~` is the home folder."""
+        """Normalises spellings: `tab` becomes a tab, `eval_mcc` becomes `matthews_correlation`, `~` the home folder."""
         for name in PATH_OPTIONS:
             value = getattr(self, name)
             if isinstance(value, str):
@@ -129,7 +129,7 @@ def list_options() -> dict[str, Option]:
 
 
 def _annotation(hint: Any) -> Any:
-    """What is annotated to a type, or to a part of a union."""
+    """The annotation of a type, or of a part of a union."""
     if get_origin(hint) is Annotated:
         return hint.__metadata__[0]
     return next((found for part in get_args(hint) if (found := _annotation(part)) is not None), None)

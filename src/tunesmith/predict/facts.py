@@ -37,7 +37,7 @@ class ModelFacts:
     glue_task: str | None = None
     metrics: tuple[str, ...] | None = None
     long_texts: LongTexts = "head"
-    """What the model was shown of rows longer than `max_length`."""
+    """How rows longer than `max_length` were read in training."""
 
     def write(self, folder: Path) -> None:
         """Writes the facts into a model folder."""
@@ -167,7 +167,7 @@ class GraphFacts:
 
     @property
     def installing(self) -> str:
-        """What a card says about the packages that answer from the folder."""
+        """The sentence of a model card about the packages to install."""
         also = " openvino" if self.engine == "openvino" else ""
         return (
             f"It needs no torch: `pip install 'tunesmith[runtime]'{also}`, or, at the versions it was measured with and smaller, "

@@ -40,7 +40,7 @@ class Network(Protocol):
     """A loaded model: a torch module, or an exported graph."""
 
     name: str
-    """What computes, and where: "torch on cpu", "onnxruntime on cpu"."""
+    """The library and the device: "torch on cpu", "onnxruntime on cpu"."""
     encoder: TokenEncoder
     chunks: ChunkEncoder
     """The same encoder for many rows at once."""
@@ -111,7 +111,7 @@ def predict_chunks(
 def answer_tokens(
     predict: Callable[[TokenRows], npt.NDArray[np.float32]], tokens: TokenRows, *, vocab_size: int, before: int = 0
 ) -> npt.NDArray[np.float32]:
-    """Logits of rows whose token ids the model has; all of them numbers. `before`: rows that errors count, too."""
+    """Logits of the rows, all finite. Refuses token ids that the model does not have. `before`: rows before these, for errors."""
     highest = int(max((values.max(initial=0) for values, _ in tokens.columns["input_ids"].chunks), default=0))
     if highest >= vocab_size:
         problem = f"the tokenizer makes token id {highest}, but the model has only {vocab_size} token embeddings"

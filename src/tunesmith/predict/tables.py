@@ -31,7 +31,7 @@ _NEEDS_QUOTES = re.compile('[",\t\r\n\ufeff]|^ | $')
 
 
 def escape_formula(text: str) -> str:
-    """The text, with an apostrophe in front when a spreadsheet would run it."""
+    """The text, with an apostrophe in front if a spreadsheet would run it as a formula."""
     return f"'{text}" if _DANGEROUS.match(text) else text
 
 
@@ -143,7 +143,7 @@ def read_predictions(path: Path) -> dict[str, list[str]]:
 
 
 def list_answers(labels: LabelMap, top_k: int | None = None) -> list[str]:
-    """Our columns for the answers of a model: prediction, and prob_NAME for each label; or the `top_k` best, sorted."""
+    """The names of the columns of answers: prediction, and prob_NAME for each label; or the `top_k` best, sorted."""
     if labels.task is Task.REGRESSION:
         return ["prediction"]
     if top_k is not None:
@@ -153,7 +153,7 @@ def list_answers(labels: LabelMap, top_k: int | None = None) -> list[str]:
 
 
 def choose_column_names(ours: Sequence[str], taken: Iterable[str]) -> list[str]:
-    """A free name for each of our columns, in order: its own, else tunesmith_NAME, else that with a number."""
+    """A name for each of our columns that is not taken, in order: NAME, else tunesmith_NAME, else that with a number."""
     used = set(taken)
     chosen = []
     for name in ours:
@@ -216,7 +216,7 @@ def answer_columns(probabilities: npt.NDArray[Any], labels: LabelMap, top_k: int
 
 
 def require_numbers(answers: npt.NDArray[Any], *, before: int = 0) -> None:
-    """A NumericsError that names the first row whose answer is not finite: it is not a class, not even the first one."""
+    """A NumericsError that names the first row whose answer is not finite."""
     bad = np.flatnonzero(~np.isfinite(answers).all(axis=tuple(range(1, answers.ndim))))
     if len(bad):
         problem = f"the model's answer for row {before + int(bad[0]) + 1} is not a number ({len(bad):,} of {len(answers):,} rows)"

@@ -1,4 +1,4 @@
-"""Rows that cannot be trained on: all of them at once with their reasons, or left out and listed when that is asked for."""
+"""Rows that cannot be trained on: reported all at once with their reasons, or left out and listed with `skip_bad_rows`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tunesmith.reading.source import BAD_COLUMN, Source
 from tunesmith.reading.text_files import SHOWN
 
 MISSING_WORDS = frozenset(["n/a", "na", "nan", "#n/a", "n.a.", "null", "(null)", "-", "--", "?", "<na>", "nil"])
-"""What spreadsheets write for no value."""
+"""Words that spreadsheets write for a missing value."""
 
 
 class Reason(NamedTuple):
-    """Why a row is bad; `word` is a label that may be a word for no value."""
+    """Why a row is bad; `word` is its label, if that may be a word for a missing value."""
 
     column: str
     problem: str
@@ -46,7 +46,7 @@ Reasons = dict[int, list[Reason]]
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that was left out: where it stands, why, and what it holds."""
+    """A row that was left out: its place, the reasons, and its cells."""
 
     where: str
     reasons: tuple[str, ...]
@@ -97,7 +97,7 @@ def _is_missing_word(name: str) -> bool:
 
 
 def _is_unlabelled(source: Source, label: str | None, label_names: Sequence[str]) -> bool:
-    """Whether the label column is there and holds nothing, or words for nothing."""
+    """Whether the label column exists and all of its cells are empty or words for a missing value."""
     if label is None or label not in source.column_names or is_list_type(source.type_of(label)):
         return False
     return all(_is_missing_word(name) and name not in label_names for name in survey_labels(source, label).counts)
@@ -111,7 +111,7 @@ def check_texts(source: Source, text: Sequence[str], *, allow_empty_text: bool) 
 
 
 def _unread_reasons(source: Source) -> Reasons:
-    """Rows that the reader could not take apart; their cells are empty, which is not a further reason."""
+    """Rows that could not be parsed. Their cells are empty, which does not count as another reason."""
     scanned = ((start, table.column(BAD_COLUMN).to_pylist()) for start, table in source.scan([BAD_COLUMN]))
     return {
         start + row: [Reason("", why)] for start, cells in scanned for row, why in enumerate(cells) if why is not None
@@ -165,7 +165,7 @@ def _mark(found: Reasons, start: int, bad: Any, reason: Reason) -> None:
 
 
 def _refuse(source: Source, found: Reasons) -> None:
-    """One missing label is refused where labels are encoded; several bad rows, or a word for nothing, are listed here."""
+    """Lists several bad rows, or words for a missing value. A single missing label is refused where labels are encoded."""
     words = sorted({reason.word for reasons in found.values() for reason in reasons if reason.word is not None})
     if len(found) == 1 and not words:
         [(row, reasons)] = found.items()

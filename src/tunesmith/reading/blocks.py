@@ -24,7 +24,7 @@ from tunesmith.reading.ready_commands import train_with
 
 CHUNK_BYTES = 1 << 20
 _NO_FILE = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
-"""What the system answers for a path that leads to no file: a link to itself, a file taken for a folder, an endless name."""
+"""The errors of a path that leads to no file: a link to itself, a file used as a folder, too long a name."""
 KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
 KINDS |= {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow"}
 KINDS |= dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), "sheet")
@@ -32,7 +32,7 @@ KINDS |= dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), "sheet")
 
 
 def kind_of_file(path: Path, origin: str, delimiter: str | None) -> tuple[str, bool]:
-    """(kind, whether it is gzipped); "lines" where the lines must tell."""
+    """(kind, whether it is gzipped); "lines" if the kind must be recognised from the content."""
     suffixes = [s.lower() for s in path.suffixes]
     gzipped = bool(suffixes) and suffixes[-1] in (".gz", ".gzip")
     suffix = (suffixes[:-1] if gzipped else suffixes)[-1:] or [""]
@@ -130,7 +130,7 @@ class _Hooked:
 
 @contextmanager
 def readable(path: Path, origin: str) -> Iterator[None]:
-    """Turns what the operating system says about a file into our errors."""
+    """Turns errors of the operating system about a file into errors of this package."""
     try:
         yield
     except FileNotFoundError:
@@ -164,7 +164,7 @@ OnProgress = Callable[[int, int], None]
 
 
 class UnreadableText(Exception):
-    """Raised after the good text before it was given out; the parser adds line and field."""
+    """Raised after the readable text before it was yielded; the parser adds line and field."""
 
     def __init__(self, problem: str, fix: str) -> None:
         super().__init__(problem)
@@ -249,7 +249,7 @@ def _describe(error: UnicodeDecodeError, start: int, codec: str, origin: str) ->
 
 
 def describe_nul(text: str, origin: str) -> UnreadableText:
-    """What to say about text with a NUL character."""
+    """The error for text with a NUL character."""
     if text.count("\0") * 3 > len(text):
         codec = "utf-16-be" if text.startswith("\0") else "utf-16-le"
         command = train_with(origin, f"--encoding {codec}")
@@ -258,7 +258,7 @@ def describe_nul(text: str, origin: str) -> UnreadableText:
 
 
 def guess_encoding(head: bytes) -> tuple[str, str]:
-    """The likely codec, and a few words of the first line that needs it, as they read in it."""
+    """The likely codec, and a few words of the first line with such bytes, decoded with it."""
     codec = _guess(head)
     line = next((part for part in head.splitlines() if not part.isascii()), b"")
     at = next((k for k, byte in enumerate(line) if byte > 127), 0)
@@ -284,6 +284,6 @@ def _guess(head: bytes) -> str:
 
 
 def _letters(head: bytes, codec: str) -> int:
-    """How many characters that are not ASCII are letters within or at the end of a small word."""
+    """How many characters outside ASCII are lower-case letters."""
     text = head.decode(codec, "replace")
     return sum(char.isalpha() and char.islower() for char in text if ord(char) > 127)

@@ -24,7 +24,7 @@ PAIRS = (
 )
 SINGLES = ("text", "sentence", "review", "content", "comment", "tweet", "message", "utterance", "document", "body")
 WEAK_SINGLES = ("question", "query", "title", "headline")
-"""Names of a text that is often one of two."""
+"""Names of a text column that is often one of a pair."""
 LABELS: tuple[str, ...] = (
     *("label", "labels", "target", "class", "category", "gold_label", "y", "kategorie", "klasse", "catégorie"),
     *("categorie", "étiquette", "etiqueta", "categoría", "categoria", "标签", "类别"),
@@ -33,7 +33,7 @@ WEAK_LABELS: tuple[str, ...] = (
     *("sentiment", "score", "stars", "rating", "similarity", "is_duplicate", "coarse_label", "intent", "emotion"),
     *("polarity", "topic"),
 )
-"""Names that a second column of labels may have as well."""
+"""Names of labels that may stand beside another label column."""
 ASIDE: tuple[str, ...] = (
     *("lang", "language", "locale", "source", "split", "set", "subset", "partition", "fold", "date", "author"),
     *("user", "username", "country", "region", "annotator", "prediction", "predicted", "truncated"),
@@ -56,7 +56,7 @@ Kind = Literal["text", "label", "switch", "number", "id", "date", "empty", "list
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """The kind of a column with what it rests on. `examples` are its most frequent values."""
+    """The kind of a column, with its evidence. `examples` are its most frequent values."""
 
     name: str
     kind: Kind
@@ -135,13 +135,13 @@ def _kind(name: str, texts: Sequence[str], counts: Counter[str], words: float, *
 
 
 def _words(text: str) -> float:
-    """Words; in scripts that write none apart, two characters count as one."""
+    """The number of words; in scripts without spaces between words, two characters count as one word."""
     wide = sum(1 for char in text if unicodedata.east_asian_width(char) in "WF" or "\u0e00" <= char <= "\u0e7f")
     return len(text.split()) if wide < len(text) / 4 else max(len(text.split()), wide / 2)
 
 
 class ColumnChooser:
-    """What the names and the values of a source's columns say about its text and its label."""
+    """Chooses the text and label columns of a source from the names and values of its columns."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -159,7 +159,7 @@ class ColumnChooser:
         raise self._question(texts, labels)
 
     def _find(self, known: Sequence[str]) -> list[str]:
-        """The columns with these names, exactly or apart from case, in the order of the names."""
+        """The columns with these names, ignoring case, in the order of the names."""
         names = self.source.column_names
         by_lower = {name.lower().strip().rpartition(".")[2]: name for name in reversed(names)}
         by_lower |= {name.lower().strip(): name for name in reversed(names)}
@@ -213,7 +213,7 @@ class ColumnChooser:
         return [*[(n,) for n in longest], (texts[0], texts[1])], ""
 
     def _beside_labels(self, readable: list[str]) -> str | None:
-        """The column of single words, such as addresses, that stands alone beside one whose values repeat."""
+        """The only column of single words (such as addresses) beside one column of labels."""
         both = [n for n, p in self.profiles.items() if p.kind not in ("empty", "date") and not _is_id_name(n)]
         found = [n for n in both if n in readable and self.profiles[n].kind in ("id", "other")]
         others = [n for n in both if n not in found]
@@ -278,7 +278,7 @@ class ColumnChooser:
 
 
 def is_sure_label(name: str) -> bool:
-    """Whether the name says that the column holds classes."""
+    """Whether the name alone shows that the column holds classes."""
     return name.lower().strip().rpartition(".")[2] in LABELS
 
 

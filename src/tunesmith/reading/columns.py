@@ -214,7 +214,7 @@ def _ask(source: Source, question: str, flag: str) -> NoReturn:
 
 
 def require_text(source: Source, name: str) -> None:
-    """Refuses a source without this column, or with something else than text in it."""
+    """Refuses a source that lacks this column or whose column does not hold text."""
     if name not in source.column_names:
         raise source.no_column(name, "--text_column_names")
     if not source.holds_text(name):
@@ -222,7 +222,7 @@ def require_text(source: Source, name: str) -> None:
 
 
 _HEADERS = {"text": "text", "id": "id", "date": "date", "empty": "empty", "list": "list", "other": "other"}
-"""What a column without a name is called, by its kind; others may be labels."""
+"""The name given to a column without one, by its kind; all other kinds may be labels."""
 
 
 def _refuse_absent_header(chooser: ColumnChooser) -> None:

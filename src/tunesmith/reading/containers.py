@@ -136,7 +136,7 @@ def _read_rows(path: Path, origin: str, asked: str | None) -> list[tuple[int, li
 
 
 def note_sheet(path: Path, origin: str, asked: str | None) -> str | None:
-    """A sentence when the workbook has more than the sheet that is read."""
+    """A sentence if the workbook has other sheets that are not read."""
     sheets = _open_sheets(path, origin)
     name = _choose_sheet(sheets, origin, asked)
     others = ", ".join(map(repr, [other for other in sheets if other != name][:6]))
@@ -144,7 +144,7 @@ def note_sheet(path: Path, origin: str, asked: str | None) -> str | None:
 
 
 def _choose_sheet(sheets: dict[str, Any], origin: str, asked: str | None) -> str | None:
-    """The sheet to read; which one of several tables is asked."""
+    """The sheet to read. If several sheets hold tables, an error asks which one."""
     if asked is not None and asked not in sheets:
         fix = did_you_mean(asked, tuple(sheets)) or f"Sheets with rows: {', '.join(map(repr, sheets))}."
         raise DataError(f"there is no sheet {asked!r} with rows", where=origin, fix=fix)

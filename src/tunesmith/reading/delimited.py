@@ -22,7 +22,7 @@ from tunesmith.reading.source import BAD_COLUMN, LINE_COLUMN
 from tunesmith.reading.text_files import Dialect, check_header, refuse_rows
 
 MAX_RECORD_CHARS = 16 << 20
-"""A longer record is taken for a quote never closed or a file that is not lines: memory stays bounded."""
+"""A longer record is reported as an unclosed quote or as a file without lines, so that memory stays bounded."""
 
 _QUOTED = re.compile(r'"[^"]*+(?:""[^"]*+)*+"')
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -172,7 +172,7 @@ class _Parser:
         return end
 
     def _read_plain(self, chunk: str) -> None:
-        """Lines without any quote that matters: the fast path."""
+        """The fast path: lines without quotes."""
         if "\r" in chunk:
             chunk = chunk.replace("\r\n", "\n").replace("\r", "\n")
         chunk = chunk.removesuffix("\n")
@@ -192,7 +192,7 @@ class _Parser:
         self.found.lines.extend(numbers)
 
     def _add(self, fields: list[str], line: int, text: str) -> None:
-        """Takes a record in, after the empty lines before it."""
+        """Adds a record, after the empty lines before it."""
         for blank in self.blanks:
             self._add_bad(f"an empty line, expected {self.width} fields", "Remove it.", blank, "")
         self.blanks.clear()

@@ -41,7 +41,7 @@ def load_from_hub(
     cache_dir: str | Path | None = None,
     allow_download: bool = True,
 ) -> DatasetDict:
-    """All splits of a Hub dataset, memory-mapped. When the Hub is out of reach (or not allowed), the copy on disk."""
+    """All splits of a Hub dataset, memory-mapped. If the Hub cannot be reached (or is not allowed), the copy on disk is used."""
     import datasets
 
     name = MOVED.get(dataset_name, dataset_name)

@@ -19,7 +19,7 @@ from tunesmith.reading.ready_commands import train_after
 from tunesmith.reading.source import BAD_COLUMN, LINE_COLUMN
 
 MOST_KEYS = 1_000
-"""Records with more different keys are no table."""
+"""Records with more distinct keys than this are not a table."""
 _WORDS = {"null": "null", "bool": "true/false", "int": "a whole number", "float": "a number", "text": "text"}
 
 
@@ -37,7 +37,7 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 
 class Widened(Exception):
-    """A column turned out to hold a wider kind than the batches already written: read again from the start."""
+    """A column holds a wider kind than the batches already written: the file is read again from the start."""
 
 
 class ColumnKinds:
@@ -51,7 +51,7 @@ class ColumnKinds:
         self._written: dict[str, str] | None = None
 
     def restart(self) -> None:
-        """Forgets what was written, keeps what was learnt."""
+        """Starts over, with the kinds found so far."""
         self._written = None
 
     def batch(self, records: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Any:
@@ -75,7 +75,7 @@ class ColumnKinds:
         return pa.record_batch(arrays, names=list(self.kinds))
 
     def _add_keys(self, record: Mapping[str, Any], number: int) -> None:
-        """Takes in keys that were not seen before; one that reads like a key the record does not have is refused."""
+        """Adds new keys; refuses a key that looks like a misspelling of one that the record lacks."""
         where = f"{self.origin}:{number}"
         if not record:
             raise DataError("an object without keys", where=where)
@@ -227,7 +227,7 @@ def _is_lines(head: str) -> bool:
 
 
 def refuse_records(origin: str, first_cells: Mapping[str, str]) -> None:
-    """Where no column is a label and one holds records: how to take a label out of them. `first_cells`: a cell by column."""
+    """For data without a label column whose cells hold records: an error with the command that extracts a label."""
     for name, first in first_cells.items():
         found = _first_leaf(first) if first.startswith(("[", "{")) and re.fullmatch(r"\w+", name) else None
         if found is not None:

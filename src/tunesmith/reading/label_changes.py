@@ -26,7 +26,7 @@ MOST_BYTES = 1 << 30
 
 
 def spelling_of(counts: Mapping[str, int]) -> dict[str, str]:
-    """Each label that has a more frequent one like it -> that one, without spaces around it."""
+    """Each label -> the most frequent label that it is a variant of, stripped; labels that stay as they are are left out."""
     by_key: dict[str, str] = {}
     for name in sorted(counts, key=lambda n: -counts[n]):
         by_key.setdefault(alike(name), name.strip() or name)
@@ -66,7 +66,7 @@ def _respell(source: Source, column: str, changed: Mapping[str, str]) -> Source:
 
 
 def correct_labels(part: Part, path: Path, columns: Sequence[str], labels: LabelMap) -> tuple[Part, int]:
-    """The part with the labels of a review file, and how many differ. A row whose text is another one is refused."""
+    """The part with the labels of a review file, and how many changed. A row whose text differs from the data is refused."""
     if labels.task is Task.MULTILABEL:
         raise DataError("a labels file holds one label a row; these rows have several", where=str(path))
     values = part.encoded.with_format("numpy", columns=["labels"])[:]["labels"].copy()

@@ -132,7 +132,7 @@ def _with_labels(sources: Mapping[str, Source], labels: Mapping[str, Any]) -> di
 
 
 def notes_on_classes(parts: Mapping[str, Part], labels: LabelMap) -> list[str]:
-    """Which class F1 is about, and each evaluated split without a row of some class: no score tells how well it is found."""
+    """Which class F1 refers to, and the evaluated splits that have no row of some class and so cannot measure it."""
     if labels.task not in (Task.BINARY, Task.MULTICLASS):
         return []
     one = f"F1, precision and recall are those of the class {labels.positive_name!r}; --positive_label names another."
@@ -193,7 +193,7 @@ def _given_names(names: tuple[str, ...], found: Sequence[str], train: Source, co
 
 
 def is_whole(name: str) -> bool:
-    """Whether a label is written as a whole number without needless zeros or signs."""
+    """Whether a label is a whole number without leading zeros or a plus sign."""
     try:
         return str(int(name)) == name
     except ValueError:
@@ -277,7 +277,7 @@ def _refuse_variants(train: Source, column: str, survey: Survey) -> None:
 
 
 def _refuse_typos(train: Source, column: str, survey: Survey) -> None:
-    """A word seen once among hundreds of almost the same word: better asked than learnt as a class of its own."""
+    """Refuses a rare label that is nearly equal to a very frequent one: it is probably a typing error, not a class."""
     for name, count in survey.counts.items():
         for other, often in survey.counts.items():
             if often >= _TYPO_SHARE * count and len(name) > 3 and not (is_whole(name) or is_whole(other)):

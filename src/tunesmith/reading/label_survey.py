@@ -17,7 +17,7 @@ from tunesmith.errors import DataError
 from tunesmith.reading.source import Source
 
 MAX_LABELS = 10_000
-"""More distinct values than this are no labels; counting stops there."""
+"""A column with more distinct values does not hold labels; counting stops there."""
 
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 CURRENCY = r"^\s*(?:[€$£¥₹]|[A-Z]{3}\b)\s?|\s?(?:[€$£¥₹]|\b[A-Z]{3})\s*$"
@@ -29,9 +29,9 @@ _GROUPED = {
     "1,234.5": re.compile(r"^[+-]?\d{1,3}(,\d{3})*(\.\d+)?$"),
 }
 SEPARATORS = ("|", ";")
-"""What sets labels apart without a doubt, once the parts are seen to repeat."""
+"""Characters that separate labels beyond doubt if the parts of cells repeat."""
 DOUBTFUL_SEPARATORS = {",": "comma", "/": "slash", " ": "space"}
-"""What is asked about: it may be part of a name."""
+"""Characters that may be part of a name, so that the user is asked."""
 _BOTH = re.compile(r"\d\.\d{3},\d|\d,\d{3}\.\d|\d([.,])\d{3}\1\d{3}")
 
 
@@ -84,7 +84,7 @@ class Survey:
 
     @property
     def looks_like_scores(self) -> bool:
-        """At least 95% numbers, some with a fraction: a score with perhaps a bad cell, not a class."""
+        """At least 95% numbers, some with a fraction: scores with perhaps a few bad cells, not classes."""
         values = self.numbers if self.too_many else sum(self.counts.values())
         return self.fractions > 0 and self.numbers >= 0.95 * max(values, 1) and not self.is_list
 
@@ -198,7 +198,7 @@ def _as_names(cells: Any, known: list[str] | None, source: Source, column: str, 
 
 
 def find_separator(counts: Mapping[str, int]) -> str | None:
-    """What sets several labels of one cell apart: a character, "json" for lists written out, or None."""
+    """What separates several labels in one cell: a character, "json" for lists in brackets, or None."""
     cells = [cell for cell in counts if cell]
     if cells and all(cell.strip().startswith("[") and cell.strip().endswith("]") for cell in cells):
         return "json"
@@ -206,7 +206,7 @@ def find_separator(counts: Mapping[str, int]) -> str | None:
 
 
 def _sets_apart(separator: str, cells: Sequence[str], counts: Mapping[str, int]) -> bool:
-    """Whether the parts of cells are used again in other cells, as labels are."""
+    """Whether the parts of cells occur again in other cells, as labels do."""
     several = [cell for cell in cells if separator in cell]
     if sum(counts[cell] for cell in several) < 2 or _are_numbers(cells):
         return False
@@ -277,7 +277,7 @@ def style_of_numbers(source: Source, column: str) -> str | None:
 
 
 def visible(text: str) -> str:
-    """The text without characters that take no room: zero-width spaces and joiners, marks of direction."""
+    """The text without invisible characters: zero-width spaces and joiners, direction marks."""
     return "".join(char for char in text if unicodedata.category(char) not in ("Cf", "Cc"))
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataBundle:
-    """Splits with the column "labels" added; `notes` are the decisions made, in sentences for a person."""
+    """Splits with the column "labels" added; `notes` are sentences about the decisions made."""
 
     splits: dict[str, Dataset]
     columns: Columns
@@ -39,9 +39,9 @@ class DataBundle:
     split_fingerprints: dict[str, str]
     parts: dict[str, Part]
     names_given: bool = False
-    """A person listed the labels."""
+    """Whether the user listed the labels."""
     findings: tuple[Finding, ...] = ()
-    """What the audit found; reading itself finds nothing."""
+    """The findings of the audit; reading itself has none."""
     bad_rows: tuple[BadRow, ...] = ()
     """Rows that were left out because `skip_bad_rows` asked for it."""
 
@@ -173,7 +173,7 @@ def _hold_out(
 def _cut(
     parts: dict[str, Part], samples: Sequence[int | None], notes: list[str], task: Task, seed: int
 ) -> dict[str, Part]:
-    """The splits with at most so many rows of train, validation and test."""
+    """The splits, cut to the asked numbers of train, validation and test rows."""
     how = "at random" if task is Task.MULTILABEL else "with the shares of the labels kept"
     limits = dict(zip(("train", "validation", "test"), samples, strict=True))
     cut = {}

@@ -107,7 +107,7 @@ def read_source(
 
 
 def _refuse_no_content(path: Path, origin: str) -> None:
-    """Refuses pipes, empty files, and a large file that begins with zeros: it was never written to its end."""
+    """Refuses pipes, empty files, and large files that begin with zeros: an incomplete copy."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise DataError("is a pipe or a device, not a file", where=origin, fix="Write the rows to a file first.")
@@ -120,7 +120,7 @@ def _refuse_no_content(path: Path, origin: str) -> None:
 
 
 def _recognised(file: _File) -> _File:
-    """The file with its format and delimiter as its first lines show them; lines that are no table are refused."""
+    """The file with its format and delimiter as recognised from its first lines; lines that are not a table are refused."""
     if file.kind == "lines":
         kind, dialect = recognise_lines(_first_text(file), file.origin)
         file = replace(file, kind=kind, dialect=dialect)
@@ -137,7 +137,7 @@ def _recognised(file: _File) -> _File:
 
 
 def _first_text(file: _File) -> str:
-    """The beginning of a text file; nothing where it cannot be decoded, which reading it reports."""
+    """The beginning of a text file; empty if it cannot be decoded, which is reported when the file is read."""
     try:
         with file.open() as stream:
             head = stream.read(_HEAD_BYTES)
@@ -148,7 +148,7 @@ def _first_text(file: _File) -> str:
 
 
 def _reading_note(file: _File) -> str | None:
-    """A sentence when columns are separated by something else than the suffix says."""
+    """A sentence about how the file is read, if its suffix does not already say so."""
     if file.kind == "sheet" and not file.gzipped:
         from tunesmith.reading.containers import note_sheet
 

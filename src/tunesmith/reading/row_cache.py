@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _ROWS = "rows.arrow"
 _HASH_ROWS = 10_000
 _RELEASE_EVERY = 20
-"""Batches: often enough that a large file is never in memory as a whole, seldom enough to cost nothing."""
+"""Batches between two releases: a large file is never in memory as a whole, and the cost is small."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RowCache:
             return None
 
     def remove(self, key: str) -> None:
-        """Forgets one entry, if it is there."""
+        """Removes an entry, if it exists."""
         shutil.rmtree(self.root / key, ignore_errors=True)
 
     def build(self, key: str, batches: Iterator[Any], facts: Callable[[], dict[str, Any]] = dict) -> CachedRows | None:
@@ -179,7 +179,7 @@ def release_pages(dataset: Dataset) -> int:
 
 @contextmanager
 def binary_errors(kind: str, origin: str) -> Iterator[None]:
-    """Turns pyarrow's refusals into one line that names the file."""
+    """Turns errors of pyarrow into one line that names the file."""
     import pyarrow as pa
 
     try:

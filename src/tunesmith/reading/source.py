@@ -42,9 +42,9 @@ class Source:
     lines: bool = False
     table_file: Path | None = None
     note: str | None = None
-    """How the file was read, where that is not a matter of course."""
+    """How the file was read, if that is not obvious."""
     delimiter: str = ","
-    """What sets the columns of the file apart, if it has lines."""
+    """The delimiter of the file, if it has lines."""
 
     @property
     def column_names(self) -> list[str]:
@@ -101,7 +101,7 @@ class Source:
 
 
 def checked(source: Source) -> Source:
-    """The source, which must have rows."""
+    """The source; one without rows is refused."""
     if source.dataset.num_rows == 0:
         raise DataError("no rows", where=source.origin, fix="It needs at least one row.")
     return source

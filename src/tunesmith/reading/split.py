@@ -21,7 +21,7 @@ SPLITS = {
     **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "devel", "development"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-"""What a cell, or a dataset, calls a split -> our name."""
+"""Names of splits in cells and datasets -> our name."""
 _MATCHED = {"validation_matched": "validation", "test_matched": "test"}
 
 
@@ -179,7 +179,7 @@ def draw_fold(part: Part, *, folds: int, fold: int, task: Task, text_columns: Se
 
 
 def strata_of(part: Part, task: Task) -> Ints:
-    """A small number for each row: rows with the same one are drawn in proportion."""
+    """The stratum of each row, as a small number."""
     if task is Task.MULTILABEL:
         return np.zeros(len(part), dtype=np.int64)
     labels = part.labels().to_numpy(zero_copy_only=False)
@@ -200,7 +200,7 @@ def _quota(strata: Ints, fraction: float) -> Ints:
 
 
 def _groups(part: Part, text: Sequence[str]) -> Ints | None:
-    """A number for each row, the same for rows linked by a sentence; None where each row stands alone."""
+    """The group of each row: rows that share a sentence, also indirectly. None if each row is a group of its own."""
     if not text or len(part) > MAX_GROUPED_ROWS:
         return None
     numbers = _number_sentences(part, text)

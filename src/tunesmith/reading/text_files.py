@@ -72,7 +72,7 @@ def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[st
 
 
 def _rename(names: list[str], origin: str, dialect: Dialect) -> str:
-    """How to give each column a name of its own: a command where the header can be written without quotes."""
+    """How to make the column names unique: a command, if the header needs no quotes."""
     seen: Counter[str] = Counter()
     free = []
     for name in names:
@@ -100,7 +100,7 @@ def refuse_rows(bad: list[tuple[DataError, str]], rows: int, origin: str, delimi
 
 
 def _mend_all(texts: list[str], mark: str, origin: str) -> str | None:
-    """The command that mends all of these lines, where they are wrong in one way that is known."""
+    """The command that repairs all of these lines, if they share a known fault."""
     if mark in DELIMITER_NAMES and all(text.endswith(mark) for text in texts):
         written = "\\t" if mark == "\t" else mark
         cut = train_after(f"sed 's/{written}\\r\\?$//'", origin)

@@ -24,7 +24,7 @@ MAX_TEXT_CHARS = 50_000
 
 
 class BadRequest(Exception):
-    """What is wrong with a request; becomes an answer with this status and a JSON reason."""
+    """An invalid request; it is answered with this status and a JSON reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -120,7 +120,7 @@ _INPUT_OPTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to classify and how the answer is to look. `single`: one row was asked for in the other dialect."""
+    """What to classify and the form of the answer. `single`: `inputs` holds one row."""
 
     given: Texts
     top_k: int | None = None
@@ -279,7 +279,7 @@ def _answers() -> dict[str, Any]:
 
 
 def docs_page(document: dict[str, Any]) -> str:
-    """The document for a person, without a script."""
+    """The document as an HTML page without a script."""
     rows = "".join(
         f"<h2><code>{method.upper()} {html.escape(path)}</code></h2><p>{html.escape(what['summary'])}</p>"
         for path, methods in document["paths"].items()

@@ -98,7 +98,7 @@ class Board:
         return await self._draw(lambda: self.pages.comparison(runs))
 
     async def _draw(self, make: Callable[[], str]) -> Response:
-        """A page that takes a second or more, one at a time: the threads that look up runs stay free for others."""
+        """Draws a slow page, one at a time, so that the threads that look up runs stay free."""
         if self._drawing >= MAX_DRAWING:
             return _busy("too many reports are being drawn")
         self._drawing += 1
@@ -183,7 +183,7 @@ def _busy(reason: str) -> Response:
 
 
 def refuse_in_json(handler: Handler) -> Handler:
-    """The handler, with every refusal as a JSON reason and every error of ours as its one line."""
+    """The handler, with refusals and errors of this package as JSON."""
 
     async def answer(request: Request) -> Response:
         try:

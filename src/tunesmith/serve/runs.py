@@ -61,7 +61,7 @@ def stop_run(run: RunDir) -> Holder:
 
 
 def _terminate(handle: int, holder: Holder, run: RunDir) -> None:
-    """Through a handle on the process: should it end first, the signal reaches no other process with its number."""
+    """Sends the signal through a pidfd: if the process ends first, no other process with its number is reached."""
     if holder.pid <= 1 or holder.pid == os.getpid():
         raise ResourceError(f"process {holder.pid} is not one to stop", where=run.name)
     try:
@@ -93,7 +93,7 @@ def _listed(handle: int, pid: int) -> bool:
 
 RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 FRESH_SECONDS = 60
-"""A journal without lock and without end that grew this recently belongs to a run of another tool."""
+"""A journal without a lock and without an end that grew within this time belongs to a running tool that takes no lock."""
 ScoreCell = tuple[str, float, float | None, float | None]
 """Name, value, low and high end of the 95% interval."""
 _OPTION = re.compile(r"^(model_name_or_path|run_name): (.*)$", re.MULTILINE)
@@ -111,9 +111,9 @@ class RunRow:
     score: ScoreCell | None
     updated: float
     problem: str | None = None
-    """What of the run folder is damaged; the other values are what could still be read."""
+    """The damage of the run folder, if any; the other values could still be read."""
     verdict: Verdict | None = None
-    """Kind and title of the first finding; None: there is none, or it was not looked for yet."""
+    """Kind and title of the first finding; None if there is none or the run was not diagnosed yet."""
 
     def to_json(self) -> dict[str, Any]:
         """What the page's script needs."""
@@ -135,7 +135,7 @@ class RunRow:
 
 
 class RunIndex:
-    """Finds runs again on every call, so that runs started by anyone appear and removed ones go."""
+    """Looks for runs on every call, so that new runs appear and removed ones disappear."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).resolve()
@@ -196,14 +196,14 @@ class RunIndex:
 
 
 def run_id(name: str) -> str:
-    """The folder's own name where it can stand in an address, else a name made from its hash."""
+    """The name of the folder if it is valid in an address, else a name made from its hash."""
     if RUN_ID.fullmatch(name) and set(name) != {"."}:
         return name
     return "run-" + hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def status_of(run: RunDir, ended: str | None, updated: float) -> str:
-    """running, finished, stopped, failed, or interrupted (it ended without a word and can be resumed)."""
+    """running, finished, stopped, failed, or interrupted (it ended without a record and can be resumed)."""
     if is_running(run):
         return "running"
     if ended is None:

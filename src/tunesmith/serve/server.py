@@ -98,7 +98,7 @@ class DeadlineProtocol(H11Protocol):
 DRAIN_SECONDS = 8
 BACKLOG = 1024
 ARRIVED_SECONDS = 0.2
-"""Between the signal and the end of listening: what clients had sent before it is read, and so is accepted."""
+"""Seconds between the signal and the end of listening, in which requests that were already sent are accepted."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -142,7 +142,7 @@ def _plain_answer(status: int, reason: str) -> Callable[[Request, Exception], Aw
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but streams that never end by themselves are ended first."""
+    """uvicorn, with endless streams closed before it shuts down."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -239,7 +239,7 @@ def serve_forever(
 
 
 def raise_stopped(number: int, frame: object = None) -> None:
-    """The end of a service that a signal asked for: exit code 128 + its number, with one worker and with several."""
+    """Ends a service after a signal: exit code 128 + its number, with one worker and with several."""
     raise StoppedBySignal(number, "after what was accepted was answered")
 
 
@@ -250,7 +250,7 @@ def address_of(host: str, port: int) -> str:
 
 
 def _names_of(host: str) -> list[str]:
-    """The names under which a board that is open to the network is reached."""
+    """The names of a server that the network can reach."""
     if host in LOCAL:
         return []
     if host in ("0.0.0.0", "::"):

@@ -40,7 +40,7 @@ def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenR
 
 
 def join_token_rows(parts: Sequence[TokenRows]) -> TokenRows:
-    """The rows of all parts, one part behind the other; nothing is copied but the lengths."""
+    """The rows of all parts, concatenated; only the lengths are copied."""
     if len(parts) == 1:
         return parts[0]
     starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
@@ -52,7 +52,7 @@ def join_token_rows(parts: Sequence[TokenRows]) -> TokenRows:
 
 PIECE_ROWS = 256
 LEAST_ROWS = 1024
-"""Fewer rows are tokenized here: no process is worth starting for them."""
+"""Fewer rows are tokenized in this process: starting others would take longer."""
 SPARED_CORES = 2
 """One drives the GPU, one makes its batches."""
 _PACKAGES = Path(__file__).resolve().parents[2]
@@ -96,7 +96,7 @@ class ChunkEncoder:
         return make_token_rows(encoded, has_types=self._has_types), cuts
 
     def _share(self, crew: _Crew, texts: Sequence[list[str]]) -> EncodedRows:
-        """Pieces to idle processes; while all of them are still starting, pieces are encoded here."""
+        """Sends pieces to idle processes; while all of them are still starting, encodes pieces here."""
         starts = range(0, len(texts[0]), PIECE_ROWS)
         todo = deque((n, [column[at : at + PIECE_ROWS] for column in texts]) for n, at in enumerate(starts))
         found: dict[int, EncodedRows] = {}
@@ -112,7 +112,7 @@ class ChunkEncoder:
 
 
 class _Crew:
-    """The processes. They end when their pipe is closed: with this object, or with the process that holds it."""
+    """The worker processes. They end when their pipe is closed: with this object, or with the process that owns it."""
 
     def __init__(self, count: int, encoder: TokenEncoder, has_types: bool) -> None:
         self.owner = os.getpid()
@@ -124,7 +124,7 @@ class _Crew:
         self.end = weakref.finalize(self, _end, started, self.owner)
 
     def give(self, todo: deque[tuple[int, list[list[str]]]]) -> None:
-        """A piece to each process that has none."""
+        """Sends a piece to each idle process."""
         for pipe in wait(self.starting, timeout=0):
             assert isinstance(pipe, Connection)
             self.starting.remove(pipe)
@@ -143,7 +143,7 @@ class _Crew:
                 raise self._died(number) from None
 
     def take(self) -> dict[int, EncodedRows]:
-        """The answers that are there; it waits for one, or for a process that has started."""
+        """The answers that have arrived; waits for one, or for a process to start."""
         found = {}
         for pipe in wait([*self.busy, *self.starting]):
             if not isinstance(pipe, Connection) or pipe not in self.busy:
@@ -168,7 +168,7 @@ class _Crew:
 
 
 def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
-    """A process at the other end of a pipe, in a group of its own: Ctrl-C is for the process that waits for it."""
+    """A process at the other end of a pipe, in its own process group, so that Ctrl-C reaches the parent only."""
     mine, theirs = Pipe()
     with theirs:
         process = subprocess.Popen(
@@ -190,7 +190,7 @@ def _end(started: list[tuple[Connection, subprocess.Popen[bytes]]], owner: int) 
 
 
 def work() -> None:
-    """The life of a process: say that it runs, take the tokenizer, then texts until the pipe is closed."""
+    """The main loop of a worker: report that it runs, receive the tokenizer, then encode texts until the pipe is closed."""
     pipe = Connection(int(sys.argv[1]))
     try:
         pipe.send(None)

@@ -62,7 +62,7 @@ class TokenEncoder(Protocol):
 
     fingerprint: str
     windows: TextWindows | None
-    """How rows are shown to the model that it cannot take as they are."""
+    """The windows in which the model reads rows that are too long for it."""
 
     def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
         """One row for each element of the one or two text columns."""
@@ -70,7 +70,7 @@ class TokenEncoder(Protocol):
 
 
 def make_token_encoder(tokenizer: Any, max_length: int, long_texts: LongTexts = "head") -> TokenEncoder:
-    """The encoder that equals `tokenizer(*texts, truncation=True, max_length=max_length)` but for long texts."""
+    """The encoder that gives the rows of `tokenizer(*texts, truncation=True, max_length=max_length)`, except for long texts."""
     if getattr(tokenizer, "is_fast", False):
         return RustEncoder(tokenizer, max_length, long_texts)
     if long_texts in ("head_tail", "windows"):
@@ -82,7 +82,7 @@ def make_token_encoder(tokenizer: Any, max_length: int, long_texts: LongTexts = 
 
 
 class RustEncoder:
-    """For tokenizers backed by the `tokenizers` library: nearly all of them."""
+    """For tokenizers backed by the `tokenizers` library, as nearly all are."""
 
     def __init__(self, tokenizer: Any, max_length: int, long_texts: LongTexts = "head") -> None:
         core = tokenizer.backend_tokenizer
@@ -216,7 +216,7 @@ def require_text_cells(cells: Sequence[Any], before: int, column: str = "") -> N
 
 
 def _mark_unread(rows: list[EncodedRow], unread: dict[int, bool]) -> list[EncodedRow]:
-    """What was never tokenized counts as one token cut, so that the row is among the cut ones."""
+    """An unread end counts as one token cut, so that the row is counted as cut."""
     for i, second in unread.items():
         row = rows[i]
         beside = row.cut_second if row.cut_second == UNKNOWN else row.cut_second + second
@@ -247,7 +247,7 @@ def _names_a_file(name: str, value: object) -> bool:
 
 
 def _hash_files(tokenizer: Any) -> str:
-    """Merges and the like are in no vocabulary: what the tokenizer writes for itself has them."""
+    """A hash of the files that the tokenizer writes: they hold merges and the like, which are in no vocabulary."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             tokenizer.save_vocabulary(folder)

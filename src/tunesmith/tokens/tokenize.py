@@ -31,7 +31,7 @@ VERSION = 4
 BATCH_ROWS = 1000
 USUAL_LENGTH = 512
 LONGEST_LENGTH = 8192
-"""Of a row, where all that the model takes is asked for: some models set no limit."""
+"""The longest row when the whole length that the model takes is asked for: some models set no limit."""
 
 OnProgress = Callable[[int, int], None]
 """Called with (rows done, rows in all)."""
@@ -46,7 +46,7 @@ class Tokenized:
     dataset: Dataset
     reused: bool = False
     empty: tuple[int, ...] = ()
-    """Rows of which the model sees special tokens alone."""
+    """Rows that have special tokens only."""
 
 
 def tokenize(

@@ -93,7 +93,7 @@ def cut_row(whole: Any, max_length: int, side: str) -> EncodedRow:
 
 
 def share_longest_first(sizes: tuple[int, int], room: int) -> tuple[int, int]:
-    """How many tokens of each text stay: the longer one is cut down to the shorter, then both alike."""
+    """The number of tokens kept of each text: the longer one is cut down to the shorter, then both equally."""
     short, long = sorted(sizes)
     if short + long > room:
         long = max(short, room - short)
@@ -104,18 +104,18 @@ def share_longest_first(sizes: tuple[int, int], room: int) -> tuple[int, int]:
 
 
 MOST_WINDOWS = 8
-"""Of a row; what is beyond them is cut."""
+"""The most windows of a row; the rest of the row is cut."""
 
 
 @dataclass(frozen=True)
 class TextWindows:
-    """`length` tokens, the special ones before and behind the text among them."""
+    """Windows of `length` tokens, including the special tokens before and behind the text."""
 
     length: int
     before: int
     behind: int
     drawn: bool = False
-    """Which window a batch has: one by chance, else the first."""
+    """Whether a batch has a random window of a row; otherwise the first."""
 
     @property
     def room(self) -> int:
@@ -144,7 +144,7 @@ class TextWindows:
     def shown(
         self, tokens: dict[str, list[npt.NDArray[Any]]], rows: npt.NDArray[Any]
     ) -> dict[str, list[npt.NDArray[Any]]]:
-        """The rows of a batch, one window of each."""
+        """One window of each row of a batch."""
         starts = [self.starts(len(ids)) for ids in tokens["input_ids"]]
         rng = np.random.default_rng(zlib.crc32(np.ascontiguousarray(rows, dtype=np.int64).tobytes()))
         chosen = [found[int(rng.integers(len(found)))] if self.drawn else 0 for found in starts]
@@ -211,7 +211,7 @@ class TruncationCount:
 
 
 def describe_empty(what: str, rows: Sequence[int]) -> str:
-    """One line about rows without a token of their own."""
+    """One line about rows without a token of text."""
     count = "1 row has" if len(rows) == 1 else f"{len(rows):,} rows have"
     return (
         f"Warning: {what}: {count} no token of text (first: row {rows[0] + 1}): the model sees nothing of them. "
