@@ -1,4 +1,4 @@
-"""What the diagnosis says of each run in the list: a few runs are read at each look, and none again before it changes."""
+"""The diagnosis of each run in the list: a few runs are diagnosed at a time, and again only when they change."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ def test_a_hub_task_asks_the_hub_room(load: Callable[..., DataBundle], monkeypat
         asked.append((name, config, options))
         return DatasetDict({"train": Dataset.from_list(rows(20, [0, 1], text="sentence"))})
 
-    monkeypatch.setattr("tunesmith.reading.gather.load_from_hub", fake)
+    monkeypatch.setattr("tunesmith.reading.hub.load_from_hub", fake)
     bundle = load(None, task_name="sst2", hub_options={"revision": "x"})
     assert asked == [("glue", "sst2", {"revision": "x"})]
     assert bundle.labels.names == ("negative", "positive")
