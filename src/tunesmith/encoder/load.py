@@ -72,8 +72,8 @@ def _free_memory() -> int | None:
 LENGTH = 5
 
 
-def require_answer(model: Any, folder: Path) -> None:
-    """A ConfigError when the model cannot compute a row of a few tokens, a NumericsError when the answer is not a number."""
+def compute_row(model: Any) -> Any:
+    """The logits of a row of a few tokens; None for a model that cannot be asked so."""
     import torch
 
     try:
@@ -82,21 +82,27 @@ def require_answer(model: Any, folder: Path) -> None:
         table = None
     rows = getattr(table, "num_embeddings", None)
     if rows is None or hasattr(model.base_model, "set_attention_type"):
-        return  # CANINE has no table of tokens; BigBird switches to full attention permanently when it sees a short row
+        return None  # CANINE has no table of tokens; BigBird switches to full attention permanently when it sees a short row
     ids = torch.arange(LENGTH, device=table.weight.device).remainder(rows)[None]
     end = getattr(model.config, "eos_token_id", None)
     if isinstance(end, int) and 0 <= end < rows:
         ids[0, -1] = end  # BART and its kin read the place of this token
     was = model.training
     model.eval()
-    with naming("its config.json describes a model that cannot compute", folder):
+    try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-        finite, shape = bool(torch.isfinite(logits).all()), tuple(logits.shape)
-        if shape != (1, model.config.num_labels):
-            raise ValueError(f"its answer to one row has the shape {shape}")
-    model.train(was)
-    if not finite:
+            return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    finally:
+        model.train(was)
+
+
+def require_answer(model: Any, folder: Path) -> None:
+    """A ConfigError when the model cannot compute a row of a few tokens, a NumericsError when the answer is not a number."""
+    with naming("its config.json describes a model that cannot compute", folder):
+        logits = compute_row(model)
+        if logits is not None and tuple(logits.shape) != (1, model.config.num_labels):
+            raise ValueError(f"its answer to one row has the shape {tuple(logits.shape)}")
+    if logits is not None and not bool(logits.isfinite().all()):
         problem = "the model answers a row of a few tokens with something that is not a number"
         raise NumericsError(problem, where=str(folder), fix="Use an undamaged copy of the model and its config.json.")
 

@@ -1,17 +1,19 @@
-"""Steps that a host launches kernel by kernel: whether their kernels are done before the next ones are launched."""
+"""Where float32 is the better choice on a GPU: steps that a host launches kernel by kernel, and models that fail in bf16."""
 
 from __future__ import annotations
 
 import numpy as np
 from torch import nn
 
+from tunesmith.encoder.load import compute_row
 from tunesmith.engine.state import TrainState
+from tunesmith.ranks.runtime import Runtime
 from tunesmith.tokens.batches import Batch, make_batch
 from tunesmith.tokens.token_rows import TokenRows
 
 LARGEST = 3e9
-"""Tokens times the weights of a matrix, on average. BERT-base's step (1.2 million weights a matrix) takes as long in float32 as
-under autocast at 2,500 tokens on an H200 (docs/performance.md)."""
+"""Tokens times the weights of a matrix, on average. On an H200 BERT-base's step (1.2 million weights a matrix) takes as long in
+float32 as under autocast at 2,500 tokens; float32 steps of BART and XLNet are the quicker ones at 2e9 (docs/performance.md)."""
 
 
 def is_launch_bound(model: nn.Module, tokens: float) -> bool:
@@ -35,8 +37,9 @@ def why_float32(state: TrainState, rows: TokenRows, batch_tokens: float) -> str 
         return None
     if not is_launch_bound(state.model, batch_tokens):
         return None
+    why = "quicker than bf16 for steps launched one kernel at a time"
     if state.graphs is None:
-        return "its steps are not captured"
+        return why
     from tunesmith.fast.compared import nothing_left_behind
 
     def passes(batch: Batch) -> None:
@@ -46,4 +49,15 @@ def why_float32(state: TrainState, rows: TokenRows, batch_tokens: float) -> str 
 
     some = make_batch(rows, np.arange(min(2, len(rows))), strategies.padding)
     with nothing_left_behind(state):
-        return state.graphs.rehearse(runtime.move(some), passes)
+        failure = state.graphs.rehearse(runtime.move(some), passes)
+    return None if failure is None else f"{why} ({failure})"
+
+
+def why_not_half(model: nn.Module, runtime: Runtime) -> str | None:
+    """Why this model cannot compute in half precision: transformers' DeBERTa fills masks with a number of float32."""
+    try:
+        with runtime.autocast():
+            compute_row(model)
+    except RuntimeError as error:
+        return f"as this model fails in {runtime.precision} ({str(error).splitlines()[0]})"
+    return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class Aside:
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     _job: Future[float] | None = None
 
-    def start(self, job: Callable[[], None]) -> None:
+    def start(self, job: Callable[[], object]) -> None:
         """Runs the job. The one before must have been taken."""
         assert self._job is None
         future: Future[float] = Future()
@@ -242,18 +243,26 @@ class RunKeeper(RunRecord):
         if self.plan.nan_action != "skip":
             super()._refuse(event)
 
-    def best_weights(self) -> Path | None:
-        """The folder of the best weights, verified; None when the model has them: no evaluation was the best, or the last one."""
+    @contextmanager
+    def best_weights(self) -> Iterator[Path | None]:
+        """The folder of the best weights; None when the model has them: no evaluation was the best, or the last one.
+
+        They are hashed while they are used; where that finds damage, its error ends the block, whatever else did.
+        """
         if not self.keep_best or self.state.progress.step in (None, self.state.step):
-            return None
+            yield None
+            return
         self._take_save(wait=self.state.progress.step == self._aside_step)
-        found = verify(self.run.best)
-        if found["step"] != self.state.progress.step:
-            raise CheckpointError(
-                f"holds the weights of step {found['step']}, the best are those of step {self.state.progress.step}",
-                where=str(self.run.best),
-            )
-        return self.run.best
+        best, check = self.run.best, Aside()
+        held = read_manifest(best)["step"]
+        if held != self.state.progress.step:
+            problem = f"holds the weights of step {held}, the best are those of step {self.state.progress.step}"
+            raise CheckpointError(problem, where=str(best))
+        check.start(lambda: verify(best))
+        try:
+            yield best
+        finally:
+            check.take(wait=True)
 
     def end(self, reason: str) -> None:
         """Writes the last event and closes the journal. A run that ended well is not over before that is on disk."""

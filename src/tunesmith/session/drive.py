@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from tunesmith.config.schema import dump_config, to_dict
 from tunesmith.engine.evaluate import predict_rows
@@ -193,11 +194,13 @@ def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch, en
     if main and watch.pages and keeper.journal is not None:
         keeper.journal.settle()
         watch.aside.start(draw_ahead, run)
-    settle_weights(prepared, keeper.best_weights(), ending.change)
     diagnosis: Sequence[str] = ()
     best_step = state.progress.step if keeper.keep_best else None
-    with writing_model(run, prepared) as finish_model:
-        predictions = predict_splits(prepared, watch.progress)
+    with ExitStack() as ends:
+        with keeper.best_weights() as best:
+            settle_weights(prepared, best, ending.change)
+            finish_model = ends.enter_context(writing_model(run, prepared))
+            predictions = predict_splits(prepared, watch.progress)
         prepared = with_ending(run, move_thresholds(prepared, predictions, watch.say), ending)
         scores = score_splits(prepared, predictions) | ending.scores
         reach("scores")

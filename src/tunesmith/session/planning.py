@@ -178,9 +178,7 @@ def say_model(
     if runtime.precision == "bf16" and config.bf16 is None:
         say("Precision: bf16, as this GPU has it (weights stay float32); --no_bf16 computes in float32.")
     if plain is not None:
-        say(
-            f"Precision: float32, quicker than bf16 for steps launched one kernel at a time ({plain}); --bf16 for bf16."
-        )
+        say(f"Precision: float32, {plain}; --bf16 for bf16.")
     asked = config.train_sampling_strategy or config.token_budget
     if asked is None and strategies.best_order(runtime.device) == "random":
         say("Order: random, as batches have no padding here; --train_sampling_strategy names another.")

@@ -20,7 +20,7 @@ from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.state import TrainState, make_deterministic, seed_everything
 from tunesmith.errors import ConfigError
 from tunesmith.fast.in_force import Strategies
-from tunesmith.fast.launches import why_float32
+from tunesmith.fast.launches import why_float32, why_not_half
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.fast.warming import finish_warming, start_warming
 from tunesmith.findings import Finding
@@ -132,6 +132,9 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names, tokens.long_texts)
     seed_everything(config.seed)
     loaded = _load(config, data, runtime)
+    chosen = runtime.precision == "bf16" and config.bf16 is None
+    failing = why_not_half(loaded.model, runtime) if chosen and runtime.sharding is None else None
+    runtime = runtime if failing is None else replace(runtime, precision="no")
     reach("model")
     fixed = length if config.pad_to_max_length else None
     padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
@@ -145,7 +148,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     finish_warming(warming)
     plain = _choose_float32(config, state, rows["train"])
     runtime = state.runtime
-    say_model(say, config, loaded, strategies, runtime, plain)
+    say_model(say, config, loaded, strategies, runtime, failing or plain)
     batches = _make_batches(config, rows["train"], strategies, runtime)
     identity = with_choices(identity, batches.sampling, runtime)
     made = (facts, suite, strategies, state, batches, identity, settled)
