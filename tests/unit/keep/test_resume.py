@@ -225,11 +225,12 @@ def test_a_run_told_to_go_on_with_another_config_takes_its_settings_and_not_the_
 def test_damaged_best_weights_end_their_use_with_the_name_of_the_file(tmp_path: Path) -> None:
     keeper, batches = make_keeper(tmp_path)
     run(keeper, batches)
-    keeper.state.progress.step = keeper.state.step - 1  # as if the last evaluation were not the best one
+    state = keeper.state
+    state.progress = replace(state.progress, step=state.step - 1)  # as if the last evaluation were not the best one
     held = read_manifest(keeper.run.best)["step"]
     with pytest.raises(CheckpointError, match=f"holds the weights of step {held}"), keeper.best_weights():
         pass
-    keeper.state.progress.step, keeper.state.step = held, held + 1
+    state.progress, state.step = replace(state.progress, step=held), held + 1
     with keeper.best_weights() as best:
         assert best == keeper.run.best
     file = keeper.run.best / "model.safetensors"
