@@ -141,10 +141,8 @@ _SCORE_BINS = 10
 def draw_split(
     part: Part, *, val_fraction: float, seed: int, task: Task, text_columns: Sequence[str] = ()
 ) -> tuple[Ints, Ints, int]:
-    """Row numbers (train, validation), both ascending. Every label with two rows or more is on both sides.
-
-    With `text_columns`, rows that share a sentence stay on one side, as far as the size of the split allows; the last number
-    counts the validation rows of which that is not true.
+    """Row numbers (train, validation), both ascending. Every label with two rows or more is on both sides. With `text_columns`,
+    rows that share a sentence stay on one side where that is possible; the last number counts the validation rows that do not.
     """
     if not 0.0 < val_fraction < 1.0:
         raise ConfigError(f"--validation_split_fraction {val_fraction} is not between 0 and 1")
