@@ -190,7 +190,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"), "commit": args.commit, "command": f"bench/families_gpu.py {' '.join(sys.argv[1:])}",
     }  # fmt: skip
     print(about, flush=True)
-    results: dict[str, Any] = {}
+    results, failed = dict[str, Any](), dict[str, str]()
     for shape in args.shapes:
         if time.perf_counter() - began > args.seconds:
             print(f"{shape}: left out, {args.seconds:.0f} s are over", flush=True)
@@ -201,9 +201,12 @@ def main() -> None:
                 name = shape if variant == "default" else f"{shape}, {variant}"
                 results.setdefault(name, {})[str(batch)] = found
             except Exception as error:  # the others are measured all the same
-                print(f"{shape} {batch}: {type(error).__name__}: {error}", flush=True)
+                failed[shape] = f"{type(error).__name__}: {error}"
+                print(f"{shape} {batch}: {failed[shape]}", flush=True)
             if args.output:
-                Path(args.output).write_text(json.dumps(about | {"shapes": results}, indent=1, default=str))
+                Path(args.output).write_text(
+                    json.dumps(about | {"shapes": results, "failed": failed}, indent=1, default=str)
+                )
 
 
 if __name__ == "__main__":
