@@ -55,6 +55,8 @@ def why_float32(state: TrainState, rows: TokenRows, batch_tokens: float) -> str 
 
 def why_not_half(model: nn.Module, runtime: Runtime) -> str | None:
     """Why this model cannot compute in half precision: transformers' DeBERTa fills masks with a number of float32."""
+    if runtime.precision == "no":
+        return None
     try:
         with runtime.autocast():
             compute_row(model)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +15,7 @@ from tunesmith.engine.plan import Plan
 from tunesmith.engine.stopping import StopRequest, is_exhausted
 from tunesmith.errors import CheckpointError, TunesmithError, short_text
 from tunesmith.events import Event, Improved, NonFinite, Resumed, RunStarted, SafePoint, Saved
+from tunesmith.keep.aside import Aside
 from tunesmith.keep.checkpoint import PIECES, VOCABULARY, Snapshot, bytes_of, capture, link_files, load_checkpoint
 from tunesmith.keep.record import GOOD_ENDS, RunRecord, newest_intact, rotate
 from tunesmith.run.environment import fault_point
@@ -28,42 +27,6 @@ log = logging.getLogger(__name__)
 
 ASIDE_FROM = 64 << 20
 """Bytes. A smaller checkpoint is written faster than a thread pays off (BERT-base: 1.3 GB, 0.8 s; a copy 0.1 s)."""
-
-
-@dataclass
-class Aside:
-    """At most one job at a time, in a thread of its own. What it raises is raised again in the thread that asks for it."""
-
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    _job: Future[float] | None = None
-
-    def start(self, job: Callable[[], object]) -> None:
-        """Runs the job. The one before must have been taken."""
-        assert self._job is None
-        future: Future[float] = Future()
-        self._job = future
-        started = time.perf_counter()
-
-        def run() -> None:
-            try:
-                job()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(time.perf_counter() - started)
-
-        # A daemon: a process that receives a second signal does not wait for it, and an unpublished folder is swept later.
-        threading.Thread(target=run, name="tunesmith-save", daemon=True).start()
-
-    def take(self, *, wait: bool) -> float | None:
-        """The seconds of the job that ended, once; None when there is none, or none that ended and `wait` is off."""
-        job = self._job
-        if job is None or not (wait or job.done()):
-            return None
-        try:
-            return job.result()
-        finally:
-            self._job = None
 
 
 @dataclass(kw_only=True)

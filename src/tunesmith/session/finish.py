@@ -18,7 +18,7 @@ import torch
 from tunesmith.engine.evaluate import Predictions, predict_rows
 from tunesmith.events import RowsEvaluated
 from tunesmith.fast.strategies import choose_strategies
-from tunesmith.keep.keeper import Aside
+from tunesmith.keep.aside import Aside
 from tunesmith.keep.weight_files import beside_steps, contiguous, load_weights, require_finite
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, fit_thresholds

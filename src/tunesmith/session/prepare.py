@@ -131,10 +131,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     columns, names = bundle.columns, tuple(suite.names)
     facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names, tokens.long_texts)
     seed_everything(config.seed)
-    loaded = _load(config, data, runtime)
-    chosen = runtime.precision == "bf16" and config.bf16 is None
-    failing = why_not_half(loaded.model, runtime) if chosen and runtime.sharding is None else None
-    runtime = runtime if failing is None else replace(runtime, precision="no")
+    loaded, runtime, failing = _load(config, data, runtime)
     reach("model")
     fixed = length if config.pad_to_max_length else None
     padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
@@ -172,10 +169,14 @@ def _set_tf32(allowed: bool | None) -> None:
         torch.backends.cudnn.allow_tf32 = allowed
 
 
-def _load(config: RunConfig, data: RunData, runtime: Runtime) -> LoadedModel:
-    place = "cpu" if runtime.sharding is not None else runtime.device  # whole, it may be too large for one device
+def _load(config: RunConfig, data: RunData, runtime: Runtime) -> tuple[LoadedModel, Runtime, str | None]:
+    """The model and the runtime: in float32 where it fails in the half precision that was not asked for, with the reason."""
+    sharded = runtime.sharding is not None
+    place = "cpu" if sharded else runtime.device  # whole, it may be too large for one device
     resize, labels = config.ignore_mismatched_sizes, data.bundle.labels
-    return load_model(data.folder, labels, ignore_mismatched_sizes=resize, new_head=data.new_head, device=place)
+    loaded = load_model(data.folder, labels, ignore_mismatched_sizes=resize, new_head=data.new_head, device=place)
+    reason = None if config.bf16 or config.fp16 or sharded else why_not_half(loaded.model, runtime)
+    return loaded, runtime if reason is None else replace(runtime, precision="no"), reason
 
 
 def _load_tokenizer(config: RunConfig, folder: Path) -> Any:
