@@ -21,7 +21,7 @@ from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, 
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.events import Saved
 from tunesmith.trainer.arguments import trainer_log
-from tunesmith.trainer.checkpoints import sealing_again
+from tunesmith.trainer.saving import sealing_again
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
