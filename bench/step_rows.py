@@ -54,7 +54,7 @@ def write_tokens(path: Path, rows: int) -> None:
 
 def open_rows(path: Path) -> Any:
     """The rows, memory-mapped."""
-    from tunesmith.tokens.token_cache import release_pages
+    from tunesmith.reading.row_cache import release_pages
     from tunesmith.tokens.token_rows import TokenRows
 
     table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()

@@ -37,11 +37,10 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.notebook.estimators import TextClassifier, TextRegressor
     from tunesmith.notebook.from_data import finetune_data as finetune
     from tunesmith.predict.predictor import Predictor
-    from tunesmith.predict.torch_network import padding_of
     from tunesmith.ranks.runtime import make_runtime
-    from tunesmith.reading.gather import load_from_hub as load_dataset
+    from tunesmith.reading.hub import load_from_hub as load_dataset
     from tunesmith.sample import sample_file
-    from tunesmith.tokens.batches import Batches, Padding
+    from tunesmith.tokens.batches import Batches, Padding, padding_of
     from tunesmith.tokens.token_rows import TokenRows
     from tunesmith.trainer import Trainer, TrainingArguments
 
@@ -131,13 +130,13 @@ _HOMES: dict[str, str] = {
     "load_checkpoint": "tunesmith.keep.checkpoint",
     "load_config": "tunesmith.config.load",
     "load_curves": "tunesmith.curves.series",
-    "load_dataset": "tunesmith.reading.gather:load_from_hub",
+    "load_dataset": "tunesmith.reading.hub:load_from_hub",
     "load_metric": "tunesmith.metrics.suite:load",
     "lr_at": "tunesmith.engine.plan",
     "make_optimizer": "tunesmith.engine.optim",
     "make_runtime": "tunesmith.ranks.runtime",
     "make_suite": "tunesmith.metrics.suite",
-    "padding_of": "tunesmith.predict.torch_network",
+    "padding_of": "tunesmith.tokens.batches",
     "predict_rows": "tunesmith.engine.evaluate",
     "sample_file": "tunesmith.sample",
     "save_checkpoint": "tunesmith.keep.checkpoint",

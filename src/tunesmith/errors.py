@@ -119,6 +119,12 @@ def did_you_mean(name: str, known: list[str] | tuple[str, ...]) -> str | None:
     return f"Did you mean {hit!r}?" if hit else None
 
 
+def first_few(texts: list[str] | tuple[str, ...], most: int) -> str:
+    """`a, b and 3 more`: the texts with commas between, at most so many of them."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
+
+
 def short_text(error: BaseException) -> str:
     """What an error of a library says, on one line of at most 160 characters."""
     text = " ".join(str(error).split()) or type(error).__name__

@@ -27,7 +27,7 @@ LIBRARIES = {
 IN_NEW_FOLDERS = {
     "curves/plot.py": {"figure_bytes"},  # into memory
     "notebook/estimators.py": {"fill"},
-    "predict/torch_network.py": {"describe"},
+    "predict/facts.py": {"describe"},
     "export/exporting.py": {"_export"},
     "keep/weight_files.py": {"write_tensors"},
     "trainer/checkpoints.py": {"_describe", "save_companions"},

@@ -28,7 +28,7 @@ from tunesmith.keep.checkpoint import Identity
 from tunesmith.keep.keeper import RunKeeper
 from tunesmith.keep.weight_files import contiguous, load_weights, require_finite
 from tunesmith.labels import Task
-from tunesmith.predict.torch_network import export_model
+from tunesmith.predict.facts import export_model
 from tunesmith.ranks.roster import RankRoster
 from tunesmith.ranks.runtime import make_runtime
 from tunesmith.run.layout import RunDir

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tunesmith.errors import DataError
-from tunesmith.reading.containers import DecompressionLimits
+from tunesmith.reading.blocks import DecompressionLimits
 from tunesmith.reading.load import load_data
 from tunesmith.reading.read import read_source
 

@@ -117,7 +117,7 @@ class Answer:
 Client = Callable[..., list[Answer]]
 _SCRIPT = """
 import json, sys, time
-from tunesmith.reading.gather import load_from_hub
+from tunesmith.reading.hub import load_from_hub
 from tunesmith.errors import TunesmithError
 from tunesmith.encoder.resolve import resolve_model
 def splits(*args, **options):

@@ -1,4 +1,4 @@
-"""Texts that are nearly another text: candidates from banded signatures, each checked by its real similarity."""
+"""Near-duplicate texts: candidates from banded MinHash signatures, each checked by its actual similarity."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The audit of the rows of all splits: everything that can be found before a tokenizer or a model is loaded; and the findings
-about the labels alone: rare ones, one that is nearly all, what a constant answer scores.
+"""The audit of the rows of all splits: what can be found before a tokenizer or a model is loaded; and whether a split is
+drawn from the same rows as train: labels, lengths, words.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tunesmith.audit.giveaways import MOST_ROWS, find_giveaways, text_features
+from tunesmith.audit.label_findings import MOST_ROWS, check_labels, find_giveaways, label_ids, text_features
 from tunesmith.audit.near_duplicates import find_near
 from tunesmith.audit.overlaps import find_overlaps
-from tunesmith.audit.split_drift import find_drift
 from tunesmith.audit.text_survey import Ints, RowSample, TextSurvey, sample_rows, survey_texts
 from tunesmith.errors import DataError
-from tunesmith.findings import Finding
+from tunesmith.findings import Finding, Severity
 from tunesmith.labels import LabelMap, Task
 from tunesmith.reading.columns import Columns
-from tunesmith.reading.label_survey import find_alikes
 from tunesmith.reading.source import Part
 
 RANKS = {"error": 0, "warning": 1, "info": 2}
@@ -30,7 +28,7 @@ def audit_rows(
 ) -> list[Finding]:
     """Findings, most serious first. Texts are equal when they are after " ".join(text.lower().split()).
 
-    `names_given`: a person listed the labels, so labels that look alike are meant.
+    `names_given`: the user listed the labels, so similar names are intended.
     """
     ordered = {"train": parts["train"], **parts} if "train" in parts else dict(parts)
     ids = {split: label_ids(part) for split, part in ordered.items()}
@@ -44,18 +42,15 @@ def audit_rows(
         near = find_near(survey, train_texts)
     survey.starts, survey.sizes = np.empty(0, np.int64), np.empty(0, np.int32)  # the scratch files are gone
     findings += find_overlaps(ordered, survey, near, labels, ids)
-    samples = {
-        split: sample_rows(part, _names(part, columns), MOST_ROWS) for split, part in ordered.items() if len(part)
-    }
+    samples = {s: sample_rows(part, _names(part, columns), MOST_ROWS) for s, part in ordered.items() if len(part)}
     if "train" in samples:
         findings += _giveaways(samples["train"], survey, ids["train"], labels, columns)
-    texts = {
-        split: [" ".join(row) for row in zip(*(s.columns[n] for n in text), strict=True)]
-        for split, s in samples.items()
-    }
-    if len(samples) > 1:
-        lengths = {split: survey.of(split, survey.characters).sum(axis=1) for split in samples}
-        findings += find_drift({split: ids[split] for split in samples}, lengths, texts, labels)
+    for split, sample in samples.items():
+        if split != "train" and "train" in samples and len(ids[split]) >= FEWEST_DRIFT_ROWS:
+            lengths = [survey.of(one, survey.characters).sum(axis=1) for one in ("train", split)]
+            findings += _compare_labels(split, ids["train"], ids[split], labels)
+            findings += _compare_lengths(split, *lengths)
+            findings += _compare_words(split, samples["train"].joined(text), sample.joined(text))
     return sort_findings(findings)
 
 
@@ -69,10 +64,8 @@ def require_clean(findings: Sequence[Finding], *, strict: bool) -> None:
     bad = [finding for finding in findings if finding.severity != "info"]
     if strict and bad:
         listed = "".join(f"\n  {finding.code}: {finding.evidence}" for finding in bad)
-        fix = "Correct the data, or leave --strict_data out"
-        raise DataError(
-            f"the audit has {len(bad)} warning{'s' * (len(bad) > 1)}, and --strict_data is set:{listed}", fix=fix
-        )
+        problem = f"the audit has {len(bad)} warning{'s' * (len(bad) > 1)}, and --strict_data is set:{listed}"
+        raise DataError(problem, fix="Correct the data, or leave --strict_data out")
 
 
 def _names(part: Part, columns: Columns) -> list[str]:
@@ -82,10 +75,7 @@ def _names(part: Part, columns: Columns) -> list[str]:
 
 def _giveaways(sample: RowSample, survey: TextSurvey, ids: Ints, labels: LabelMap, columns: Columns) -> list[Finding]:
     keys = survey.of("train", survey.keys)
-    ordered, wanted = (
-        np.sort(keys, axis=None),
-        keys[sample.rows],
-    )  # one copy, not the four of np.unique with its inverse
+    ordered, wanted = np.sort(keys, axis=None), keys[sample.rows]  # one copy, not the four of np.unique's inverse
     often = np.searchsorted(ordered, wanted, "right") - np.searchsorted(ordered, wanted, "left")
     del ordered
     size = survey.of("train", survey.characters)[sample.rows]
@@ -93,68 +83,91 @@ def _giveaways(sample: RowSample, survey: TextSurvey, ids: Ints, labels: LabelMa
     return find_giveaways(sample, features, keys[sample.rows].sum(axis=1), ids[sample.rows], labels, columns.text)
 
 
-RARE_ROWS = 10
-IMBALANCE_SHARE = 0.8
+DRIFT_ROWS = 3_000
+FEWEST_DRIFT_ROWS = 30
+LABEL_DISTANCE = 0.1
+LENGTH_DISTANCE = 0.2
+WORDS_AUC = (0.6, 0.8)
+"""From which a classifier that tells the splits apart by their words is worth a line, and a warning."""
 
 
-def label_ids(part: Part) -> Ints:
-    """The encoded labels: ids, numbers, or one row of 0 and 1 for each row."""
-    column = part.labels()
-    if hasattr(column.type, "value_type"):
-        flat = column.flatten().to_numpy(zero_copy_only=False)
-        shaped: Ints = flat.reshape(len(column), -1)
-        return shaped
-    ids: Ints = column.to_numpy(zero_copy_only=False)
-    return ids.astype(np.int32) if ids.dtype == np.int64 else ids
-
-
-def check_labels(ids: Mapping[str, Ints], labels: LabelMap, *, names_given: bool) -> list[Finding]:
-    """`names_given`: a person listed the labels, so labels that look alike are meant."""
-    if labels.task is Task.REGRESSION or "train" not in ids:
-        return []
-    counts = count_labels_of(ids["train"], labels)
-    findings = []
-    if not names_given:
-        findings += find_alikes(dict(zip(labels.names, map(int, counts), strict=True)))
-    findings += _rare(counts, labels)
+def _compare_labels(split: str, train: Ints, other: Ints, labels: LabelMap) -> list[Finding]:
+    """Shares of labels (total variation) or the distribution of numbers (Kolmogorov-Smirnov)."""
     if labels.task is Task.MULTILABEL:
-        return findings
-    top = int(counts.argmax())
-    for split in [name for name in ids if name != "train"] or ["train"]:
-        findings += _majority(split, count_labels_of(ids[split], labels), top, labels)
-    share = float(counts[top] / max(counts.sum(), 1))
-    if share >= IMBALANCE_SHARE:
-        evidence = f"{share:.1%} of train rows have the label {labels.names[top]!r}."
-        steps = ("Judge by macro F1 or MCC, not accuracy.", "Try class weights (--class_weights balanced).")
-        findings.append(Finding("imbalance", "warning", evidence, steps, numbers={"share": share}))
-    return findings
-
-
-def count_labels_of(ids: Ints, labels: LabelMap) -> Ints:
-    """Rows of each label."""
-    if labels.task is Task.MULTILABEL:
-        return np.asarray(ids.sum(axis=0) if len(ids) else np.zeros(len(labels)), dtype=np.int64)
-    return np.bincount(ids[ids >= 0], minlength=len(labels))
-
-
-def _rare(counts: Ints, labels: LabelMap) -> list[Finding]:
-    rare = [(name, int(n)) for name, n in zip(labels.names, counts, strict=True) if n < RARE_ROWS]
-    if not rare:
         return []
-    shown = ", ".join(f"{name!r} ({n})" for name, n in rare[:8])
-    more = f" and {len(rare) - 8} more" if len(rare) > 8 else ""
-    evidence = f"Labels with fewer than {RARE_ROWS} train rows: {shown}{more}."
-    advice = ("Add rows, merge labels, or correct the label if it is a typing error.",)
-    return [Finding("rare_labels", "warning", evidence, advice, numbers={"labels": dict(rare)})]
-
-
-def _majority(split: str, counts: Ints, top: int, labels: LabelMap) -> list[Finding]:
-    total = int(counts.sum())
-    if not total:
+    if labels.task is Task.REGRESSION:
+        one, two = train[np.isfinite(train)], other[np.isfinite(other)]
+        distance = _ks(one, two)
+        noise = _ks_noise(len(one), len(two))
+        what = "the numbers to predict are"
+    else:
+        one, two = train[train >= 0], other[other >= 0]
+        if not len(one) or not len(two):
+            return []
+        shares = [np.bincount(ids, minlength=len(labels)) / len(ids) for ids in (one, two)]
+        distance = float(np.abs(shares[0] - shares[1]).sum() / 2)
+        noise = float(np.sqrt(shares[0] * (1 - shares[0]) * (1 / len(one) + 1 / len(two))).sum() / 2 * 2)
+        top = int(np.abs(shares[0] - shares[1]).argmax())
+        what = f"{labels.names[top]!r} is {shares[0][top]:.1%} of train and {shares[1][top]:.1%} of {split}; labels are"
+    if distance < max(LABEL_DISTANCE, 2 * noise):
         return []
-    accuracy = float(counts[top] / total)
-    name = labels.names[top]
-    evidence = f"Always answering {name!r} is right on {accuracy:.1%} of the {total:,} labelled {split} rows."
-    advice = ("A model is worth something only above that accuracy.",)
-    numbers = {"split": split, "label": name, "accuracy": accuracy, "rows": total}
-    return [Finding("majority_baseline", "info", evidence, advice, numbers=numbers)]
+    evidence = f"In {split}, {what} distributed otherwise than in train (distance {distance:.2f}, chance {noise:.2f})."
+    advice = (f"Draw {split} from the same rows as train, or choose by a metric that does not depend on the shares.",)
+    return [Finding("label_drift", "warning", evidence, advice, numbers={"split": split, "distance": distance})]
+
+
+def _compare_lengths(split: str, train: Ints, other: Ints) -> list[Finding]:
+    """Characters a row."""
+    distance, noise = _ks(train, other), _ks_noise(len(train), len(other))
+    if distance < max(LENGTH_DISTANCE, 2 * noise):
+        return []
+    here, there = (" to ".join(f"{at:,.0f}" for at in np.quantile(some, (0.25, 0.75))) for some in (other, train))
+    evidence = (
+        f"Texts of {split} have other lengths than those of train: the middle half have {here} characters, "
+        f"in train {there}."
+    )
+    advice = (f"Check that {split} and train are the same kind of text.",)
+    return [Finding("length_drift", "warning", evidence, advice, numbers={"split": split, "distance": distance})]
+
+
+def _compare_words(split: str, train: Sequence[str], other: Sequence[str]) -> list[Finding]:
+    """Whether a linear classifier tells the splits apart, out of fold (area under the ROC curve)."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+    from sklearn.linear_model import RidgeClassifier
+    from sklearn.metrics import roc_auc_score
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+
+    count = min(len(train), len(other), DRIFT_ROWS)
+    if count < 100:
+        return []
+    texts = [t for some in (train, other) for t in _spread(some, count)]
+    target = np.repeat([0, 1], count)
+    words = HashingVectorizer(n_features=2**16, alternate_sign=False, dtype=np.float32).transform(texts)
+    folds = StratifiedKFold(3, shuffle=True, random_state=0)
+    linear = RidgeClassifier(solver="sparse_cg", tol=1e-2)
+    area = float(roc_auc_score(target, cross_val_predict(linear, words, target, cv=folds, method="decision_function")))
+    noise = 1.5 / np.sqrt(12 * count / 2)
+    if area < max(WORDS_AUC[0], 0.5 + 3 * noise):
+        return []
+    severity: Severity = "warning" if area >= WORDS_AUC[1] else "info"
+    evidence = f"Texts of {split} can be told from those of train by their words (area under the ROC curve {area:.2f})."
+    advice = (f"If new rows will be like {split}, that is the honest score; if not, draw {split} from train.",)
+    return [Finding("text_drift", severity, evidence, advice, numbers={"split": split, "auc": area})]
+
+
+def _spread(texts: Sequence[str], count: int) -> list[str]:
+    return [texts[at] for at in np.linspace(0, len(texts) - 1, count).round().astype(int)]
+
+
+def _ks(one: Ints, two: Ints) -> float:
+    if not len(one) or not len(two):
+        return 0.0
+    one, two = np.sort(one), np.sort(two)
+    every = np.concatenate([one, two])
+    gap = np.searchsorted(one, every, "right") / len(one) - np.searchsorted(two, every, "right") / len(two)
+    return float(np.abs(gap).max())
+
+
+def _ks_noise(one: int, two: int) -> float:
+    """The distance that two samples of one distribution exceed once in a thousand times."""
+    return 1.95 * float(np.sqrt((one + two) / max(one * two, 1)))

@@ -263,6 +263,10 @@ class RowSample:
     rows: Ints
     columns: dict[str, list[Any]]
 
+    def joined(self, names: Sequence[str]) -> list[str]:
+        """The texts of each row as one."""
+        return [" ".join(row) for row in zip(*(self.columns[name] for name in names), strict=True)]
+
 
 def sample_rows(part: Part, names: list[str], most: int) -> RowSample:
     """At most `most` rows, from the whole length of the part."""

@@ -24,7 +24,7 @@ from tunesmith.run.writing import TMP_PREFIX, make_folder, open_in_place, read_r
 CLAIMS = ".claims"
 BEAT_SECONDS = 10.0
 LEASE_SECONDS = 60.0
-"""In a store without locks a claim holds while its text changes: this long without a change, and its process counts as dead."""
+"""In a store without locks a claim holds while its text changes. After so long without one, its process is taken for dead."""
 WHOLE_ON_CLOSE = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "r2"}
 """Stores in which an object appears under its name when its upload is complete."""
 
@@ -62,7 +62,7 @@ class SharedFolder:
 
     path: Path
     poll_seconds: float = 0.5
-    """How often to look what other processes have done."""
+    """Seconds between two looks at the work of other processes."""
 
     def names(self) -> set[str]:
         found = (p.relative_to(self.path) for p in self.path.rglob("*") if p.is_file())

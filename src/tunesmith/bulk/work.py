@@ -40,7 +40,7 @@ JOB_FILE = "job.json"
 
 @dataclass(frozen=True)
 class BulkJob:
-    """What is predicted, from what, and where to."""
+    """What is predicted, with which settings, and where it is written."""
 
     inputs: list[InputFile]
     output: Place
@@ -94,7 +94,7 @@ def join_job(job: BulkJob, model: str | Path, *, where: str, threads: int = 1) -
 
 
 def work_off(job: BulkJob, predictor: Predictor, on_rows: Callable[[int], None] = lambda rows: None) -> int:
-    """Works until every unit is done, by whomever; the rows that this process predicted."""
+    """Works until all units are done, by this or another process; returns the number of rows predicted here."""
     rows = 0
     left = job.inputs
     while left:
@@ -127,7 +127,7 @@ def _sweep(
 
 
 def _abandoned(output: Place, waiting: dict[str, InputFile]) -> list[InputFile]:
-    """Waits until all of these outputs are there, or until a process has died over one: then the files of those."""
+    """Waits for these outputs. If a process died before it wrote one, returns the files of such outputs."""
     while True:
         done = output.names()
         waiting = {part: file for part, file in waiting.items() if part not in done}
@@ -175,7 +175,7 @@ def label_columns(
     where: str = "input",
     allow_empty: bool = False,
 ) -> dict[str, list[Any]]:
-    """The columns with those of the answers behind them."""
+    """The columns of the table, followed by those of the answers."""
     missing = [name for name in text if name not in table]
     if missing:
         names = ", ".join(list(table)[:10])

@@ -1,4 +1,4 @@
-"""`tunesmith audit FILE...`: what is wrong with labelled rows, before anything is spent on training.
+"""`tunesmith audit FILE...`: find faults in labelled rows before training on them.
 
 Exit code 0: the audit is complete, whatever it found; 3: --strict_data is set and there is a warning, or a file cannot be read.
 """
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tunesmith.cli.parser import add_config_arguments, config_from_args, user_path
+from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
 from tunesmith.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,26 +26,16 @@ SPLIT_WORDS = {"train": ("train",), "validation": ("valid", "dev", "val", "eval"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Files by place or by name, and the options that say how they are read."""
-    parser.add_argument(
-        "files",
-        nargs="*",
-        type=user_path,
-        metavar="FILE",
-        help="Rows of train, validation and test, by their names or in this order.",
-    )
-    parser.add_argument("--json", action="store_true", help="Print JSON.")
-    parser.add_argument(
+    add_flag(parser, "files FILE", "Rows of train, validation and test, by their names or in this order.", nargs="*")
+    add_flag(parser, "--json", "Print JSON.")
+    add_flag(
+        parser,
         "--labels",
+        "Suspicious labels by: words (TF-IDF), probe (and the frozen model), deep (and k-fold fine-tuning), off. [probe]",
         choices=("words", "probe", "deep", "off"),
         default="probe",
-        help="Suspicious labels by: words (TF-IDF), probe (and the frozen model), deep (and k-fold fine-tuning), off. [probe]",
     )
-    parser.add_argument(
-        "--review_file",
-        type=user_path,
-        metavar="FILE",
-        help="Write suspicious labels to this csv, for `train --labels_file`.",
-    )
+    add_flag(parser, "--review_file FILE", "Write suspicious labels to this csv, for `train --labels_file`.")
     add_config_arguments(parser, ("Data", "Columns and reading", "Tokens and batches", "Model"))
 
 
@@ -94,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def name_splits(files: list[str]) -> dict[str, str]:
-    """Which file is which split: by the names when they say it for all, else in the order train, validation, test."""
+    """The split of each file: by their names if all of them say it, else in the order train, validation, test."""
     if len(files) > len(SPLITS):
         raise ConfigError(f"{len(files)} files are given", fix="Give at most three: train, validation, test.")
     named: dict[str, str] = {}

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tunesmith.cli.parser import add_config_arguments, config_from_args, user_path
+from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError
 from tunesmith.measure.contest import CONTESTANTS, kinds_for
@@ -27,21 +27,16 @@ SCRIPTS = ("script", "script_bf16")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command beside all options of a run."""
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each contestant [3]")
-    parser.add_argument("--steps", type=int, default=8, help="steps of a turn [8]")
-    parser.add_argument("--against", nargs="*", metavar="NAME", help=f"of {', '.join(OTHERS)} [what suits the device]")
-    parser.add_argument(
+    add_flag(parser, "--rounds N", "turns of each contestant [3]", type=int, default=3)
+    add_flag(parser, "--steps N", "steps of a turn [8]", type=int, default=8)
+    add_flag(parser, "--against NAME", f"of {', '.join(OTHERS)} [what suits the device]", nargs="*")
+    add_flag(
+        parser,
         "--start_up",
-        action="store_true",
-        help="time whole commands instead, phase by phase: train beside a script with transformers, predict --text",
+        "time whole commands instead, phase by phase: train beside a script with transformers, predict --text",
     )
-    parser.add_argument(
-        "--filled_by",
-        type=int,
-        metavar="STEPS",
-        help="with --start_up: caches are filled by runs of so many steps alone",
-    )
-    parser.add_argument("--json", type=user_path, metavar="FILE", help="also write the numbers to a file")
+    add_flag(parser, "--filled_by STEPS", "with --start_up: caches are filled by runs of so many steps alone", type=int)
+    add_flag(parser, "--json FILE", "also write the numbers to a file")
     add_config_arguments(parser, positional=True)
 
 

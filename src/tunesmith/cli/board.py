@@ -5,36 +5,34 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 
 DEFAULT_PORT = 8321
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument(
-        "runs_dir", nargs="?", type=user_path, default="runs", metavar="RUNS_DIR", help="folder of run folders [runs]"
-    )
+    add_flag(parser, "runs_dir RUNS_DIR", "folder of run folders [runs]", nargs="?", default="runs")
     add_server_arguments(parser, DEFAULT_PORT)
 
 
 def add_server_arguments(parser: argparse.ArgumentParser, port: int) -> None:
     """The flags of every command that listens."""
-    parser.add_argument("--port", type=int, default=port, metavar="N", help=f"port; 0: any free one [{port}]")
-    parser.add_argument(
-        "--host",
+    add_flag(parser, "--port N", f"port; 0: any free one [{port}]", type=int, default=port)
+    add_flag(
+        parser,
+        "--host ADDRESS",
+        "address to listen on; with another one, the network can reach it, too (with the token) [127.0.0.1]",
         default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address to listen on; with another one, the network can reach it, too (with the token) [127.0.0.1]",
     )
-    parser.add_argument(
-        "--allow_host",
+    add_flag(
+        parser,
+        "--allow_host NAME",
+        "another name it is reached by, as it stands in the address; may be given several times",
         action="append",
         default=[],
-        metavar="NAME",
-        help="another name it is reached by, as it stands in the address; may be given several times",
     )
-    parser.add_argument("--new_token", action="store_true", help="make a new token; the old one no longer works")
+    add_flag(parser, "--new_token", "make a new token; the old one no longer works")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 
 if TYPE_CHECKING:
     from tunesmith.report.compare import Comparison
@@ -15,25 +15,13 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        type=user_path,
-        metavar="RUN",
-        help="run folders, 2 to 8; the others are tested against the first",
+    add_flag(parser, "runs RUN", "run folders, 2 to 8; the others are tested against the first", nargs="+")
+    add_flag(
+        parser, "--metric NAME", "metric to test; default: that of the best checkpoint, else the first of the task"
     )
-    parser.add_argument(
-        "--metric",
-        metavar="NAME",
-        help="metric to test; default: that of the best checkpoint, else the first of the task",
-    )
-    parser.add_argument(
-        "--split", metavar="NAME", help="split to test on; default: test where all runs have one, else validation"
-    )
-    parser.add_argument(
-        "-o", "--output", type=user_path, metavar="FILE", help="write one self-contained HTML page, too"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    add_flag(parser, "--split NAME", "split to test on; default: test where all runs have one, else validation")
+    add_flag(parser, "-o --output FILE", "write one self-contained HTML page, too")
+    add_flag(parser, "--json", "print one JSON object instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,14 +7,14 @@ import argparse
 import shtab
 
 from tunesmith.cli.main import list_verbs, load_verb, make_parser
-from tunesmith.cli.parser import Switch
+from tunesmith.cli.parser import Switch, add_flag
 from tunesmith.config.convert import choices_of
 from tunesmith.config.schema import list_options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The shell."""
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="Shell to write for.")
+    add_flag(parser, "shell", "Shell to write for.", choices=("bash", "zsh", "fish"))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""What a person sees during a run: progress bars on a terminal, plain lines elsewhere. One more event listener."""
+"""The output of a run: progress bars on a terminal, plain lines elsewhere. It is an event listener like others."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tunesmith.events import (
 from tunesmith.session.watch import Watch
 
 SLOW_SECONDS = 2.0
-"""Where there are no bars, what is over sooner than this is not worth a line."""
+"""Without bars, work that is finished sooner is not reported."""
 LINE_SECONDS = 10.0
-"""Where there are no bars, something slow says how far it is this often."""
+"""Without bars, seconds between two lines about slow work."""
 _ENDS = "{desc} {percentage:3.0f}% |{bar}| "
 
 TRAINING_BAR: dict[str, Any] = {
@@ -53,7 +53,7 @@ def uses_color(stream: TextIO) -> bool:
 
 
 def quiet_libraries() -> None:
-    """Silences what a user cannot act on; what matters of it is said in our own words."""
+    """Silences messages of libraries that a user cannot act on."""
     import logging
     import warnings
 
@@ -97,14 +97,14 @@ class Console:
         return self._watch
 
     def say(self, text: str) -> None:
-        """A sentence that stays, wrapped to the terminal."""
+        """Prints a sentence above the bars, wrapped to the terminal width."""
         if self.bars:
             width = max(40, shutil.get_terminal_size((80, 24)).columns - 1)
             text = textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)
         self._write(self._paint(text, "2"))
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """How far something is: a bar that disappears when it is full, or a line every ten seconds."""
+        """Shows progress: a bar that disappears when it is full, or a line every ten seconds."""
         if self._what != what:
             self._close_bar()
             self._what, self._begun, self._said = what, time.monotonic(), 0.0
@@ -129,7 +129,7 @@ class Console:
         self._write(f"{what}: {count} in {format_duration(spent)}{left}")
 
     def counter(self, what: str, total: int) -> Callable[[int], None]:
-        """A function to be called with the rows of each batch done."""
+        """A function to call with the number of rows of each finished batch."""
         done = 0
 
         def count(rows: int) -> None:
@@ -144,7 +144,7 @@ class Console:
         if isinstance(event, RunStarted):
             self.plan(event.num_steps, event.steps_per_epoch)
             self.say(
-                f"Training: {event.train_rows:,} rows, {event.num_epochs:g} epochs of {event.steps_per_epoch:g} steps, "
+                f"Training: {event.train_rows:,} rows, {round(event.num_epochs, 2):g} epochs of {event.steps_per_epoch:g} steps, "
                 f"{event.num_steps:,} steps in all."
             )
         elif isinstance(event, Resumed):
@@ -168,7 +168,7 @@ class Console:
             self._training = None
 
     def plan(self, num_steps: int, steps_per_epoch: float) -> None:
-        """The length of the run; a resumed run has no RunStarted that contains it."""
+        """Sets the length of the run, which a resumed run does not announce by a RunStarted event."""
         self._num_steps = num_steps
         every = self.logging_steps
         if self.logging_strategy == "epoch":
@@ -200,7 +200,7 @@ class Console:
             self._losses.clear()
 
     def _rate_and_rest(self, step: int) -> str:
-        """Speed and time left by the last steps, without evaluations and saves."""
+        """Speed and remaining time, from the last steps without evaluations and saves."""
         spent = sum(self._recent)
         if spent <= 0:
             return ""

@@ -7,21 +7,15 @@ import os
 import sys
 from pathlib import Path
 
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("runs", nargs="+", type=user_path, metavar="RUN", help="run folder (or a journal.jsonl)")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=user_path,
-        metavar="FILE",
-        help="where to write; .png and .svg are written beside each other",
-    )
-    parser.add_argument("--x", choices=("step", "epoch"), default="step", help="what the horizontal axis counts")
-    parser.add_argument("--no_sketch", action="store_true", help="print no sketch")
+    add_flag(parser, "runs RUN", "run folder (or a journal.jsonl)", nargs="+")
+    add_flag(parser, "-o --output FILE", "where to write; .png and .svg are written beside each other")
+    add_flag(parser, "--x", "what the horizontal axis counts", choices=("step", "epoch"), default="step")
+    add_flag(parser, "--no_sketch", "print no sketch")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _free(name: str) -> Path:
-    """A file of the current folder that is not there yet: it was not named, so nothing is replaced."""
+    """A path in the current folder that must not exist: the user did not name it, so no file is replaced."""
     from tunesmith.errors import ConfigError
 
     if os.path.lexists(name):

@@ -6,7 +6,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 from tunesmith.config.schema import RunConfig
 
 RECIPE = {
@@ -21,11 +21,9 @@ RECIPE = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument(
-        "--output_dir", type=user_path, metavar="FOLDER", help="run folder [runs/demo, or the next free runs/demo-2]"
-    )
-    parser.add_argument("--max_steps", type=int, default=-1, metavar="N", help="stop after this many steps [all]")
-    parser.add_argument("--disable_tqdm", action="store_true", help="plain lines instead of progress bars")
+    add_flag(parser, "--output_dir FOLDER", "run folder [runs/demo, or the next free runs/demo-2]")
+    add_flag(parser, "--max_steps N", "stop after this many steps [all]", type=int, default=-1)
+    add_flag(parser, "--disable_tqdm", "plain lines instead of progress bars")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,15 +7,15 @@ import json
 import shlex
 from pathlib import Path
 
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 from tunesmith.findings import Finding
 from tunesmith.run.layout import RunDir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("runs", nargs="+", type=user_path, metavar="RUN", help="run folder")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+    add_flag(parser, "runs RUN", "run folder", nargs="+")
+    add_flag(parser, "--json", "print one JSON object per run")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,14 +45,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_likely(likely: dict[str, float]) -> None:
-    """What else it may be, with the probability of each."""
+    """Prints the other likely verdicts with their probabilities."""
     shown = [f"{code.replace('_', ' ')} {share:.0%}" for code, share in likely.items()]
     if len(shown) > 1:
         print(f"  likely: {', '.join(shown)}")
 
 
 def next_command(path: Path, finding: Finding) -> str | None:
-    """The first advice as a command; None where it is for people."""
+    """The first advice as a command; None if it is not a command."""
     from tunesmith.diagnose.verdict import advised_options
 
     first = finding.advice[0].split(": ")[0] if finding.advice else ""

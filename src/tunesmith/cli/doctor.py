@@ -6,20 +6,20 @@ import argparse
 import json
 import os
 
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 
 MARKS = {"sound": "ok", "note": "note", "useless": "useless", "broken": "BROKEN"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("run_folder", type=user_path, metavar="RUN", help="run folder")
-    parser.add_argument("--repair", action="store_true", help="remove what nothing can use: leftovers, damaged copies")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_flag(parser, "run_folder RUN", "run folder")
+    add_flag(parser, "--repair", "remove what nothing can use: leftovers, damaged copies")
+    add_flag(parser, "--json", "print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints how each part is; 0 when nothing is damaged, else 5."""
+    """Prints the state of each part; 0 if nothing is damaged, else 5."""
     from tunesmith.config.load import load_config
     from tunesmith.errors import ConfigError
     from tunesmith.run.doctor import Examined, examine, is_sound, repair

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith import __version__
+from tunesmith.cli.parser import add_flag
 from tunesmith.run.remembered import own_cache
 
 PACKAGES = (
@@ -27,8 +28,8 @@ VARIABLES = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Only the form of the answer."""
-    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    """The output format."""
+    add_flag(parser, "--json", "Print JSON.")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,7 +82,7 @@ def cache_folders() -> dict[str, Path]:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """Two columns a person can read and paste."""
+    """Two columns of text."""
     lines = [f"{name:<24}{found[name]}" for name in ("tunesmith", "python", "platform", "cpus")]
     lines += [f"{name:<24}{text or 'not installed'}" for name, text in found["packages"].items()]
     lines += [f"{'device':<24}{device}" for device in found["devices"]]

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 from tunesmith.cli.trained_model import (
     add_model_argument,
     add_reading_arguments,
@@ -21,19 +21,11 @@ from tunesmith.cli.trained_model import (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
     add_model_argument(parser)
-    parser.add_argument(
-        "--test_file",
-        required=True,
-        type=user_path,
-        metavar="FILE",
-        help="labelled rows: csv, tsv, jsonl, parquet or arrow",
-    )
-    parser.add_argument("--label_column_name", metavar="NAME", help="column with the labels; default: as in training")
-    parser.add_argument(
-        "--merge_label_variants", action="store_true", help="a label in other case or spaces is the model's own"
-    )
-    parser.add_argument("--metric_name", metavar="NAMES", help="metrics, with commas; default: those of the task")
-    parser.add_argument("--json", action="store_true", help="print the scores as JSON")
+    add_flag(parser, "--test_file FILE", "labelled rows: csv, tsv, jsonl, parquet or arrow", required=True)
+    add_flag(parser, "--label_column_name NAME", "column with the labels; default: as in training")
+    add_flag(parser, "--merge_label_variants", "a label in other case or spaces is the model's own")
+    add_flag(parser, "--metric_name NAMES", "metrics, with commas; default: those of the task")
+    add_flag(parser, "--json", "print the scores as JSON")
     add_reading_arguments(parser)
 
 

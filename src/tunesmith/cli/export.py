@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 from tunesmith.cli.trained_model import add_model_argument
 from tunesmith.predict.facts import FORMATS
 
@@ -14,22 +14,12 @@ from tunesmith.predict.facts import FORMATS
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
     add_model_argument(parser)
-    parser.add_argument("--to", required=True, choices=FORMATS, help="the format")
-    parser.add_argument("--output", type=user_path, metavar="FOLDER", help="default: RUN/export/FORMAT")
-    parser.add_argument(
-        "--max_drop", type=float, default=0.005, metavar="X", help="the most of the score that int8 may lose [0.005]"
-    )
-    parser.add_argument(
-        "--min_agreement",
-        type=float,
-        default=0.99,
-        metavar="X",
-        help="the least share of labels that int8 keeps [0.99]",
-    )
-    parser.add_argument(
-        "--test_file", type=user_path, metavar="FILE", help="labelled rows to measure on; default: those of the run"
-    )
-    parser.add_argument("--train_file", type=user_path, metavar="FILE", help="training rows for int8, with --test_file")
+    add_flag(parser, "--to", "the format", required=True, choices=FORMATS)
+    add_flag(parser, "--output FOLDER", "default: RUN/export/FORMAT")
+    add_flag(parser, "--max_drop X", "the most of the score that int8 may lose [0.005]", type=float, default=0.005)
+    add_flag(parser, "--min_agreement X", "the least share of labels that int8 keeps [0.99]", type=float, default=0.99)
+    add_flag(parser, "--test_file FILE", "labelled rows to measure on; default: those of the run")
+    add_flag(parser, "--train_file FILE", "training rows for int8, with --test_file")
 
 
 def run(args: argparse.Namespace) -> int:

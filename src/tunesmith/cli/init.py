@@ -1,4 +1,4 @@
-"""Write a commented config for a data file: columns and task are found in it, the usual options stand ready to change."""
+"""Write a commented config for a data file, with the columns and the task found in it and the options that are changed most."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from tunesmith.cli.parser import add_option_flags, user_path
+from tunesmith.cli.parser import add_flag, add_option_flags, user_path
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, dump_value, list_options
 from tunesmith.errors import ConfigError
@@ -31,16 +31,12 @@ READING = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The data file and where to write."""
-    parser.add_argument(
-        "train_file", type=user_path, metavar="data.csv", help="Training rows: csv, tsv, jsonl, parquet or arrow."
-    )
-    parser.add_argument(
-        "-o", "--output", type=user_path, default="run.yaml", metavar="FILE", help="Config to write. [run.yaml]"
-    )
-    parser.add_argument("--validation_file", type=user_path, metavar="FILE", help="Rows to evaluate on while training.")
-    parser.add_argument("--test_file", type=user_path, metavar="FILE", help="Rows to evaluate or predict at the end.")
+    add_flag(parser, "train_file data.csv", "Training rows: csv, tsv, jsonl, parquet or arrow.", type=user_path)
+    add_flag(parser, "-o --output FILE", "Config to write. [run.yaml]", default="run.yaml")
+    add_flag(parser, "--validation_file FILE", "Rows to evaluate on while training.")
+    add_flag(parser, "--test_file FILE", "Rows to evaluate or predict at the end.")
     add_option_flags(parser, "Columns and reading, as in train", READING)
-    parser.add_argument("--force", action="store_true", help="Overwrite the config when it exists.")
+    add_flag(parser, "--force", "Overwrite the config when it exists.")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
 def look_at(files: dict[str, str], asked: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Columns and task of the files as options, and the sentences that say why."""
     from tunesmith.reading.columns import infer_columns
-    from tunesmith.reading.gather import follow_split_column
     from tunesmith.reading.read import read_source
+    from tunesmith.reading.split import follow_split_column
 
     how = {name: asked[name] for name in ("encoding", "delimiter", "quoting", "sheet_name")}
     sources = {

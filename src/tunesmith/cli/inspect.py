@@ -8,15 +8,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tunesmith.cli.parser import add_config_arguments, config_from_args
+from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
 from tunesmith.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("--rows", default="0", metavar="N,N", help="Rows to show token by token, counted from 0. [0]")
-    parser.add_argument("--split", default="train", metavar="NAME", help="Split whose rows are shown. [train]")
-    parser.add_argument("--batch_size", type=int, metavar="N", help="Batch size for the padding table. [8]")
+    add_flag(parser, "--rows N,N", "Rows to show token by token, counted from 0. [0]", default="0")
+    add_flag(parser, "--split NAME", "Split whose rows are shown. [train]", default="train")
+    add_flag(parser, "--batch_size N", "Batch size for the padding table. [8]", type=int)
     add_config_arguments(parser, ("Data", "Columns and reading", "Tokens and batches", "Model"), positional=True)
 
 

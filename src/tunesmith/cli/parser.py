@@ -22,6 +22,22 @@ def user_path(text: str) -> str:
     return os.path.expanduser(text)
 
 
+PATHS = ("FILE", "FOLDER", "RUN", "RUNS_DIR")
+
+
+def add_flag(parser: Any, words: str, text: str, **options: Any) -> None:
+    """Adds an argument, written as its help shows it: `--output FILE`, `--json` (a switch), `run RUN` (by its place)."""
+    names = [word for word in words.split() if word.startswith("-")] or words.split()[:1]
+    metavar = " ".join(words.split()[len(names) :])
+    if metavar:
+        options["metavar"] = metavar
+    elif names[0].startswith("-") and "choices" not in options:
+        options["action"] = "store_true"
+    if metavar in PATHS:
+        options["type"] = user_path
+    parser.add_argument(*names, help=text, **options)
+
+
 class Switch(argparse.Action):
     """A flag that may stand alone (`--bf16`), or be followed by true or false. Subclasses store it where they like."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.cli.console import format_bytes, format_duration, quiet_libraries
-from tunesmith.cli.parser import add_config_arguments, config_from_args
+from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
 from tunesmith.cli.side_process import SideProcess
 from tunesmith.cli.train import LIBRARIES
 from tunesmith.config.load import load_config
@@ -32,7 +32,7 @@ ERROR_MARK = "tunesmith-forecast-error: "
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All options of a run, and the form of the answer."""
-    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    add_flag(parser, "--json", "Print JSON.")
     add_config_arguments(parser, positional=True)
 
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe_forecast(found: Forecast, folder: Path) -> list[str]:
-    """One line for each thing that is spent, and what is not there."""
+    """One line for each resource, and a warning if the disk is too small."""
     parts = {
         "to read, tokenize and load": found.start_seconds + found.once_seconds,
         f"for {found.steps:,} steps": found.step_seconds,
@@ -72,14 +72,14 @@ def describe_forecast(found: Forecast, folder: Path) -> list[str]:
 
 
 def forecast_run(config: RunConfig) -> Forecast:
-    """Measures; a run that is over soon a second time, when files and kernels are cached as they will be for the run."""
+    """Measures; a short run is measured twice, so that files and kernels are cached as they will be for the run."""
     refuse_what_is_not_built(config)
     found = _measure(config)
     return _measure(config) if found.is_short else found
 
 
 def _measure(config: RunConfig) -> Forecast:
-    """In a child process: its memory is that of one run, and one that is killed for its memory is reported."""
+    """Measures in a child process, whose memory is that of one run; if it is killed for its memory, that is reported."""
     options = {name: _plain(value) for name, value in to_dict(config).items() if value is not None}
     sent = json.dumps({"begun": time.time(), "options": options})
     command = [sys.executable, "-m", "tunesmith.cli.plan"]

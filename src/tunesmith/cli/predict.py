@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 from tunesmith.cli.standard_streams import print_data
 from tunesmith.cli.trained_model import (
     add_model_argument,
@@ -34,35 +34,31 @@ FEW_TEXTS = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
     add_model_argument(parser)
-    parser.add_argument(
-        "--input",
-        type=user_path,
-        metavar="FILE",
-        help="rows to label: csv, tsv, jsonl, parquet or arrow; a pattern in quotes or a folder for many files (bulk); "
+    add_flag(
+        parser,
+        "--input FILE",
+        "rows to label: csv, tsv, jsonl, parquet or arrow; a pattern in quotes or a folder for many files (bulk); "
         "- reads csv (or JSON lines) from stdin",
     )
-    parser.add_argument(
-        "--output",
-        type=user_path,
-        metavar="FILE",
-        help="where to write: .csv, .tsv, .jsonl or .parquet; a folder for many files; default, and -: stdout as csv",
+    add_flag(
+        parser,
+        "--output FILE",
+        "where to write: .csv, .tsv, .jsonl or .parquet; a folder for many files; default, and -: stdout as csv",
     )
-    parser.add_argument(
-        "--text",
+    add_flag(
+        parser,
+        "--text TEXT",
+        "classify these texts and print the results; for a model of pairs, two texts are one pair",
         nargs="+",
-        metavar="TEXT",
-        help="classify these texts and print the results; for a model of pairs, two texts are one pair",
     )
-    parser.add_argument("--text_pair", nargs="+", metavar="TEXT", help="the second text of each --text")
-    parser.add_argument(
-        "--label_column_name",
-        metavar="NAME",
-        help="accepted as in train, and not used: every column is written back; evaluate RUN scores labelled rows",
+    add_flag(parser, "--text_pair TEXT", "the second text of each --text", nargs="+")
+    add_flag(
+        parser,
+        "--label_column_name NAME",
+        "accepted as in train, and not used: every column is written back; evaluate RUN scores labelled rows",
     )
-    parser.add_argument("--top_k", type=positive, metavar="K", help="only the K most probable labels, the best first")
-    parser.add_argument(
-        "--workers", type=positive, default=1, metavar="N", help="processes that share the work on many files [1]"
-    )
+    add_flag(parser, "--top_k K", "only the K most probable labels, the best first", type=positive)
+    add_flag(parser, "--workers N", "processes that share the work on many files [1]", type=positive, default=1)
     add_reading_arguments(parser)
 
 
@@ -192,7 +188,7 @@ def _predict_plain(facts: Any, args: argparse.Namespace) -> int:
 
 
 def _source(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The rows to read and how: a file, or what stands on stdin as columns in memory."""
+    """The input and the options to read it: a file, or the rows of stdin."""
     options = reading_options(args)
     if args.input != "-":
         return Path(args.input), options
@@ -250,7 +246,7 @@ def predict_many(facts: Any, args: argparse.Namespace) -> int:
 
 
 def _start_worker() -> subprocess.Popen[bytes]:
-    """The same command once more. Should it die, the others do its work."""
+    """Starts the same command again. If it dies, the others do its work."""
     words = sys.argv[1:]
     at = next(i for i, word in enumerate(words) if word.split("=")[0] == "--workers")
     words[at : at + (1 if "=" in words[at] else 2)] = []

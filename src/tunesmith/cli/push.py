@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument(
-        "run", type=user_path, metavar="RUN", help="run folder with a finished model, or an exported folder"
-    )
-    parser.add_argument("repo", metavar="REPO", help="repository on the Hub: user/name")
-    parser.add_argument("--private", action="store_true", help="make the repository a private one")
-    parser.add_argument("--revision", metavar="NAME", help="branch to upload to; default: main")
+    add_flag(parser, "run RUN", "run folder with a finished model, or an exported folder")
+    add_flag(parser, "repo REPO", "repository on the Hub: user/name")
+    add_flag(parser, "--private", "make the repository a private one")
+    add_flag(parser, "--revision NAME", "branch to upload to; default: main")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("run", metavar="RUN", type=user_path, help="run folder")
-    parser.add_argument(
-        "-o", "--output", type=user_path, metavar="FILE", help="where to write (default: report.html in the run folder)"
-    )
+    add_flag(parser, "run RUN", "run folder")
+    add_flag(parser, "-o --output FILE", "where to write (default: report.html in the run folder)")
 
 
 def run(args: argparse.Namespace) -> int:

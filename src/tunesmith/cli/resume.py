@@ -7,20 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 from tunesmith.config.schema import RunConfig
 from tunesmith.run.layout import RunDir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument("run_folder", type=user_path, metavar="RUN", help="run folder")
-    parser.add_argument(
-        "--allow_changed_data",
-        action="store_true",
-        help="resume although the data or the config changed (noted in the run)",
-    )
-    parser.add_argument("--disable_tqdm", action="store_true", help="plain lines instead of progress bars")
+    add_flag(parser, "run_folder RUN", "run folder")
+    add_flag(parser, "--allow_changed_data", "resume although the data or the config changed (noted in the run)")
+    add_flag(parser, "--disable_tqdm", "plain lines instead of progress bars")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from tunesmith.cli.parser import add_config_arguments, config_from_args
+from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
 from tunesmith.errors import ConfigError
 from tunesmith.run.environment import read_launch
 
@@ -23,18 +23,22 @@ SHOWN = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of the search, then all options of a run."""
     section = parser.add_argument_group("Search")
-    section.add_argument("--trials", type=int, default=40, metavar="N", help="runs in all, over all processes [40]")
-    section.add_argument(
-        "--vary",
+    add_flag(section, "--trials N", "runs in all, over all processes [40]", type=int, default=40)
+    add_flag(
+        section,
+        "--vary NAME=VALUES",
+        "what to vary: learning_rate=1e-5..3e-4, pooling=mean,first. Default: rate, epochs, batch, decay, warmup",
         nargs="+",
         action="extend",
         default=[],
-        metavar="NAME=VALUES",
-        help="what to vary: learning_rate=1e-5..3e-4, pooling=mean,first. Default: rate, epochs, batch, decay, warmup",
     )
-    section.add_argument("--sampler", choices=("tpe", "random"), default="tpe", help="how values are drawn [tpe]")
-    section.add_argument(
-        "--pruner", choices=("median", "hyperband", "none"), default="median", help="which trials end early [median]"
+    add_flag(section, "--sampler", "how values are drawn [tpe]", choices=("tpe", "random"), default="tpe")
+    add_flag(
+        section,
+        "--pruner",
+        "which trials end early [median]",
+        choices=("median", "hyperband", "none"),
+        default="median",
     )
     add_config_arguments(parser, positional=True)
 

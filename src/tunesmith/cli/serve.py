@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from tunesmith.cli.board import add_server_arguments, warn_network
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 from tunesmith.cli.trained_model import positive
 from tunesmith.errors import ConfigError, StoppedBySignal
 
@@ -22,14 +22,10 @@ WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
-    parser.add_argument(
-        "run", type=user_path, metavar="RUN", help="run folder with a finished model, or an exported folder"
-    )
+    add_flag(parser, "run RUN", "run folder with a finished model, or an exported folder")
     add_server_arguments(parser, DEFAULT_PORT)
-    parser.add_argument(
-        "--workers", type=positive, default=1, metavar="N", help="processes that answer at the port [1]"
-    )
-    parser.add_argument("--log_requests", action="store_true", help="one JSON line a request on stderr, without texts")
+    add_flag(parser, "--workers N", "processes that answer at the port [1]", type=positive, default=1)
+    add_flag(parser, "--log_requests", "one JSON line a request on stderr, without texts")
     # The number and the table of counters that `_serve_together` gives to each of its workers.
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
 
@@ -38,11 +34,10 @@ def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped; gives the exit code."""
     from tunesmith.predict.facts import is_graph_folder
     from tunesmith.run.layout import RunDir, open_run
-    from tunesmith.serve.counters import ServiceCounters
     from tunesmith.serve.prediction import DRAIN_SECONDS, PredictionService, load_in_background
     from tunesmith.serve.security import key_file, load_token
     from tunesmith.serve.server import serve_forever
-    from tunesmith.serve.supervisor import end_with_parent
+    from tunesmith.serve.supervisor import ServiceCounters, end_with_parent
 
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)  # read once, when torch is loaded: that is later

@@ -1,4 +1,4 @@
-"""stdout and stderr as they were given: closed, full, broken or ASCII only. None of it may end a command in confusion."""
+"""stdout and stderr may be closed, full, broken or ASCII only. A command must handle each case or fail with a clear message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 class LostOutput(io.StringIO):
-    """Stands for a stdout that was closed by the caller; remembers that something was to be printed."""
+    """Replaces a stdout that the caller closed; remembers whether anything was printed to it."""
 
     lost = False
 
@@ -21,7 +21,7 @@ class LostOutput(io.StringIO):
 
 
 def prepare_streams() -> None:
-    """Makes both streams usable. Descriptors 0 to 2 are never free for a file of ours: a library may print to them."""
+    """Makes both streams usable. Occupies descriptors 0 to 2, to which a library may print, so that no file of ours gets them."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -37,13 +37,13 @@ def prepare_streams() -> None:
 
 
 def drop(stream: TextIO) -> None:
-    """Sends the rest of a stream nowhere, so that Python does not fail once more when it flushes it at exit."""
+    """Redirects a stream to the null device, so that the flush at exit does not fail again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def print_data(stream: TextIO) -> TextIO:
-    """The stream for data of a person: always UTF-8, as in the files we write, whatever the locale says."""
+    """The stream for data: always UTF-8, as in files, whatever the locale is."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(encoding="utf-8", errors="strict")
     return stream

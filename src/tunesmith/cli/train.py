@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def train(config: RunConfig) -> int:
-    """Trains a config and prints what came out, on rank 0."""
+    """Trains a config and prints the results, on rank 0."""
     first = read_launch().rank == 0
     if config.seeds > 1 or (config.folds is not None and config.fold is None):
         return _train_repeats(config)
@@ -70,7 +70,7 @@ def train_on_console(config: RunConfig) -> RunResult:
 
 
 def with_console(config: RunConfig, job: Callable[[Watch], Made]) -> Made:
-    """What the job gives, with its words and events on stderr."""
+    """The result of the job, with its messages and events on stderr."""
     from tunesmith.cli.console import Console, quiet_libraries
 
     quiet_libraries()
@@ -112,7 +112,7 @@ def _train_repeats(config: RunConfig) -> int:
 
 
 def _train_best(config: RunConfig) -> int:
-    """Many runs within a time budget, one model: prints what was tried and gained, then as for any run."""
+    """Trains many runs within a time budget for one model; prints the runs, then the results of the model."""
     from tunesmith.tuning.best_model import run_best
 
     if read_launch().world > 1:
@@ -131,7 +131,7 @@ def _train_best(config: RunConfig) -> int:
 
 
 def print_scores(result: RunResult) -> None:
-    """Every score with its interval, and which weights were scored."""
+    """Prints every score with its interval, and which weights were scored."""
     width = max((len(s.title(m)) for found in result.scores.values() for m, s in found.items()), default=0)
     for split, found in result.scores.items():
         print(f"\n{split} scores, with 95% intervals:")
@@ -150,7 +150,7 @@ def print_scores(result: RunResult) -> None:
 
 
 def print_diagnosis(result: RunResult) -> None:
-    """What the curves say."""
+    """Prints the diagnosis of the curves."""
     if result.diagnosis:
         print("\ndiagnosis:")
         for line in result.diagnosis:
@@ -163,7 +163,7 @@ def _width() -> int:
 
 
 def print_next(result: RunResult) -> None:
-    """Where everything is, and what to do with it."""
+    """Prints the run folder and the next commands."""
     folder = shlex.quote(str(result.run.path))
     print(f"\nrun folder: {result.run.path}   (report.html, curves.png, README.md, model/)\nnext:")
     print(f"  tunesmith predict {folder} --input new.csv --output labelled.csv")

@@ -6,31 +6,27 @@ import argparse
 from typing import Any
 
 from tunesmith.cli.late_modules import loading
-from tunesmith.cli.parser import user_path
+from tunesmith.cli.parser import add_flag
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """The model, as the first argument."""
     what = "run folder, or any folder with a trained classifier"
-    parser.add_argument("run", type=user_path, metavar="RUN", help=what)
+    add_flag(parser, "run RUN", what)
 
 
 def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags about reading a file and running the model."""
     columns = "one text column or two, with a comma or a space; default: as in training"
-    parser.add_argument("--text_column_names", nargs="+", metavar="NAME", help=columns)
-    parser.add_argument("--encoding", metavar="NAME", help="text encoding of the file; default: utf-8")
-    parser.add_argument("--delimiter", metavar="CHAR", help="column separator; default: by file type")
-    parser.add_argument(
-        "--quoting", choices=("minimal", "none"), help="quotes in the file; default: csv minimal, tsv none"
-    )
-    parser.add_argument("--sheet_name", metavar="NAME", help="sheet of a spreadsheet; default: the one with a table")
-    parser.add_argument("--allow_empty_text", action="store_true", help="rows with an empty text are fine")
-    parser.add_argument(
-        "--batch_size", type=positive, metavar="ROWS", help="the most rows of a batch; default: by the device"
-    )
-    parser.add_argument("--use_cpu", action="store_true", help="do not use a GPU")
-    parser.add_argument("--bf16", action="store_true", help="compute in bf16")
+    add_flag(parser, "--text_column_names NAME", columns, nargs="+")
+    add_flag(parser, "--encoding NAME", "text encoding of the file; default: utf-8")
+    add_flag(parser, "--delimiter CHAR", "column separator; default: by file type")
+    add_flag(parser, "--quoting", "quotes in the file; default: csv minimal, tsv none", choices=("minimal", "none"))
+    add_flag(parser, "--sheet_name NAME", "sheet of a spreadsheet; default: the one with a table")
+    add_flag(parser, "--allow_empty_text", "rows with an empty text are fine")
+    add_flag(parser, "--batch_size ROWS", "the most rows of a batch; default: by the device", type=positive)
+    add_flag(parser, "--use_cpu", "do not use a GPU")
+    add_flag(parser, "--bf16", "compute in bf16")
 
 
 def positive(text: str) -> int:
@@ -53,7 +49,7 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_model_facts(args: argparse.Namespace) -> Any:
-    """What the model of `args.run` says about itself. Needs no torch: a wrong file is refused before the model loads."""
+    """The facts of the model of `args.run`. Needs no torch, so that a wrong file is refused before the model is loaded."""
     from tunesmith.cli.console import quiet_libraries
     from tunesmith.encoder.model_files import read_config_file
     from tunesmith.predict.facts import model_folder_of, read_facts

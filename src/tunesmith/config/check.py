@@ -13,7 +13,7 @@ from tunesmith.config.schema import PATH_OPTIONS, RunConfig, list_options
 from tunesmith.errors import did_you_mean
 
 LARGEST_NUMBER = 10**15
-"""Of an option without a limit of its own: larger whole numbers do not fit the arithmetic of the libraries."""
+"""The limit of options without one of their own: libraries cannot compute with larger whole numbers."""
 
 DATA_SOURCES = ("train_file", "task_name", "dataset_name")
 """The options that say where training rows come from: a run has one of them."""
@@ -37,7 +37,7 @@ class Problem:
 def find_problems(
     config: RunConfig, *, need_data: bool = True, wheres: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """One line for each problem; none when the config is possible. `wheres` says where an option was given."""
+    """One line for each problem; none if the config is valid. `wheres` says where an option was given."""
     problems = [
         *_check_ranges(config),
         *_check_sources(config, need_data=need_data),
@@ -263,7 +263,7 @@ def _check_saving(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_paths(config: RunConfig) -> Iterator[Problem]:
-    """Names of files and folders that cannot be used, reported before anything is read or made."""
+    """Refuses invalid names of files and folders before anything is read or written."""
     for name in list_options():
         value = getattr(config, name)
         texts = (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -54,10 +55,8 @@ def convert(value: Any, hint: Any) -> Any:
         raise ValueError(f"expected {describe(hint)}, got nothing")
     for kind in kinds:
         if kind is not NoneType:
-            try:
+            with suppress(ValueError, OverflowError, RecursionError):  # not of this kind; another of the union may fit
                 return _convert_one(value, kind)
-            except _Mismatch:
-                continue
     shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
     raise ValueError(f"expected {describe(hint)}, got {shown}{_how_to_write(value, kinds)}")
 
@@ -80,7 +79,7 @@ def describe(hint: Any) -> str:
 
 
 def is_boolean(hint: Any) -> bool:
-    """Whether the option is a switch, and nothing else."""
+    """Whether the option is only a switch."""
     return bool in _kinds(hint) and str not in _kinds(hint)
 
 
@@ -101,10 +100,6 @@ _NAMES: dict[Any, str] = {
     str: "text",
     dict: "a mapping of names to numbers",
 }
-
-
-class _Mismatch(Exception):
-    """The value is not of this kind; another kind of the union may fit."""
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
@@ -134,7 +129,7 @@ def _as_choice(value: Any, choices: tuple[Any, ...]) -> Any:
     """One of the choices. True and False (JSON, TOML) stand for on/off or yes/no among them."""
     meant = [c for c in choices if c == value or (isinstance(value, bool) and WORDS.get(str(c)) is value)]
     if not meant:
-        raise _Mismatch
+        raise ValueError
     return meant[0]
 
 
@@ -143,7 +138,7 @@ def _as_bool(value: Any) -> bool:
         return value
     if isinstance(value, str) and value.lower() in WORDS:
         return WORDS[value.lower()]
-    raise _Mismatch
+    raise ValueError
 
 
 def _as_int(value: Any) -> int:
@@ -151,25 +146,22 @@ def _as_int(value: Any) -> int:
         return value
     if isinstance(value, str) and _WHOLE.fullmatch(value.strip()) and len(value) < 20:
         return int(value)
-    raise _Mismatch
+    raise ValueError
 
 
 def _as_float(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise _Mismatch
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        raise _Mismatch from None
+        raise ValueError
+    number = float(value)
     if not math.isfinite(number) or (isinstance(value, str) and re.match(r"[+-]?0[0-9]", value.strip())):
-        raise _Mismatch
+        raise ValueError
     return number
 
 
 def _as_str(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    raise _Mismatch
+    if not isinstance(value, str):
+        raise ValueError
+    return value
 
 
 def _as_tuple(value: Any, item: Any) -> tuple[Any, ...]:
@@ -177,28 +169,22 @@ def _as_tuple(value: Any, item: Any) -> tuple[Any, ...]:
     if isinstance(value, str):
         value = [part.strip() for part in value.split(",")] if value.strip() else []
     if not isinstance(value, (list, tuple)):
-        raise _Mismatch
+        raise ValueError
     return tuple(_convert_one(part, item) for part in value)
 
 
 def _as_dict(value: Any) -> dict[str, Any]:
     """A mapping of names to plain numbers, words or switches; on the command line written as JSON."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            raise _Mismatch from None
+    value = json.loads(value) if isinstance(value, str) else value
     if not isinstance(value, dict):
-        raise _Mismatch
+        raise ValueError
     return {str(name): _as_scalar(part) for name, part in value.items()}
 
 
 def _as_scalar(value: Any) -> Any:
     for reader in (_as_int, _as_float):
-        try:
+        with suppress(ValueError):
             return reader(value)
-        except _Mismatch:
-            continue
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in ("true", "false"):
@@ -207,13 +193,11 @@ def _as_scalar(value: Any) -> Any:
 
 
 def _how_to_write(value: Any, kinds: tuple[Any, ...]) -> str:
-    """The spelling that would have worked for a number written in another way, or nothing."""
-    if not isinstance(value, (str, float)) or not {int, float}.intersection(kinds):
-        return ""
-    try:
-        number = float(value)
-    except ValueError:
-        return ""
+    """How to write the number so that it is accepted, or nothing."""
+    number = math.nan
+    if isinstance(value, (str, float)) and {int, float}.intersection(kinds):
+        with suppress(ValueError):
+            number = float(value)
     return f". Write {int(number)}" if number.is_integer() and abs(number) < 1e15 else ""
 
 
@@ -277,7 +261,7 @@ _SECONDS = (86400.0, 3600.0, 60.0, 1.0)
 
 
 def read_duration(text: str) -> float:
-    """Seconds. A ValueError says how to write it."""
+    """The number of seconds. A ValueError says how to write a duration."""
     match = _PARTS.fullmatch(text.strip().lower())
     seconds = sum(float(n or 0) * unit for n, unit in zip(match.groups(), _SECONDS, strict=True)) if match else 0.0
     if not 0 < seconds < 10**9:

@@ -37,7 +37,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class FileEntries:
-    """What a file holds, and each problem found on the way."""
+    """The entries of a file, and the problems found while reading it."""
 
     entries: tuple[Entry, ...]
     problems: tuple[str, ...]
@@ -102,71 +102,58 @@ def _read_toml(text: str, file: str) -> FileEntries:
 
 
 def _read_json(text: str, file: str) -> FileEntries:
-    """Walks the outer object by hand, because `json` does not say where a key stands."""
-    problems: list[str] = []
-    entries: dict[str, Entry] = {}
-    decoder = json.JSONDecoder(object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
-    at = _skip(text, 0)
+    """The position of a key is found by a search behind the key before it, because `json` does not report positions."""
+    if not text.lstrip(" \t\r\n").startswith("{"):
+        fix = "If it holds data rows, give it as --train_file" if text.lstrip().startswith("[") else None
+        raise ConfigError("is not a JSON object of option names and values", where=file, fix=fix)
     try:
-        if text[at : at + 1] != "{":
-            fix = "If it holds data rows, give it as --train_file" if text[at : at + 1] == "[" else None
-            raise ConfigError("is not a JSON object of option names and values", where=file, fix=fix)
-        at = _skip(text, at + 1)
-        while text[at : at + 1] != "}":
-            start = at
-            name, at = decoder.raw_decode(text, at)
-            if not isinstance(name, str):
-                raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, start)
-            at = _skip(text, _expect(text, _skip(text, at), ":"))
-            value, at = decoder.raw_decode(text, at)
-            where = f"{file}:{_place(text, start)}"
-            if re.search("[\ud800-\udfff]", json.dumps([name, value], ensure_ascii=False)):
-                raise ConfigError("holds half of a surrogate pair, which is not a character", where=where)
-            if name in entries:
-                problems.append(f"{where}: {name} is given twice. Keep one of them")
-            entries[name] = Entry(name, value, where)
-            refuse_more(len(entries) + len(problems), file)
-            at = _skip(text, at)
-            if text[at : at + 1] != "}":
-                at = _skip(text, _expect(text, at, ","))
-                if text[at : at + 1] == "}":
-                    raise json.JSONDecodeError("Nothing follows the last comma", text, at)
-        if _skip(text, at + 1) != len(text):
-            raise json.JSONDecodeError("Extra data", text, _skip(text, at + 1))
+        pairs = json.loads(text, object_pairs_hook=tuple, parse_constant=_NotANumber)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"is not JSON: {error.msg}", where=f"{file}:{error.lineno}:{error.colno}") from None
+        comma = text[: error.pos].rstrip().endswith(",") and text[error.pos : error.pos + 1] == "}"
+        reason = "Nothing follows the last comma" if comma else error.msg
+        raise ConfigError(f"is not JSON: {reason}", where=f"{file}:{error.lineno}:{error.colno}") from None
     except RecursionError:
         raise ConfigError("is nested too deeply", where=file) from None
-    except _NotJson as error:
-        raise ConfigError(f"is not JSON: {error}", where=f"{file}:{_place(text, at)}") from None
+    refuse_more(len(pairs), file)
+    problems: list[str] = []
+    entries: dict[str, Entry] = {}
+    at = 0
+    for name, value in pairs:
+        found = re.compile(rf"{re.escape(json.dumps(name, ensure_ascii=False))}\s*:\s*").search(text, at)
+        start, at = found.span() if found is not None else (at, at)
+        where = f"{file}:{_place(text, start)}"
+        try:
+            plain = _without_pairs(value)
+        except ValueError as error:
+            raise ConfigError(f"is not JSON: {error}", where=f"{file}:{_place(text, at)}") from None
+        if re.search("[\ud800-\udfff]", json.dumps([name, plain], ensure_ascii=False)):
+            raise ConfigError("holds half of a surrogate pair, which is not a character", where=where)
+        if name in entries:
+            problems.append(f"{where}: {name} is given twice. Keep one of them")
+        entries[name] = Entry(name, plain, where)
     return FileEntries(tuple(entries.values()), tuple(problems))
 
 
-class _NotJson(Exception):
-    """Something Python's json accepts and JSON does not, or that hides a value."""
+@dataclass(frozen=True)
+class _NotANumber:
+    """NaN or Infinity, which Python's json accepts and JSON does not have."""
+
+    word: str
 
 
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise _NotJson(f"{name!r} is given twice")
-        found[name] = value
-    return found
-
-
-def _refuse_constant(word: str) -> NoReturn:
-    raise _NotJson(f"{word} is not a number")
-
-
-def _skip(text: str, at: int) -> int:
-    return len(text) - len(text[at:].lstrip(" \t\r\n"))
-
-
-def _expect(text: str, at: int, mark: str) -> int:
-    if text[at : at + 1] != mark:
-        raise json.JSONDecodeError(f"Expecting {mark!r} delimiter", text, at)
-    return at + 1
+def _without_pairs(value: Any) -> Any:
+    """The value with a dict in place of each tuple of pairs; a name that occurs twice in one is a ValueError."""
+    if isinstance(value, _NotANumber):
+        raise ValueError(f"{value.word} is not a number")
+    if isinstance(value, list):
+        return [_without_pairs(item) for item in value]
+    if not isinstance(value, tuple):
+        return value
+    names = [name for name, _ in value]
+    twice = next((name for k, name in enumerate(names) if name in names[:k]), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is given twice")
+    return {name: _without_pairs(item) for name, item in value}
 
 
 def _place(text: str, at: int) -> str:
@@ -178,7 +165,7 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 
 
 def read_top_level(text: str, file: str) -> FileEntries:
-    """The entries of the one mapping a YAML file is, built from parser events: tags and anchors never get a meaning."""
+    """The entries of the mapping in a YAML file, built from parser events: tags and anchors are never interpreted."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -193,7 +180,7 @@ def read_top_level(text: str, file: str) -> FileEntries:
 
 
 class _Builder:
-    """Turns parser events into values. The first thing that is refused ends the reading."""
+    """Turns parser events into values. Reading stops at the first event that is refused."""
 
     def __init__(self, file: str, yaml: Any) -> None:
         self.file = file

@@ -30,7 +30,7 @@ RENAMED: dict[str, str] = {
 """Old name -> the name it has now."""
 
 SILENT_ALIASES = ("max_length",)
-"""Second names that are as good as the first: no note."""
+"""Equally valid second names, without a note."""
 
 IGNORED: dict[str, str] = {
     "overwrite_output_dir": "it has no effect, as in transformers v5",
@@ -52,7 +52,7 @@ REFUSED: dict[str, str] = {
     "hub_model_id": "this version does not upload; use `hf upload` on the model folder",
     "deepspeed": "it is not used here; fsdp shards the model over the devices",
 }
-"""Name -> why it cannot be given. A value that means off is accepted in silence."""
+"""Name -> why it cannot be given. A value that means off is accepted without a note."""
 
 SHORT_NAMES: dict[str, str] = {
     "lr": "learning_rate",
@@ -81,7 +81,7 @@ SHORT_NAMES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Renamed:
-    """What an old name turned into. `name` is None when the option is not used any more; `note` follows the old name."""
+    """The result of renaming. `name` is None if the option is no longer used; `note` is printed behind the old name."""
 
     name: str | None
     value: Any = None
@@ -212,5 +212,5 @@ def _convert(name: str, value: Any) -> Any:
 
 
 def _start(entry: Entry) -> str:
-    """Where and name; a flag is its own place and name."""
+    """Place and name of an entry; for a flag both are the flag itself."""
     return entry.where if entry.where.startswith("--") else f"{entry.where}: {entry.name}"

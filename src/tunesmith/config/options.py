@@ -49,13 +49,13 @@ class Options:
     validation_split_fraction: Share = 0.1
     """Share of the training rows held out (seeded, stratified) when there is no validation set. 0: none."""
     folds: Annotated[int, Range(at_least=2, at_most=1000)] | None = None
-    """Number of models to train, each evaluated on the part of the training rows it did not see: a score of all rows."""
+    """Cross-validation: number of models to train, each evaluated on the training rows that were held out from it."""
     fold: FromOne | None = None
-    """With folds: train the model of this one alone."""
+    """With folds: train only the model of this fold."""
     seeds: Annotated[int, Range(at_least=1, at_most=1000)] = 1
     """Number of models to train, with `seed`, `seed` + 1 and so on: how much the score depends on chance."""
     max_train_samples: FromOne | None = None
-    """Use at most this many training rows, drawn with the seed, the shares of the labels kept."""
+    """Use at most this many training rows, drawn with the seed; each label keeps its share."""
     max_eval_samples: FromOne | None = None
     """Use at most this many validation rows, drawn in the same way."""
     max_predict_samples: FromOne | None = None
@@ -67,13 +67,13 @@ class Options:
     label_column_name: str | None = None
     """Column with the label, or several 0/1 columns with commas. Default: found in the data."""
     label_separator: str | None = None
-    """What sets labels in one cell apart: a character, comma, semicolon, pipe, slash, or none. Default: found in the data."""
+    """What separates labels in one cell: a character, comma, semicolon, pipe, slash, or none. Default: found in the data."""
     positive_label: str | None = None
     """Class whose F1, precision and recall are reported (two classes). Default: 1 of 0/1 labels, else the rarer class."""
     merge_label_variants: bool = False
     """Labels that differ only in case, spaces, Unicode form or invisible characters are one: the most frequent spelling."""
     split_column_name: str | None = None
-    """Column that says train, validation or test. Default: one named split, set, subset or partition that does; none: none."""
+    """Column that says train, validation or test; none: ignore it. Default: one named split, set, subset or partition."""
     skip_bad_rows: bool = False
     """Leave out rows without text or label, or with other fields than the header; bad_rows.jsonl of the run lists them."""
     label_names: tuple[str, ...] | None = None
@@ -115,7 +115,7 @@ class Options:
     cache_dir: str | None = None
     """Folder for tables, tokens and downloads. Default: ~/.cache/tunesmith, and the caches of Hugging Face for downloads."""
     train_sampling_strategy: Literal["random", "sequential", "group_by_length"] | None = None
-    """Order of the training rows. Default: group_by_length (like lengths in one batch); random on a GPU without padding."""
+    """Order of the training rows. Default: group_by_length (similar lengths in one batch); random on a GPU without padding."""
     shuffle_window: FromOne = 50
     """Length grouping sorts within this many batches, not the whole epoch."""
     token_budget: FromOne | None = None
@@ -137,7 +137,7 @@ class Options:
     model_revision: str = "main"
     """Branch, tag or commit of a Hub model."""
     ignore_mismatched_sizes: bool = False
-    """Start a head of another size afresh instead of refusing the model."""
+    """Initialise a head of another size anew instead of refusing the model."""
     allow_download: bool = True
     """Fetch a Hub id that is not on disk. Local paths and the embedded model never touch the network."""
     freeze: tuple[str, ...] = ()
@@ -147,13 +147,13 @@ class Options:
     head_start: AutoOnOff = "auto"
     """Start the last layer from a linear model of the frozen features instead of random values. Default: by the recipe."""
     contrastive_start: AutoOnOff = "auto"
-    """First teach the encoder which rows have one label, then fit the head: for few rows a label. Default: by the recipe."""
+    """First train the encoder to bring rows of one label together, then fit the head: for few rows. Default: by the recipe."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third slower."""
 
     # Training
     recipe: Literal["auto", "hf", "best"] = "auto"
-    """What is not given: auto, from model and data; hf, transformers' defaults; best, the best model of a time_budget."""
+    """Options that are not given: auto, from model and data; hf, as transformers; best, the best model of a time_budget."""
     time_budget: str | None = None
     """Time that `--recipe best` or `tunesmith search` may take, such as 20m or 2h. Default of a search: no limit."""
     num_train_epochs: Annotated[float, Range(above=0, at_most=1_000_000)] | None = None
@@ -193,11 +193,11 @@ class Options:
     label_smoothing_factor: Share = 0.0
     """Share of the target spread evenly over all labels."""
     adversarial: NotNegative = 0.0
-    """Read each batch twice, the second time with the word embedding moved by this share of its norm to where the loss grows."""
+    """Adversarial training: a second pass with word embeddings moved by this share of their norm to raise the loss. 0: off."""
     class_weights: Literal["balanced"] | tuple[float, ...] | None = None
     """Weight of each label in the loss: balanced, or one number for each label in id order."""
     move_thresholds: bool = False
-    """Fit the probability from which a label is predicted to the validation rows, for F1. Kept if it gains beyond its error."""
+    """Fit decision thresholds to the validation rows, for F1. Kept if the gain is larger than its standard error."""
     nan_action: Literal["stop", "skip"] = "stop"
     """When a loss or gradient is not finite: stop the run, or skip that update and continue. It is always recorded."""
     seed: Seed = 42
@@ -247,7 +247,7 @@ class Options:
     cls_only_last_layer: AutoOnOff = "auto"
     """Compute the last layer for the first token alone where the head reads nothing else; the result is the same."""
     fused_layers: AutoOnOff = "auto"
-    """Layers in few calls that read and write less, on a GPU in bf16 or fp16, on a CPU in float32; the result is the same."""
+    """Compute layers in fewer calls, on a GPU in bf16 or fp16, on a CPU in float32; the result is the same."""
     cuda_graphs: AutoOnOff = "auto"
     """On one GPU: capture whole steps as CUDA graphs, one for each size of batch; the result is the same."""
     torch_compile: bool = False
@@ -283,7 +283,7 @@ class Options:
     resume_from_checkpoint: bool | str | None = None
     """Resume from the newest intact checkpoint of the run folder (true) or from this checkpoint folder."""
     weights_only: bool = False
-    """With resume_from_checkpoint: take only the weights and start optimizer, schedule and data afresh."""
+    """With resume_from_checkpoint: take only the weights; optimizer, schedule and data start from the beginning."""
     logging_strategy: Literal["no", "steps", "epoch"] = "steps"
     """When to show the training loss. The journal holds every step in any case."""
     logging_steps: Steps | None = None

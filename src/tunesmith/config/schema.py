@@ -1,5 +1,4 @@
-"""The config of a run: one frozen dataclass with flat names, what is known about each of its options, and its JSON schema for
-editors.
+"""The config of a run: one frozen dataclass with flat names, and what is known about each of its options.
 
 The string under a field is its only help text: `--help`, the reference page and the error messages read it from there.
 """
@@ -12,8 +11,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from tunesmith.config import options
 from tunesmith.config.convert import Range
@@ -58,7 +56,7 @@ class RunConfig(Options):
     """Everything a run is made from. Names and meanings follow transformers v5 where it has them."""
 
     def __post_init__(self) -> None:
-        """One spelling inside: a tab is a tab, `eval_mcc` is `matthews_correlation`, `~` is the home folder."""
+        """Normalises spellings: `tab` becomes a tab, `eval_mcc` becomes `matthews_correlation`, `~` the home folder."""
         for name in PATH_OPTIONS:
             value = getattr(self, name)
             if isinstance(value, str):
@@ -131,7 +129,7 @@ def list_options() -> dict[str, Option]:
 
 
 def _annotation(hint: Any) -> Any:
-    """What is annotated to a type, or to a part of a union."""
+    """The annotation of a type, or of a part of a union."""
     if get_origin(hint) is Annotated:
         return hint.__metadata__[0]
     return next((found for part in get_args(hint) if (found := _annotation(part)) is not None), None)
@@ -192,41 +190,3 @@ def _escape(char: str) -> str:
     if char in short or (char.isprintable() and char != "\ufeff"):
         return short.get(char, char)
     return f"\\U{ord(char):08x}" if ord(char) > 0xFFFF else f"\\u{ord(char):04x}"
-
-
-_TYPES: dict[Any, dict[str, Any]] = {
-    bool: {"type": "boolean"},
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    str: {"type": "string"},
-    NoneType: {"type": "null"},
-    dict: {"type": "object"},
-}
-
-
-def make_json_schema() -> dict[str, Any]:
-    """A JSON schema (draft 2020-12) of the config file."""
-    properties = {}
-    for option in list_options().values():
-        default = list(option.default) if isinstance(option.default, tuple) else option.default
-        properties[option.name] = {**_of(option.hint), "description": option.help, "default": default}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "tunesmith run config",
-        "type": "object",
-        "additionalProperties": False,
-        "properties": properties,
-    }
-
-
-def _of(hint: Any) -> dict[str, Any]:
-    origin = get_origin(hint)
-    if origin in (Union, UnionType):
-        return {"anyOf": [_of(part) for part in get_args(hint)]}
-    if origin is Literal:
-        return {"enum": list(get_args(hint))}
-    if origin is tuple:
-        # The loader splits text at commas, so one name needs no brackets.
-        items = {"type": "array", "items": _of(get_args(hint)[0])}
-        return {"anyOf": [items, {"type": "string"}]} if get_args(hint)[0] is str else items
-    return dict(_TYPES[origin or hint])

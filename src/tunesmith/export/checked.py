@@ -77,7 +77,7 @@ def check_float(name: str, found: Logits, original: Logits, rows: EvidenceRows, 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What int8 may change: so much of the score at most, and so many of the answers must stay (not of a regression)."""
+    """The largest drop of the score that int8 may cause, and the least share of equal answers (not for regression)."""
 
     max_drop: float = 0.005
     min_agreement: float = 0.99
@@ -140,7 +140,7 @@ def rows_per_second(
     turns: int = 3,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Rows a second of each network, from text: the best of some turns taken in alternation, so that load hits all alike."""
+    """Rows a second of each network, from text: the best of a few alternating turns, so that other load affects all equally."""
     some = [column[:SPEED_ROWS] for column in texts]
     best = dict.fromkeys(networks, float("inf"))
     for network in networks.values():

@@ -66,7 +66,7 @@ def rows_of_files(test_file: str, train_file: str | None, facts: ModelFacts, **r
 
 
 def _texts(dataset: Any, facts: ModelFacts, count: int) -> list[list[str]]:
-    """So many rows, spread over the data set: files are often sorted."""
+    """`count` rows, spread over the data set because files are often sorted."""
     rows = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int)
     some = dataset.select(rows.tolist())
     return [list(some[name]) for name in facts.text_columns or ("text",)]
@@ -82,4 +82,4 @@ def _labelled(dataset: Any, facts: ModelFacts, split: str) -> tuple[list[list[st
 
 
 def _silent(what: str, done: int, total: int) -> None:
-    """Reading is quick beside the export: no bar."""
+    """No progress bar: reading is quick compared with the export."""

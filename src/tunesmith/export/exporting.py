@@ -26,12 +26,13 @@ from tunesmith.export.checked import (
 from tunesmith.export.evidence_rows import EvidenceRows
 from tunesmith.export.folder_card import export_card, runtime_requirements
 from tunesmith.export.quantised import Feed, candidates, strip_shapes
-from tunesmith.predict.facts import GraphFacts, ModelFacts, model_folder_of
+from tunesmith.predict.facts import GraphFacts, ModelFacts, describe_model, model_folder_of
 from tunesmith.predict.graph_network import GraphNetwork, load_onnx, load_openvino, report_nothing
 from tunesmith.predict.predictor import Network, Predictor
-from tunesmith.predict.torch_network import TorchNetwork, describe_model, padding_of
+from tunesmith.predict.torch_network import TorchNetwork
 from tunesmith.run.sealed import write_sealed
 from tunesmith.run.writing import make_folder, write_new
+from tunesmith.tokens.batches import padding_of
 from tunesmith.tokens.encoding_processes import make_token_rows
 from tunesmith.tokens.token_rows import pad_rows
 

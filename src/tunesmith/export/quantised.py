@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 GROUPS = 8
 LEFT_OUT = (1, 2, 4)
-"""So many of the eight groups of products stay in float, the most sensitive first."""
+"""Numbers of groups of products, of eight, that stay in float, the most sensitive first."""
 Feed = list[dict[str, npt.NDArray[Any]]]
 
 
@@ -54,7 +54,7 @@ def candidates(
 
 
 def strip_shapes(graph: Path) -> None:
-    """Removes noted shapes: the quantiser transposes weights and then stumbles over the old ones. They are inferred again."""
+    """Removes stored shapes, which no longer fit after the quantiser has transposed weights. They are inferred again."""
     import onnx
 
     model = onnx.load(str(graph))
@@ -99,7 +99,7 @@ def _static(graph: Path, to: Path, *, feed: Feed, exclude: list[str] | None = No
 
 
 def _sensitive_groups(graph: Path, change: Callable[[Path], float], scratch: Path) -> list[list[str]]:
-    """Products of the graph in groups by their place, the group whose quantisation alone changes most first."""
+    """Products of the graph in groups by their place; the group whose quantisation changes the answers most comes first."""
     import onnx
 
     model = onnx.load(str(graph), load_external_data=False)

@@ -1,10 +1,14 @@
-"""What a model folder must remember beside its weights: task, labels, text columns, row length; and `export.json` of an exported
-folder: which graph it holds, and what is needed to feed it without transformers.
+"""Model folders: how one is written, and what it must remember beside its weights (task, labels, text columns, row length); and
+`export.json` of an exported folder: which graph it holds, and what is needed to feed it without transformers.
+
+A folder of weights loads with `from_pretrained` and `pipeline`; it is absent or complete.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -15,6 +19,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.files import BadFile, read_json
 from tunesmith.labels import LabelMap, Task
 from tunesmith.run.layout import RunDir, best_trial_of
+from tunesmith.run.sealed import write_sealed
 from tunesmith.run.writing import write_new
 from tunesmith.tokens.truncation import LongTexts
 
@@ -32,7 +37,7 @@ class ModelFacts:
     glue_task: str | None = None
     metrics: tuple[str, ...] | None = None
     long_texts: LongTexts = "head"
-    """What the model was shown of rows longer than `max_length`."""
+    """How rows longer than `max_length` were read in training."""
 
     def write(self, folder: Path) -> None:
         """Writes the facts into a model folder."""
@@ -93,6 +98,35 @@ def model_folder_of(path: str | Path) -> Seal:
     return check_seal(resolve_model(folder, allow_download=False))
 
 
+def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[Path], None]:
+    """A function that writes config, tokenizer and facts into a folder of weights."""
+
+    def describe(folder: Path) -> None:
+        config = type(model.config).from_dict(model.config.to_dict())
+        config.architectures = [type(model).__name__.removeprefix("FSDP")]  # what `fully_shard` calls the class
+        config.dtype = "float32"
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        facts.write(folder)
+
+    return describe
+
+
+def export_model(target: Path, weights: dict[str, Any], rest: Callable[[], tuple[Callable[[Path], None], str]]) -> None:
+    """Publishes the model folder in one rename. `rest` gives what describes it and its card: the weights do not wait for that."""
+    from tunesmith.keep.weight_files import WEIGHTS, write_tensors
+
+    def fill(folder: Path) -> dict[str, Future[str]]:
+        written = write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})
+        describe, card = rest()
+        describe(folder)
+        write_new(folder / "README.md", card.encode())
+        return {WEIGHTS: written}
+
+    size = sum(t.numel() * t.element_size() for t in weights.values())
+    write_sealed(target, fill, {"kind": "model"}, bytes_needed=size)
+
+
 EXPORT_FILE = "export.json"
 GRAPHS = {
     "onnx": "onnx/model.onnx",
@@ -135,7 +169,7 @@ class GraphFacts:
 
     @property
     def installing(self) -> str:
-        """What a card says about the packages that answer from the folder."""
+        """The sentence of a model card about the packages to install."""
         also = " openvino" if self.engine == "openvino" else ""
         return (
             f"It needs no torch: `pip install 'tunesmith[runtime]'{also}`, or, at the versions it was measured with and smaller, "

@@ -1,4 +1,4 @@
-"""What a person gives a predictor -> one or two columns of texts; whatever cannot be meant is refused by name."""
+"""The input of a predictor -> one or two columns of texts; anything else is refused with what was expected."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def load_graph_network(
 
 
 def report_nothing() -> None:
-    """Before onnxruntime or OpenVINO is imported: neither reports its use to its makers, as both do by default."""
+    """Turns off the telemetry of onnxruntime and OpenVINO; call it before either is imported."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     sys.modules.setdefault("openvino_telemetry", ModuleType("openvino_telemetry"))
 

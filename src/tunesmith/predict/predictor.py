@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from tunesmith.encoder.model_files import Seal, read_config_file
-from tunesmith.errors import ConfigError, DataError, ResourceError, name_the_extra
+from tunesmith.errors import ConfigError, DataError, ResourceError, first_few, name_the_extra
 from tunesmith.labels import Task
 from tunesmith.predict.facts import ModelFacts, is_graph_folder, model_folder_of, read_facts, read_graph_facts
 from tunesmith.predict.given_texts import given_columns
 from tunesmith.predict.tables import predicted_names, probabilities_of, require_numbers
 from tunesmith.run.sealed import MANIFEST
-from tunesmith.tokens.encoding_processes import ChunkEncoder, CutCount, make_token_rows
+from tunesmith.tokens.encoding_processes import ChunkEncoder, make_token_rows
 from tunesmith.tokens.token_encoder import TokenEncoder, require_text_cells
 from tunesmith.tokens.token_rows import TokenRows, prefetched
-from tunesmith.tokens.truncation import EncodedRow, TruncationCount
+from tunesmith.tokens.truncation import CutCount, EncodedRow, TruncationCount
 
 if TYPE_CHECKING:
     from tunesmith.ranks.runtime import Precision
@@ -39,7 +39,7 @@ class Network(Protocol):
     """A loaded model: a torch module, or an exported graph."""
 
     name: str
-    """What computes, and where: "torch on cpu", "onnxruntime on cpu"."""
+    """The library and the device: "torch on cpu", "onnxruntime on cpu"."""
     encoder: TokenEncoder
     chunks: ChunkEncoder
     """The same encoder for many rows at once."""
@@ -103,16 +103,14 @@ def predict_chunks(
         empty += (rows + np.flatnonzero(tokens.lengths <= special[sides - 1])).tolist()
         rows += len(tokens)
         cut += cuts
-    by_side = None if cut.unknown else (cut.tokens - cut.second, cut.second)[:sides]
     found = np.concatenate(logits) if logits else np.zeros((0, 0), dtype=np.float32)
-    truncated = TruncationCount(rows, cut.rows, cut.tokens, by_side, max_length, cut.unread)
-    return TextPredictions(found, truncated, tuple(empty))
+    return TextPredictions(found, cut.in_split(rows, sides, max_length), tuple(empty))
 
 
 def answer_tokens(
     predict: Callable[[TokenRows], npt.NDArray[np.float32]], tokens: TokenRows, *, vocab_size: int, before: int = 0
 ) -> npt.NDArray[np.float32]:
-    """Logits of rows whose token ids the model has; all of them numbers. `before`: rows that errors count, too."""
+    """Logits of the rows, all finite. Refuses token ids that the model does not have. `before`: rows before these, for errors."""
     highest = int(max((values.max(initial=0) for values, _ in tokens.columns["input_ids"].chunks), default=0))
     if highest >= vocab_size:
         problem = f"the tokenizer makes token id {highest}, but the model has only {vocab_size} token embeddings"
@@ -188,10 +186,9 @@ class Predictor:
 
     def __repr__(self) -> str:
         labels = self.facts.labels
-        names = ", ".join(labels.names[:SHOWN_LABELS])
-        more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
+        names = first_few(labels.names, SHOWN_LABELS)
         reads = " + ".join(self.facts.text_columns or ("text",))
-        text = f"Predictor({self.folder}: {reads} -> {labels.task.value} ({names}{more}), {self.network.name})"
+        text = f"Predictor({self.folder}: {reads} -> {labels.task.value} ({names}), {self.network.name})"
         return " ".join(text.split())
 
     def predict(self, texts: Any, pairs: Any = None) -> list[Any]:

@@ -19,9 +19,8 @@ from typing import Any, BinaryIO, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.errors import ConfigError, DataError, NumericsError
+from tunesmith.errors import ConfigError, DataError, NumericsError, first_few
 from tunesmith.labels import LabelMap, Task, choose_labels
-from tunesmith.reading.delimited import parse_delimited
 from tunesmith.run.writing import make_folder, replacing
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -32,7 +31,7 @@ _NEEDS_QUOTES = re.compile('[",\t\r\n\ufeff]|^ | $')
 
 
 def escape_formula(text: str) -> str:
-    """The text, with an apostrophe in front when a spreadsheet would run it."""
+    """The text, with an apostrophe in front if a spreadsheet would run it as a formula."""
     return f"'{text}" if _DANGEROUS.match(text) else text
 
 
@@ -128,13 +127,15 @@ def _cell(value: Any) -> str:
 
 def read_predictions(path: Path) -> dict[str, list[str]]:
     """The columns of a csv or tsv that `write_table` wrote, every cell the exact text that went in."""
+    from tunesmith.reading.delimited import parse_delimited
+    from tunesmith.reading.text_files import Dialect
+
     header: list[str] = []
     columns: list[list[str]] = []
     with path.open(encoding="utf-8", newline="") as file:
         delimiter = "\t" if path.suffix == ".tsv" else ","
-        for records in parse_delimited(
-            [file.read()], origin=str(path), delimiter=delimiter, quoting=True, on_header=header.extend
-        ):
+        dialect = Dialect(delimiter, quoting=True, sure=True)
+        for records in parse_delimited([file.read()], origin=str(path), dialect=dialect, on_header=header.extend):
             columns = columns or [[] for _ in header]
             for column, values in zip(columns, records.columns, strict=True):
                 column += map(unescape_formula, values)
@@ -142,7 +143,7 @@ def read_predictions(path: Path) -> dict[str, list[str]]:
 
 
 def list_answers(labels: LabelMap, top_k: int | None = None) -> list[str]:
-    """Our columns for the answers of a model: prediction, and prob_NAME for each label; or the `top_k` best, sorted."""
+    """The names of the columns of answers: prediction, and prob_NAME for each label; or the `top_k` best, sorted."""
     if labels.task is Task.REGRESSION:
         return ["prediction"]
     if top_k is not None:
@@ -152,7 +153,7 @@ def list_answers(labels: LabelMap, top_k: int | None = None) -> list[str]:
 
 
 def choose_column_names(ours: Sequence[str], taken: Iterable[str]) -> list[str]:
-    """A free name for each of our columns, in order: its own, else tunesmith_NAME, else that with a number."""
+    """A name for each of our columns that is not taken, in order: NAME, else tunesmith_NAME, else that with a number."""
     used = set(taken)
     chosen = []
     for name in ours:
@@ -172,10 +173,7 @@ def names_of_run(text: Sequence[str], labels: LabelMap) -> dict[str, str]:
 def describe_renaming(ours: Iterable[str], chosen: Iterable[str]) -> str | None:
     """One line when a name was taken; None when all have their own."""
     moved = [f"{new!r} instead of {old!r}" for old, new in zip(ours, chosen, strict=True) if old != new]
-    if not moved:
-        return None
-    more = f" and {len(moved) - 6} more" if len(moved) > 6 else ""
-    return f"Columns of the data have names of ours: the predictions use {', '.join(moved[:6])}{more}."
+    return f"Columns of the data have names of ours: the predictions use {first_few(moved, 6)}." if moved else None
 
 
 def probabilities_of(logits: npt.NDArray[Any], task: Task) -> npt.NDArray[np.float64]:
@@ -218,7 +216,7 @@ def answer_columns(probabilities: npt.NDArray[Any], labels: LabelMap, top_k: int
 
 
 def require_numbers(answers: npt.NDArray[Any], *, before: int = 0) -> None:
-    """A NumericsError that names the first row whose answer is not finite: it is not a class, not even the first one."""
+    """A NumericsError that names the first row whose answer is not finite."""
     bad = np.flatnonzero(~np.isfinite(answers).all(axis=tuple(range(1, answers.ndim))))
     if len(bad):
         problem = f"the model's answer for row {before + int(bad[0]) + 1} is not a number ({len(bad):,} of {len(answers):,} rows)"

@@ -1,16 +1,11 @@
-"""A model folder as a torch module with the speed-ups that fit it; and the folder that a trained model leaves behind.
-
-The folder loads with `from_pretrained` and `pipeline`; it is absent or complete.
-"""
+"""A model folder as a torch module, with the speed-ups that fit it."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +20,8 @@ from tunesmith.errors import ConfigError
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.predict.facts import ModelFacts, read_facts
 from tunesmith.ranks.runtime import Precision, Runtime, make_runtime
-from tunesmith.run.sealed import MANIFEST, write_sealed
-from tunesmith.run.writing import write_new
-from tunesmith.tokens.batches import Collate, Padding
+from tunesmith.run.sealed import MANIFEST
+from tunesmith.tokens.batches import Collate, padding_of
 from tunesmith.tokens.encoding_processes import SPARED_CORES, ChunkEncoder
 from tunesmith.tokens.token_encoder import TokenEncoder, make_token_encoder
 from tunesmith.tokens.token_rows import TokenRows
@@ -107,45 +101,3 @@ def load_torch_network(
     cores = threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
     processes = 0 if runtime.device.type == "cpu" else max(cores - SPARED_CORES, 0)
     return TorchNetwork(model, tokenizer, runtime, strategies.collate, longest, facts.long_texts, processes), facts
-
-
-def padding_of(tokenizer: Any, *, multiple_of: int | None = None, fixed_length: int | None = None) -> Padding:
-    """Padding as the tokenizer pads."""
-    return Padding(
-        int(tokenizer.pad_token_id),
-        int(getattr(tokenizer, "pad_token_type_id", 0) or 0),
-        str(getattr(tokenizer, "padding_side", "right")),
-        multiple_of,
-        fixed_length,
-    )
-
-
-def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[Path], None]:
-    """A function that writes config, tokenizer and facts into a folder of weights."""
-
-    def describe(folder: Path) -> None:
-        config = type(model.config).from_dict(model.config.to_dict())
-        config.architectures = [type(model).__name__.removeprefix("FSDP")]  # what `fully_shard` calls the class
-        config.dtype = "float32"
-        config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        facts.write(folder)
-
-    return describe
-
-
-def export_model(
-    target: Path, weights: dict[str, torch.Tensor], rest: Callable[[], tuple[Callable[[Path], None], str]]
-) -> None:
-    """Publishes the model folder in one rename. `rest` gives what describes it and its card: the weights do not wait for that."""
-    from tunesmith.keep.weight_files import WEIGHTS, write_tensors
-
-    def fill(folder: Path) -> dict[str, Future[str]]:
-        written = write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})
-        describe, card = rest()
-        describe(folder)
-        write_new(folder / "README.md", card.encode())
-        return {WEIGHTS: written}
-
-    size = sum(t.numel() * t.element_size() for t in weights.values())
-    write_sealed(target, fill, {"kind": "model"}, bytes_needed=size)

@@ -1,43 +1,52 @@
-"""Rows that cannot be trained on: all of them at once with their reasons, or left out and listed when that is asked for; and
-corrected labels from a review file of `tunesmith audit`, which replace those in the data.
-"""
+"""Rows that cannot be trained on: reported all at once with their reasons, or left out and listed with `skip_bad_rows`."""
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from tunesmith.errors import DataError, did_you_mean
-from tunesmith.files import BadFile, read_plain
-from tunesmith.labels import LabelMap, Task
-from tunesmith.reading.column_profile import is_missing_word
+from tunesmith.errors import DataError
+from tunesmith.labels import Task
 from tunesmith.reading.columns import Columns, has_label, label_parts
 from tunesmith.reading.label_survey import (
     NUMBER,
     class_names,
     is_list_type,
+    is_string_type,
     label_cells,
     plain_numbers,
     style_of_numbers,
     survey_labels,
 )
 from tunesmith.reading.ready_commands import train_with
-from tunesmith.reading.source import BAD_COLUMN, Part, Source
+from tunesmith.reading.source import BAD_COLUMN, Source
 from tunesmith.reading.text_files import SHOWN
 
-Reasons = dict[int, list[str]]
+MISSING_WORDS = frozenset(["n/a", "na", "nan", "#n/a", "n.a.", "null", "(null)", "-", "--", "?", "<na>", "nil"])
+"""Words that spreadsheets write for a missing value."""
+
+
+class Reason(NamedTuple):
+    """Why a row is bad; `word` is its label, if that may be a word for a missing value."""
+
+    column: str
+    problem: str
+    word: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.column}: {self.problem}" if self.column else self.problem
+
+
+Reasons = dict[int, list[Reason]]
+"""By row."""
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that was left out: where it stands, why, and what it holds."""
+    """A row that was left out: its place, the reasons, and its cells."""
 
     where: str
     reasons: tuple[str, ...]
@@ -60,12 +69,13 @@ def sort_out(
     """The sources without their bad rows, and those rows; their number goes to `notes`. Without `skip` they are an error."""
     kept: dict[str, Source] = {}
     bad: list[BadRow] = []
+    named = tuple(label_names or ())
     for split, source in sources.items():
-        if split.startswith("test") and _is_unlabelled(source, columns.label, label_names or ()):
-            source = replace(source, dataset=source.dataset.remove_columns([columns.label]), table_file=None)
+        if split.startswith("test") and _is_unlabelled(source, columns.label, named):
+            source = source.with_rows(source.dataset.remove_columns([columns.label]))
         found = _text_reasons(source, columns.text, allow_empty_text=allow_empty_text)
         if columns.label is not None and has_label(source, columns.label):
-            _add_label_reasons(found, source, columns, label_names)
+            _add_label_reasons(found, source, columns.label, columns.task, named)
         kept[split] = source
         if BAD_COLUMN in source.dataset.column_names:
             found |= _unread_reasons(source)
@@ -74,17 +84,23 @@ def sort_out(
             _refuse(source, found)
         elif found:
             kept[split] = _without(kept[split], found)
-            bad += _describe(source, found)
+            rows, names = source.dataset.with_format(None), source.column_names
+            for row in sorted(found):
+                cells = {name: rows[row][name] for name in names}
+                bad.append(BadRow(source.where(row), tuple(map(str, found[row])), cells))
             notes.append(f"{len(found):,} of {source.dataset.num_rows:,} {split} rows were left out: bad_rows.jsonl.")
     return kept, bad
 
 
+def _is_missing_word(name: str) -> bool:
+    return name.strip().lower() in MISSING_WORDS
+
+
 def _is_unlabelled(source: Source, label: str | None, label_names: Sequence[str]) -> bool:
-    """Whether the label column is there and holds nothing, or words for nothing."""
-    kinds = source.dataset.features.arrow_schema
-    if label is None or label not in source.column_names or is_list_type(kinds.field(label).type):
+    """Whether the label column exists and all of its cells are empty or words for a missing value."""
+    if label is None or label not in source.column_names or is_list_type(source.type_of(label)):
         return False
-    return all(is_missing_word(name) and name not in label_names for name in survey_labels(source, label).counts)
+    return all(_is_missing_word(name) and name not in label_names for name in survey_labels(source, label).counts)
 
 
 def check_texts(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> None:
@@ -95,9 +111,11 @@ def check_texts(source: Source, text: Sequence[str], *, allow_empty_text: bool) 
 
 
 def _unread_reasons(source: Source) -> Reasons:
-    """Rows that the reader could not take apart; their cells are empty, which is not a further reason."""
+    """Rows that could not be parsed. Their cells are empty, which does not count as another reason."""
     scanned = ((start, table.column(BAD_COLUMN).to_pylist()) for start, table in source.scan([BAD_COLUMN]))
-    return {start + row: [why] for start, cells in scanned for row, why in enumerate(cells) if why is not None}
+    return {
+        start + row: [Reason("", why)] for start, cells in scanned for row, why in enumerate(cells) if why is not None
+    }
 
 
 def _text_reasons(source: Source, text: Sequence[str], *, allow_empty_text: bool) -> Reasons:
@@ -107,56 +125,54 @@ def _text_reasons(source: Source, text: Sequence[str], *, allow_empty_text: bool
     for start, table in source.scan(list(text)):
         for name in text:
             cells = table.column(name).combine_chunks()
-            _mark(found, start, pc.is_null(cells), f"{name}: the text is missing")
+            _mark(found, start, pc.is_null(cells), Reason(name, "the text is missing"))
             if not allow_empty_text:
                 empty = pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(cells)), 0)
-                _mark(found, start, pc.fill_null(empty, False), f"{name}: the text is empty")
+                _mark(found, start, empty, Reason(name, "the text is empty"))
     return found
 
 
-def _add_label_reasons(found: Reasons, source: Source, columns: Columns, label_names: Sequence[str] | None) -> None:
-    import pyarrow as pa
+def _add_label_reasons(found: Reasons, source: Source, label: str, task: Task, label_names: Sequence[str]) -> None:
     import pyarrow.compute as pc
 
-    label = columns.label or ""
-    if label_parts(source, label) or class_names(source, label) or columns.task is Task.MULTILABEL:
+    if label_parts(source, label) or class_names(source, label) or task is Task.MULTILABEL:
         return
-    kind = source.dataset.features.arrow_schema.field(label).type
+    kind = source.type_of(label)
     if is_list_type(kind):
         return
-    style = style_of_numbers(source, label) if columns.task is Task.REGRESSION else None
+    missing = Reason(label, "the label is missing")
+    style = style_of_numbers(source, label) if task is Task.REGRESSION else None
     for start, table in source.scan([label]):
         cells = label_cells(table.column(label))
-        if not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
-            nan = pc.is_nan(cells) if pa.types.is_floating(kind) else pa.array(np.zeros(len(cells), bool))
-            _mark(found, start, pc.or_(pc.is_null(cells), pc.fill_null(nan, False)), f"{label}: the label is missing")
+        if not is_string_type(kind):
+            _mark(found, start, pc.is_null(cells, nan_is_null=True), missing)
             continue
         blank = pc.or_(pc.is_null(cells), pc.fill_null(pc.equal(cells, ""), False))
-        _mark(found, start, blank, f"{label}: the label is missing")
-        if columns.task is Task.REGRESSION:
+        _mark(found, start, blank, missing)
+        if task is Task.REGRESSION:
             number = pc.match_substring_regex(plain_numbers(cells, style), NUMBER)
-            wrong = pc.and_(pc.invert(pc.fill_null(number, True)), pc.invert(blank))
-            _mark(found, start, wrong, f"{label}: not a number")
+            _mark(found, start, pc.and_(pc.invert(number), pc.invert(blank)), Reason(label, "not a number"))
             continue
         for value in pc.unique(cells.drop_null()).to_pylist():
-            if is_missing_word(value) and value not in (label_names or ()):
-                _mark(found, start, pc.fill_null(pc.equal(cells, value), False), f"{label}: the label is {value!r}")
+            if _is_missing_word(value) and value not in label_names:
+                _mark(found, start, pc.equal(cells, value), Reason(label, f"the label is {value!r}", value))
 
 
-def _mark(found: Reasons, start: int, bad: Any, reason: str) -> None:
-    for row in np.flatnonzero(bad.to_numpy(zero_copy_only=False)).tolist():
+def _mark(found: Reasons, start: int, bad: Any, reason: Reason) -> None:
+    """Adds a reason to all rows for which the Arrow array `bad` is true; null counts as false."""
+    for row in np.flatnonzero(bad.fill_null(False).to_numpy(zero_copy_only=False)).tolist():
         found.setdefault(start + row, []).append(reason)
 
 
 def _refuse(source: Source, found: Reasons) -> None:
-    """One missing label is refused where labels are encoded; several bad rows, or a word for nothing, are listed here."""
-    words = sorted({r.rpartition("the label is ")[2].strip("'") for rs in found.values() for r in rs if " is '" in r})
+    """Lists several bad rows, or words for a missing value. A single missing label is refused where labels are encoded."""
+    words = sorted({reason.word for reasons in found.values() for reason in reasons if reason.word is not None})
     if len(found) == 1 and not words:
         [(row, reasons)] = found.items()
-        if ": the text is " in reasons[0]:
+        if reasons[0].problem.startswith("the text is "):
             _refuse_text(source, row, reasons[0])
         return
-    lines = [f"  {source.where(row)}: {', '.join(found[row])}" for row in sorted(found)[:SHOWN]]
+    lines = [f"  {source.where(row)}: {', '.join(map(str, found[row]))}" for row in sorted(found)[:SHOWN]]
     if len(found) > SHOWN:
         lines.append(f"  and {len(found) - SHOWN:,} more")
     what = "\n".join([f"{len(found):,} of {source.dataset.num_rows:,} {source.name} rows cannot be used:", *lines])
@@ -167,10 +183,10 @@ def _refuse(source: Source, found: Reasons) -> None:
     raise DataError(what, where=source.origin, fix=f"\n{fix}")
 
 
-def _refuse_text(source: Source, row: int, reason: str) -> NoReturn:
-    column, _, problem = reason.rpartition(": ")
-    fix = "Fill it in or remove the row" + ("; --allow_empty_text keeps it." if problem.endswith("empty") else ".")
-    raise DataError(problem, where=source.where(row, column), fix=fix)
+def _refuse_text(source: Source, row: int, reason: Reason) -> NoReturn:
+    fix = "Fill it in or remove the row"
+    fix += "; --allow_empty_text keeps it." if reason.problem.endswith("empty") else "."
+    raise DataError(reason.problem, where=source.where(row, reason.column), fix=fix)
 
 
 def _without(source: Source, found: Reasons) -> Source:
@@ -180,82 +196,4 @@ def _without(source: Source, found: Reasons) -> Source:
     if not len(good):
         raise DataError(f"all {len(found):,} {source.name} rows are bad", where=source.origin)
     table = source.dataset.with_format("arrow")[:]
-    return replace(source, dataset=Dataset(table.take(good), info=source.dataset.info), table_file=None)
-
-
-def _describe(source: Source, found: Reasons) -> list[BadRow]:
-    rows = source.dataset.with_format(None)
-    names = source.column_names
-    return [BadRow(source.where(r), tuple(found[r]), {k: rows[r][k] for k in names}) for r in sorted(found)]
-
-
-MOST_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class Correction:
-    """The label of one row; `line` is its line in the review file."""
-
-    row: int
-    texts: tuple[str, ...]
-    label: str
-    line: int
-
-
-def read_corrections(path: Path, columns: Sequence[str]) -> list[Correction]:
-    """The rows of a review file: `row`, the text columns, `label`. Other columns are for the reader."""
-    try:
-        text = read_plain(path, MOST_BYTES, follow=True).decode("utf-8-sig")
-    except (OSError, BadFile, UnicodeDecodeError) as error:
-        raise DataError(f"the labels file cannot be read: {error}", where=str(path)) from None
-    table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    missing = [name for name in ("row", *columns, "label") if name not in (table.fieldnames or ())]
-    if missing:
-        fix = "Use a file that `tunesmith audit --review_file` wrote for this data."
-        raise DataError(f"the column {missing[0]!r} is missing", where=str(path), fix=fix)
-    found = []
-    for cells in table:
-        where = f"{path}:{table.line_num}"
-        number = cells["row"] or ""
-        if not number.isdecimal() or int(number) < 1:
-            raise DataError(f"{number!r} is not a row number", where=f"{where}:row", fix="Rows count from 1.")
-        texts = tuple(cells[name] or "" for name in columns)
-        found.append(Correction(int(number) - 1, texts, (cells["label"] or "").strip(), table.line_num))
-    return found
-
-
-def correct_labels(part: Part, path: Path, columns: Sequence[str], labels: LabelMap) -> tuple[Part, int]:
-    """The part with the labels of the file, and how many differ. A row whose text is another one is refused."""
-    if labels.task is Task.MULTILABEL:
-        raise DataError("a labels file holds one label a row; these rows have several", where=str(path))
-    values = part.encoded.with_format("numpy", columns=["labels"])[:]["labels"].copy()
-    cells = part.source.dataset.select_columns(list(columns))
-    changed = 0
-    for one in read_corrections(path, columns):
-        where = f"{path}:{one.line}"
-        if one.row >= len(values):
-            raise DataError(f"row {one.row + 1}: the data has {len(values):,} rows", where=where)
-        if tuple(str(cell) for cell in cells[one.row].values()) != one.texts:
-            fix = "Audit the data as it is now, and correct the new file."
-            raise DataError(f"row {one.row + 1} has another text in the data", where=where, fix=fix)
-        value = _value(one, labels, where)
-        changed += bool(values[one.row] != np.asarray(value, dtype=values.dtype))
-        values[one.row] = value
-    feature = part.encoded.features["labels"]
-    encoded = part.encoded.remove_columns(["labels"]).add_column("labels", values, feature=feature)
-    return replace(part, encoded=encoded), changed
-
-
-def _value(one: Correction, labels: LabelMap, where: str) -> float:
-    if labels.task is Task.REGRESSION:
-        try:
-            number = float(one.label)
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise DataError(f"{one.label!r} is not a number", where=f"{where}:label")
-        return number
-    if one.label not in labels.names:
-        fix = did_you_mean(one.label, labels.names) or "Write one of the labels of the data."
-        raise DataError(f"{one.label!r} is not one of {', '.join(labels.names[:8])}", where=f"{where}:label", fix=fix)
-    return labels.names.index(one.label)
+    return source.with_rows(Dataset(table.take(good), info=source.dataset.info))

@@ -1,7 +1,4 @@
-"""Which columns hold the text and the label, and what kind of task it is. Every decision has a stated reason.
-
-The facts of the GLUE tasks are known: their text columns, the names of their label ids, their splits.
-"""
+"""Which columns hold the text and the label, and what kind of task it is. Every decision has a stated reason."""
 
 from __future__ import annotations
 
@@ -11,69 +8,45 @@ from typing import NoReturn
 
 from tunesmith.errors import ConfigError, DataError, did_you_mean
 from tunesmith.labels import UNLABELLED, Task
-from tunesmith.reading.column_choice import (
-    choose_by_content,
-    first_rows,
-    holds_text,
-    is_sure_label,
-    profile_source,
-    quoted,
-)
-from tunesmith.reading.column_profile import (
+from tunesmith.reading.column_choice import ColumnChooser, first_rows, is_sure_label, quoted
+from tunesmith.reading.label_survey import (
     DOUBTFUL_SEPARATORS,
+    Survey,
+    alike,
+    class_names,
     find_separator,
     has_other_numbers,
+    is_list_type,
     looks_like_thousands,
     number_style,
+    survey_labels,
 )
-from tunesmith.reading.label_survey import Survey, alike, class_names, holds_places, is_list_type, survey_labels
 from tunesmith.reading.ready_commands import train_with, train_with_header
 from tunesmith.reading.source import Source
 
-
-@dataclass(frozen=True, slots=True)
-class GlueTask:
-    """`labels` are in id order; none for a score."""
-
-    name: str
-    text: tuple[str, ...]
-    labels: tuple[str, ...] = ()
-
-    @property
-    def is_regression(self) -> bool:
-        """Whether the label is a score."""
-        return not self.labels
-
-
-GLUE_TASKS = {
-    task.name: task
-    for task in (
-        GlueTask("cola", ("sentence",), ("unacceptable", "acceptable")),
-        GlueTask("mnli", ("premise", "hypothesis"), ("entailment", "neutral", "contradiction")),
-        GlueTask("mrpc", ("sentence1", "sentence2"), ("not_equivalent", "equivalent")),
-        GlueTask("qnli", ("question", "sentence"), ("entailment", "not_entailment")),
-        GlueTask("qqp", ("question1", "question2"), ("not_duplicate", "duplicate")),
-        GlueTask("rte", ("sentence1", "sentence2"), ("entailment", "not_entailment")),
-        GlueTask("sst2", ("sentence",), ("negative", "positive")),
-        GlueTask("stsb", ("sentence1", "sentence2")),
-        GlueTask("wnli", ("sentence1", "sentence2"), ("not_entailment", "entailment")),
-    )
+GLUE_TASKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "cola": (("sentence",), ("unacceptable", "acceptable")),
+    "mnli": (("premise", "hypothesis"), ("entailment", "neutral", "contradiction")),
+    "mrpc": (("sentence1", "sentence2"), ("not_equivalent", "equivalent")),
+    "qnli": (("question", "sentence"), ("entailment", "not_entailment")),
+    "qqp": (("question1", "question2"), ("not_duplicate", "duplicate")),
+    "rte": (("sentence1", "sentence2"), ("entailment", "not_entailment")),
+    "sst2": (("sentence",), ("negative", "positive")),
+    "stsb": (("sentence1", "sentence2"), ()),
+    "wnli": (("sentence1", "sentence2"), ("not_entailment", "entailment")),
 }
+"""Task -> its text columns, and its label names in id order: none for a score."""
 
 
-def find_glue_task(name: str | None) -> GlueTask | None:
-    """The task, or None for None; an unknown name is a ConfigError with the nearest one."""
+def find_glue_task(name: str | None) -> str | None:
+    """The task by its usual name, or None for None; an unknown name is a ConfigError with the nearest one."""
     if name is None:
         return None
-    task = GLUE_TASKS.get(name.lower().replace("-", "").replace("sts_b", "stsb").replace("sst_2", "sst2"))
-    if task is None:
+    task = name.lower().replace("-", "").replace("sts_b", "stsb").replace("sst_2", "sst2")
+    if task not in GLUE_TASKS:
         known = tuple(GLUE_TASKS)
         raise ConfigError(f"--task_name {name!r} is not one of {', '.join(known)}", fix=did_you_mean(name, known))
     return task
-
-
-_HEADERS = {"text": "text", "id": "id", "date": "date", "empty": "empty", "list": "list", "other": "other"}
-"""What a column without a name is called, by its kind; others may be labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,33 +77,37 @@ def infer_columns(
     """The columns of the train split, checked to be in every other; what the user names is never second-guessed."""
     train = sources.get("train") or next(iter(sources.values()))
     glue = find_glue_task(task_name)
+    glue_text, glue_labels = GLUE_TASKS[glue] if glue is not None else ((), ())
     text = split_names(text_column_names)
     for name in text:
         require_text(train, name)
     why_text = f"Text: {quoted(text)}, as asked." if text else ""
     if not text and glue is not None:
-        text, why_text = glue.text, f"Text: {quoted(glue.text)}, the columns of GLUE {glue.name}."
-    label = label_column_name
-    if label is not None:
-        _require_label(train, label)
-    else:
-        _refuse_absent_header(train, sure=bool(text))
-    text, by_text, label, why_label = choose_by_content(train, text, label)
-    why_text, why_label = why_text or by_text, why_label or f"Label: column {label!r}, as asked."
-    if label is None or label in text:
+        text, why_text = glue_text, f"Text: {quoted(glue_text)}, the columns of GLUE {glue}."
+    chooser = ColumnChooser(train)
+    if label_column_name is not None:
+        _require_label(train, label_column_name)
+    elif not text:
+        _refuse_absent_header(chooser)
+    text, by_text, label, by_label = chooser.choose(text, label_column_name)
+    why_text, why_label = why_text or by_text, by_label or f"Label: column {label!r}, as asked."
+    if label in text:
         raise ConfigError(f"column {label!r} cannot be both text and label")
     for split, source in sources.items():
         for name in text:
             require_text(source, name)
         if not split.startswith("test") or has_label(source, label):
             _require_label(source, label)
-    task, why_task = _choose_task(train, label, do_regression, glue, label_separator, merge=merge_label_variants)
+    if glue is not None and not glue_labels and do_regression is None:
+        task, why_task = Task.REGRESSION, f"Task: regression, as in GLUE {glue}."
+    else:
+        task, why_task = _choose_task(train, label, do_regression, label_separator, merge=merge_label_variants)
     listed = listed_names(label_names)
     if listed is not None and task in (Task.BINARY, Task.MULTICLASS):
         task = Task.BINARY if len(listed) == 2 else Task.MULTICLASS
         why_task = f"Task: {task.value}, because {len(listed)} label{'s' * (len(listed) != 1)} are listed."
     notes = dict.fromkeys(source.note for source in sources.values() if source.note is not None)
-    return Columns(text, label, task, (*notes, why_text, why_label, why_task), glue.labels if glue else ())
+    return Columns(text, label, task, (*notes, why_text, why_label, why_task), glue_labels)
 
 
 def label_parts(source: Source, label: str) -> tuple[str, ...]:
@@ -147,7 +124,7 @@ def has_label(source: Source, label: str) -> bool:
 def _require_label(source: Source, label: str) -> None:
     missing = [part for part in label_parts(source, label) or (label,) if part not in source.column_names]
     if missing:
-        raise _no_column(source, missing[0], "--label_column_name")
+        raise source.no_column(missing[0], "--label_column_name")
 
 
 def listed_names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
@@ -170,21 +147,15 @@ def split_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _choose_task(
-    source: Source,
-    label: str,
-    do_regression: bool | None,
-    glue: GlueTask | None,
-    separator: str | None,
-    *,
-    merge: bool,
+    source: Source, label: str, do_regression: bool | None, separator: str | None, *, merge: bool
 ) -> tuple[Task, str]:
     if do_regression:
         return Task.REGRESSION, "Task: regression, as asked."
-    if glue is not None and glue.is_regression and do_regression is None:
-        return Task.REGRESSION, f"Task: regression, as in GLUE {glue.name}."
     if label_parts(source, label):
         return Task.MULTILABEL, "Task: multilabel, because each of these columns is a label of its own."
-    if is_list_type(source.dataset.features.arrow_schema.field(label).type):
+    if is_list_type(source.type_of(label)):
+        from tunesmith.reading.label_forms import holds_places
+
         places = ", a 0 or 1 for each label (--label_names names them)" if holds_places(source, label) else ""
         return Task.MULTILABEL, f"Task: multilabel, because {label!r} holds lists{places}."
     survey = survey_labels(source, label)
@@ -197,20 +168,26 @@ def _choose_task(
     if found is not None:
         what = "lists" if found == "json" else f"labels set apart by {found!r} (--label_separator none: one label)"
         return Task.MULTILABEL, f"Task: multilabel, because cells of {label!r} hold {what}."
-    style = number_style(survey.counts) if do_regression is None else None
-    if style is not None:
-        return Task.REGRESSION, f"Task: regression, because {label!r} holds numbers such as {style}."
-    if do_regression is None and has_other_numbers(survey.counts):
-        if looks_like_thousands(survey.counts):
-            _ask(source, f"are numbers of {label!r} such as 1,234 decimals?", "--do_regression true")
-        why = f"Task: regression, because {label!r} holds numbers with decimal commas or percent signs."
-        return Task.REGRESSION, why
-    if do_regression is None and survey.looks_like_scores:
-        return Task.REGRESSION, f"Task: regression, because {label!r} holds numbers with fractions."
+    if do_regression is None:
+        numbers = _kind_of_numbers(source, label, survey)
+        if numbers is not None:
+            return Task.REGRESSION, f"Task: regression, because {label!r} holds numbers {numbers}."
     if survey.too_many:
         fix = "Give another --label_column_name, or --do_regression for scores."
         raise DataError(f"column {label!r} has over 10,000 different values", where=source.origin, fix=fix)
     return _class_task(source, label, survey, do_regression, merge=merge)
+
+
+def _kind_of_numbers(source: Source, label: str, survey: Survey) -> str | None:
+    """How the numbers to predict are written; None where labels are classes."""
+    style = number_style(survey.counts)
+    if style is not None:
+        return f"such as {style}"
+    if has_other_numbers(survey.counts):
+        if looks_like_thousands(survey.counts):
+            _ask(source, f"are numbers of {label!r} such as 1,234 decimals?", "--do_regression true")
+        return "with decimal commas or percent signs"
+    return "with fractions" if survey.looks_like_scores else None
 
 
 def _class_task(
@@ -237,34 +214,28 @@ def _ask(source: Source, question: str, flag: str) -> NoReturn:
 
 
 def require_text(source: Source, name: str) -> None:
-    """Refuses a source without this column, or with something else than text in it."""
+    """Refuses a source that lacks this column or whose column does not hold text."""
     if name not in source.column_names:
-        raise _no_column(source, name, "--text_column_names")
-    if not holds_text(source, name):
-        kind = source.dataset.features.arrow_schema.field(name).type
-        raise DataError(f"column {name!r} holds {kind}, expected text", where=source.origin)
+        raise source.no_column(name, "--text_column_names")
+    if not source.holds_text(name):
+        raise DataError(f"column {name!r} holds {source.type_of(name)}, expected text", where=source.origin)
 
 
-def _no_column(source: Source, name: str, flag: str) -> DataError:
-    found = source.column_names
-    fix = " ".join(filter(None, (did_you_mean(name, found), f"Name it with {flag}.")))
-    where = f"{source.origin}:1" if source.lines else source.origin
-    return DataError(f"no column {name!r}; found: {', '.join(found)}", where=where, fix=fix)
+_HEADERS = {"text": "text", "id": "id", "date": "date", "empty": "empty", "list": "list", "other": "other"}
+"""The name given to a column without one, by its kind; all other kinds may be labels."""
 
 
-def _refuse_absent_header(source: Source, *, sure: bool) -> None:
+def _refuse_absent_header(chooser: ColumnChooser) -> None:
     """Refuses a file whose first line is a value of its own column, or reads like a row: a long text as a column name."""
-    if not source.lines or not source.column_names or sure:
-        return
-    sample = first_rows(source)
-    kinds = {n: p.kind for n, p in profile_source(source).items()}
-    texts = [n for n, kind in kinds.items() if kind == "text"]
-    for name in source.column_names:
-        if name in sample[name] or (name in texts and len(name.split()) > 4):
-            line = ", ".join(source.column_names)[:80]
-            names = [_HEADERS.get(kinds[n], "label") for n in source.column_names]
+    source = chooser.source
+    sample = first_rows(source) if source.lines else {}
+    kinds = {name: profile.kind for name, profile in chooser.profiles.items()}
+    for name, cells in sample.items():
+        if name in cells or (kinds[name] == "text" and len(name.split()) > 4):
+            names = [_HEADERS.get(kind, "label") for kind in kinds.values()]
             names = [n if names.count(n) == 1 else f"{n}_{k}" for k, n in enumerate(names, start=1)]
-            why = "is a value of its own column" if name in sample[name] else "reads like a text"
+            why = "is a value of its own column" if name in cells else "reads like a text"
+            line = ", ".join(sample)[:80]
             problem = f"there seems to be no header: {name[:40]!r} {why}; the first line is {line!r}"
             named = train_with_header(names, source.delimiter, source.origin, replace=False)
             fix = f"Add a first line with names, such as text,label: {named}"

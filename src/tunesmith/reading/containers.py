@@ -1,146 +1,27 @@
-"""The format of a file, from its name, and what rows come packed in: gzip with a limit on what may come out, Parquet, Arrow files
-and streams.
+"""Rows that come packed: Parquet, Arrow files and streams, spreadsheets (.xlsx, .xls, .ods; every cell as the text a person would
+type).
 """
 
 from __future__ import annotations
 
-import errno
-import gzip
-import hashlib
-import io
-import os
-import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import shlex
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import date, datetime, time
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any
 
-from tunesmith.errors import CheckpointError, DataError, ResourceError, short_text
-from tunesmith.files import BadFile, open_plain
+from tunesmith.errors import DataError, did_you_mean
+from tunesmith.reading.blocks import DecompressionLimits
+from tunesmith.reading.ready_commands import train_with
+from tunesmith.reading.row_cache import binary_errors
+from tunesmith.reading.source import LINE_COLUMN
+from tunesmith.reading.text_files import Dialect, check_header
 
-CHUNK_BYTES = 1 << 20
-_NO_FILE = (errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG)
-"""What the system answers for a path that leads to no file: a link to itself, a file taken for a folder, an endless name."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecompressionLimits:
-    """How much a compressed file may grow. The ratio counts only once `ratio_free_bytes` have come out."""
-
-    max_decompressed_bytes: int = 64 << 30
-    max_ratio: float = 200.0
-    ratio_free_bytes: int = 64 << 20
-
-
-class CountedBytes(io.RawIOBase):
-    """A file read once from start to end. Decompresses `.gz` within limits; `sha256` covers the bytes on disk."""
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        origin: str,
-        gzipped: bool,
-        limits: DecompressionLimits,
-        open_file: Callable[[], IO[bytes]] | None = None,
-    ) -> None:
-        self.origin = origin
-        self.limits = limits
-        self.size = path.stat().st_size if open_file is None else 0
-        self.bytes_out = 0
-        self._file = _HashedFile(path.open("rb", buffering=0) if open_file is None else open_file())
-        self._stream: IO[bytes] = gzip.GzipFile(fileobj=self._file) if gzipped else self._file  # type: ignore[assignment]
-        self._gzipped = gzipped
-
-    @property
-    def bytes_in(self) -> int:
-        """Bytes read from disk so far."""
-        return self._file.count
-
-    @property
-    def sha256(self) -> str:
-        """Of what was read from disk so far."""
-        return self._file.hash.hexdigest()
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = CHUNK_BYTES) -> bytes:
-        """Up to `size` bytes; b"" at the end."""
-        try:
-            data = self._stream.read(size)
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            problem = f"the gzip file is damaged or cut short after {self.bytes_out:,} bytes ({error})"
-            raise DataError(problem, where=self.origin, fix="Make the file again, or copy it again.") from None
-        except OSError as error:
-            raise ResourceError(f"cannot be read ({error.strerror or error})", where=self.origin) from None
-        self.bytes_out += len(data)
-        if self._gzipped:
-            self._check_growth()
-        return data
-
-    def close(self) -> None:
-        if not self.closed:
-            self._stream.close()
-            self._file.close()
-        super().close()
-
-    def _check_growth(self) -> None:
-        too_many = self.bytes_out > self.limits.max_decompressed_bytes
-        ratio = self.bytes_out / max(self.bytes_in, 1)
-        too_dense = self.bytes_out > self.limits.ratio_free_bytes and ratio > self.limits.max_ratio
-        if too_many or too_dense:
-            limit = f"{self.limits.max_decompressed_bytes:,} bytes" if too_many else f"{self.limits.max_ratio:g} to 1"
-            size = f"{self.bytes_out:,} bytes ({ratio:,.0f} to 1)"
-            fix = "Decompress the file yourself if you trust it."
-            raise DataError(f"decompresses to more than {size}, over the limit of {limit}", where=self.origin, fix=fix)
-
-
-class _HashedFile(io.RawIOBase):
-    """The bytes of the file, hashed and counted as they are read."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.hash = hashlib.sha256()
-        self.count = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size) or b""
-        self.hash.update(data)
-        self.count += len(data)
-        return data
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-@contextmanager
-def readable(path: Path, origin: str) -> Iterator[None]:
-    """Turns what the operating system says about a file into our errors."""
-    try:
-        yield
-    except FileNotFoundError:
-        near = _siblings(path)
-        raise DataError("no such file", where=origin, fix=f"Files there: {near}." if near else None) from None
-    except IsADirectoryError:
-        raise DataError("is a folder, not a file", where=origin) from None
-    except PermissionError:
-        raise ResourceError("no permission to read it", where=origin, fix="Check the owner and mode.") from None
-    except OSError as error:
-        if error.errno not in _NO_FILE:
-            raise
-        raise DataError(f"cannot be opened ({error.strerror})", where=origin, fix="Give the path of a file.") from None
-
-
-def _siblings(path: Path) -> str:
-    if not path.parent.is_dir() or not os.access(path.parent, os.R_OK | os.X_OK):
-        return ""
-    return ", ".join(sorted(p.name for p in path.parent.iterdir() if p.suffix == path.suffix)[:5])
+SHEET_ROWS = 10_000
+MOST_SHEET_BYTES = 2 << 30
+"""A workbook that unpacks to more than this is not read into memory."""
 
 
 def parquet_batches(path: Path, *, origin: str, limits: DecompressionLimits) -> Iterator[Any]:
@@ -219,76 +100,100 @@ def _check_stream_end(path: Path, origin: str) -> None:
             raise DataError("the Arrow stream is cut short: no end mark", where=origin, fix="Write the file again.")
 
 
-@contextmanager
-def binary_errors(kind: str, origin: str) -> Iterator[None]:
-    """Turns pyarrow's refusals into one line that names the file."""
+def sheet_batches(path: Path, *, origin: str, sheet: str | None = None) -> Iterator[Any]:
+    """Record batches of strings plus the row numbers of the sheet; the first row holds the column names."""
     import pyarrow as pa
 
+    rows = _read_rows(path, origin, sheet)
+    if not rows:
+        raise DataError("no sheet has rows", where=origin, fix="It needs a header and at least one row.")
+    first, header = rows[0]
+    stripped = [name.strip() for name in _trimmed(header)]
+    names = check_header(stripped, origin=origin, dialect=Dialect("\t", False, sure=True))
+    body = rows[1:]
+    if len(names) == 1 and body and len(_trimmed(body[0][1])) > 1:
+        fix = f"Delete what is above row {body[0][0]} and save the sheet."
+        raise DataError(f"the first row is {names[0]!r}, a title, not a header", where=f"{origin}:{first}", fix=fix)
+    for number, cells in body:
+        if any(cells[len(names) :]):
+            fix = f"Name every column in row {first}."
+            raise DataError(f"{len(_trimmed(cells))} cells, expected {len(names)}", where=f"{origin}:{number}", fix=fix)
+    for start in range(0, len(body), SHEET_ROWS):
+        part = body[start : start + SHEET_ROWS]
+        full = [cells[: len(names)] + [""] * (len(names) - len(cells)) for _, cells in part]
+        columns = [pa.array(column, pa.string()) for column in zip(*full, strict=True)]
+        yield pa.record_batch([*columns, pa.array([n for n, _ in part], pa.int64())], names=[*names, LINE_COLUMN])
+
+
+def _read_rows(path: Path, origin: str, asked: str | None) -> list[tuple[int, list[str]]]:
+    """(row number, cells) of the one sheet with a table, or of the one asked for, without empty rows."""
+    sheets = _open_sheets(path, origin)
+    name = _choose_sheet(sheets, origin, asked)
+    rows = sheets[name].to_python(skip_empty_area=True) if name is not None else []
+    top = sheets[name].start[0] + 1 if name is not None and sheets[name].start is not None else 1
+    numbered = [(top + k, [_as_typed(cell) for cell in row]) for k, row in enumerate(rows)]
+    return [(number, cells) for number, cells in numbered if any(cells)]
+
+
+def note_sheet(path: Path, origin: str, asked: str | None) -> str | None:
+    """A sentence if the workbook has other sheets that are not read."""
+    sheets = _open_sheets(path, origin)
+    name = _choose_sheet(sheets, origin, asked)
+    others = ", ".join(map(repr, [other for other in sheets if other != name][:6]))
+    return f"Reading: sheet {name!r} of {origin}; not read: {others}." if others else None
+
+
+def _choose_sheet(sheets: dict[str, Any], origin: str, asked: str | None) -> str | None:
+    """The sheet to read. If several sheets hold tables, an error asks which one."""
+    if asked is not None and asked not in sheets:
+        fix = did_you_mean(asked, tuple(sheets)) or f"Sheets with rows: {', '.join(map(repr, sheets))}."
+        raise DataError(f"there is no sheet {asked!r} with rows", where=origin, fix=fix)
+    tables = [name for name, sheet in sheets.items() if sheet.width > 1 and sheet.height > 1]
+    if asked is None and len(tables) > 1:
+        tables.sort(key=lambda name: -sheets[name].height)
+        shown = ", ".join(f"{name!r} ({sheets[name].height - 1:,} rows)" for name in tables[:8])
+        command = train_with(origin, f"--sheet_name {shlex.quote(tables[0])}")
+        raise DataError(f"which sheet? {shown}", where=origin, fix=f"Answer for example with: {command}")
+    return asked if asked is not None else next(iter([*tables, *sheets]), None)
+
+
+def _open_sheets(path: Path, origin: str) -> dict[str, Any]:
+    """The sheets that have cells, in order."""
     try:
-        yield
-    except DataError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, NotImplementedError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
-            raise
-        reason = " ".join(str(error).split())[:200]
-        fix = f"The file is damaged, cut short, or not {kind}: write it again."
-        raise DataError(f"cannot be read as {kind} ({reason})", where=origin, fix=fix) from None
-
-
-KINDS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json"}
-KINDS |= {".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow"}
-KINDS |= dict.fromkeys((".xlsx", ".xlsm", ".xls", ".ods"), "sheet")
-"""Ending -> format."""
-
-
-def kind_of_file(path: Path, origin: str, delimiter: str | None) -> tuple[str, bool]:
-    """(kind, whether it is gzipped); "lines" where the lines must tell."""
-    suffixes = [s.lower() for s in path.suffixes]
-    gzipped = bool(suffixes) and suffixes[-1] in (".gz", ".gzip")
-    suffix = (suffixes[:-1] if gzipped else suffixes)[-1:] or [""]
-    kind = KINDS.get(suffix[0])
-    if suffix[0] in (".txt", ".dat", ".ft"):
-        kind = "lines" if delimiter is None else "csv"
-    elif not suffix[0] and delimiter is not None:
-        kind = "csv"
-    if kind is None:
-        known = "csv, tsv, jsonl, json, txt, xlsx, parquet, arrow, each also as .gz"
-        named = "Rename the file, or give --delimiter if its lines are a table."
-        fix = {".zip": "Unpack it first, or use gzip.", "": named}.get(suffix[0])
-        problem = f"cannot tell the format from the ending {suffix[0]!r}: known are {known}"
-        raise DataError(problem, where=origin, fix=fix)
-    return kind, gzipped
-
-
-MAX_CELLS, MAX_BYTES = 50_000_000, 1_000_000_000
-"""Of predictions.parquet: a run keeps at most 200,000 rows of each split."""
-
-
-def read_prediction_columns(path: str | Path) -> dict[str, list[Any]]:
-    """predictions.parquet: name -> values in row order; empty when the file is absent. Damage is a CheckpointError."""
+        import python_calamine as calamine
+    except ImportError:
+        fix = "pip install python-calamine, or save the sheet as CSV."
+        raise DataError("reading spreadsheets needs the package python-calamine", where=origin, fix=fix) from None
+    _refuse_bomb(path, origin)
     try:
-        with open_plain(path, follow=True) as file:
-            return _read_parquet(file)
-    except FileNotFoundError:
-        return {}
-    except BadFile as error:
-        raise CheckpointError(str(error), where=str(path), fix="Run `tunesmith predict` again.") from None
+        book = calamine.load_workbook(str(path))
+        found = {name: book.get_sheet_by_name(name) for name in book.sheet_names}
+    except (calamine.CalamineError, OSError, ValueError) as error:
+        problem = f"cannot be read as a spreadsheet ({str(error)[:120]})"
+        raise DataError(problem, where=origin, fix="Open and save it again, or save the sheet as CSV.") from None
+    return {name: sheet for name, sheet in found.items() if sheet.height}
 
 
-def _read_parquet(file: BinaryIO) -> dict[str, list[Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _refuse_bomb(path: Path, origin: str) -> None:
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > MOST_SHEET_BYTES:
+        problem = f"unpacks to {size:,} bytes, which is too much for a sheet"
+        raise DataError(problem, where=origin, fix="Save it as CSV.")
 
-    try:
-        found = pq.ParquetFile(file)
-        cells = found.metadata.num_rows * found.metadata.num_columns
-        size = sum(found.metadata.row_group(k).total_byte_size for k in range(found.metadata.num_row_groups))
-        if cells > MAX_CELLS or size > MAX_BYTES:
-            raise BadFile(f"has {cells:,} cells and {size:,} bytes, more than a run writes")
-        table = found.read()
-        if len(set(table.column_names)) < len(table.column_names):
-            raise BadFile("has two columns of one name")
-        return {str(name): table.column(name).to_pylist() for name in table.column_names}
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise error if isinstance(error, BadFile) else BadFile(f"is not a parquet file ({short_text(error)})") from None
+
+def _as_typed(cell: Any) -> str:
+    if isinstance(cell, bool):
+        return "true" if cell else "false"
+    if isinstance(cell, float):
+        return str(int(cell)) if cell.is_integer() and abs(cell) < 2**53 else repr(cell)
+    if isinstance(cell, (datetime, date, time)):
+        return cell.isoformat()
+    return "" if cell is None else str(cell)
+
+
+def _trimmed(cells: list[str]) -> list[str]:
+    last = max((k for k, cell in enumerate(cells) if cell), default=-1)
+    return cells[: last + 1]

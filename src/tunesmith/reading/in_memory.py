@@ -1,4 +1,4 @@
-"""Rows that are already in memory, in the forms Python users have them: columns of text and labels from any of these."""
+"""Rows that are already in memory, in the forms that Python users have: lists, arrays, dicts, DataFrames, Datasets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 TEXT, PAIR, LABEL = "text", "text_pair", "label"
-"""What columns are called that come without names."""
+"""The names of columns that come without names."""
 EXPECTED = "a list of texts, a list of pairs, a Series, an array, or a DataFrame with one or two text columns"
 
 

@@ -28,7 +28,7 @@ _SPACE = re.compile(r"[ \t\r\n]*+")
 
 
 class _Refused(ValueError):
-    """Raised from inside the decoder; gets its line outside."""
+    """Raised inside the decoder; the caller adds the line."""
 
 
 def json_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds, array_allowed: bool) -> Iterator[Any]:
@@ -89,7 +89,7 @@ def line_records(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, dict
 
 
 def text_lines(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, str]]:
-    """(number, line without its end); the text after the last line end only when there is some."""
+    """(number, line without its line end); text after the last line end counts as a line."""
     number, rest = 1, ""
     try:
         for block in blocks:

@@ -19,7 +19,7 @@ from tunesmith.reading.ready_commands import train_after
 from tunesmith.reading.source import BAD_COLUMN, LINE_COLUMN
 
 MOST_KEYS = 1_000
-"""Records with more different keys are no table."""
+"""Records with more distinct keys than this are not a table."""
 _WORDS = {"null": "null", "bool": "true/false", "int": "a whole number", "float": "a number", "text": "text"}
 
 
@@ -37,7 +37,7 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any
 
 
 class Widened(Exception):
-    """A column turned out to hold a wider kind than the batches already written: read again from the start."""
+    """A column holds a wider kind than the batches already written: the file is read again from the start."""
 
 
 class ColumnKinds:
@@ -51,7 +51,7 @@ class ColumnKinds:
         self._written: dict[str, str] | None = None
 
     def restart(self) -> None:
-        """Forgets what was written, keeps what was learnt."""
+        """Starts over, with the kinds found so far."""
         self._written = None
 
     def batch(self, records: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Any:
@@ -75,7 +75,7 @@ class ColumnKinds:
         return pa.record_batch(arrays, names=list(self.kinds))
 
     def _add_keys(self, record: Mapping[str, Any], number: int) -> None:
-        """Takes in keys that were not seen before; one that reads like a key the record does not have is refused."""
+        """Adds new keys; refuses a key that looks like a misspelling of one that the record lacks."""
         where = f"{self.origin}:{number}"
         if not record:
             raise DataError("an object without keys", where=where)
@@ -96,32 +96,21 @@ class ColumnKinds:
             self.kinds[key], self._since[key] = "null", number
 
     def _learn(self, name: str, values: list[Any], numbers: Sequence[int]) -> None:
-        types = set(map(type, values)) - {type(None)}
-        if len(types) == 1 and types <= {str} and self.kinds[name] == "text":
+        """Widens the kind of a column to that of its values; a value that fits no such kind is refused."""
+        if self.kinds[name] == "text" and set(map(type, values)) <= {str, type(None)}:
             return
         for value, number in zip(values, numbers, strict=True):
-            kind = self._kind_of(value, name, number)
-            wide = _widen(self.kinds[name], kind)
-            if wide is None:
-                seen = _say(self.kinds[name])
-                problem = f"{_say(kind)} here, {seen} in line {self._since[name]}"
-                fix = "Keep one kind of value in a column."
-                raise DataError(problem, where=f"{self.origin}:{number}:{name}", fix=fix)
-            if wide != self.kinds[name]:
-                self.kinds[name], self._since[name] = wide, number
-
-    def _kind_of(self, value: Any, name: str, number: int) -> str:
-        if isinstance(value, list | tuple):
-            kind = "null"
-            for item in value:
-                inner = self._kind_of(item, name, number)
-                wide = None if inner.startswith("list") else _widen(kind, inner)
+            known = self.kinds[name]
+            try:
+                kind = _kind_of(value)
+                wide = _widen(known, kind)
                 if wide is None:
-                    fix = "A list holds labels: all text or all whole numbers."
-                    raise DataError("a list of mixed or nested values", where=f"{self.origin}:{number}:{name}", fix=fix)
-                kind = wide
-            return f"list:{kind}"
-        return _scalar_kind(value, f"{self.origin}:{number}:{name}")
+                    problem = f"{_say(kind)} here, {_say(known)} in line {self._since[name]}"
+                    raise DataError(problem, fix="Keep one kind of value in a column.")
+            except DataError as error:
+                raise DataError(error.problem, where=f"{self.origin}:{number}:{name}", fix=error.fix) from None
+            if wide != known:
+                self.kinds[name], self._since[name] = wide, number
 
     def _array(self, name: str, values: list[Any], numbers: Sequence[int]) -> Any:
         import pyarrow as pa
@@ -146,13 +135,21 @@ _KINDS = {type(None): "null", bool: "bool", int: "int", float: "float", str: "te
 """In this order: true and false are whole numbers to Python."""
 
 
-def _scalar_kind(value: Any, where: str) -> str:
-    for kind, name in _KINDS.items():
-        if isinstance(value, kind):
+def _kind_of(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        kind: str | None = "null"
+        for inner in map(_kind_of, value):
+            kind = None if kind is None or inner.startswith("list") else _widen(kind, inner)
+        if kind is None:
+            fix = "A list holds labels: all text or all whole numbers."
+            raise DataError("a list of mixed or nested values", fix=fix)
+        return f"list:{kind}"
+    for python_type, name in _KINDS.items():
+        if isinstance(value, python_type):
             return name
     if getattr(value, "ndim", None) == 0:  # numpy scalars in lists of dicts
-        return _scalar_kind(value.item(), where)
-    raise DataError(f"a value of type {type(value).__name__}", where=where, fix="Use text, numbers or lists of them.")
+        return _kind_of(value.item())
+    raise DataError(f"a value of type {type(value).__name__}", fix="Use text, numbers or lists of them.")
 
 
 def _widen(old: str, new: str) -> str | None:
@@ -227,3 +224,29 @@ def _is_lines(head: str) -> bool:
         return len(lines) == 2 and lines[1].lstrip().startswith("{") and isinstance(json.loads(lines[0]), dict)
     except ValueError:
         return False
+
+
+def refuse_records(origin: str, first_cells: Mapping[str, str]) -> None:
+    """For data without a label column whose cells hold records: an error with the command that extracts a label."""
+    for name, first in first_cells.items():
+        found = _first_leaf(first) if first.startswith(("[", "{")) and re.fullmatch(r"\w+", name) else None
+        if found is not None:
+            path, value = found
+            change = f"jq -c '. + {{label: .{name}{path}}}'"
+            command = train_after(change, origin, suffix=".jsonl")
+            problem = f"no column is a label; {name!r} holds records with {value!r} at {path}"
+            raise DataError(problem, where=origin, fix=f"If that is the label: {command}")
+
+
+def _first_leaf(cell: str) -> tuple[str, str] | None:
+    """(path as jq writes it, value) of the first name inside a cell of JSON text; None when there is none."""
+    value: Any = json.loads(cell)
+    path = ""
+    while isinstance(value, (dict, list)) and value:
+        if isinstance(value, list):
+            path, value = f"{path}[0]", value[0]
+            continue
+        wanted = ("label", "labels", "choices", "choice", "class", "category", "answer", "value", "result")
+        key = next((name for name in wanted if name in value), next(iter(value)))
+        path, value = f"{path}.{key}", value[key]
+    return (path, str(value)) if isinstance(value, (str, int)) and re.fullmatch(r"[\w.\[\]]+", path) else None

@@ -15,15 +15,13 @@ import numpy as np
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
-from tunesmith.reading.bad_rows import BadRow, check_texts, correct_labels, sort_out
+from tunesmith.reading.bad_rows import BadRow, check_texts, sort_out
 from tunesmith.reading.columns import Columns, infer_columns, listed_names, require_text
-from tunesmith.reading.gather import gather_sources
-from tunesmith.reading.label_ids import encode_labels, notes_on_classes, unfold_labels
-from tunesmith.reading.label_names import merge_variants
+from tunesmith.reading.label_ids import encode_labels, notes_on_classes
 from tunesmith.reading.read import read_source
+from tunesmith.reading.row_cache import release_pages
 from tunesmith.reading.source import Part, Source, fingerprint_parts
-from tunesmith.reading.split import MAX_GROUPED_ROWS, draw_fold, draw_split, sample_part
-from tunesmith.tokens.token_cache import release_pages
+from tunesmith.reading.split import MAX_GROUPED_ROWS, draw_fold, draw_split, gather_sources, sample_part
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataBundle:
-    """Splits with the column "labels" added; `notes` are the decisions made, in sentences for a person."""
+    """Splits with the column "labels" added; `notes` are sentences about the decisions made."""
 
     splits: dict[str, Dataset]
     columns: Columns
@@ -41,9 +39,9 @@ class DataBundle:
     split_fingerprints: dict[str, str]
     parts: dict[str, Part]
     names_given: bool = False
-    """A person listed the labels."""
+    """Whether the user listed the labels."""
     findings: tuple[Finding, ...] = ()
-    """What the audit found; reading itself finds nothing."""
+    """The findings of the audit; reading itself has none."""
     bad_rows: tuple[BadRow, ...] = ()
     """Rows that were left out because `skip_bad_rows` asked for it."""
 
@@ -119,12 +117,19 @@ def _label_rows(
 ) -> tuple[LabelMap, dict[str, Part], list[BadRow]]:
     """The good rows with their labels encoded and corrected, and the bad ones."""
     good, bad = sort_out(sources, columns, notes, label_names=names, allow_empty_text=allow_empty_text, skip=skip)
-    good = unfold_labels(good, columns, separator)
+    if columns.task is Task.MULTILABEL and columns.label is not None:
+        from tunesmith.reading.label_forms import unfold_labels
+
+        good = unfold_labels(good, columns.label, separator)
     if merge and columns.label is not None and columns.task is not Task.REGRESSION:
+        from tunesmith.reading.label_changes import merge_variants
+
         good = merge_variants(good, columns.label, notes, names=names or ())
     labels, encoded = encode_labels(good, columns, label_names=names, **naming)
     parts = {split: Part(good[split], dataset) for split, dataset in encoded.items()}
     if labels_file is not None:
+        from tunesmith.reading.label_changes import correct_labels
+
         parts["train"], changed = correct_labels(parts["train"], Path(labels_file), columns.text, labels)
         notes.append(f"{changed:,} labels of train rows were changed by {labels_file}.")
     return labels, parts, bad
@@ -156,9 +161,10 @@ def _hold_out(
         train, held_out = draw_fold(whole, fold=fold[0], folds=fold[1], task=labels.task, text_columns=text)
         note = f"Fold {fold[0]} of {fold[1]}: {len(held_out):,} of {len(whole):,} rows are held out."
     else:
-        train, held_out = draw_split(whole, val_fraction=fraction, seed=seed, task=labels.task, text_columns=text)
+        train, held_out, torn = draw_split(whole, val_fraction=fraction, seed=seed, task=labels.task, text_columns=text)
         how = "at random" if labels.task is Task.MULTILABEL else "stratified by label"
-        how += ", rows that share a text kept together" if text else ""
+        how += ", rows that share a text kept together" if text and not torn else ""
+        how += f", {torn:,} of them linked to train rows by a text, as most rows are linked" if torn else ""
         note = f"No validation data: {len(held_out):,} of {len(whole):,} train rows held out, {how} (seed {seed})."
     notes.append(note)
     rest = {split: part for split, part in parts.items() if split != "train"}
@@ -168,7 +174,7 @@ def _hold_out(
 def _cut(
     parts: dict[str, Part], samples: Sequence[int | None], notes: list[str], task: Task, seed: int
 ) -> dict[str, Part]:
-    """The splits with at most so many rows of train, validation and test."""
+    """The splits, cut to the asked numbers of train, validation and test rows."""
     how = "at random" if task is Task.MULTILABEL else "with the shares of the labels kept"
     limits = dict(zip(("train", "validation", "test"), samples, strict=True))
     cut = {}
@@ -227,8 +233,13 @@ def read_labelled(
     """Rows to evaluate a trained model on: "labels" by the names of the model's own map; -1 stays unlabelled."""
     rows = read_unlabelled(source, text=columns.text, name=name, allow_empty_text=allow_empty_text, **reading)
     names = None if labels.task is Task.REGRESSION else labels.names
-    rows = unfold_labels({name: rows}, columns, None)[name]
+    if columns.task is Task.MULTILABEL and columns.label is not None:
+        from tunesmith.reading.label_forms import unfold_labels
+
+        rows = unfold_labels({name: rows}, columns.label, None)[name]
     if merge_label_variants and names is not None and columns.label is not None:
+        from tunesmith.reading.label_changes import merge_variants
+
         rows = merge_variants({name: rows}, columns.label, [], names=names)[name]
     _, splits = encode_labels({name: rows}, columns, label_names=names, allow_single_label=True)
     return splits[name]

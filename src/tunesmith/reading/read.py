@@ -9,35 +9,35 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import DataError
-from tunesmith.reading.blocks import OnProgress, check_encoding, choose_codec, text_blocks
-from tunesmith.reading.containers import (
+from tunesmith.reading.blocks import (
     KINDS,
     CountedBytes,
     DecompressionLimits,
-    arrow_batches,
-    binary_errors,
+    OnProgress,
+    check_encoding,
+    choose_codec,
     kind_of_file,
-    parquet_batches,
     readable,
+    text_blocks,
 )
 from tunesmith.reading.in_memory import read_memory
-from tunesmith.reading.source import Source, cache_table, checked, default_table_cache, find_table
+from tunesmith.reading.row_cache import CachedRows, RowCache, binary_errors
+from tunesmith.reading.source import Source, checked
 from tunesmith.reading.text_files import (
     DELIMITER_NAMES,
     Dialect,
     choose_dialect,
-    delimited_batches,
     has_quoted_cells,
     recognise_lines,
     refuse_title,
     sniff_dialect,
 )
+from tunesmith.run.remembered import own_cache
 from tunesmith.run.writing import create, hash_file
 
 FORMAT_VERSION = 3
@@ -103,11 +103,11 @@ def read_source(
         dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
         how = (kind, gzipped, check_encoding(encoding), dialect, limits or DecompressionLimits())
         file = _recognised(_File(path, hash_file(path), origin, *how, on_progress, skip_bad_rows, sheet_name))
-        return _from_file(file, name, Path(cache_dir) if cache_dir is not None else default_table_cache())
+        return _from_file(file, name, RowCache(Path(cache_dir) if cache_dir is not None else own_cache() / "tables"))
 
 
 def _refuse_no_content(path: Path, origin: str) -> None:
-    """Refuses pipes, empty files, and a large file that begins with zeros: it was never written to its end."""
+    """Refuses pipes, empty files, and large files that begin with zeros: an incomplete copy."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise DataError("is a pipe or a device, not a file", where=origin, fix="Write the rows to a file first.")
@@ -120,7 +120,7 @@ def _refuse_no_content(path: Path, origin: str) -> None:
 
 
 def _recognised(file: _File) -> _File:
-    """The file with its format and delimiter as its first lines show them; lines that are no table are refused."""
+    """The file with its format and delimiter as recognised from its first lines; lines that are not a table are refused."""
     if file.kind == "lines":
         kind, dialect = recognise_lines(_first_text(file), file.origin)
         file = replace(file, kind=kind, dialect=dialect)
@@ -137,7 +137,7 @@ def _recognised(file: _File) -> _File:
 
 
 def _first_text(file: _File) -> str:
-    """The beginning of a text file; nothing where it cannot be decoded, which reading it reports."""
+    """The beginning of a text file; empty if it cannot be decoded, which is reported when the file is read."""
     try:
         with file.open() as stream:
             head = stream.read(_HEAD_BYTES)
@@ -148,9 +148,9 @@ def _first_text(file: _File) -> str:
 
 
 def _reading_note(file: _File) -> str | None:
-    """A sentence when columns are separated by something else than the suffix says."""
+    """A sentence about how the file is read, if its suffix does not already say so."""
     if file.kind == "sheet" and not file.gzipped:
-        from tunesmith.reading.sheets import note_sheet
+        from tunesmith.reading.containers import note_sheet
 
         return note_sheet(file.path, file.origin, file.sheet)
     if file.kind == "fasttext":
@@ -163,43 +163,29 @@ def _reading_note(file: _File) -> str | None:
     return f"Reading: the columns of {file.origin} are separated by {name}."
 
 
-def _from_file(file: _File, name: str, cache_dir: Path) -> Source:
+def _from_file(file: _File, name: str, cache: RowCache) -> Source:
     key = file.key()
-    found = find_table(key, cache_dir)
-    if found is not None:
-        with suppress(DataError):
-            return _open_table(file, name, *found)
-        found[0].unlink(missing_ok=True)  # damaged after it was written: make it again
-    table, rows = _make_table(file, key, cache_dir)
+    table = cache.open(key) or _make_table(file, key, cache)
     if table is None:
         what = "a header but no rows" if file.kind in ("csv", "tsv", "sheet") else "no rows"
         raise DataError(f"the file has {what}", where=file.origin, fix="It needs at least one row.")
-    return _open_table(file, name, table, rows)
+    delimiter, lines = file.dialect.delimiter if file.dialect else ",", file.kind not in ("parquet", "arrow")
+    with binary_errors("a table", file.origin):
+        return Source(name, table.dataset(), file.origin, lines, table.file, _reading_note(file), delimiter)
 
 
-def _make_table(file: _File, key: str, cache_dir: Path) -> tuple[Path | None, int]:
+def _make_table(file: _File, key: str, cache: RowCache) -> CachedRows | None:
     if file.kind not in ("json", "jsonl", "fasttext"):
         binary = file.kind in ("parquet", "arrow", "sheet")
-        return cache_table(key, cache_dir, _binary_batches(file, cache_dir) if binary else _text_batches(file))
+        return cache.build(key, _binary_batches(file, cache.root) if binary else _text_batches(file))
     from tunesmith.reading.json_rows import ColumnKinds, Widened
 
     kinds = ColumnKinds(file.origin, lines=True)
     while True:
         try:
-            return cache_table(key, cache_dir, _text_batches(file, kinds))
+            return cache.build(key, _text_batches(file, kinds))
         except Widened:
             kinds.restart()
-
-
-def _open_table(file: _File, name: str, table: Path, rows: int) -> Source:
-    from datasets import Dataset
-
-    with binary_errors("a table", file.origin):
-        dataset = Dataset.from_file(str(table))
-        if dataset.num_rows != rows:
-            raise DataError(f"{dataset.num_rows} rows in the cached table, expected {rows}", where=str(table))
-    delimiter, lines = file.dialect.delimiter if file.dialect else ",", file.kind not in ("parquet", "arrow")
-    return Source(name, dataset, file.origin, lines, table, _reading_note(file), delimiter)
 
 
 def _text_batches(file: _File, kinds: Any = None) -> Iterator[Any]:
@@ -207,6 +193,8 @@ def _text_batches(file: _File, kinds: Any = None) -> Iterator[Any]:
     with file.open() as stream:
         blocks = text_blocks(stream, encoding=file.encoding, on_progress=file.on_progress)
         if file.dialect is not None:
+            from tunesmith.reading.delimited import delimited_batches
+
             yield from delimited_batches(blocks, origin=file.origin, dialect=file.dialect, skip_bad=file.skip_bad)
         else:
             from tunesmith.reading.json_files import fasttext_batches, json_batches
@@ -221,6 +209,8 @@ def _text_batches(file: _File, kinds: Any = None) -> Iterator[Any]:
 
 
 def _binary_batches(file: _File, cache_dir: Path) -> Iterator[Any]:
+    from tunesmith.reading.containers import arrow_batches, parquet_batches, sheet_batches
+
     if file.gzipped:
         with tempfile.TemporaryDirectory(dir=cache_dir, prefix=".unpacked-") as folder:
             plain = Path(folder) / "rows"
@@ -232,8 +222,6 @@ def _binary_batches(file: _File, cache_dir: Path) -> Iterator[Any]:
     elif file.kind == "arrow":
         yield from arrow_batches(file.path, origin=file.origin)
     else:
-        from tunesmith.reading.sheets import sheet_batches
-
         yield from sheet_batches(file.path, origin=file.origin, sheet=file.sheet)
 
 

@@ -1,4 +1,4 @@
-"""Commands that answer a question about a file, each one line to copy; the command line puts the typed words in."""
+"""Commands that answer a question about a file, each one line to copy. `as_typed` adapts them to the user's own command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CALL = re.compile(_READY.pattern.removesuffix("( --\\w+)?") + r"(?: --\w+(?: (?
 _SWITCHES = {"true": "True", "false": "False"}
 _LABELLING = ("predict", "evaluate")
 _HOW_TO_READ = (" --encoding", " --delimiter", " --quoting", " --sheet_name")
-"""What the verbs that label other rows take of the flags of train."""
+"""The flags of train that predict and evaluate take as well."""
 
 
 def train_with(origin: str, flags: str = "") -> str:
@@ -36,7 +36,7 @@ def train_with_header(names: Sequence[str], delimiter: str, origin: str, *, repl
 
 
 def _without_mark(origin: str) -> str:
-    """What removes a byte order mark, which would stand in front of the first value below a new header."""
+    """The sed expression that removes a byte order mark, which would end up below the new header."""
     try:
         with open(origin, "rb") as file:
             return r"-e '1s/^\xEF\xBB\xBF//' -e " if file.read(3) == BOM_UTF8 else ""
@@ -51,7 +51,7 @@ def rewrite_csv(reader: str) -> str:
 
 
 def as_typed(message: str, words: Sequence[str]) -> str:
-    """The message with ready commands as the user typed theirs: `words` in place of the plain call of train."""
+    """The message with its commands in the user's own form: `words` replace the plain call of train."""
 
     def retype(found: re.Match[str]) -> str:
         flag = found[2] or ""

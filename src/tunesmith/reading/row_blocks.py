@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from io import BytesIO
 from itertools import chain, islice
 from pathlib import Path
@@ -12,8 +11,7 @@ from types import SimpleNamespace
 from typing import IO, Any
 
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.reading.blocks import UnreadableText, text_blocks
-from tunesmith.reading.containers import CountedBytes, DecompressionLimits, readable
+from tunesmith.reading.blocks import CountedBytes, DecompressionLimits, UnreadableText, readable, text_blocks
 from tunesmith.reading.delimited import parse_delimited
 from tunesmith.reading.json_files import BATCH_ROWS, line_records
 from tunesmith.reading.json_rows import flatten_record
@@ -84,8 +82,9 @@ def _column_blocks(blocks: Iterator[str], origin: str, dialect: Dialect | None) 
         raise fault.at(f"{origin}:1:1") from None
     dialect = sniff_dialect(head, dialect)
     names: list[str] = []
-    cells: dict[str, Any] = {"delimiter": dialect.delimiter, "quoting": dialect.quoting}
-    named = partial(check_header, origin=origin, dialect=dialect)
-    lines = chain([head], blocks)
-    for found in parse_delimited(lines, origin=origin, **cells, on_header=lambda header: names.extend(named(header))):
+
+    def on_header(header: list[str]) -> None:
+        names.extend(check_header(header, origin=origin, dialect=dialect))
+
+    for found in parse_delimited(chain([head], blocks), origin=origin, dialect=dialect, on_header=on_header):
         yield dict(zip(names, found.columns, strict=True))

@@ -1,33 +1,21 @@
-"""A source: the rows of one split, on disk, and the name a person knows each row by. A part: the rows of a source that make up
-one split, with their encoded labels. Their content has a fingerprint: same rows in the same order, same fingerprint, whatever
-file they came from.
-
-Tables on disk are made once for each content: written to a temporary file, renamed when complete, memory-mapped after. The name
-of a table holds its rows, its size and a mark of its bytes: a damaged one is made again, one of another size is not even read.
+"""A source: the rows of one split, and the name a person knows each row by. A part: the rows of a source that make up one split,
+with their encoded labels. Their content has a fingerprint: same rows in the same order, same fingerprint, whatever file they
+came from.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import logging
-import os
-import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunesmith.errors import DataError, ResourceError
+from tunesmith.errors import DataError, did_you_mean
 from tunesmith.labels import LabelMap
-from tunesmith.run.remembered import known_hash, own_cache
-from tunesmith.run.writing import create
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -54,9 +42,9 @@ class Source:
     lines: bool = False
     table_file: Path | None = None
     note: str | None = None
-    """How the file was read, where that is not a matter of course."""
+    """How the file was read, if that is not obvious."""
     delimiter: str = ","
-    """What sets the columns of the file apart, if it has lines."""
+    """The delimiter of the file, if it has lines."""
 
     @property
     def column_names(self) -> list[str]:
@@ -72,6 +60,25 @@ class Source:
         if not self.lines:
             return row_index + 1
         return int(self.dataset.with_format("arrow")[row_index][LINE_COLUMN][0].as_py())
+
+    def type_of(self, column: str) -> Any:
+        """The Arrow type of a column."""
+        return self.dataset.features.arrow_schema.field(column).type
+
+    def holds_text(self, column: str) -> bool:
+        """Whether the cells of a column are strings."""
+        return str(self.type_of(column)) in ("string", "large_string", "string_view")
+
+    def no_column(self, name: str, flag: str) -> DataError:
+        """The error for a column that is not there; `flag` names another one."""
+        found = self.column_names
+        fix = " ".join(filter(None, (did_you_mean(name, found), f"Name it with {flag}.")))
+        where = f"{self.origin}:1" if self.lines else self.origin
+        return DataError(f"no column {name!r}; found: {', '.join(found)}", where=where, fix=fix)
+
+    def with_rows(self, dataset: Dataset, name: str | None = None) -> Source:
+        """The same source with other rows, which are no longer those of its table file."""
+        return replace(self, name=name or self.name, dataset=dataset, table_file=None)
 
     def scan(self, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
         """(index of the first row, pyarrow Table of `columns`) for one batch after the other, in order."""
@@ -94,7 +101,7 @@ class Source:
 
 
 def checked(source: Source) -> Source:
-    """The source, which must have rows."""
+    """The source; one without rows is refused."""
     if source.dataset.num_rows == 0:
         raise DataError("no rows", where=source.origin, fix="It needs at least one row.")
     return source
@@ -180,103 +187,3 @@ def _hash_labels(part: Part) -> bytes:
     if pa.types.is_list(cells.type):
         cells = pc.list_flatten(cells)
     return hashlib.sha256(np.ascontiguousarray(cells.to_numpy(zero_copy_only=False)).tobytes()).digest()
-
-
-log = logging.getLogger(__name__)
-_STALE_SECONDS = 24 * 3600
-
-
-def default_table_cache() -> Path:
-    """Where tables go without --cache_dir."""
-    return own_cache() / "tables"
-
-
-def find_table(key: str, cache_dir: Path) -> tuple[Path, int] | None:
-    """The finished table for `key` and its rows, its bytes verified; a damaged one is removed, with a line in the log."""
-    for path in sorted(cache_dir.glob(f"{key}.*.arrow")):
-        _, rows, *rest, _ = path.name.split(".")
-        try:
-            # neither a pipe nor a file of another size is opened: reading it could take forever
-            whole = path.is_file() and rows.isdigit() and rest[:1] == [str(path.stat().st_size)]
-            if whole and rest[1:] == [_mark(key, rows, known_hash(path))]:
-                return path, int(rows)
-            log.warning("the cached table %s is damaged; it is made again", path)
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise _explain(error, cache_dir) from None
-    return None
-
-
-def cache_table(key: str, cache_dir: Path, batches: Iterator[Any]) -> tuple[Path | None, int]:
-    """Writes the batches under `key`; gives back the file and its rows, or (None, 0) when there is no row."""
-    import pyarrow as pa
-
-    rows = 0
-    part: Path | None = None
-    try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        _sweep(cache_dir)
-        first = next(batches, None)
-        if first is None:
-            return None, 0
-        part = cache_dir / f".{key[:16]}-{os.getpid()}-{uuid.uuid4().hex[:8]}.tmp"
-        with create(part) as file:
-            hashing = _HashingWriter(file)
-            with pa.ipc.new_stream(pa.PythonFile(hashing, mode="w"), first.schema) as writer:
-                for batch in chain([first], batches):
-                    writer.write_batch(batch)
-                    rows += batch.num_rows
-            file.flush()
-            os.fsync(file.fileno())
-            size = os.fstat(file.fileno()).st_size
-        mark = _mark(key, str(rows), hashing.digest.hexdigest())
-        done = cache_dir / f"{key}.{rows}.{size}.{mark}.arrow"
-        part.replace(done)
-        return done, rows
-    except OSError as error:
-        raise _explain(error, cache_dir) from None
-    finally:
-        if part is not None:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-
-
-def _mark(key: str, rows: str, digest: str) -> str:
-    """The part of a table's name that comes from its bytes and from the content they belong to."""
-    return hashlib.sha256(f"{key} {rows} {digest}".encode()).hexdigest()[:32]
-
-
-class _HashingWriter:
-    """A file to write to that hashes what it is given: the bytes as they were meant, whatever the disk makes of them."""
-
-    closed = False
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.digest = hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self.digest.update(data)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def _sweep(cache_dir: Path) -> None:
-    """Removes what a killed process left a day ago or more."""
-    limit = time.time() - _STALE_SECONDS
-    for path in cache_dir.glob(".*.tmp"):
-        with suppress(OSError):
-            if path.stat().st_mtime < limit:
-                path.unlink()
-
-
-def _explain(error: OSError, cache_dir: Path) -> ResourceError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        stats = os.statvfs(cache_dir)
-        free = stats.f_bavail * stats.f_frsize
-        fix = "Free some space or give another --cache_dir."
-        return ResourceError(f"the disk is full ({free:,} bytes free)", where=str(cache_dir), fix=fix)
-    problem = f"the data cache cannot be used ({error.strerror or error})"
-    return ResourceError(problem, where=str(cache_dir), fix="Give another --cache_dir.")

@@ -1,6 +1,5 @@
-"""CSV and TSV files: every cell is the exact text, `NA`, `007` and `1e5` included.
-
-A text file whose name does not tell the format (.txt) is recognised by its lines.
+"""How a text file is written: what sets its cells apart, which columns its header names, and its format where the name of the
+file does not tell it (.txt).
 """
 
 from __future__ import annotations
@@ -8,14 +7,11 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tunesmith.config.schema import DELIMITER_WORDS
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.blocks import describe_nul
-from tunesmith.reading.delimited import Records, parse_delimited
 from tunesmith.reading.ready_commands import rewrite_csv, train_after, train_with, train_with_header
 from tunesmith.reading.source import BAD_COLUMN, LINE_COLUMN
 
@@ -24,8 +20,8 @@ _RARE_DELIMITERS = ("^", "~", "#", "¦", "§", "\x01", "\x1f")
 _SNIFFED_LINES = 20
 SHOWN = 10
 """How many bad rows are shown; all are counted."""
-_QUOTING = {**dict.fromkeys(("none", "off", "false"), False)}
-_QUOTING |= dict.fromkeys(("rfc4180", "minimal", "csv", "on", "true"), True)
+_QUOTED = ("rfc4180", "minimal", "csv", "on", "true")
+_UNQUOTED = ("none", "off", "false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +35,10 @@ class Dialect:
 
 def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | bool | None) -> Dialect:
     """CSV: comma and RFC 4180 quotes. TSV: tab and no quoting, as GLUE files are. What the user names goes first."""
-    if quoting is None:
-        quoted = kind == "csv"
-    elif str(quoting).lower() in _QUOTING:
-        quoted = _QUOTING[str(quoting).lower()]
-    else:
+    word = str(quoting).lower()
+    if quoting is not None and word not in (*_QUOTED, *_UNQUOTED):
         raise ConfigError(f"--quoting {quoting!r} is not known", fix="Use 'none' or 'rfc4180'.")
+    quoted = kind == "csv" if quoting is None else word in _QUOTED
     if delimiter is None:
         return Dialect("\t" if kind == "tsv" else ",", quoted, sure=False)
     character = DELIMITER_WORDS.get(delimiter.lower(), delimiter)
@@ -52,71 +46,6 @@ def choose_dialect(kind: str, *, delimiter: str | None, quoting: str | bool | No
         fix = "Use one character, or tab, comma, semicolon, pipe, space."
         raise ConfigError(f"--delimiter {delimiter!r} cannot separate fields", fix=fix)
     return Dialect(character, quoted, sure=True)
-
-
-def delimited_batches(blocks: Iterable[str], *, origin: str, dialect: Dialect, skip_bad: bool = False) -> Iterator[Any]:
-    """Record batches of strings plus the line numbers; the header is checked before any row.
-
-    Rows with other fields than the header are refused together, or kept empty with the reason in BAD_COLUMN.
-    """
-    names: list[str] = []
-
-    def name_columns(header: list[str]) -> None:
-        names.extend(check_header(header, origin=origin, dialect=dialect))
-
-    how: dict[str, Any] = {"delimiter": dialect.delimiter, "quoting": dialect.quoting, "on_header": name_columns}
-    bad: list[tuple[DataError, str]] = []
-    count = 0
-    try:
-        for rows in parse_delimited(blocks, origin=origin, keep_bad=True, **how):
-            count += len(rows.lines)
-            bad += () if skip_bad else rows.bad.values()
-            if not bad:
-                yield _as_batch(rows, names, skip_bad=skip_bad)
-    except DataError:
-        if not bad:
-            raise
-    if bad:
-        mend = _mend_all([text for _, text in bad[:1000]], dialect, origin)
-        raise _refuse_rows([error for error, _ in bad], count, origin, mend)
-
-
-def _as_batch(rows: Records, names: list[str], *, skip_bad: bool) -> Any:
-    import pyarrow as pa
-
-    columns = {name: pa.array(column, pa.string()) for name, column in zip(names, rows.columns, strict=True)}
-    columns[LINE_COLUMN] = pa.array(rows.lines, pa.int64())
-    if skip_bad:
-        why = {i: f"{error.problem}: {text}" if text else error.problem for i, (error, text) in rows.bad.items()}
-        columns[BAD_COLUMN] = pa.array([why.get(i) for i in range(len(rows.lines))], pa.string())
-    return pa.record_batch(columns)
-
-
-def _mend_all(texts: list[str], dialect: Dialect, origin: str) -> str | None:
-    """The command that mends all of these lines, where they are wrong in one way that is known."""
-    mark = dialect.delimiter
-    if len(texts) > 1 and mark in DELIMITER_NAMES and all(text.endswith(mark) for text in texts):
-        written = "\\t" if mark == "\t" else mark
-        cut = train_after(f"sed 's/{written}\\r\\?$//'", origin)
-        return f"Lines end with {mark!r}, and the header does not. Cut it off: {cut}"
-    if sum(text[:1] == "'" or text[-1:] == "'" for text in texts) * 2 > len(texts) > 1:
-        again = train_after(rewrite_csv(f"delimiter=chr({ord(mark)}), quotechar=chr(39)"), origin)
-        return f"Fields are enclosed in ' and not in \". Write them again: {again}"
-    return None
-
-
-def _refuse_rows(errors: list[DataError], rows: int, origin: str, mend: str | None) -> DataError:
-    """One error for all rows that are not like the header."""
-    if len(errors) == 1:
-        return errors[0]
-    shown = [f"  {error.where}: {error.problem}" for error in errors[:SHOWN]]
-    more = [f"  and {len(errors) - SHOWN:,} more"] if len(errors) > SHOWN else []
-    what = f"{len(errors):,} of {rows:,} rows are not like the header:\n" + "\n".join([*shown, *more])
-    if mend is not None:
-        return DataError(what, where=origin, fix=f"\n{mend}")
-    skip = train_with(origin, "--skip_bad_rows")
-    fix = f"{errors[0].fix}\nOr leave them out (they are written to bad_rows.jsonl of the run): {skip}"
-    return DataError(what, where=origin, fix=f"\n{fix}")
 
 
 def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[str]:
@@ -143,7 +72,7 @@ def check_header(header: list[str], *, origin: str, dialect: Dialect) -> list[st
 
 
 def _rename(names: list[str], origin: str, dialect: Dialect) -> str:
-    """How to give each column a name of its own: a command where the header can be written without quotes."""
+    """How to make the column names unique: a command, if the header needs no quotes."""
     seen: Counter[str] = Counter()
     free = []
     for name in names:
@@ -153,6 +82,33 @@ def _rename(names: list[str], origin: str, dialect: Dialect) -> str:
     if not plain or not re.search(r"\.(csv|tsv|tab|txt)(\.gz)?$", origin):
         return "Rename one of them."
     return f"Rename one of them, for example: {train_with_header(free, dialect.delimiter, origin, replace=True)}"
+
+
+def refuse_rows(bad: list[tuple[DataError, str]], rows: int, origin: str, delimiter: str) -> DataError:
+    """One error for all rows that are not like the header."""
+    first = bad[0][0]
+    if len(bad) == 1:
+        return first
+    shown = [f"  {error.where}: {error.problem}" for error, _ in bad[:SHOWN]]
+    more = [f"  and {len(bad) - SHOWN:,} more"] if len(bad) > SHOWN else []
+    what = f"{len(bad):,} of {rows:,} rows are not like the header:\n" + "\n".join([*shown, *more])
+    fix = _mend_all([text for _, text in bad[:1000]], delimiter, origin)
+    if fix is None:
+        skip = train_with(origin, "--skip_bad_rows")
+        fix = f"{first.fix}\nOr leave them out (they are written to bad_rows.jsonl of the run): {skip}"
+    return DataError(what, where=origin, fix=f"\n{fix}")
+
+
+def _mend_all(texts: list[str], mark: str, origin: str) -> str | None:
+    """The command that repairs all of these lines, if they share a known fault."""
+    if mark in DELIMITER_NAMES and all(text.endswith(mark) for text in texts):
+        written = "\\t" if mark == "\t" else mark
+        cut = train_after(f"sed 's/{written}\\r\\?$//'", origin)
+        return f"Lines end with {mark!r}, and the header does not. Cut it off: {cut}"
+    if sum(text[:1] == "'" or text[-1:] == "'" for text in texts) * 2 > len(texts):
+        again = train_after(rewrite_csv(f"delimiter=chr({ord(mark)}), quotechar=chr(39)"), origin)
+        return f"Fields are enclosed in ' and not in \". Write them again: {again}"
+    return None
 
 
 def sniff_dialect(head: str, dialect: Dialect) -> Dialect:

@@ -22,9 +22,9 @@ from torch import nn
 from tunesmith.errors import TunesmithError
 from tunesmith.labels import Task
 from tunesmith.ranks.runtime import Runtime
+from tunesmith.run.remembered import own_cache
 from tunesmith.run.writing import write_file
 from tunesmith.tokens.batches import Padding, evaluation_batches
-from tunesmith.tokens.token_cache import default_token_cache
 from tunesmith.tokens.token_rows import TokenRows
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def cached_features(
     """What `compute` gives, or gave for the same rows and the same `key` before; and whether it was found."""
     from safetensors.torch import load, save
 
-    root = Path(folder) / "probe" if folder is not None else default_token_cache().parent / "probe"
+    root = Path(folder) / "probe" if folder is not None else own_cache() / "probe"
     file = root / f"{_name_of(key, rows)}.safetensors"
     try:
         stored = load(file.read_bytes())

@@ -15,7 +15,7 @@ from typing import Any
 from tunesmith.config.schema import list_options
 from tunesmith.curves.series import Curves, load_curves
 from tunesmith.findings import Finding
-from tunesmith.reading.containers import read_prediction_columns
+from tunesmith.reading.row_cache import read_prediction_columns
 from tunesmith.report.charts import Explained, explain_rows
 from tunesmith.report.diagnosis import diagnose_with, is_in_training, read_run_config
 from tunesmith.report.predictions import Headline, choose_headline, headline_scores, make_predictions, scores_in_file

@@ -17,7 +17,7 @@ from tunesmith.labels import Task
 from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
 from tunesmith.metrics.rows import Scale
 from tunesmith.metrics.suite import DEFAULTS, canonical_name, greater_is_better, metric_names
-from tunesmith.reading.containers import read_prediction_columns
+from tunesmith.reading.row_cache import read_prediction_columns
 from tunesmith.report.diagnosis import diagnose_with, is_in_training, read_run_config
 from tunesmith.report.pairing import labelled_splits, pair_sides, read_side
 from tunesmith.report.predictions import Headline, headline_scores, make_predictions, own_columns, split_rank

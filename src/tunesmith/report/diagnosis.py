@@ -16,6 +16,20 @@ from tunesmith.labels import Task
 from tunesmith.run.layout import RunDir, open_run, read_summary
 from tunesmith.run.ownership import read_holder
 
+TITLES = {
+    "calibration_drift": "Calibration drifts",
+    "no_signal": "Text without signal",
+    "split_mismatch": "Splits do not match",
+}
+"""Verdicts whose title is not their code."""
+TONES = {"info": "info", "warning": "warn", "error": "bad"}
+
+
+def tone_and_title(finding: Finding) -> tuple[str, str]:
+    """How the pages colour a verdict (good, info, warn, bad: by how serious it is) and name it."""
+    tone = "good" if finding.code in ("healthy", "still_learning") else TONES[finding.severity]
+    return tone, TITLES.get(finding.code, finding.code.replace("_", " ").capitalize())
+
 
 def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
     """Findings about a run folder, the verdict first."""

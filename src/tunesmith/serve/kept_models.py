@@ -19,7 +19,7 @@ MAX_MODELS = 2
 
 
 def load_run_predictor(run: RunDir) -> Any:
-    """The run's model on the CPU: a GPU belongs to the training that is being watched."""
+    """The run's model on the CPU: the GPU is left to the training."""
     from tunesmith.predict.predictor import Predictor
 
     for name in ("transformers", "datasets"):

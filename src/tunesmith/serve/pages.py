@@ -40,12 +40,12 @@ def read_asset(name: str) -> bytes:
 
 
 def list_page(rows: Sequence[RunRow], root: str) -> str:
-    """The list of runs, whole without any script."""
+    """The list of runs; complete without a script."""
     return str(_template("list.html.j2").render(rows=rows, root=root, now=time.time()))
 
 
 def run_page(row: RunRow, run: RunDir, facts: dict[str, Any] | None) -> str:
-    """The page of one run: its frame at once, its curves as soon as they are pushed."""
+    """The page of one run; its curves arrive later as events."""
     return str(_template("run.html.j2").render(row=row, run=run, facts=facts))
 
 
@@ -139,7 +139,7 @@ def _ago(seconds: float) -> str:
 
 
 def _breakable(text: object) -> Any:
-    """A name that may break behind a separator, which browsers do by themselves only behind hyphens."""
+    """A name that may be wrapped behind a separator; browsers do so only behind hyphens."""
     from markupsafe import Markup
 
     return Markup("<wbr>").join(_SEPARATOR.split(str(text)))

@@ -24,14 +24,15 @@ from tunesmith.serve.bodies import (
     MAX_TEXTS,
     BadRequest,
     answer_in_form,
+    describe_service,
+    docs_page,
     parse_question,
     read_json_body,
 )
-from tunesmith.serve.counters import ServiceCounters
 from tunesmith.serve.kept_models import model_home, model_marks
-from tunesmith.serve.openapi import describe_service, docs_page
 from tunesmith.serve.pages import model_facts
 from tunesmith.serve.routes import refuse_in_json
+from tunesmith.serve.supervisor import ServiceCounters
 from tunesmith.serve.tryit import RETRY_SECONDS, Classifier, Overloaded
 
 log = logging.getLogger("tunesmith.requests")
@@ -39,7 +40,7 @@ log = logging.getLogger("tunesmith.requests")
 ANSWER_SECONDS = 30.0
 """How long a request may wait for its answer."""
 DRAIN_SECONDS = int(ANSWER_SECONDS) + 5
-"""The most time between SIGTERM and the end: what was accepted is answered, or its time is over."""
+"""The longest time from SIGTERM to the end: accepted requests are answered or time out."""
 
 
 class PredictionService:
@@ -77,7 +78,7 @@ class PredictionService:
         return [*routes, Route("/predict", self._counted("/predict", self._predict), methods=["POST"])]
 
     async def close(self) -> None:
-        """There are no streams: every request ends by its answer."""
+        """Nothing to end: the service has no streams."""
 
     def stop(self) -> None:
         """Ends the model's thread."""
@@ -150,7 +151,7 @@ class PredictionService:
         return describe_service(facts["columns"], facts["labels"])
 
     def _find_problem(self) -> str | None:
-        """Why the model on disk cannot be used; files that changed since the last time are hashed, once."""
+        """Why the model on disk cannot be used; only files that changed since the last call are hashed."""
         marks = model_marks(self.run)
         if marks != self._marks:
             self._marks, self._problem = marks, None

@@ -15,13 +15,11 @@ from tunesmith.errors import TunesmithError
 from tunesmith.report.compare import MAX_RUNS
 from tunesmith.run.layout import RunDir
 from tunesmith.serve.bodies import BadRequest, parse_texts, read_json_body
-from tunesmith.serve.follow import LiveRun
-from tunesmith.serve.jobs import stop_run
 from tunesmith.serve.pages import ASSETS, PageCache, list_page, model_facts, policy_of, read_asset, run_page
-from tunesmith.serve.runs import RunIndex
+from tunesmith.serve.runs import RunIndex, stop_run
 from tunesmith.serve.security import BOARD_TOKEN
 from tunesmith.serve.tryit import RETRY_SECONDS, Classifier, Overloaded
-from tunesmith.serve.watchers import VERDICT_SECONDS, Channels
+from tunesmith.serve.watchers import VERDICT_SECONDS, Channels, LiveRun
 
 STREAM_HEADERS = {"x-accel-buffering": "no"}
 CLASSIFY_SECONDS = 120.0
@@ -100,7 +98,7 @@ class Board:
         return await self._draw(lambda: self.pages.comparison(runs))
 
     async def _draw(self, make: Callable[[], str]) -> Response:
-        """A page that takes a second or more, one at a time: the threads that look up runs stay free for others."""
+        """Draws a slow page, one at a time, so that the threads that look up runs stay free."""
         if self._drawing >= MAX_DRAWING:
             return _busy("too many reports are being drawn")
         self._drawing += 1
@@ -185,7 +183,7 @@ def _busy(reason: str) -> Response:
 
 
 def refuse_in_json(handler: Handler) -> Handler:
-    """The handler, with every refusal as a JSON reason and every error of ours as its one line."""
+    """The handler, with refusals and errors of this package as JSON."""
 
     async def answer(request: Request) -> Response:
         try:

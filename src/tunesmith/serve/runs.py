@@ -1,27 +1,99 @@
-"""The runs below one folder, by id. A request never becomes a path: it is looked up in the list of what was found."""
+"""The runs below one folder, by id: a request never becomes a path, it is looked up in the list of what was found. And whether a
+run is being trained, by whom, and asking it to stop: the lock of the run folder is the truth, not the pid in it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
+import signal
+import socket
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunesmith.errors import CheckpointError
+from tunesmith.errors import CheckpointError, ResourceError
 from tunesmith.files import BadFile, is_plain, open_plain, parse_json
 from tunesmith.report.predictions import scores_in_file
 from tunesmith.run.layout import RunDir, read_metrics
+from tunesmith.run.ownership import Holder, is_held, noted_holder, open_lock
 from tunesmith.run.reader import Peek, peek_journal
-from tunesmith.serve.jobs import is_running
 from tunesmith.serve.verdicts import Verdict, Verdicts
+
+
+def is_running(run: RunDir) -> bool:
+    """Whether a living process holds the run folder."""
+    handle = open_lock(run.lock_file)
+    if handle is None:
+        return False
+    try:
+        holder = noted_holder(handle)
+        if holder is not None and holder.host == socket.gethostname():
+            if not Path(f"/proc/{holder.pid}").exists() and Path("/proc/self").exists():
+                return False
+            if _listed(handle, holder.pid):  # answers without touching the lock
+                return True
+        return is_held(handle)
+    finally:
+        os.close(handle)
+
+
+def stop_run(run: RunDir) -> Holder:
+    """Sends SIGTERM to the process that trains this run: it saves at the next safe point and ends with 143."""
+    fix = "Stop it where it was started."
+    handle = open_lock(run.lock_file)
+    if handle is None:
+        raise ResourceError("the run is not being trained", where=run.name)
+    try:
+        holder = noted_holder(handle)
+        if not is_held(handle):
+            raise ResourceError("the run is not being trained", where=run.name)
+        if holder is None or holder.host != socket.gethostname():
+            where = f"on {holder.host}" if holder is not None else "by an unknown process"
+            raise ResourceError(f"the run is being trained {where}, not on this machine", where=run.name, fix=fix)
+        _terminate(handle, holder, run)
+    finally:
+        os.close(handle)
+    return holder
+
+
+def _terminate(handle: int, holder: Holder, run: RunDir) -> None:
+    """Sends the signal through a pidfd: if the process ends first, no other process with its number is reached."""
+    if holder.pid <= 1 or holder.pid == os.getpid():
+        raise ResourceError(f"process {holder.pid} is not one to stop", where=run.name)
+    try:
+        process = os.pidfd_open(holder.pid)
+    except OSError:
+        raise ResourceError("the run is not being trained", where=run.name) from None
+    try:
+        if Path("/proc/locks").exists() and not _listed(handle, holder.pid):
+            raise ResourceError(f"process {holder.pid} is named in the lock file but does not hold it", where=run.name)
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+    except PermissionError:
+        raise ResourceError(f"process {holder.pid} belongs to another user", where=run.name) from None
+    except ProcessLookupError:
+        raise ResourceError("the run is not being trained", where=run.name) from None
+    finally:
+        os.close(process)
+
+
+def _listed(handle: int, pid: int) -> bool:
+    """Whether the kernel lists the process as holding a lock on this very file."""
+    inode = os.fstat(handle).st_ino
+    try:
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return False
+    fields = (line.split() for line in lines if " FLOCK " in line)
+    return any(len(f) >= 6 and f[4] == str(pid) and f[5].rpartition(":")[2] == str(inode) for f in fields)
+
 
 RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 FRESH_SECONDS = 60
-"""A journal without lock and without end that grew this recently belongs to a run of another tool."""
+"""A journal without a lock and without an end that grew within this time belongs to a running tool that takes no lock."""
 ScoreCell = tuple[str, float, float | None, float | None]
 """Name, value, low and high end of the 95% interval."""
 _OPTION = re.compile(r"^(model_name_or_path|run_name): (.*)$", re.MULTILINE)
@@ -39,9 +111,9 @@ class RunRow:
     score: ScoreCell | None
     updated: float
     problem: str | None = None
-    """What of the run folder is damaged; the other values are what could still be read."""
+    """The damage of the run folder, if any; the other values could still be read."""
     verdict: Verdict | None = None
-    """Kind and title of the first finding; None: there is none, or it was not looked for yet."""
+    """Kind and title of the first finding; None if there is none or the run was not diagnosed yet."""
 
     def to_json(self) -> dict[str, Any]:
         """What the page's script needs."""
@@ -63,7 +135,7 @@ class RunRow:
 
 
 class RunIndex:
-    """Finds runs again on every call, so that runs started by anyone appear and removed ones go."""
+    """Looks for runs on every call, so that new runs appear and removed ones disappear."""
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root).resolve()
@@ -124,14 +196,14 @@ class RunIndex:
 
 
 def run_id(name: str) -> str:
-    """The folder's own name where it can stand in an address, else a name made from its hash."""
+    """The name of the folder if it is valid in an address, else a name made from its hash."""
     if RUN_ID.fullmatch(name) and set(name) != {"."}:
         return name
     return "run-" + hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def status_of(run: RunDir, ended: str | None, updated: float) -> str:
-    """running, finished, stopped, failed, or interrupted (it ended without a word and can be resumed)."""
+    """running, finished, stopped, failed, or interrupted (it ended without a record and can be resumed)."""
     if is_running(run):
         return "running"
     if ended is None:

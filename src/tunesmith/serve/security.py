@@ -44,7 +44,7 @@ _MAX_AGE = 30 * 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may come in: `hosts` are the values of the Host header that are ours."""
+    """Who is admitted: `hosts` are the accepted values of the Host header."""
 
     token: str
     hosts: frozenset[str]
@@ -61,7 +61,7 @@ class Access:
         return cls(token, frozenset(hosts), f"tunesmith-{port}", how)
 
     def knows(self, given: str | None) -> bool:
-        """Whether this is the token, in a time that does not tell how much of it is right."""
+        """Whether this is the token, compared in constant time."""
         return given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
 
@@ -73,7 +73,7 @@ class Guard:
         self.access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers what may not pass, and hands on the rest."""
+        """Answers requests that are refused, and passes on the others."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -153,18 +153,18 @@ def _answer(scope: Scope, status: int, reason: str, headers: dict[str, str]) -> 
 
 
 def token_file() -> Path:
-    """Where the token of this user lies."""
+    """The file with the token of this user."""
     state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(state) / "tunesmith" / "board-token"
 
 
 def key_file() -> Path:
-    """Where the key of the prediction service lies: its callers are not those who may see the board."""
+    """The file with the key of the prediction service, whose callers may not see the board."""
     return token_file().with_name("serve-key")
 
 
 def load_token(file: Path | None = None, *, new: bool = False) -> str:
-    """The token, made on first use; with `new` another one, which closes the door on every page opened before."""
+    """The token, made on first use; with `new` another one, which ends the access of all open pages."""
     path = file or token_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,4 +1,6 @@
-"""Runs a service: bind, print the address, serve its guarded routes until a signal, end all streams, stop."""
+"""Runs a service: bind, print the address, serve its guarded routes until a signal, end all streams, stop; and the protocol that
+gives a slow client a limited time.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,92 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tunesmith.errors import ConfigError, ResourceError, StoppedBySignal
-from tunesmith.serve.protocol import DeadlineProtocol
 from tunesmith.serve.routes import Board
 from tunesmith.serve.runs import RunIndex
 from tunesmith.serve.security import Access, Guard
 
+HEADER_SECONDS = 10.0
+"""From the connection, or the end of the last answer, to the end of the request's headers, in all."""
+UNREAD_SECONDS = 30.0
+"""How long an answer may lie unread before the connection is dropped."""
+REQUEST_SECONDS = 120.0
+"""From the headers to the end of the body: a body that is not read (a refused request's) must not keep a connection."""
+MAX_CONNECTIONS = 800
+"""Below the usual 1,024 open files of a process."""
+
+
+class DeadlineProtocol(H11Protocol):
+    """uvicorn's h11 protocol with three timers."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Starts the wait for the first request."""
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+            return
+        self._start("header", HEADER_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forgets all timers."""
+        for name in list(self._timers):
+            self._stop(name)
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Ends the wait for headers once they are complete."""
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:
+            self._stop("header")
+        if self.conn.their_state is h11.SEND_BODY:
+            self._start("request", REQUEST_SECONDS, again=False)
+        else:
+            self._stop("request")
+
+    def on_response_complete(self) -> None:
+        """Starts the wait for the next request."""
+        self._start("header", HEADER_SECONDS)
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """The client does not read: a deadline starts."""
+        super().pause_writing()
+        self._start("unread", UNREAD_SECONDS)
+
+    def resume_writing(self) -> None:
+        """The client reads."""
+        super().resume_writing()
+        self._stop("unread")
+
+    def _start(self, name: str, seconds: float, *, again: bool = True) -> None:
+        if name in self._timers and not again:
+            return
+        self._stop(name)
+        self._timers[name] = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+
 DRAIN_SECONDS = 8
 BACKLOG = 1024
 ARRIVED_SECONDS = 0.2
-"""Between the signal and the end of listening: what clients had sent before it is read, and so is accepted."""
+"""Seconds between the signal and the end of listening, in which requests that were already sent are accepted."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -70,7 +142,7 @@ def _plain_answer(status: int, reason: str) -> Callable[[Request, Exception], Aw
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but streams that never end by themselves are ended first."""
+    """uvicorn, with endless streams closed before it shuts down."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
@@ -167,7 +239,7 @@ def serve_forever(
 
 
 def raise_stopped(number: int, frame: object = None) -> None:
-    """The end of a service that a signal asked for: exit code 128 + its number, with one worker and with several."""
+    """Ends a service after a signal: exit code 128 + its number, with one worker and with several."""
     raise StoppedBySignal(number, "after what was accepted was answered")
 
 
@@ -178,7 +250,7 @@ def address_of(host: str, port: int) -> str:
 
 
 def _names_of(host: str) -> list[str]:
-    """The names under which a board that is open to the network is reached."""
+    """The names of a server that the network can reach."""
     if host in LOCAL:
         return []
     if host in ("0.0.0.0", "::"):

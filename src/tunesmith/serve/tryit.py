@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 128
 LATENCY_SECONDS = 0.25
-"""What a batch may take: a short text behind others waits for one batch at most before it is in the next."""
+"""The longest time for one batch: a short text waits for at most one batch before its own."""
 MAX_WAIT_SECONDS = 20.0
 """Requests that would wait longer are refused at once."""
 BATCH_TOKENS = (256, 8192)
@@ -38,7 +38,7 @@ RETRY_SECONDS = 2
 
 
 class Overloaded(Exception):
-    """Too many requests wait, or too much text; `seconds` until it may be worth another try."""
+    """Too many requests or too much text is waiting; `seconds`: when to try again."""
 
     def __init__(self, seconds: int = RETRY_SECONDS) -> None:
         super().__init__(seconds)
@@ -59,7 +59,7 @@ class _Item:
 
 
 def _reply(items: Sequence[_Item], values: Sequence[list[dict[str, Any]] | Exception]) -> None:
-    """Answers that are ready together, in one call of each event loop: a call for each answer would wake it each time."""
+    """Sets the answers of a batch in one call of each event loop, which is woken once."""
 
     def set_answers(loop: asyncio.AbstractEventLoop) -> None:
         for item, value in zip(items, values, strict=True):
@@ -173,7 +173,7 @@ class Classifier:
         return batch
 
     def _encode(self, fresh: list[_Item]) -> None:
-        """Tokenizes those that ask the same model in the same way together; the readable ones are then to be answered."""
+        """Tokenizes requests to the same model together and queues those that can be read."""
         for _, same in groupby(fresh, key=lambda item: (str(item.run.path), item.given.pairs is None)):
             self._each(list(same), self._encode_alike)
 
@@ -241,7 +241,7 @@ class Classifier:
 
 
 def _results(model: Any, logits: Any) -> list[dict[str, Any]]:
-    """One result a row, with the labels of the model that answered: another one may have taken its place meanwhile."""
+    """One result a row, with the labels of the model that answered, which may have been replaced since."""
     from tunesmith.predict.tables import predicted_names, probabilities_of
 
     labels = model.facts.labels

@@ -23,8 +23,8 @@ from tunesmith.encoder.model_files import read_config_file
 from tunesmith.encoder.resolve import load_tokenizer, position_limit
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
-from tunesmith.reading.containers import read_prediction_columns
 from tunesmith.reading.load import DataBundle
+from tunesmith.reading.row_cache import read_prediction_columns
 from tunesmith.run.writing import write_new
 from tunesmith.session.from_config import finetune
 from tunesmith.session.inputs import RunData, audit_texts, read_run_data

@@ -15,7 +15,7 @@ from tunesmith.errors import CheckpointError
 from tunesmith.events import Event, RunEnded, RunStarted, StepDone
 from tunesmith.keep.keeper import RunKeeper
 from tunesmith.metrics.row_evidence import rows_to_keep
-from tunesmith.predict.torch_network import describe_model
+from tunesmith.predict.facts import describe_model
 from tunesmith.ranks.roster import RankRoster
 from tunesmith.run.environment import describe_environment, reach
 from tunesmith.run.journal import read_journal

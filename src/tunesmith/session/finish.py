@@ -24,8 +24,8 @@ from tunesmith.labels import Task
 from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, fit_thresholds
 from tunesmith.metrics.row_evidence import BestConstant, describe_constant, encode_rows, keep_rows
 from tunesmith.metrics.uncertainty import Score
+from tunesmith.predict.facts import describe_model, export_model
 from tunesmith.predict.tables import fill_table, names_of_run, predicted_names, probabilities_of
-from tunesmith.predict.torch_network import describe_model, export_model
 from tunesmith.ranks.sharding import gathered_state
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ownership import write_own, writing_own

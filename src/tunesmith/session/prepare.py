@@ -28,7 +28,6 @@ from tunesmith.keep.record import Identity
 from tunesmith.metrics.row_evidence import BestConstant
 from tunesmith.metrics.suite import Suite, make_suite
 from tunesmith.predict.facts import ModelFacts
-from tunesmith.predict.torch_network import padding_of
 from tunesmith.ranks.runtime import Precision, Runtime, has_bf16, make_runtime
 from tunesmith.ranks.sharding import read_sharding
 from tunesmith.reading.load import DataBundle
@@ -43,7 +42,7 @@ from tunesmith.session.inputs import (
 from tunesmith.session.planning import make_identity, say_model, with_choices
 from tunesmith.session.settling import Settled, settle_recipe
 from tunesmith.session.watch import Say, Watch
-from tunesmith.tokens.batches import Batches, Padding
+from tunesmith.tokens.batches import Batches, Padding, padding_of
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.tokens.tokenize import Tokenized
 

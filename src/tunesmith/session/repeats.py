@@ -21,7 +21,7 @@ from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.calibration import fit_thresholds
 from tunesmith.metrics.suite import make_suite
 from tunesmith.metrics.uncertainty import Score
-from tunesmith.reading.containers import read_prediction_columns
+from tunesmith.reading.row_cache import read_prediction_columns
 from tunesmith.report.predictions import PredictedRows, make_predictions
 from tunesmith.run.layout import RunDir, read_summary
 from tunesmith.run.writing import write_file

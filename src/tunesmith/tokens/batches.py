@@ -33,11 +33,11 @@ class Batch:
     tokens: int
     padded_tokens: int
     split: Split | None = None
-    """How a batch that is not plainly padded is split into pieces of at most this many rows."""
+    """Splits a batch that is not simply padded into pieces of at most this many rows."""
     features: Any = None
-    """A collated batch as the user's own collator made it, where a loss of the user's gets it."""
+    """The batch as the user's own collator made it, for a loss function of the user."""
     block: torch.Tensor | None = None
-    """The memory that all tensors lie in, where it is one block."""
+    """The block of memory that holds all tensors, if there is one."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -87,6 +87,17 @@ class Padding:
         return {name: torch.from_numpy(array) for name, array in pad_rows(tokens, width, fill, self.side).items()}
 
 
+def padding_of(tokenizer: Any, *, multiple_of: int | None = None, fixed_length: int | None = None) -> Padding:
+    """The tokenizer's padding."""
+    return Padding(
+        int(tokenizer.pad_token_id),
+        int(getattr(tokenizer, "pad_token_type_id", 0) or 0),
+        str(getattr(tokenizer, "padding_side", "right")),
+        multiple_of,
+        fixed_length,
+    )
+
+
 def make_batch(rows: TokenRows, indices: npt.NDArray[np.int64], collate: Collate) -> Batch:
     """The micro-batch of these rows."""
     inputs = collate(rows.take(indices))
@@ -96,7 +107,7 @@ def make_batch(rows: TokenRows, indices: npt.NDArray[np.int64], collate: Collate
 
 
 def tensors_of(batch: Batch) -> list[torch.Tensor]:
-    """All tensors of a batch, by the names of its inputs; the labels last."""
+    """All tensors of a batch, in the order of the input names; the labels last."""
     found: list[torch.Tensor] = []
     for _, value in sorted(batch.inputs.items()):
         found += value.parts() if hasattr(value, "parts") else [value]
@@ -104,7 +115,7 @@ def tensors_of(batch: Batch) -> list[torch.Tensor]:
 
 
 def with_tensors(batch: Batch, tensors: Sequence[torch.Tensor], block: torch.Tensor | None = None) -> Batch:
-    """The same batch with its tensors elsewhere, in the order of `tensors_of`."""
+    """The same batch with other tensors, in the order of `tensors_of`."""
     left = list(tensors)
     inputs: dict[str, Any] = {}
     for name, value in sorted(batch.inputs.items()):
@@ -137,7 +148,7 @@ def pin_batch(batch: Batch) -> Batch:
 
 @dataclass(frozen=True)
 class Batches:
-    """The training batches of one rank. `windows(epoch, skip)` starts anywhere, at no cost for what is skipped."""
+    """The training batches of one rank. `windows(epoch, skip)` starts at any window; skipped windows cost nothing."""
 
     rows: TokenRows
     collate: Collate
@@ -151,9 +162,9 @@ class Batches:
     rank: int = 0
     world: int = 1
     ahead: int = 0
-    """Windows that a thread prepares before they are asked for; which ones and in what order does not change."""
+    """Number of windows that a thread prepares in advance; the windows and their order stay the same."""
     pinned: bool = False
-    """Put them into pinned memory: a copy to a GPU from there does not hold up the host."""
+    """Put batches into pinned memory, from where a copy to a GPU does not block the host."""
 
     @property
     def rows_per_step(self) -> int:

@@ -14,38 +14,21 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
 from itertools import chain
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tunesmith.errors import WorkerError
-from tunesmith.tokens.token_encoder import UNKNOWN, RustEncoder, TokenEncoder
+from tunesmith.tokens.token_encoder import TokenEncoder
 from tunesmith.tokens.token_rows import Ragged, TokenRows
-from tunesmith.tokens.truncation import EncodedRow
+from tunesmith.tokens.truncation import CutCount, EncodedRow
 
-
-@dataclass(frozen=True, slots=True)
-class CutCount:
-    """Sums over rows; `unknown`: rows of which it is not known which text the cut tokens are of."""
-
-    rows: int = 0
-    tokens: int = 0
-    second: int = 0
-    unread: int = 0
-    unknown: int = 0
-
-    def __add__(self, other: CutCount) -> CutCount:
-        return CutCount(*map(sum, zip(astuple(self), astuple(other), strict=True)))
-
-
-def count_cuts(encoded: Sequence[EncodedRow]) -> CutCount:
-    """What was cut of these rows."""
-    cut = [(1, row.cut, row.cut_second, row.unread, row.cut_second == UNKNOWN) for row in encoded if row.cut]
-    return CutCount(*map(sum, zip(*cut, strict=True)))
+EncodedRows = tuple[TokenRows, npt.NDArray[np.int32]]
+"""Rows, and of each how many tokens were cut, how many of them from its second text, and whether its end is unread."""
 
 
 def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenRows:
@@ -57,7 +40,7 @@ def make_token_rows(encoded: Sequence[EncodedRow], *, has_types: bool) -> TokenR
 
 
 def join_token_rows(parts: Sequence[TokenRows]) -> TokenRows:
-    """The rows of all parts, one part behind the other; nothing is copied but the lengths."""
+    """The rows of all parts, concatenated; only the lengths are copied."""
     if len(parts) == 1:
         return parts[0]
     starts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
@@ -69,7 +52,7 @@ def join_token_rows(parts: Sequence[TokenRows]) -> TokenRows:
 
 PIECE_ROWS = 256
 LEAST_ROWS = 1024
-"""Fewer rows are tokenized here: no process is worth starting for them."""
+"""Fewer rows are tokenized in this process: starting others would take longer."""
 SPARED_CORES = 2
 """One drives the GPU, one makes its batches."""
 _PACKAGES = Path(__file__).resolve().parents[2]
@@ -83,18 +66,22 @@ class ChunkEncoder:
     def __init__(self, encoder: TokenEncoder, *, has_types: bool, processes: int = 0) -> None:
         self._encoder = encoder
         self._has_types = has_types
-        self._count = processes if isinstance(encoder, RustEncoder) and sys.executable else 0
+        self._count = processes if sys.executable else 0
         self._crew: _Crew | None = None
         self._lock = threading.Lock()
 
     def encode(self, texts: Sequence[list[str]]) -> tuple[TokenRows, CutCount]:
-        """The rows of one or two columns of texts, in their order."""
+        """The rows of one or two columns of texts, in their order, and what was cut of all of them."""
+        rows, cuts = self.encode_rows(texts)
+        return rows, CutCount.of(cuts)
+
+    def encode_rows(self, texts: Sequence[list[str]]) -> EncodedRows:
+        """The same with what was cut of each row."""
         if self._count < 1 or len(texts[0]) < LEAST_ROWS:
             return self.encode_here(texts)
         with self._lock:
             if self._crew is None or self._crew.owner != os.getpid():  # after a fork, the pipes are the parent's
-                assert isinstance(self._encoder, RustEncoder)
-                self._crew = _Crew(self._count, self._encoder.recipe(), self._has_types)
+                self._crew = _Crew(self._count, self._encoder, self._has_types)
             try:
                 return self._share(self._crew, texts)
             except BaseException:  # answers are still on their way: the next call would take them for its own
@@ -102,16 +89,17 @@ class ChunkEncoder:
                 self._crew = None
                 raise
 
-    def encode_here(self, texts: Sequence[list[str]]) -> tuple[TokenRows, CutCount]:
+    def encode_here(self, texts: Sequence[list[str]]) -> EncodedRows:
         """The same in this process."""
         encoded = self._encoder.encode(texts)
-        return make_token_rows(encoded, has_types=self._has_types), count_cuts(encoded)
+        cuts = np.array([(row.cut, row.cut_second, row.unread) for row in encoded], dtype=np.int32).reshape(-1, 3)
+        return make_token_rows(encoded, has_types=self._has_types), cuts
 
-    def _share(self, crew: _Crew, texts: Sequence[list[str]]) -> tuple[TokenRows, CutCount]:
-        """Pieces to idle processes; while all of them are still starting, pieces are encoded here."""
+    def _share(self, crew: _Crew, texts: Sequence[list[str]]) -> EncodedRows:
+        """Sends pieces to idle processes; while all of them are still starting, encodes pieces here."""
         starts = range(0, len(texts[0]), PIECE_ROWS)
         todo = deque((n, [column[at : at + PIECE_ROWS] for column in texts]) for n, at in enumerate(starts))
-        found: dict[int, tuple[TokenRows, CutCount]] = {}
+        found: dict[int, EncodedRows] = {}
         while len(found) < len(starts):
             crew.give(todo)
             if crew.busy:
@@ -120,23 +108,23 @@ class ChunkEncoder:
                 number, piece = todo.popleft()
                 found[number] = self.encode_here(piece)
         parts = [found[n] for n in range(len(starts))]
-        return join_token_rows([rows for rows, _ in parts]), sum((cuts for _, cuts in parts), CutCount())
+        return join_token_rows([rows for rows, _ in parts]), np.concatenate([cuts for _, cuts in parts])
 
 
 class _Crew:
-    """The processes. They end when their pipe is closed: with this object, or with the process that holds it."""
+    """The worker processes. They end when their pipe is closed: with this object, or with the process that owns it."""
 
-    def __init__(self, count: int, recipe: tuple[Any, ...], has_types: bool) -> None:
+    def __init__(self, count: int, encoder: TokenEncoder, has_types: bool) -> None:
         self.owner = os.getpid()
         started = [_start() for _ in range(count)]
         self.starting: list[Connection] = [pipe for pipe, _ in started]
         self.idle: list[Connection] = []
         self.busy: dict[Connection, int] = {}
-        self._settings = (*recipe, has_types)
+        self._settings = (encoder, has_types)
         self.end = weakref.finalize(self, _end, started, self.owner)
 
     def give(self, todo: deque[tuple[int, list[list[str]]]]) -> None:
-        """A piece to each process that has none."""
+        """Sends a piece to each idle process."""
         for pipe in wait(self.starting, timeout=0):
             assert isinstance(pipe, Connection)
             self.starting.remove(pipe)
@@ -154,8 +142,8 @@ class _Crew:
             except OSError:
                 raise self._died(number) from None
 
-    def take(self) -> dict[int, tuple[TokenRows, CutCount]]:
-        """The answers that are there; it waits for one, or for a process that has started."""
+    def take(self) -> dict[int, EncodedRows]:
+        """The answers that have arrived; waits for one, or for a process to start."""
         found = {}
         for pipe in wait([*self.busy, *self.starting]):
             if not isinstance(pipe, Connection) or pipe not in self.busy:
@@ -174,12 +162,13 @@ class _Crew:
     def _died(self, number: int) -> WorkerError:
         first = number * PIECE_ROWS + 1
         problem = f"a process that tokenized rows {first} to {first + PIECE_ROWS - 1} of a chunk died"
-        fix = "Memory may have run out, or a text ended it. Load the model with threads=1 to tokenize in one process."
+        how = "--preprocessing_num_workers 1 (train) or threads=1 (Predictor.load) tokenizes in one process"
+        fix = f"Memory may have run out, or a text ended it; {how}."
         return WorkerError(problem, fix=fix)
 
 
 def _start() -> tuple[Connection, subprocess.Popen[bytes]]:
-    """A process at the other end of a pipe, in a group of its own: Ctrl-C is for the process that waits for it."""
+    """A process at the other end of a pipe, in its own process group, so that Ctrl-C reaches the parent only."""
     mine, theirs = Pipe()
     with theirs:
         process = subprocess.Popen(
@@ -201,12 +190,12 @@ def _end(started: list[tuple[Connection, subprocess.Popen[bytes]]], owner: int) 
 
 
 def work() -> None:
-    """The life of a process: say that it runs, take the tokenizer, then texts until the pipe is closed."""
+    """The main loop of a worker: report that it runs, receive the tokenizer, then encode texts until the pipe is closed."""
     pipe = Connection(int(sys.argv[1]))
     try:
         pipe.send(None)
-        *recipe, has_types = pipe.recv()
-        chunks = ChunkEncoder(RustEncoder.from_recipe(*recipe), has_types=has_types)
+        encoder, has_types = pipe.recv()
+        chunks = ChunkEncoder(encoder, has_types=has_types)
         while True:
             texts = pipe.recv()
             try:

@@ -45,7 +45,7 @@ class PaddingCost:
 
     @property
     def share(self) -> float:
-        """The part of the places that holds padding."""
+        """The share of the places that holds padding."""
         return 1 - self.tokens / self.padded if self.padded else 0.0
 
 
@@ -56,7 +56,7 @@ def summarize_lengths(lengths: Lengths) -> LengthSummary:
 
 
 def count_lengths(lengths: Lengths, *, bins: int = 12) -> tuple[Bin, ...]:
-    """A histogram with bins of one width that is easy to read (1, 2, 4, 5, 8, 10, 16, 20, ...); every row is in one bin."""
+    """A histogram with bins of one round width (1, 2, 4, 5, 8, 10, 16, 20, ...)."""
     low, high = int(lengths.min()), int(lengths.max())
     width = _round_width((high - low + 1) / bins)
     first = low // width
@@ -67,7 +67,7 @@ def count_lengths(lengths: Lengths, *, bins: int = 12) -> tuple[Bin, ...]:
 def draw_histogram(
     bins: Sequence[Bin], *, width: int = 40, max_length: int | None = None, ascii_only: bool = False
 ) -> list[str]:
-    """One line a bin. Bins that `max_length` cuts are marked; a bin with rows never looks empty."""
+    """One line a bin. Bins beyond `max_length` are marked; a bin with rows has a bar of at least one character."""
     most = max(b.rows for b in bins)
     digits = len(str(bins[-1].high))
     bar = "#" if ascii_only else "█"

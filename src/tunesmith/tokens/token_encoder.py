@@ -20,7 +20,7 @@ from tunesmith.errors import ConfigError, DataError, short_text
 from tunesmith.files import MAX_JSON_BYTES, BadFile, read_plain
 from tunesmith.run.environment import answer_within
 from tunesmith.run.writing import hash_file
-from tunesmith.tokens.truncation import EncodedRow, LongTexts, TextWindows, cut_row, shorten
+from tunesmith.tokens.truncation import UNKNOWN, EncodedRow, LongTexts, TextWindows, cut_row, shorten
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,6 @@ T = TypeVar("T")
 _BATCH_CHARS = 2_000_000  # an Encoding takes about 100 bytes a token: a batch of long documents stays near 50 MB
 _SECONDS_FLOOR = 60.0
 _CHARS_PER_SECOND = 20_000.0  # one core does about 1,000,000: 50x slower is a bomb, not a tokenizer
-UNKNOWN = -1
 
 
 class TokenEncoder(Protocol):
@@ -63,7 +62,7 @@ class TokenEncoder(Protocol):
 
     fingerprint: str
     windows: TextWindows | None
-    """How rows are shown to the model that it cannot take as they are."""
+    """The windows in which the model reads rows that are too long for it."""
 
     def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
         """One row for each element of the one or two text columns."""
@@ -71,7 +70,7 @@ class TokenEncoder(Protocol):
 
 
 def make_token_encoder(tokenizer: Any, max_length: int, long_texts: LongTexts = "head") -> TokenEncoder:
-    """The encoder that equals `tokenizer(*texts, truncation=True, max_length=max_length)` but for long texts."""
+    """The encoder that gives the rows of `tokenizer(*texts, truncation=True, max_length=max_length)`, except for long texts."""
     if getattr(tokenizer, "is_fast", False):
         return RustEncoder(tokenizer, max_length, long_texts)
     if long_texts in ("head_tail", "windows"):
@@ -83,7 +82,7 @@ def make_token_encoder(tokenizer: Any, max_length: int, long_texts: LongTexts = 
 
 
 class RustEncoder:
-    """For tokenizers backed by the `tokenizers` library: nearly all of them."""
+    """For tokenizers backed by the `tokenizers` library, as nearly all are."""
 
     def __init__(self, tokenizer: Any, max_length: int, long_texts: LongTexts = "head") -> None:
         core = tokenizer.backend_tokenizer
@@ -97,16 +96,9 @@ class RustEncoder:
         self._others = (max_length, long_texts, tokenizer.truncation_side, tokenizer.split_special_tokens)
         self.fingerprint = _hash(self._core.to_str(), self._max_length, self._side, tokenizer.split_special_tokens)
 
-    def recipe(self) -> tuple[Any, ...]:
-        """Plain values of which `from_recipe` makes an encoder like this one in another process."""
-        return (self._core.to_str(), *self._others)
-
-    @classmethod
-    def from_recipe(cls, core: str, max_length: int, long_texts: LongTexts, side: str, split: bool) -> RustEncoder:
-        """The encoder whose recipe this is."""
-        from tokenizers import Tokenizer
-
-        return cls(PlainTokenizer(Tokenizer.from_str(core), side, split), max_length, long_texts)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process: plain values, of which `_rebuild` makes an encoder like this one."""
+        return _rebuild, (self._core.to_str(), *self._others)
 
     def encode(self, texts: Sequence[list[str]]) -> list[EncodedRow]:
         """Rows are encoded whole, so that what is cut is known exactly; then the long ones are cut."""
@@ -159,6 +151,12 @@ class RustEncoder:
             _SECONDS_FLOOR + size / _CHARS_PER_SECOND, partial(self._core.encode_batch_fast, inputs)
         )
         return found
+
+
+def _rebuild(core: str, max_length: int, long_texts: LongTexts, side: str, split: bool) -> RustEncoder:
+    from tokenizers import Tokenizer
+
+    return RustEncoder(PlainTokenizer(Tokenizer.from_str(core), side, split), max_length, long_texts)
 
 
 class PythonEncoder:
@@ -218,7 +216,7 @@ def require_text_cells(cells: Sequence[Any], before: int, column: str = "") -> N
 
 
 def _mark_unread(rows: list[EncodedRow], unread: dict[int, bool]) -> list[EncodedRow]:
-    """What was never tokenized counts as one token cut, so that the row is among the cut ones."""
+    """An unread end counts as one token cut, so that the row is counted as cut."""
     for i, second in unread.items():
         row = rows[i]
         beside = row.cut_second if row.cut_second == UNKNOWN else row.cut_second + second
@@ -249,7 +247,7 @@ def _names_a_file(name: str, value: object) -> bool:
 
 
 def _hash_files(tokenizer: Any) -> str:
-    """Merges and the like are in no vocabulary: what the tokenizer writes for itself has them."""
+    """A hash of the files that the tokenizer writes: they hold merges and the like, which are in no vocabulary."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             tokenizer.save_vocabulary(folder)

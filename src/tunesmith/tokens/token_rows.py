@@ -104,14 +104,14 @@ class TokenRows:
         return taken if self.windows is None else self.windows.shown(taken, indices)
 
     def in_windows(self, windows: TextWindows | None) -> TokenRows:
-        """The same rows, of which one window at a time is shown."""
+        """The same rows, of which `take` gives one window each."""
         if windows is None:
             return self
         lengths = np.minimum(self.columns["input_ids"].lengths(), windows.length).astype(np.int32)
         return replace(self, lengths=lengths, windows=windows)
 
     def all_windows(self) -> tuple[TokenRows, IntArray]:
-        """Every window as a row of its own, without labels, and the number of the row it is of."""
+        """Every window as a separate row, without labels, and the number of the row it belongs to."""
         windows = self.windows
         assert windows is not None
         starts = [windows.starts(int(n)) for n in self.columns["input_ids"].lengths()]
@@ -219,7 +219,7 @@ def epoch_order(
 def _shuffle_full_windows(
     rows: npt.NDArray[np.int64], size: int, shuffle_window: int, rng: np.random.Generator
 ) -> npt.NDArray[np.int64]:
-    """Full windows change places within their span; the ragged tail stays last."""
+    """Shuffles the full windows within their span; the incomplete window stays last."""
     full = len(rows) // size
     grid = rows[: full * size].reshape(full, size)
     for start in range(0, full, shuffle_window):
@@ -264,7 +264,7 @@ def length_batches(
 
 
 def prefetched(items: Iterator[Any], prepare: Callable[[Any], Any], ahead: int = 2) -> Iterator[Any]:
-    """The items, each prepared by a thread up to `ahead` before it is asked for; errors arrive where the item would."""
+    """The items, prepared by a thread up to `ahead` items in advance; an error is raised in the place of its item."""
     ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=ahead)
     stopped = threading.Event()
 

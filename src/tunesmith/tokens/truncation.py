@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -20,13 +20,14 @@ LEAST_CHARS = 65_536
 """Of a text, `max_length` times 256 characters are read, and at least 65,536, up to a blank near that place. A text takes
 some 200 bytes a character while it is tokenized: one of 16 MB took 4.3 GB. Words that blanks set apart are tokenized one by
 one, so the tokens up to `max_length` are the same, unless a token has more than 256 characters on average."""
+UNKNOWN = -1
 LongTexts = Literal["head", "head_tail", "windows", "full"]
 """What the model sees of a row that is too long: docs/how_to/better_models.md."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedRow:
-    """One row as the model gets it; `cut` tokens were dropped, `cut_second` of them from the second text (-1: unknown).
+    """One row as the model gets it; `cut` tokens were dropped, `cut_second` of them from the second text, or UNKNOWN.
 
     `unread`: a text was so long that its end was never tokenized: it counts as one more token cut.
     """
@@ -92,7 +93,7 @@ def cut_row(whole: Any, max_length: int, side: str) -> EncodedRow:
 
 
 def share_longest_first(sizes: tuple[int, int], room: int) -> tuple[int, int]:
-    """How many tokens of each text stay: the longer one is cut down to the shorter, then both alike."""
+    """The number of tokens kept of each text: the longer one is cut down to the shorter, then both equally."""
     short, long = sorted(sizes)
     if short + long > room:
         long = max(short, room - short)
@@ -103,18 +104,18 @@ def share_longest_first(sizes: tuple[int, int], room: int) -> tuple[int, int]:
 
 
 MOST_WINDOWS = 8
-"""Of a row; what is beyond them is cut."""
+"""The most windows of a row; the rest of the row is cut."""
 
 
 @dataclass(frozen=True)
 class TextWindows:
-    """`length` tokens, the special ones before and behind the text among them."""
+    """Windows of `length` tokens, including the special tokens before and behind the text."""
 
     length: int
     before: int
     behind: int
     drawn: bool = False
-    """Which window a batch has: one by chance, else the first."""
+    """Whether a batch has a random window of a row; otherwise the first."""
 
     @property
     def room(self) -> int:
@@ -143,7 +144,7 @@ class TextWindows:
     def shown(
         self, tokens: dict[str, list[npt.NDArray[Any]]], rows: npt.NDArray[Any]
     ) -> dict[str, list[npt.NDArray[Any]]]:
-        """The rows of a batch, one window of each."""
+        """One window of each row of a batch."""
         starts = [self.starts(len(ids)) for ids in tokens["input_ids"]]
         rng = np.random.default_rng(zlib.crc32(np.ascontiguousarray(rows, dtype=np.int64).tobytes()))
         chosen = [found[int(rng.integers(len(found)))] if self.drawn else 0 for found in starts]
@@ -158,6 +159,31 @@ def mean_by_row(logits: npt.NDArray[np.float32], owners: npt.NDArray[np.int64]) 
     first = np.flatnonzero(np.diff(owners, prepend=-1))
     sums = np.add.reduceat(logits.astype(np.float64), first, axis=0)
     return (sums / np.diff(first, append=len(owners))[:, None]).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class CutCount:
+    """Sums over rows; `unknown`: rows of which it is not known which text the cut tokens are of."""
+
+    rows: int = 0
+    tokens: int = 0
+    second: int = 0
+    unread: int = 0
+    unknown: int = 0
+
+    @classmethod
+    def of(cls, cuts: npt.NDArray[np.int32]) -> CutCount:
+        """Of rows with (`cut`, `cut_second`, `unread`) each, as in EncodedRow."""
+        tokens, second, unread = cuts.sum(axis=0, dtype=np.int64).tolist()
+        return cls(int((cuts[:, 0] > 0).sum()), tokens, second, unread, int((cuts[:, 1] == UNKNOWN).sum()))
+
+    def __add__(self, other: CutCount) -> CutCount:
+        return CutCount(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    def in_split(self, rows: int, sides: int, max_length: int) -> TruncationCount:
+        """The same for a split of so many rows, each of one text or two."""
+        by_side = None if self.unknown else (self.tokens - self.second, self.second)[:sides]
+        return TruncationCount(rows, self.rows, self.tokens, by_side, max_length, self.unread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +211,7 @@ class TruncationCount:
 
 
 def describe_empty(what: str, rows: Sequence[int]) -> str:
-    """One line about rows without a token of their own."""
+    """One line about rows without a token of text."""
     count = "1 row has" if len(rows) == 1 else f"{len(rows):,} rows have"
     return (
         f"Warning: {what}: {count} no token of text (first: row {rows[0] + 1}): the model sees nothing of them. "

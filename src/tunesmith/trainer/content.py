@@ -120,7 +120,7 @@ def content_of(dataset: Any, depth: int = 0) -> str:
 
 def _arrow_content(dataset: Any) -> str:
     """Of indices over most rows, the stored rows and the indices: reading in that order takes 40 times as long."""
-    from tunesmith.tokens.token_cache import content_hash
+    from tunesmith.reading.row_cache import content_hash
 
     indices = getattr(dataset, "_indices", None)
     columns = tuple(sorted(dataset.column_names))

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tunesmith.cli.schema import make_json_schema
 from tunesmith.config.entries import read_entries, read_top_level
 from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig, dump_config, dump_value, list_options, make_json_schema, to_dict
+from tunesmith.config.schema import RunConfig, dump_config, dump_value, list_options, to_dict
 from tunesmith.errors import ConfigError
 
 

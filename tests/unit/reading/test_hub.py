@@ -9,8 +9,8 @@ import pytest
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from tunesmith.errors import ConfigError, DataError, ResourceError, TunesmithError
-from tunesmith.reading import gather
-from tunesmith.reading.gather import load_from_hub
+from tunesmith.reading import hub
+from tunesmith.reading.hub import load_from_hub
 
 
 @pytest.mark.parametrize("name", ["", "../etc", "a/b/c", "two words", "https://huggingface.co/datasets/glue"])
@@ -22,7 +22,7 @@ def test_what_cannot_be_a_name_is_refused(name: str) -> None:
 def test_without_a_copy_and_without_permission_nothing_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gather, "ask_hub", lambda *_: pytest.fail("the Hub was asked"))
+    monkeypatch.setattr(hub, "ask_hub", lambda *_: pytest.fail("the Hub was asked"))
     with pytest.raises(ResourceError, match=r"glue \(mrpc\) is not on this machine and downloads are not allowed"):
         load_from_hub("glue", "mrpc", allow_download=False, cache_dir=tmp_path)
 
@@ -39,7 +39,7 @@ def test_without_a_copy_and_without_permission_nothing_is_asked(
     ],
 )
 def test_every_failure_is_one_line_of_the_right_kind(error: Exception, kind: type[TunesmithError], words: str) -> None:
-    told = gather._explain(error, "nyu-mll/glue", "mrcp")
+    told = hub._explain(error, "nyu-mll/glue", "mrcp")
     assert type(told) is kind
     assert words in str(told)
     assert "\n" not in str(told)

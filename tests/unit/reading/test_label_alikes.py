@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tunesmith.audit.label_findings import find_alikes
 from tunesmith.audit.row_audit import audit_rows
 from tunesmith.errors import DataError
 from tunesmith.findings import Finding
-from tunesmith.reading.label_survey import find_alikes
 from tunesmith.reading.load import load_data
 
 NFC, NFD = unicodedata.normalize("NFC", "café"), unicodedata.normalize("NFD", "café")

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from hypothesis import strategies as st
 
 from tunesmith.errors import ConfigError, DataError, ResourceError
 from tunesmith.reading import blocks
+from tunesmith.reading.delimited import delimited_batches
 from tunesmith.reading.json_files import json_batches
 from tunesmith.reading.json_rows import ColumnKinds
 from tunesmith.reading.read import read_source
 from tunesmith.reading.row_blocks import column_blocks, kind_of_rows
 from tunesmith.reading.source import LINE_COLUMN
-from tunesmith.reading.text_files import choose_dialect, delimited_batches
+from tunesmith.reading.text_files import choose_dialect
 from tunesmith.run.environment import answer_within
 
 LOOKALIKES = ["NA", "null", "None", "007", "1e5", "TRUE", "nan", "", " x ", "-", "=1+1", "1,5", 'a "b" c', "é\u2028ü"]
@@ -206,14 +208,14 @@ def test_the_second_read_parses_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_damaged_table_in_the_cache_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write(tmp_path / "x.csv", as_csv(ROWS))
     read(path)
-    (table,) = (tmp_path / "cache").glob("*.arrow")
+    (table,) = (tmp_path / "cache").glob("*/*.arrow")
     whole = table.read_bytes()
     flipped = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 97)]
     for damage in (whole[:100], whole[: len(whole) // 2], b"", *flipped):
         table.unlink()
         table.write_bytes(damage)
         assert read(path) == ROWS
-        assert f"{table} is damaged; it is made again" in caplog.text
+        assert f"the cached rows in {table.parent} cannot be used" in caplog.text
         assert table.read_bytes() == whole
         caplog.clear()
 
@@ -222,7 +224,7 @@ def test_a_damaged_table_in_the_cache_is_made_again(tmp_path: Path, caplog: pyte
 def test_something_else_in_the_place_of_a_table_is_not_waited_for(kind: str, tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", as_csv(ROWS))
     read(path)
-    (table,) = (tmp_path / "cache").glob("*.arrow")
+    (table,) = (tmp_path / "cache").glob("*/*.arrow")
     whole = table.read_bytes()
     table.unlink()
     if kind == "pipe":
@@ -239,12 +241,11 @@ def test_something_else_in_the_place_of_a_table_is_not_waited_for(kind: str, tmp
 def test_a_table_under_the_name_of_another_is_made_again(tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", as_csv(ROWS))
     read(path)
-    (table,) = (tmp_path / "cache").glob("*.arrow")
+    (table,) = (tmp_path / "cache").glob("*/*.arrow")
     read(write(tmp_path / "other.csv", as_csv(list(reversed(ROWS)))))
-    (other,) = set((tmp_path / "cache").glob("*.arrow")) - {table}
-    key = table.name.split(".")[0]
-    other.rename(table.with_name(other.name.replace(other.name.split(".")[0], key)))
-    table.unlink()
+    (other,) = set((tmp_path / "cache").glob("*/*.arrow")) - {table}
+    shutil.rmtree(table.parent)
+    other.parent.rename(table.parent)
     assert read(path) == ROWS
 
 
@@ -253,7 +254,7 @@ def test_other_options_or_bytes_make_another_table(tmp_path: Path) -> None:
     read(path)
     read(path, quoting="none")
     read(write(path, "a,b\n1,3\n"))
-    assert len(list((tmp_path / "cache").glob("*.arrow"))) == 3
+    assert len(list((tmp_path / "cache").glob("*/*.arrow"))) == 3
 
 
 def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:

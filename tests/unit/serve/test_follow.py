@@ -15,8 +15,7 @@ from tunesmith.run.journal import Journal, encode_event, truncate_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ownership import RunLock
 from tunesmith.run.reader import peek_journal
-from tunesmith.serve.follow import LiveRun, make_panels
-from tunesmith.serve.watchers import encode_message
+from tunesmith.serve.watchers import LiveRun, encode_message, make_panels
 
 
 def write(path: Path, events) -> None:

@@ -13,8 +13,7 @@ import pytest
 
 from tunesmith.errors import ResourceError
 from tunesmith.run.layout import RunDir
-from tunesmith.serve.jobs import is_running, stop_run
-from tunesmith.serve.runs import RunIndex, status_of
+from tunesmith.serve.runs import RunIndex, is_running, status_of, stop_run
 from tunesmith.serve.security import load_token
 
 HOLD = """

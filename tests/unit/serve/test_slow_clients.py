@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from patience import patient
-from tunesmith.serve.protocol import HEADER_SECONDS
+from tunesmith.serve.server import HEADER_SECONDS
 
 pytestmark = pytest.mark.slow
 SOCKETS = 500

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from patience import patient
-from tunesmith.serve import bodies, protocol
+from tunesmith.serve import bodies, server
 
 CLASSIFY = "/runs/alpha/classify"
 
@@ -96,7 +96,7 @@ def test_a_body_that_comes_drop_by_drop_has_a_total_deadline(served, monkeypatch
 
 
 def test_headers_that_come_drop_by_drop_and_silent_sockets_are_dropped(served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
     slow = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(50)]
     try:
         end = time.monotonic() + patient(1.5)
@@ -126,7 +126,7 @@ def test_headers_that_come_drop_by_drop_and_silent_sockets_are_dropped(served, m
 def test_an_answer_that_nobody_reads_does_not_keep_a_connection(
     served, monkeypatch: pytest.MonkeyPatch, patience: float
 ) -> None:
-    monkeypatch.setattr(protocol, "UNREAD_SECONDS", patience)
+    monkeypatch.setattr(server, "UNREAD_SECONDS", patience)
     size = len(served.ask("GET", "/runs/alpha/report")[2])
     count = 12_000_000 // size
     with socket.socket() as raw:

@@ -12,7 +12,7 @@ from tiny_model import sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.errors import DataError
 from tunesmith.predict.tables import choose_column_names, read_predictions
-from tunesmith.reading.containers import read_prediction_columns
+from tunesmith.reading.row_cache import read_prediction_columns
 from tunesmith.report.compare import compare_runs
 from tunesmith.report.predictions import make_predictions
 

@@ -12,7 +12,7 @@ from torch.optim import adam
 
 from tiny_model import sentences, write_csv
 from tunesmith.errors import ResourceError
-from tunesmith.reading.containers import read_prediction_columns
+from tunesmith.reading.row_cache import read_prediction_columns
 
 
 def files(folder: Path, extra: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.metrics.calibration import MovedThresholds
-from tunesmith.reading.containers import read_prediction_columns
+from tunesmith.reading.row_cache import read_prediction_columns
 from tunesmith.session.from_config import Watch, finetune
 from tunesmith.session.repeats import each_run, run_repeats
 

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from datasets import Dataset, load_dataset
 from hypothesis import given, settings
@@ -21,9 +23,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from patience import patient
 from tunesmith.errors import ConfigError, DataError, ResourceError, WorkerError
+from tunesmith.reading.row_cache import RowCache, content_hash
 from tunesmith.run.sealed import MANIFEST
-from tunesmith.tokens import token_encoder, truncation
-from tunesmith.tokens.token_cache import TokenCache, content_hash
+from tunesmith.tokens import encoding_processes, token_encoder, truncation
+from tunesmith.tokens.encoding_processes import ChunkEncoder, make_token_rows
 from tunesmith.tokens.token_encoder import RustEncoder, call_within
 from tunesmith.tokens.tokenize import longest_allowed, tokenize
 
@@ -317,24 +320,25 @@ def test_a_kill_half_way_leaves_no_entry_and_the_next_run_cleans_up(tmp_path: Pa
 
 
 def test_the_entry_of_a_faster_process_is_used(pairs: Dataset, tmp_path: Path) -> None:
-    other = TokenCache(tmp_path / "other")
+    other = RowCache(tmp_path / "other")
 
-    def write(folder: Path) -> None:
-        pairs.map(lambda row: row, cache_file_name=str(folder / "rows.arrow"))
+    def batches() -> Iterator[Any]:
+        yield from pairs.data.table.to_batches()
 
-    def write_slowly(folder: Path) -> None:
-        write(folder)
-        other.build("k", write, lambda _: {"who": "faster"})
+    def write_slowly() -> Iterator[Any]:
+        yield from batches()
+        other.build("k", batches(), lambda: {"who": "faster"})
         (tmp_path / "other" / "k").rename(tmp_path / "ours" / "k")
 
-    _, facts = TokenCache(tmp_path / "ours").build("k", write_slowly, lambda _: {"who": "slower"})
-    assert facts["who"] == "faster"
+    built = RowCache(tmp_path / "ours").build("k", write_slowly(), lambda: {"who": "slower"})
+    assert built is not None
+    assert built.facts["who"] == "faster"
     assert [p.name for p in (tmp_path / "ours").iterdir()] == ["k"]
 
 
 def test_a_folder_that_cannot_be_written_is_a_resource_error(pairs: Dataset, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ResourceError, match="cannot write the tokenized rows"):
+    with pytest.raises(ResourceError, match="the cache of rows cannot be written"):
         tokenize(pairs, make_tokenizer(), ("first",), max_length=9, cache_dir=tmp_path / "file")
 
 
@@ -474,27 +478,35 @@ def test_roberta_and_trec(tmp_path: Path) -> None:
     assert json.dumps(got.truncated.by_side) == f"[{got.truncated.tokens_cut}]"
 
 
-@pytest.mark.parametrize("when", ["at once", "in the middle"])
-def test_a_worker_that_is_killed_ends_with_an_error_that_names_it_and_its_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+DIES = """
+import os, signal, sys
+from multiprocessing.connection import Connection
+pipe = Connection(int(sys.argv[1]))
+pipe.send(None)
+pipe.recv()
+pipe.recv()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_that_is_killed_ends_with_an_error_that_names_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tunesmith.tokens import tokenize as module
-
-    parent, plain = os.getpid(), module.note_rows
-
-    def note_and_die(folder: Path, indices: Sequence[int]) -> None:
-        if when == "in the middle":
-            plain(folder, indices)
-        if os.getpid() != parent and indices[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    monkeypatch.setattr(module, "note_rows", note_and_die)
-    data = Dataset.from_dict({"a": ["one two"] * 40})
-    with pytest.raises(WorkerError, match="a preprocessing worker died while it tokenized") as caught:
-        tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir=tmp_path, num_proc=2)
-    assert ("rows 1-20" in str(caught.value)) == (when == "in the middle")
+    data = Dataset.from_dict({"a": ["one two"] * 3000})
+    with monkeypatch.context() as patched:
+        patched.setattr(encoding_processes, "_PROGRAM", DIES)
+        patched.setattr(ChunkEncoder, "encode_here", wait_for_a_process)
+        with pytest.raises(WorkerError, match=r"a process that tokenized rows \d+ to \d+ of a chunk died") as caught:
+            tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir=tmp_path, num_proc=2)
     assert caught.value.exit_code == 7
-    monkeypatch.setattr(module, "note_rows", plain)
+    assert list(tmp_path.iterdir()) == []
     again = tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir=tmp_path, num_proc=2)
-    assert len(again.rows) == 40
-    assert not list(tmp_path.rglob("rows-of-worker-*"))
+    assert len(again.rows) == 3000
+
+
+def wait_for_a_process(self: ChunkEncoder, texts: list[list[str]]) -> Any:
+    """Encodes a piece only after a process has started: else a quick machine does all of them before."""
+    assert self._crew is not None
+    wait(self._crew.starting)
+    encoded = self._encoder.encode(texts)
+    return make_token_rows(encoded, has_types=True), np.zeros((len(encoded), 3), np.int32)

@@ -21,7 +21,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.events import StepDone
 from tunesmith.metrics.calibration import Temperature
 from tunesmith.predict.predictor import Predictor
-from tunesmith.reading.containers import read_prediction_columns
+from tunesmith.reading.row_cache import read_prediction_columns
 from tunesmith.session.from_config import finetune
 from tunesmith.tuning import best_model, tries
 from tunesmith.tuning.clock import Clock, TimeUp
