@@ -179,7 +179,7 @@ class Reactions:
         if progress.epoch_open:
             if progress.steps_in_epoch == 0:
                 trainer_log.warning(
-                    "not a single batch came out of the training set, stopping training at step "
+                    "the training set gave no batch, stopping training at step "
                     f"{trainer.state.global_step}! A stream that can be read once ends before max_steps."
                 )
                 trainer.control.should_training_stop = True
