@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from tunesmith.encoder.params import ADAPTER
+from tunesmith.encoder.families import ADAPTER
 from tunesmith.engine.state import TrainState, generator_states, restore_generators
 from tunesmith.engine.stopping import BestSoFar
 from tunesmith.errors import CheckpointError

@@ -14,7 +14,7 @@ import numpy as np
 from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_utils import has_length
 
-from tunesmith.encoder.params import has_adapters
+from tunesmith.encoder.families import has_adapters
 from tunesmith.errors import CheckpointError
 from tunesmith.events import Evaluated, Resumed, RowsEvaluated, RunStarted
 from tunesmith.keep.checkpoint import save_checkpoint, write_files

@@ -18,7 +18,7 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, defau
 from transformers.trainer_pt_utils import IterableDatasetShard
 from transformers.trainer_utils import has_length, seed_worker
 
-from tunesmith.encoder.params import inner_model
+from tunesmith.encoder.families import inner_model
 from tunesmith.errors import DataError
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.tokens.batches import Padding

@@ -22,7 +22,7 @@ from transformers.trainer_utils import TrainerMemoryTracker
 from transformers.utils import can_return_loss, find_labels
 from transformers.utils import logging as transformers_logging
 
-from tunesmith.encoder.params import inner_model
+from tunesmith.encoder.families import inner_model
 from tunesmith.engine.state import TrainState
 from tunesmith.errors import ConfigError
 from tunesmith.trainer import (

@@ -19,7 +19,7 @@ from huggingface_hub import ModelCard, metadata_load, metadata_save
 from safetensors.torch import save_file
 from transformers.modelcard import TrainingSummary
 
-from tunesmith.encoder.params import is_mixed
+from tunesmith.encoder.families import is_mixed
 from tunesmith.errors import ResourceError
 from tunesmith.keep.checkpoint import PIECES
 from tunesmith.keep.weight_files import WEIGHTS, contiguous, holds, is_weights
