@@ -72,7 +72,7 @@ class Material:
 def _prepare(key: Key, options: Mapping[str, Any] | None) -> Material:
     """`options`: of an earlier run with changes to them; else what the cause asks for."""
     from tunesmith.encoder.load import load_model
-    from tunesmith.encoder.params import freeze
+    from tunesmith.engine.optim import freeze
     from tunesmith.engine.state import seed_everything
     from tunesmith.ranks.runtime import make_runtime
     from tunesmith.tokens.batches import Padding

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from tunesmith.encoder.params import ADAPTER
+from tunesmith.encoder.families import ADAPTER
 from tunesmith.engine.state import TrainState, generator_states, restore_generators
 from tunesmith.engine.stopping import BestSoFar
 from tunesmith.errors import CheckpointError
@@ -225,7 +225,7 @@ def load_checkpoint(folder: Path, state: TrainState, *, settings: bool = True) -
     except (KeyError, IndexError, TypeError, ValueError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"does not hold a whole state: {error}", where=str(folder)) from error
+        raise CheckpointError(f"does not hold a complete state: {error}", where=str(folder)) from error
 
 
 def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, settings: bool) -> None:

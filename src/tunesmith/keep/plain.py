@@ -159,7 +159,7 @@ def unpack_optimizer(
     """
     missing = sorted(set(plain["tensors"]) ^ set(tensors))
     if missing:
-        raise CheckpointError(f"the optimizer's state is not whole: {', '.join(missing[:3])}", where=where)
+        raise CheckpointError(f"the optimizer's state is not complete: {', '.join(missing[:3])}", where=where)
     names = _names(optimizer)
     if names != plain["names"]:
         raise CheckpointError("the optimizer's parameters are not those of this run", where=where)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tunesmith.encoder.params import ADAPTER, adapter_files, has_adapters, trained_beside
+from tunesmith.encoder.families import ADAPTER, adapter_files, has_adapters, trained_beside
 from tunesmith.errors import CheckpointError, NumericsError
 from tunesmith.ranks.sharding import gathered, sharded_like
 from tunesmith.run.sealed import read_manifest

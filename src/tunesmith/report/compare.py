@@ -255,7 +255,7 @@ def _notes(
         notes.append("The runs differ in their seed alone: what differs between them is luck, not a setting.")
     if any(t.different for t in tests) and not names <= set(SEEDS):
         notes.append(
-            "One run a setting was seen. How much two seeds of one setting differ is taken from experience with other "
+            "Only one run of each setting was compared. How much two seeds of one setting differ is taken from other "
             "models: two or three seeds of each would show it for yours."
         )
     if any(t.split == "validation" and t.result is not None for t in tests):

@@ -205,9 +205,9 @@ def disk_error(error: OSError, path: Path, bytes_needed: int = 0) -> ResourceErr
         saved = any(path.parent.glob("checkpoint-*"))
     except OSError:
         saved = False
-    fix = "Make room, mend the disk or choose another folder, then give the same command again."
+    fix = "Free some space, repair the disk or choose another folder, then give the same command again."
     if saved:
-        fix = "Earlier checkpoints are intact: make room or mend the disk, then give the same command again."
+        fix = "Earlier checkpoints are intact: free some space or repair the disk, then give the same command again."
     return ResourceError(f"cannot be written: {kind} ({free}{needed})", where=str(path), fix=fix)
 
 

@@ -149,7 +149,7 @@ def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) ->
         )
     if isinstance(config.resume_from_checkpoint, str):
         problems.append(
-            "--resume_from_checkpoint FOLDER is not built in. Leave FOLDER out: the newest sound checkpoint is taken."
+            "--resume_from_checkpoint FOLDER is not built in. Leave FOLDER out: the newest intact checkpoint is used."
         )
     try:
         read_sharding(config.fsdp, config.fsdp_config)

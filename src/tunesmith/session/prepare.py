@@ -12,11 +12,10 @@ import numpy as np
 from tunesmith.audit.row_audit import require_clean, sort_findings
 from tunesmith.config.schema import RunConfig
 from tunesmith.encoder.load import LoadedModel, load_model, read_model_config
-from tunesmith.encoder.params import freeze
 from tunesmith.encoder.resolve import load_tokenizer, require_segments
 from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
 from tunesmith.engine.loop import require_agreement
-from tunesmith.engine.optim import make_optimizer
+from tunesmith.engine.optim import freeze, make_optimizer
 from tunesmith.engine.state import TrainState, make_deterministic, seed_everything
 from tunesmith.errors import ConfigError
 from tunesmith.fast.in_force import Strategies

@@ -15,8 +15,8 @@ from tunesmith.config.convert import AutoOnOff
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import Recipe, RunConfig
 from tunesmith.encoder.load import LoadedModel
-from tunesmith.encoder.params import count_layers, matrix_size
 from tunesmith.encoder.pooling import Pooling, last_linear, poolings_of, reads_linearly, set_pooling
+from tunesmith.engine.optim import count_layers, matrix_size
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.suite import Suite

@@ -21,7 +21,7 @@ from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, 
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.events import Saved
 from tunesmith.trainer.arguments import trainer_log
-from tunesmith.trainer.checkpoints import sealing_again
+from tunesmith.trainer.saving import sealing_again
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
@@ -179,7 +179,7 @@ class Reactions:
         if progress.epoch_open:
             if progress.steps_in_epoch == 0:
                 trainer_log.warning(
-                    "not a single batch came out of the training set, stopping training at step "
+                    "the training set gave no batch, stopping training at step "
                     f"{trainer.state.global_step}! A stream that can be read once ends before max_steps."
                 )
                 trainer.control.should_training_stop = True

@@ -1,5 +1,5 @@
-"""The run folder of a Trainer: checkpoints saved, removed, found, loaded, and sealed again where callbacks change them in
-`on_save`; the journal with the rows of each evaluation. Our sealed folders under transformers' names; no pickle.
+"""The run folder of a Trainer: checkpoints saved, removed, found and loaded; the journal with the rows of each evaluation. Our
+sealed folders under transformers' names; no pickle.
 """
 
 from __future__ import annotations
@@ -14,38 +14,33 @@ import numpy as np
 from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_utils import has_length
 
-from tunesmith.encoder.params import has_adapters
+from tunesmith.encoder.families import has_adapters
 from tunesmith.errors import CheckpointError
 from tunesmith.events import Evaluated, Resumed, RowsEvaluated, RunStarted
-from tunesmith.keep.checkpoint import PIECES, save_checkpoint, write_files
+from tunesmith.keep.checkpoint import save_checkpoint, write_files
 from tunesmith.keep.plain import to_plain
 from tunesmith.keep.record import RunRecord, newest_intact, rotate, verify_checkpoint
-from tunesmith.keep.weight_files import holds, is_weights, load_weights, weight_files, weight_names
-from tunesmith.ranks.sharding import is_sharded
+from tunesmith.keep.weight_files import load_weights, weight_files, weight_names
+from tunesmith.ranks.sharding import gathered_state, is_sharded
 from tunesmith.run.journal import LOST_JOURNAL, first_event, read_journal, require_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
 from tunesmith.run.ownership import start_ledger
 from tunesmith.run.sealed import (
-    CHANGED,
     MANIFEST,
-    manifest_bytes,
-    read_manifest,
     require_sealed,
     sweep,
     verify,
     write_sealed,
 )
-from tunesmith.run.writing import fsync_path, hash_file, write_file
+from tunesmith.run.writing import write_file
 from tunesmith.trainer.arguments import trainer_log
-from tunesmith.trainer.saving import TRAINER_STATE, gathering, save_companions, weights_to_save
 
 if TYPE_CHECKING:
     from tunesmith.labels import Task
     from tunesmith.trainer.facade import Trainer
     from tunesmith.trainer.training import TrainerRun
 
-SMALL = 16 << 20
-"""Bytes up to which a file is hashed again: it may have been rewritten within one tick of the disk's clock."""
+TRAINING_ARGS, TRAINER_STATE = "training_args.json", "trainer_state.json"
 
 
 def save_run(run: TrainerRun) -> None:
@@ -99,6 +94,35 @@ def _describe(trainer: Trainer, tmp: Path) -> None:
         model.config.save_pretrained(tmp)
     save_companions(trainer, tmp)
     trainer.state.save_to_json(str(tmp / TRAINER_STATE))
+
+
+def save_companions(trainer: Trainer, tmp: Path) -> None:
+    """Tokenizer and arguments, beside the weights, in a folder that is being written."""
+    tokenizer = trainer.processing_class
+    if tokenizer is None:
+        tokenizer = getattr(trainer.data_collator, "tokenizer", None)
+    if hasattr(tokenizer, "save_pretrained"):
+        tokenizer.save_pretrained(tmp)
+    write_file(tmp / TRAINING_ARGS, trainer.args.to_json_string().encode())
+
+
+@contextlib.contextmanager
+def gathering(trainer: Trainer) -> Iterator[None]:
+    """Inside, `weights_to_save` are the whole model on the main process, also where each process holds a part of it."""
+    if not is_sharded(trainer.model) or trainer._gathered is not None:
+        yield
+        return
+    trainer._gathered = gathered_state(trainer.model, keep=trainer.runtime.is_main)
+    try:
+        yield
+    finally:
+        trainer._gathered = None
+
+
+def weights_to_save(trainer: Trainer) -> dict[str, Any]:
+    """The weights as a save writes them."""
+    found: dict[str, Any] = trainer.model.state_dict() if trainer._gathered is None else trainer._gathered
+    return found
 
 
 def rotate_run(run: TrainerRun, *, at_end: bool = False) -> None:
@@ -159,61 +183,6 @@ def load_trainer_state(folder: Path) -> Any:
         )
         state.best_model_checkpoint = None
     return state
-
-
-@contextlib.contextmanager
-def sealing_again(folder: Path, model: Any) -> Iterator[None]:
-    """Inside, callbacks may change a checkpoint: it is sealed again afterwards, and the changed files are logged."""
-    manifest, before = read_manifest(folder), _marks(folder)
-    yield
-    if not folder.is_dir():
-        return
-    try:
-        changed = _changed_files(folder, manifest["files"], before)
-        if not changed:
-            return
-        same = not is_sharded(model) and holds(folder, model)
-        altered = [n for n in changed if n in (*PIECES, TRAINER_STATE) or (is_weights(n) and not same)]
-        _seal_again(folder, manifest, changed, altered)
-    except OSError as error:
-        trainer_log.warning("%s was changed by a callback and cannot be sealed again: %s", folder, error)
-        return
-    what = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
-    effect = f"; a resume from it is not exact because of {', '.join(altered)}" if altered else ""
-    trainer_log.warning("%s was changed by a callback and is sealed as it is now: %s%s", folder, what, effect)
-
-
-def _marks(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Size, inode and time of change of every file but the manifest."""
-    found = {str(path.relative_to(folder)): path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {name: (s.st_size, s.st_ino, s.st_mtime_ns) for name, s in found.items() if name != MANIFEST}
-
-
-def _changed_files(folder: Path, stored: dict[str, Any], before: dict[str, tuple[int, int, int]]) -> list[str]:
-    """Files that were added, changed or removed since these marks were taken."""
-    now = _marks(folder)
-
-    def same(name: str) -> bool:
-        if name not in now or name not in stored or now[name][0] != stored[name]["size"]:
-            return False
-        if now[name][0] <= SMALL:
-            return hash_file(folder / name) == str(stored[name]["sha256"])
-        return now[name] == before.get(name)
-
-    return sorted(name for name in now.keys() | stored.keys() if not same(name))
-
-
-def _seal_again(folder: Path, manifest: dict[str, Any], changed: list[str], altered: list[str]) -> None:
-    """Writes a manifest of the folder as it is now; it lists the `altered` files, which differ from what the run wrote."""
-    entries = {name: entry for name, entry in manifest["files"].items() if name not in changed}
-    for name, (size, _, _) in _marks(folder).items():
-        if name not in entries:
-            fsync_path(folder / name)
-            entries[name] = {"size": size, "sha256": hash_file(folder / name)}
-    meta = {k: v for k, v in manifest.items() if k not in ("format", "files")}
-    meta[CHANGED] = sorted({*meta.get(CHANGED, ()), *altered})
-    fsync_path(folder)
-    write_file(folder / MANIFEST, manifest_bytes(meta, entries))
 
 
 def require_room(run: RunDir, num_steps: int, *, saves: bool) -> None:

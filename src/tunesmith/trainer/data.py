@@ -18,7 +18,7 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, defau
 from transformers.trainer_pt_utils import IterableDatasetShard
 from transformers.trainer_utils import has_length, seed_worker
 
-from tunesmith.encoder.params import inner_model
+from tunesmith.encoder.families import inner_model
 from tunesmith.errors import DataError
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.tokens.batches import Padding
@@ -117,7 +117,10 @@ def make_dataloader(
         dataset = IterableDatasetShard(dataset, batch_size, drop_last, runtime.world, runtime.rank)
     if not isinstance(dataset, SentRows):  # whose rows come over the process group, which workers are not part of
         names = ("num_workers", "persistent_workers", "multiprocessing_context", "prefetch_factor", "in_order")
-        options |= {name: getattr(args, f"dataloader_{name}") for name in names}
+        given = {
+            name: f"dataloader_{name}" for name in names if hasattr(args, f"dataloader_{name}")
+        }  # transformers 5.5 lacks one
+        options |= {name: getattr(args, field) for name, field in given.items()}
         options["timeout"] = trainer.worker_timeout if args.dataloader_num_workers else 0
     sampler = None if streamed or sampler_fn is None else sampler_fn(dataset)
     if isinstance(sampler, (EpochBatches, RowBatches)):

@@ -22,7 +22,7 @@ from transformers.trainer_utils import TrainerMemoryTracker
 from transformers.utils import can_return_loss, find_labels
 from transformers.utils import logging as transformers_logging
 
-from tunesmith.encoder.params import inner_model
+from tunesmith.encoder.families import inner_model
 from tunesmith.engine.state import TrainState
 from tunesmith.errors import ConfigError
 from tunesmith.trainer import (
@@ -34,6 +34,7 @@ from tunesmith.trainer import (
     objective,
     saving,
     stepping,
+    uploads,
 )
 from tunesmith.trainer.training import TrainerRun, attempt_training
 from tunesmith.trainer.validation import check_arguments, check_overrides, refuse_combinations, require_head
@@ -66,8 +67,8 @@ class Trainer:
     create_optimizer, _get_learning_rate = stepping.create_optimizer, stepping.get_learning_rate
     save_model, _save, save_state = saving.save_model, saving.save_files, saving.save_state
     save_metrics, create_model_card = saving.save_metrics, saving.create_model_card
-    init_hf_repo, push_to_hub = saving.init_hf_repo, saving.push_to_hub
-    _push_from_checkpoint, _finish_current_push = saving.push_checkpoint, saving.finish_uploads
+    init_hf_repo, push_to_hub = uploads.init_hf_repo, uploads.push_to_hub
+    _push_from_checkpoint, _finish_current_push = uploads.push_checkpoint, uploads.finish_uploads
     _load_best_model = checkpoints.load_best_model
     add_callback, pop_callback = LibraryTrainer.add_callback, LibraryTrainer.pop_callback
     remove_callback = LibraryTrainer.remove_callback

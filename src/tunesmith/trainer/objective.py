@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tunesmith.encoder.params import inner_model
+from tunesmith.encoder.families import inner_model
 from tunesmith.engine.state import TrainState
 from tunesmith.engine.step import micro_step
 from tunesmith.errors import ConfigError

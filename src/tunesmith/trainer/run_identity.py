@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from tunesmith.encoder.params import has_adapters
+from tunesmith.encoder.families import has_adapters
 from tunesmith.engine.state import generators_untouched
 from tunesmith.keep.record import Identity, Wording, content_mark
 from tunesmith.ranks.sharding import gathered

@@ -25,9 +25,15 @@ from tunesmith.run.ownership import RunLock
 from tunesmith.run.sealed import read_manifest
 from tunesmith.trainer.arguments import Horizon, plan_from_arguments, trainer_log
 from tunesmith.trainer.callbacks import LoggedSums, Reactions, fresh_state, tell
-from tunesmith.trainer.checkpoints import find_checkpoint, load_trainer_state, open_journal, require_room, rotate_run
+from tunesmith.trainer.checkpoints import (
+    TRAINER_STATE,
+    find_checkpoint,
+    load_trainer_state,
+    open_journal,
+    require_room,
+    rotate_run,
+)
 from tunesmith.trainer.run_identity import WORDING, UsedRows, compare_used_rows, model_mark, trainer_identity
-from tunesmith.trainer.saving import TRAINER_STATE
 from tunesmith.trainer.stepping import choose_speed_ups, prepared_model, seed_for
 from tunesmith.trainer.validation import check_overrides, label_check, require_rows
 from tunesmith.trainer.windows import TrainWindows, naming_workers
@@ -287,5 +293,6 @@ class TrainerRun:
         if trainer.args.should_save:
             rotate_run(self, at_end=True)
         tell(trainer, "on_train_end")
-        trainer._finish_current_push()
+        if trainer.args.push_to_hub:
+            trainer._finish_current_push()
         return TrainOutput(state.global_step, loss, metrics)
