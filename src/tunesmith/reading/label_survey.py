@@ -179,8 +179,7 @@ def _as_names(cells: Any, known: list[str] | None, source: Source, column: str, 
         if pc.any(bad).as_py():
             at = pc.index(bad, True).as_py()
             problem = f"label id {cells[at].as_py()} is outside of 0 to {len(known) - 1} ({', '.join(known[:6])})"
-            fix = "Correct the id; -1 means unlabelled."
-            raise DataError(problem, where=source.where(row_of(at), column), fix=fix)
+            raise DataError(problem, where=source.where(row_of(at), column), fix="Correct the id; -1 means unlabelled.")
         padded = pa.array([*known, "-1"])
         return padded.take(pc.if_else(pc.equal(cells, -1), pa.scalar(len(known), kind), cells))
     if pa.types.is_floating(kind):
