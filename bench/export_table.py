@@ -55,7 +55,7 @@ def main() -> int:
 
 def rows_of(run: Path) -> tuple[Path, Any]:
     """A run and its rows."""
-    from tunesmith.export.evidence_rows import rows_of_run
+    from tunesmith.export.checked import rows_of_run
     from tunesmith.predict.facts import model_folder_of, read_facts
     from tunesmith.run.layout import RunDir
 
@@ -116,7 +116,7 @@ def make_family(folder: Path, name: str, count: int) -> tuple[Path, Any]:
     from transformers import AutoConfig, AutoModelForSequenceClassification, BertTokenizerFast, set_seed
 
     from tiny_model import WORDS, sentences
-    from tunesmith.export.evidence_rows import EvidenceRows
+    from tunesmith.export.checked import EvidenceRows
     from tunesmith.labels import LabelMap
     from tunesmith.predict.facts import ModelFacts
     from tunesmith.predict.predictor import Predictor

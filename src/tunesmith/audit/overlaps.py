@@ -134,25 +134,24 @@ def _leaks(
 
 
 def _repeats(split: str, exact: Ints, like: Ints, *, complete: bool) -> list[Finding]:
-    repeated, similar = _again(exact), _again(like)
-    found = []
-    near = similar & ~repeated
-    for code, rows, what in (
-        ("duplicate_rows", repeated, "repeat the text of an earlier row"),
-        ("near_duplicate_rows", near, "nearly repeat the text of an earlier row"),
-    ):
-        count = int(rows.sum())
-        if not count:
-            continue
-        many = code == "duplicate_rows" and count >= REPEAT_SHARE * len(rows) and len(rows) >= 20
-        severity: Severity = "warning" if many else "info"
-        least = "" if complete or code == "duplicate_rows" else "At least "
-        evidence = f"{least}{count:,} of {len(rows):,} {split} rows {what} (first: {_rows(_first(rows))})."
-        meant = "they are meant" if code == "duplicate_rows" else "the rows come from a template"
-        advice = (f"Remove the repeats unless {meant}: they weigh more than other rows.",)
-        numbers = {"split": split, "rows": count, "of": len(rows), "first_rows": _first(rows)}
-        found.append(Finding(code, severity, evidence, advice, numbers=numbers))
-    return found
+    repeated = _again(exact)
+    near = _again(like) & ~repeated
+    many = repeated.sum() >= REPEAT_SHARE * len(repeated) and len(repeated) >= 20
+    least = "" if complete else "At least "
+    advice = "Remove the repeats unless {}: they weigh more than other rows."
+    what, meant = "repeat the text of an earlier row", advice.format("they are meant")
+    found = [_of_rows("duplicate_rows", "warning" if many else "info", split, repeated, what, meant)]
+    what, meant = "nearly repeat the text of an earlier row", advice.format("the rows come from a template")
+    found.append(_of_rows("near_duplicate_rows", "info", split, near, what, meant, least))
+    return [finding for finding in found if finding.numbers["rows"]]
+
+
+def _of_rows(code: str, severity: Severity, split: str, rows: Ints, what: str, advice: str, least: str = "") -> Finding:
+    """A finding about the rows of a split for which `rows` is true."""
+    numbers = {"split": split, "rows": int(rows.sum()), "of": len(rows), "first_rows": _first(rows)}
+    first = _rows(numbers["first_rows"])
+    evidence = f"{least}{numbers['rows']:,} of {len(rows):,} {split} rows {what} (first: {first})."
+    return Finding(code, severity, evidence, (advice,), numbers=numbers)
 
 
 def _again(rows: Ints) -> Ints:
@@ -179,24 +178,17 @@ def _constant(split: str, rows: Ints, characters: Ints) -> list[Finding]:
     findings = []
     empty = (characters == 0).any(axis=1)
     if empty.any():
-        evidence = (
-            f"{int(empty.sum()):,} of {len(rows):,} {split} rows have an empty text (first: {_rows(_first(empty))})."
-        )
-        advice = ("Fill them in or remove them: a model can only guess there.",)
-        numbers = {"split": split, "rows": int(empty.sum()), "first_rows": _first(empty)}
-        findings.append(Finding("empty_text", "warning", evidence, advice, numbers=numbers))
+        advice = "Fill them in or remove them: a model can only guess there."
+        findings.append(_of_rows("empty_text", "warning", split, empty, "have an empty text", advice))
     for column in range(rows.shape[1]):
         texts, counts = np.unique(rows[:, column], return_counts=True)
         top = int(counts.max(initial=0))
-        if top < max(20, CONSTANT_SHARE * len(rows)):
-            continue
-        same = rows[:, column] == texts[counts.argmax()]
-        which = "" if rows.shape[1] == 1 else f" as text {column + 1}"
-        evidence = f"{top:,} of {len(rows):,} {split} rows have one and the same text{which} ({_rows(_first(same))})."
-        advice = ("Check that the text column is the right one, and whether this text is a placeholder.",)
-        numbers = {"split": split, "rows": top, "first_rows": _first(same)}
-        severity: Severity = "warning" if rows.shape[1] == 1 or top == len(rows) else "info"
-        findings.append(Finding("constant_text", severity, evidence, advice, numbers=numbers))
+        if top >= max(20, CONSTANT_SHARE * len(rows)):
+            same = rows[:, column] == texts[counts.argmax()]
+            what = "have one and the same text" + ("" if rows.shape[1] == 1 else f" as text {column + 1}")
+            advice = "Check that the text column is the right one, and whether this text is a placeholder."
+            severity: Severity = "warning" if rows.shape[1] == 1 or top == len(rows) else "info"
+            findings.append(_of_rows("constant_text", severity, split, same, what, advice))
     return findings
 
 
@@ -223,17 +215,11 @@ def _contradictions(rows: Mapping[str, Ints], ids: Mapping[str, Ints], labels: L
     for split, found in rows.items():
         here = wrong[at : at + len(found)]
         at += len(found)
-        count = int(here.sum())
-        if not count:
-            continue
-        evidence = (
-            f"{count:,} of {len(found):,} {split} rows have the same text as another row but {what} "
-            f"(first: {_rows(_first(here))})."
-        )
-        numbers = {"split": split, "rows": count, "first_rows": _first(here)}
-        severity: Severity = "warning" if count >= CONTRADICTION_SHARE * len(found) else "info"
-        advice = ("Decide which label is right: no model can get both.",)
-        findings.append(Finding("contradicting_labels", severity, evidence, advice, numbers=numbers))
+        if here.any():
+            severity: Severity = "warning" if here.sum() >= CONTRADICTION_SHARE * len(found) else "info"
+            text = f"have the same text as another row but {what}"
+            advice = "Decide which label is right: no model can get both."
+            findings.append(_of_rows("contradicting_labels", severity, split, here, text, advice))
     return findings
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tunesmith.bulk.places import file_system, is_remote
 from tunesmith.errors import DataError, ResourceError
-from tunesmith.reading.row_blocks import column_blocks, kind_of_rows
+from tunesmith.reading.row_blocks import column_blocks, fixed_runs, kind_of_rows
 
 UNIT_ROWS = 20_000
 """Rows of one unit, at the most."""
@@ -133,20 +133,3 @@ def _row_groups(file: InputFile) -> Iterator[Unit]:
     places = [(group, start) for group, size in enumerate(sizes) for start in range(0, size, UNIT_ROWS)]
     for number, (group, start) in enumerate(places):
         yield Unit(f"{file.name}-{number:05d}", partial(load, group, start))
-
-
-def fixed_runs(blocks: Iterator[dict[str, list[Any]]], size: int) -> Iterator[dict[str, list[Any]]]:
-    """The same rows in runs of `size`, however the reader cut them."""
-    held: dict[str, list[Any]] = {}
-    rows = 0
-    for block in blocks:
-        count = len(next(iter(block.values()), []))
-        for name in {**held, **block}:
-            held.setdefault(name, [None] * rows).extend(block.get(name, [None] * count))
-        rows += count
-        while rows >= size:
-            yield {name: values[:size] for name, values in held.items()}
-            held = {name: values[size:] for name, values in held.items()}
-            rows -= size
-    if rows:
-        yield held

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tunesmith.bulk.places import Place
-from tunesmith.bulk.units import UNIT_ROWS, InputFile, Unit, fixed_runs, units_of
+from tunesmith.bulk.units import UNIT_ROWS, InputFile, Unit, units_of
 from tunesmith.errors import CheckpointError, DataError
 from tunesmith.files import BadFile, parse_json
 from tunesmith.predict.facts import model_folder_of
@@ -32,7 +30,7 @@ from tunesmith.predict.tables import (
     list_answers,
     probabilities_of,
 )
-from tunesmith.reading.row_blocks import kind_of_rows, read_stdin
+from tunesmith.reading.row_blocks import fixed_runs, kind_of_rows, read_stdin
 from tunesmith.run.remembered import known_hash
 
 JOB_FILE = "job.json"
@@ -202,12 +200,11 @@ def _check_texts(texts: list[list[Any]], names: tuple[str, ...], where: str, *, 
 def read_whole(given: str, reading: dict[str, Any]) -> dict[str, list[Any]]:
     """All columns of one file, or of stdin."""
     if given == "-":
-        rows = read_stdin(**reading)
-        return {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
+        return read_stdin(**reading)
     kind, gzipped = kind_of_rows(Path(given))
     units = units_of(InputFile(given, Path(given).stem, kind, gzipped), **reading)
     blocks = (unit.load() if kind != "parquet" else unit.load().to_pydict() for unit in units)
-    columns = next(fixed_runs(blocks, sys.maxsize), None)
+    columns = next(fixed_runs(blocks), None)
     if columns is None:
         raise DataError("has no rows", where=given)
     return columns

@@ -27,8 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.cli.console import quiet_libraries
     from tunesmith.encoder.model_files import read_config_file
     from tunesmith.errors import ConfigError
-    from tunesmith.export.checked import Tolerance, table_of
-    from tunesmith.export.evidence_rows import rows_of_files, rows_of_run
+    from tunesmith.export.checked import Tolerance, rows_of_files, rows_of_run, table_of
     from tunesmith.export.exporting import export_model_to
     from tunesmith.predict.facts import model_folder_of, read_facts
     from tunesmith.run.layout import RunDir

@@ -128,14 +128,7 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
 
 def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.cli.console import Console
-    from tunesmith.predict.tables import (
-        check_cells,
-        choose_column_names,
-        describe_renaming,
-        list_answers,
-        write_delimited,
-        write_table,
-    )
+    from tunesmith.predict.tables import check_cells, choose_column_names, describe_renaming, list_answers
     from tunesmith.reading.load import read_unlabelled
 
     console = Console()
@@ -158,18 +151,13 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     columns: dict[str, Any] = {name: source.dataset[name][:] for name in source.column_names}
     answers = answer_columns(probabilities_of(logits, labels.task), labels, args.top_k)
     columns |= dict(zip(names, answers, strict=True))
-    if output is None:
-        write_delimited(print_data(sys.stdout), columns, ",")
-        return 0
-    write_table(output, columns)
-    print(f"{args.output}: {len(logits):,} rows", file=sys.stderr)
-    return 0
+    return _write_rows(output, columns)
 
 
 def _predict_plain(facts: Any, args: argparse.Namespace) -> int:
     """Rows of a file for an exported folder: needs no package that the graph does not need."""
     from tunesmith.bulk.work import label_columns, read_whole
-    from tunesmith.predict.tables import check_cells, write_delimited, write_table
+    from tunesmith.predict.tables import check_cells
 
     options = reading_options(args)
     empty = options.pop("allow_empty_text")
@@ -179,11 +167,17 @@ def _predict_plain(facts: Any, args: argparse.Namespace) -> int:
     columns = read_whole(args.input, options)
     check_cells(output, columns)
     columns = label_columns(load_predictor(args), columns, tuple(asked or ("text",)), args.top_k, allow_empty=empty)
+    return _write_rows(output, columns)
+
+
+def _write_rows(output: Path | None, columns: dict[str, Any]) -> int:
+    from tunesmith.predict.tables import write_delimited, write_table
+
     if output is None:
         write_delimited(print_data(sys.stdout), columns, ",")
     else:
         write_table(output, columns)
-        print(f"{args.output}: {len(next(iter(columns.values()))):,} rows", file=sys.stderr)
+        print(f"{output}: {len(next(iter(columns.values()))):,} rows", file=sys.stderr)
     return 0
 
 
@@ -194,8 +188,7 @@ def _source(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
         return Path(args.input), options
     from tunesmith.reading.row_blocks import read_stdin
 
-    rows = read_stdin(**{name: options.pop(name) for name in ("encoding", "delimiter", "quoting")})
-    return rows, options
+    return read_stdin(**{name: options.pop(name) for name in ("encoding", "delimiter", "quoting")}), options
 
 
 def is_bulk(args: argparse.Namespace) -> bool:

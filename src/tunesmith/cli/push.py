@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import re
+from pathlib import Path
 
 from tunesmith.cli.parser import add_flag
+from tunesmith.encoder.model_files import read_config_file
+from tunesmith.errors import ConfigError, ResourceError, short_text
+from tunesmith.predict.facts import is_graph_folder, model_folder_of, read_facts, read_graph_facts
+
+LOADING = """
+## How to load
+
+{runtime}```python
+from huggingface_hub import snapshot_download
+from tunesmith import Predictor
+
+Predictor.load(snapshot_download("{repo}")).predict({example})
+```
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +33,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Uploads and prints the address; gives the exit code."""
-    from tunesmith.predict.upload import push_model
-
     print(push_model(args.run, args.repo, private=args.private, revision=args.revision))
     return 0
+
+
+def push_model(path: str | Path, repo: str, *, private: bool = False, revision: str | None = None) -> str:
+    """Uploads every file of the folder; the address of the commit. The token is the one `hf auth login` keeps."""
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        raise ConfigError(f"{repo!r} is not the name of a repository", fix="Give user/name.")
+    folder = model_folder_of(path).folder
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != "README.md")
+    text = _card_for(folder, repo)
+    operations = [CommitOperationAdd(p.relative_to(folder).as_posix(), str(p)) for p in files]
+    operations.append(CommitOperationAdd("README.md", text.encode()))
+    api = HfApi()
+    try:
+        made = api.create_repo(repo, private=private, exist_ok=True)
+        done = api.create_commit(made.repo_id, operations, commit_message="Upload from tunesmith", revision=revision)
+    except (HfHubHTTPError, OSError) as error:
+        problem = f"the Hub refused or could not be reached ({short_text(error)})"
+        fix = "Log in with `hf auth login`, and check the name and the network."
+        raise ResourceError(problem, where=repo, fix=fix) from None
+    return str(done.commit_url)
+
+
+def _card_for(folder: Path, repo: str) -> str:
+    """The card of the folder with the repository in the place of the folder, and how to load it from there."""
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else f"# {repo.partition('/')[2]}\n"
+    columns = read_facts(folder, read_config_file(folder)).text_columns
+    example = '[("...", "...")]' if columns is not None and len(columns) == 2 else '["..."]'
+    if is_graph_folder(folder):
+        text, runtime = text.partition("## Use\n")[0], f"{read_graph_facts(folder).installing}\n\n"
+    else:
+        text, runtime = text.replace('"text-classification", "model")', f'"text-classification", "{repo}")'), ""
+    return text.rstrip() + "\n" + LOADING.format(repo=repo, example=example, runtime=runtime)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from tunesmith.config.convert import Range, read_duration, schedule_problems
 from tunesmith.config.schema import PATH_OPTIONS, RunConfig, list_options
@@ -19,19 +18,8 @@ DATA_SOURCES = ("train_file", "task_name", "dataset_name")
 """The options that say where training rows come from: a run has one of them."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong with the option `name` (the one to change), and what to do."""
-
-    name: str
-    text: str
-    fix: str | None = None
-
-    def line(self, wheres: Mapping[str, str]) -> str:
-        """The one line a person reads: where the option was given, what is wrong, what to do."""
-        where = wheres.get(self.name)
-        start = self.name if where is None else where if where.startswith("--") else f"{where}: {self.name}"
-        return f"{start}: {self.text}" + (f". {self.fix}" if self.fix else "")
+Problem = tuple[str, str, str]
+"""The option to change, what is wrong with it, and what to do."""
 
 
 def find_problems(
@@ -51,7 +39,15 @@ def find_problems(
         *_check_saving(config),
         *_check_paths(config),
     ]
-    return tuple(problem.line(wheres or {}) for problem in problems)
+    return tuple(_line(problem, wheres or {}) for problem in problems)
+
+
+def _line(problem: Problem, wheres: Mapping[str, str]) -> str:
+    """Where the option was given, what is wrong, what to do."""
+    name, text, fix = problem
+    where = wheres.get(name)
+    start = name if where is None else where if where.startswith("--") else f"{where}: {name}"
+    return f"{start}: {text}" + (f". {fix}" if fix else "")
 
 
 def _check_ranges(config: RunConfig) -> Iterator[Problem]:
@@ -59,17 +55,17 @@ def _check_ranges(config: RunConfig) -> Iterator[Problem]:
         value, limits = getattr(config, name), option.range
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             for text, fix in _range_problems(value, limits, option.default):
-                yield Problem(name, text, fix)
+                yield name, text, fix
     if config.max_steps == 0 or config.max_steps < -1:
-        yield Problem("max_steps", f"{config.max_steps} is not a number of steps", "Use 1 or more, or -1 for epochs")
+        yield "max_steps", f"{config.max_steps} is not a number of steps", "Use 1 or more, or -1 for epochs"
     if config.time_budget is not None:
         try:
             read_duration(config.time_budget)
         except ValueError as error:
-            yield Problem("time_budget", str(error))
+            yield "time_budget", str(error), ""
     decay = config.decided.layerwise_lr_decay
     if decay > 1:
-        yield Problem("layerwise_lr_decay", f"{decay} is above 1", "Use a value such as 0.9")
+        yield "layerwise_lr_decay", f"{decay} is above 1", "Use a value such as 0.9"
 
 
 def _range_problems(value: int | float, limits: Range, default: float | None) -> Iterator[tuple[str, str]]:
@@ -91,63 +87,60 @@ def _range_problems(value: int | float, limits: Range, default: float | None) ->
 def _check_sources(config: RunConfig, *, need_data: bool) -> Iterator[Problem]:
     given = [name for name in DATA_SOURCES if getattr(config, name) is not None]
     if len(given) > 1:
-        yield Problem(given[1], f"cannot be used together with {given[0]}", "Give one source of training rows")
+        yield given[1], f"cannot be used together with {given[0]}", "Give one source of training rows"
     if need_data and not given:
         fix = "Use --train_file FILE, --task_name mrpc or --dataset_name NAME"
-        yield Problem("train_file", "no training rows are given", fix)
+        yield "train_file", "no training rows are given", fix
     if config.dataset_config_name is not None and config.dataset_name is None:
-        yield Problem("dataset_config_name", "needs dataset_name", "Add --dataset_name glue, for example")
+        yield "dataset_config_name", "needs dataset_name", "Add --dataset_name glue, for example"
     for name in ("train_split_name", "validation_split_name", "test_split_name"):
         if getattr(config, name) is not None and config.train_file is not None:
-            yield Problem(name, "has no meaning for files", "It names a split of task_name or dataset_name")
+            yield name, "has no meaning for files", "It names a split of task_name or dataset_name"
     files = {config.train_file: "train_file"} if config.train_file else {}
     for name in ("validation_file", "test_file"):
         path = getattr(config, name)
         if path is not None and path in files:
-            problem = f"is the same file as {files[path]}"
-            yield Problem(name, problem, "A score on training rows says nothing: use other rows")
+            yield name, f"is the same file as {files[path]}", "A score on training rows says nothing: use other rows"
         elif path is not None:
             files[path] = name
 
 
 def _check_folds(config: RunConfig) -> Iterator[Problem]:
     if config.fold is not None and (config.folds is None or config.fold > config.folds):
-        fix = "Give --folds, and a fold up to it"
-        yield Problem("fold", f"there is no fold {config.fold} of {config.folds or 0}", fix)
+        yield "fold", f"there is no fold {config.fold} of {config.folds or 0}", "Give --folds, and a fold up to it"
     if config.folds is not None and config.validation_file is not None:
-        yield Problem("folds", "makes its own validation rows, and a validation_file is given", "Give one of them")
+        yield "folds", "makes its own validation rows, and a validation_file is given", "Give one of them"
 
 
 def _check_best(config: RunConfig) -> Iterator[Problem]:
     several = "," in (config.model_name_or_path or "")
     if config.recipe != "best":
         if several:
-            yield Problem("model_name_or_path", "names several models", "Give one, or add --recipe best")
+            yield "model_name_or_path", "names several models", "Give one, or add --recipe best"
         return
     if config.time_budget is None:
-        yield Problem("recipe", "best needs a time_budget", "Add --time_budget 20m, for example")
+        yield "recipe", "best needs a time_budget", "Add --time_budget 20m, for example"
     given = [name for name, usual in (("folds", None), ("fold", None), ("seeds", 1)) if getattr(config, name) != usual]
     for name in given:
-        yield Problem(name, "cannot be used together with recipe best, which makes its own folds", "Leave it out")
+        yield name, "cannot be used together with recipe best, which makes its own folds", "Leave it out"
     if config.resume_from_checkpoint:
-        yield Problem("resume_from_checkpoint", "has no meaning for recipe best", "The same command resumes by itself")
+        yield "resume_from_checkpoint", "has no meaning for recipe best", "The same command resumes by itself"
 
 
 def _check_columns(config: RunConfig) -> Iterator[Problem]:
     names = config.text_column_names
     if names is not None and not 1 <= len(names) <= 2:
-        yield Problem("text_column_names", f"{len(names)} columns are named", "Name one, or two for a sentence pair")
+        yield "text_column_names", f"{len(names)} columns are named", "Name one, or two for a sentence pair"
     if names is not None and len(set(names)) < len(names):
-        yield Problem("text_column_names", f"{names[0]!r} is named twice", "Name two different columns")
+        yield "text_column_names", f"{names[0]!r} is named twice", "Name two different columns"
     if config.label_column_name is not None and config.label_column_name in (names or ()):
-        yield Problem("label_column_name", f"{config.label_column_name!r} is also a text column", "Name another column")
+        yield "label_column_name", f"{config.label_column_name!r} is also a text column", "Name another column"
     labels = config.label_names
     if labels is not None and len(set(labels)) < len(labels):
         twice = Counter(labels).most_common(1)[0][0]
-        yield Problem("label_names", f"{twice!r} is named twice", "Name each label once")
+        yield "label_names", f"{twice!r} is named twice", "Name each label once"
     if config.delimiter is not None and len(config.delimiter) != 1:
-        fix = "Use one, or comma, tab, semicolon, pipe"
-        yield Problem("delimiter", f"{config.delimiter!r} is not one character", fix)
+        yield "delimiter", f"{config.delimiter!r} is not one character", "Use one, or comma, tab, semicolon, pipe"
     yield from _check_encoding(config)
     yield from _check_class_weights(config)
 
@@ -162,7 +155,7 @@ def _check_encoding(config: RunConfig) -> Iterator[Problem]:
     except LookupError:
         known = ("utf-8", "utf-16", "latin-1", "cp1252", "shift_jis", "gb18030", "ascii")
         fix = did_you_mean(config.encoding, known) or "Use a name such as utf-8 or cp1252"
-        yield Problem("encoding", f"{config.encoding!r} is not a known encoding", fix)
+        yield "encoding", f"{config.encoding!r} is not a known encoding", fix
 
 
 def _check_class_weights(config: RunConfig) -> Iterator[Problem]:
@@ -170,14 +163,13 @@ def _check_class_weights(config: RunConfig) -> Iterator[Problem]:
     if weights is None:
         return
     if config.do_regression:
-        yield Problem("class_weights", "has no meaning for regression", "Leave it out")
+        yield "class_weights", "has no meaning for regression", "Leave it out"
     if weights == "balanced":
         return
     if any(weight <= 0 for weight in weights):
-        yield Problem("class_weights", f"{min(weights)} is not above 0", "Give each label a positive weight")
+        yield "class_weights", f"{min(weights)} is not above 0", "Give each label a positive weight"
     if config.label_names is not None and len(weights) != len(config.label_names):
-        fix = "Give one for each"
-        yield Problem("class_weights", f"{len(weights)} weights for {len(config.label_names)} labels", fix)
+        yield "class_weights", f"{len(weights)} weights for {len(config.label_names)} labels", "Give one for each"
 
 
 def _check_metrics(config: RunConfig) -> Iterator[Problem]:
@@ -194,72 +186,69 @@ def _check_metrics(config: RunConfig) -> Iterator[Problem]:
     if best not in (*metric_names(), "loss"):
         yield _unknown_metric("metric_for_best_model", best, (*metric_names(), "loss"))
     elif config.metric_name is not None and best != "loss" and best not in config.metric_name:
-        yield Problem("metric_for_best_model", f"{best} is not among metric_name", f"Add {best} to metric_name")
+        yield "metric_for_best_model", f"{best} is not among metric_name", f"Add {best} to metric_name"
 
 
 def _unknown_metric(option: str, name: str, known: tuple[str, ...]) -> Problem:
     from tunesmith.metrics.suite import metric_aliases
 
     near = did_you_mean(name, (*known, *metric_aliases()))
-    return Problem(option, f"{name!r} is not a metric", near or f"Use one of {', '.join(known)}")
+    return (option, f"{name!r} is not a metric", near or f"Use one of {', '.join(known)}")
 
 
 def _check_evaluation(config: RunConfig) -> Iterator[Problem]:
     if config.eval_strategy == "steps" and config.eval_steps is None and config.logging_steps is None:
-        yield Problem("eval_steps", "eval_strategy steps needs a number of steps", "Add eval_steps, such as 500")
+        yield "eval_steps", "eval_strategy steps needs a number of steps", "Add eval_steps, such as 500"
     no_rows = config.validation_file is None and config.train_file is not None and config.validation_split_fraction == 0
     why = "eval_strategy is no" if config.eval_strategy == "no" else "there is no evaluation set" if no_rows else None
     if why is None:
         return
     if config.eval_strategy not in (None, "no"):
-        yield Problem("eval_strategy", f"is {config.eval_strategy}, but {why}", "Give validation_file")
+        yield "eval_strategy", f"is {config.eval_strategy}, but {why}", "Give validation_file"
     fix = "Set eval_strategy to epoch or steps" if config.eval_strategy == "no" else "Give validation_file"
     if config.load_best_model_at_end:
-        yield Problem("load_best_model_at_end", f"needs evaluations, but {why}", fix)
+        yield "load_best_model_at_end", f"needs evaluations, but {why}", fix
     if config.early_stopping_patience is not None:
-        yield Problem("early_stopping_patience", f"needs evaluations, but {why}", fix)
+        yield "early_stopping_patience", f"needs evaluations, but {why}", fix
     if config.save_strategy == "best":
-        yield Problem("save_strategy", f"best needs evaluations, but {why}", fix)
+        yield "save_strategy", f"best needs evaluations, but {why}", fix
 
 
 def _check_batches(config: RunConfig) -> Iterator[Problem]:
     if config.token_budget is not None:
         longest = config.max_seq_length
         if longest is not None and config.token_budget < longest:
-            fix = "Raise it"
-            yield Problem("token_budget", f"{config.token_budget} is too small for one row of {longest} tokens", fix)
+            yield "token_budget", f"{config.token_budget} is too small for one row of {longest} tokens", "Raise it"
         if config.train_sampling_strategy == "sequential":
-            problem = "sorts rows, so it contradicts train_sampling_strategy sequential"
-            yield Problem("token_budget", problem, "Give one")
+            yield "token_budget", "sorts rows, so it contradicts train_sampling_strategy sequential", "Give one"
         if config.decided.num_train_epochs > 10_000:
-            yield Problem("num_train_epochs", "is above 10000 with token_budget, which counts each epoch", "Lower it")
+            yield "num_train_epochs", "is above 10000 with token_budget, which counts each epoch", "Lower it"
     if config.pad_to_max_length and config.padding_free == "on":
-        yield Problem("padding_free", "on contradicts pad_to_max_length", "Give one of them")
+        yield "padding_free", "on contradicts pad_to_max_length", "Give one of them"
 
 
 def _check_engine(config: RunConfig) -> Iterator[Problem]:
     if config.bf16 and config.fp16:
-        yield Problem("fp16", "cannot be used together with bf16", "Give one of them; bf16 where the GPU has it")
+        yield "fp16", "cannot be used together with bf16", "Give one of them; bf16 where the GPU has it"
     if config.torch_compile and config.cuda_graphs == "on":
-        yield Problem("cuda_graphs", "on cannot be used together with torch_compile", "Give one of them")
+        yield "cuda_graphs", "on cannot be used together with torch_compile", "Give one of them"
     if config.use_cpu and config.cuda_graphs == "on":
-        yield Problem("cuda_graphs", "on needs a GPU, but use_cpu is set", "Leave one of them out")
+        yield "cuda_graphs", "on needs a GPU, but use_cpu is set", "Leave one of them out"
     options = (config.lr_scheduler_type, config.lr_scheduler_kwargs, config.decided.learning_rate)
     for text, fix in schedule_problems(*options):
-        yield Problem("lr_scheduler_kwargs", text, fix)
+        yield "lr_scheduler_kwargs", text, fix
 
 
 def _check_saving(config: RunConfig) -> Iterator[Problem]:
     if config.weights_only and not config.resume_from_checkpoint:
-        yield Problem("weights_only", "needs resume_from_checkpoint", "Add --resume_from_checkpoint")
+        yield "weights_only", "needs resume_from_checkpoint", "Add --resume_from_checkpoint"
     if config.save_strategy == "no" and config.load_best_model_at_end:
-        problem = "needs checkpoints, but save_strategy is no"
-        yield Problem("load_best_model_at_end", problem, "Set save_strategy to epoch")
+        yield "load_best_model_at_end", "needs checkpoints, but save_strategy is no", "Set save_strategy to epoch"
     trackers = ("none", "all", "tensorboard", "wandb", "trackio", "mlflow")
     for name in config.report_to:
         if name not in trackers:
             fix = did_you_mean(name, trackers) or f"Use one of {', '.join(trackers)}"
-            yield Problem("report_to", f"{name!r} is not a known tracker", fix)
+            yield "report_to", f"{name!r} is not a known tracker", fix
 
 
 def _check_paths(config: RunConfig) -> Iterator[Problem]:
@@ -268,15 +257,15 @@ def _check_paths(config: RunConfig) -> Iterator[Problem]:
         value = getattr(config, name)
         texts = (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
         if any(isinstance(text, str) and not _is_text(text) for text in texts):
-            yield Problem(name, "is not UTF-8 text, or holds a NUL character", "Use another name")
+            yield name, "is not UTF-8 text, or holds a NUL character", "Use another name"
         elif name in PATH_OPTIONS and isinstance(value, str) and value.startswith("~"):
-            yield Problem(name, f"{value.split('/')[0]} is not a home folder", "Write the path out, or ./~name")
+            yield name, f"{value.split('/')[0]} is not a home folder", "Write the path out, or ./~name"
     asked = config.run_name
     if asked is None or config.output_dir is not None:
         return
     if not asked.strip() or asked in (".", "..") or any(c in "/\\" or not c.isprintable() for c in asked):
         fix = "Use one name without slashes, or say where the folder goes with --output_dir"
-        yield Problem("run_name", f"{asked!r} cannot be the name of a folder in runs/", fix)
+        yield "run_name", f"{asked!r} cannot be the name of a folder in runs/", fix
 
 
 def _is_text(text: str) -> bool:

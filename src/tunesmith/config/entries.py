@@ -119,7 +119,8 @@ def _read_json(text: str, file: str) -> FileEntries:
     entries: dict[str, Entry] = {}
     at = 0
     for name, value in pairs:
-        found = re.compile(rf"{re.escape(json.dumps(name, ensure_ascii=False))}\s*:\s*").search(text, at)
+        spelt = "|".join(re.escape(json.dumps(name, ensure_ascii=escaped)) for escaped in (False, True))
+        found = re.compile(rf"(?:{spelt})\s*:\s*").search(text, at)
         start, at = found.span() if found is not None else (at, at)
         where = f"{file}:{_place(text, start)}"
         try:

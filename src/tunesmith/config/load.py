@@ -79,25 +79,19 @@ SHORT_NAMES: dict[str, str] = {
 """What people write first -> the name they mean. Only a hint: these are not accepted."""
 
 
-@dataclass(frozen=True)
-class Renamed:
-    """The result of renaming. `name` is None if the option is no longer used; `note` is printed behind the old name."""
+def _rename(name: str, value: Any) -> tuple[str | None, Any, str | None]:
+    """The present name of an option (None if it is no longer used), its value, and a note about an old name.
 
-    name: str | None
-    value: Any = None
-    note: str | None = None
-
-
-def rename(name: str, value: Any) -> Renamed:
-    """The present name and value of an option, with a note where the name is old. A ValueError says what is not possible."""
+    A ValueError says what is not possible.
+    """
     if name in REFUSED:
         if not value or (isinstance(value, str) and WORDS.get(value.lower()) is False):
-            return Renamed(None)
+            return None, value, None
         raise ValueError(REFUSED[name])
     if name in IGNORED:
-        return Renamed(None, note=f"is ignored: {IGNORED[name]}")
+        return None, value, f"is ignored: {IGNORED[name]}"
     if name not in RENAMED:
-        return Renamed(name, value)
+        return name, value, None
     new = RENAMED[name]
     note = None if name in SILENT_ALIASES else f"is an old name: use {new}"
     if name == "group_by_length":
@@ -105,7 +99,7 @@ def rename(name: str, value: Any) -> Renamed:
         note = f"is an old name: use {new}, here with the value {value}"
     elif name == "warmup_ratio":
         value = _ratio(value)
-    return Renamed(new, value, note)
+    return new, value, note
 
 
 def suggest(name: str, known: tuple[str, ...]) -> str | None:
@@ -176,20 +170,19 @@ def resolve(entries: Iterable[Entry]) -> Resolved:
     problems: list[str] = []
     for entry in entries:
         try:
-            renamed = rename(entry.name, entry.value)
-            if renamed.note is not None:
-                notes.append(f"{_start(entry)} {renamed.note}")
-            if renamed.name is None:
+            name, value, note = _rename(entry.name, entry.value)
+            if note is not None:
+                notes.append(f"{_start(entry)} {note}")
+            if name is None:
                 continue
-            value = _convert(renamed.name, renamed.value)
+            value = _convert(name, value)
         except ValueError as error:
             problems.append(f"{_start(entry)}: {error}")
             continue
-        if renamed.name in values:
-            before = wheres[renamed.name]
-            problems.append(f"{entry.where}: {renamed.name} is already given at {before}. Keep one of them")
-        values[renamed.name] = value
-        wheres[renamed.name] = entry.where
+        if name in values:
+            problems.append(f"{entry.where}: {name} is already given at {wheres[name]}. Keep one of them")
+        values[name] = value
+        wheres[name] = entry.where
     return Resolved(values, wheres, tuple(notes), tuple(problems))
 
 

@@ -5,6 +5,7 @@ The string under a field is its only help text: `--help`, the reference page and
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable
@@ -169,24 +170,10 @@ def dump_config(config: RunConfig, *, only: Iterable[str] | None = None, header:
 
 
 def dump_value(value: Any) -> str:
-    """One value as YAML on one line. Text is always quoted, so that no reader takes it for something else."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(dump_value(item) for item in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_quote(str(k))}: {dump_value(v)}" for k, v in value.items()) + "}"
-    return _quote(value) if isinstance(value, str) else repr(value)
-
-
-def _quote(text: str) -> str:
-    return '"' + "".join(map(_escape, text)) + '"'
+    """One value as YAML on one line, written as JSON, which YAML reads: text is quoted, so that no reader converts it."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(char if char.isprintable() and char != "\ufeff" else _escape(char) for char in text)
 
 
 def _escape(char: str) -> str:
-    short = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n"}
-    if char in short or (char.isprintable() and char != "\ufeff"):
-        return short.get(char, char)
     return f"\\U{ord(char):08x}" if ord(char) > 0xFFFF else f"\\u{ord(char):04x}"

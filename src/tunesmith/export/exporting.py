@@ -16,6 +16,7 @@ from tunesmith.encoder.onnx_graph import write_onnx
 from tunesmith.errors import ConfigError, NumericsError
 from tunesmith.export.checked import (
     Checked,
+    EvidenceRows,
     Tolerance,
     check_float,
     check_quantised,
@@ -23,7 +24,6 @@ from tunesmith.export.checked import (
     rows_per_second,
     table_of,
 )
-from tunesmith.export.evidence_rows import EvidenceRows
 from tunesmith.export.folder_card import export_card, runtime_requirements
 from tunesmith.export.quantised import Feed, candidates, strip_shapes
 from tunesmith.predict.facts import GraphFacts, ModelFacts, describe_model, model_folder_of

@@ -148,12 +148,14 @@ def encode_lists(source: Source, column: str, values: Sequence[str]) -> Any:
     if column not in source.column_names:
         return _as_arrow(np.full((source.dataset.num_rows, len(values)), np.nan))
     hot = np.zeros((source.dataset.num_rows, len(values)), dtype=np.float32)
+    start = 0
     for batch in label_batches(source, column):
         if batch.column.null_count:
-            row = batch.start + pc.index(pc.is_null(batch.column), True).as_py()
+            row = start + pc.index(pc.is_null(batch.column), True).as_py()
             raise DataError("the list of labels is missing", where=source.where(row, column), fix="Use [] for none.")
+        start += len(batch.column)
         ids = pc.index_in(batch.names, value_set=pa.array(values, pa.string())).to_numpy(zero_copy_only=False)
-        hot[batch.start + batch.parents.astype(np.int64), ids.astype(np.int64)] = 1.0
+        hot[batch.rows, ids.astype(np.int64)] = 1.0
     return _as_arrow(hot)
 
 

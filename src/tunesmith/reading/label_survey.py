@@ -9,12 +9,14 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tunesmith.errors import DataError
-from tunesmith.reading.source import Source
+from tunesmith.reading.source import Ints, Source
 
 MAX_LABELS = 10_000
 """A column with more distinct values does not hold labels; counting stops there."""
@@ -37,20 +39,14 @@ _BOTH = re.compile(r"\d\.\d{3},\d|\d,\d{3}\.\d|\d([.,])\d{3}\1\d{3}")
 
 @dataclass(frozen=True)
 class LabelBatch:
-    """Some rows of a label column. `names[i]` is `cells[i]` as a label name: null where missing, "-1" where unlabelled.
-
-    For a column of lists, `cells` are the items of all lists and `parents` the place of the row that each is of.
+    """Some rows of a label column. `cells` are the cells of `column`, or the items of its lists; cell i belongs to row `rows[i]`
+    of the source. `names[i]` is cell i as a label name: null where missing, "-1" where unlabelled.
     """
 
-    start: int
     column: Any
     cells: Any
+    rows: Ints
     names: Any
-    parents: Any = None
-
-    def row_of(self, at: int) -> int:
-        """The row of a cell, counted from the start of the source."""
-        return self.start + (int(self.parents[at]) if self.parents is not None else at)
 
 
 def label_batches(source: Source, column: str) -> Iterator[LabelBatch]:
@@ -60,12 +56,10 @@ def label_batches(source: Source, column: str) -> Iterator[LabelBatch]:
     known = class_names(source, column)
     for start, table in source.scan([column]):
         whole = cells = label_cells(table.column(column))
-        parents = None
+        rows = np.arange(start, start + len(whole))
         if is_list_type(whole.type):
-            cells, parents = pc.list_flatten(whole), pc.list_parent_indices(whole).to_numpy(zero_copy_only=False)
-        bare = LabelBatch(start, whole, cells, None, parents)
-        names = _as_names(cells, known, source, column, bare.row_of)
-        yield LabelBatch(start, whole, cells, names, parents)
+            cells, rows = pc.list_flatten(whole), rows[pc.list_parent_indices(whole).to_numpy(zero_copy_only=False)]
+        yield LabelBatch(whole, cells, rows, _as_names(cells, known, source, column, rows))
 
 
 @dataclass
@@ -96,7 +90,7 @@ def survey_labels(source: Source, column: str) -> Survey:
     survey = Survey()
     for batch in label_batches(source, column):
         survey.rows += len(batch.column)
-        survey.is_list = survey.is_list or batch.parents is not None
+        survey.is_list = survey.is_list or is_list_type(batch.column.type)
         survey.is_float = survey.is_float or pa.types.is_floating(batch.cells.type)
         _count(survey, batch)
         _measure(survey, batch.cells)
@@ -107,7 +101,7 @@ def _count(survey: Survey, batch: LabelBatch) -> None:
     import pyarrow.compute as pc
 
     if batch.names.null_count and survey.first_missing is None:
-        survey.first_missing = batch.row_of(pc.index(pc.is_null(batch.names), True).as_py())
+        survey.first_missing = int(batch.rows[pc.index(pc.is_null(batch.names), True).as_py()])
     if survey.too_many:
         return
     for pair in pc.value_counts(batch.names.drop_null()):
@@ -116,7 +110,7 @@ def _count(survey: Survey, batch: LabelBatch) -> None:
             if len(survey.counts) == MAX_LABELS:
                 survey.too_many = True
                 return
-            survey.first_row[name] = batch.row_of(pc.index(batch.names, name).as_py())
+            survey.first_row[name] = int(batch.rows[pc.index(batch.names, name).as_py()])
         survey.counts[name] = survey.counts.get(name, 0) + count
 
 
@@ -169,7 +163,7 @@ def label_cells(column: Any) -> Any:
     return cells.cast(pa.float64()) if pa.types.is_decimal(cells.type) else cells
 
 
-def _as_names(cells: Any, known: list[str] | None, source: Source, column: str, row_of: Callable[[int], int]) -> Any:
+def _as_names(cells: Any, known: list[str] | None, source: Source, column: str, rows: Ints) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -179,8 +173,9 @@ def _as_names(cells: Any, known: list[str] | None, source: Source, column: str, 
         if pc.any(bad).as_py():
             at = pc.index(bad, True).as_py()
             problem = f"label id {cells[at].as_py()} is outside of 0 to {len(known) - 1} ({', '.join(known[:6])})"
-            fix = "Correct the id; -1 means unlabelled."
-            raise DataError(problem, where=source.where(row_of(at), column), fix=fix)
+            raise DataError(
+                problem, where=source.where(int(rows[at]), column), fix="Correct the id; -1 means unlabelled."
+            )
         padded = pa.array([*known, "-1"])
         return padded.take(pc.if_else(pc.equal(cells, -1), pa.scalar(len(known), kind), cells))
     if pa.types.is_floating(kind):

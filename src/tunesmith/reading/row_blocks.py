@@ -54,20 +54,33 @@ def column_blocks(
         yield from _column_blocks(text_blocks(file, encoding=encoding), origin, dialect)
 
 
-def read_stdin(*, encoding: str | None, delimiter: str | None, quoting: str | None) -> list[dict[str, Any]]:
-    """All rows of the csv or JSON lines on stdin: an opening brace is the sign of JSON."""
+def read_stdin(*, encoding: str | None, delimiter: str | None, quoting: str | None) -> dict[str, list[Any]]:
+    """All columns of the csv or JSON lines on stdin; text that starts with a brace is JSON."""
     data = sys.stdin.buffer.read()
     stream: Any = SimpleNamespace(read=BytesIO(data).read, origin="stdin")
     is_json = data.lstrip()[:1] == b"{"
     dialect = None if is_json else choose_dialect("csv", delimiter=delimiter, quoting=quoting)
-    rows = [
-        dict(zip(block, values, strict=True))
-        for block in _column_blocks(text_blocks(stream, encoding=encoding), "stdin", dialect)
-        for values in zip(*block.values(), strict=True)
-    ]
-    if not rows:
+    columns = next(fixed_runs(_column_blocks(text_blocks(stream, encoding=encoding), "stdin", dialect)), None)
+    if columns is None:
         raise DataError("has no rows", where="stdin", fix="It needs a header line and at least one row.")
-    return rows
+    return columns
+
+
+def fixed_runs(blocks: Iterator[dict[str, list[Any]]], size: int = sys.maxsize) -> Iterator[dict[str, list[Any]]]:
+    """The same rows in runs of `size`, however the reader cut them."""
+    held: dict[str, list[Any]] = {}
+    rows = 0
+    for block in blocks:
+        count = len(next(iter(block.values()), []))
+        for name in {**held, **block}:
+            held.setdefault(name, [None] * rows).extend(block.get(name, [None] * count))
+        rows += count
+        while rows >= size:
+            yield {name: values[:size] for name, values in held.items()}
+            held = {name: values[size:] for name, values in held.items()}
+            rows -= size
+    if rows:
+        yield held
 
 
 def _column_blocks(blocks: Iterator[str], origin: str, dialect: Dialect | None) -> Iterator[dict[str, list[Any]]]:

@@ -163,8 +163,7 @@ class _Crew:
         first = number * PIECE_ROWS + 1
         problem = f"a process that tokenized rows {first} to {first + PIECE_ROWS - 1} of a chunk died"
         how = "--preprocessing_num_workers 1 (train) or threads=1 (Predictor.load) tokenizes in one process"
-        fix = f"Memory may have run out, or a text ended it; {how}."
-        return WorkerError(problem, fix=fix)
+        return WorkerError(problem, fix=f"Memory may have run out, or a text ended it; {how}.")
 
 
 def _start() -> tuple[Connection, subprocess.Popen[bytes]]:

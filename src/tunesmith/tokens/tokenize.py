@@ -16,7 +16,6 @@ import pyarrow as pa
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.reading.row_cache import RowCache, content_hash, release_pages
 from tunesmith.run.remembered import own_cache
-from tunesmith.tokens.encoding_processes import ChunkEncoder
 from tunesmith.tokens.token_encoder import TokenEncoder, make_token_encoder, require_text_cells
 from tunesmith.tokens.token_rows import Ragged, TokenRows
 from tunesmith.tokens.truncation import CutCount, LongTexts, TruncationCount
@@ -135,6 +134,8 @@ class _TokenWriter:
 
     def batches(self, processes: int, on_progress: OnProgress | None) -> Iterator[pa.RecordBatch]:
         """The tokens, lengths, cuts and labels of all rows. Fewer than two processes: all of it in this one."""
+        from tunesmith.tokens.encoding_processes import ChunkEncoder  # only where tokens are not cached
+
         shared = 0 if processes < 2 else processes
         chunks = ChunkEncoder(self._encoder, has_types=self._has_types, processes=shared)
         view = self._dataset.select_columns([*self._text, *self._labels]).with_format("arrow")

@@ -25,8 +25,7 @@ from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.errors import CheckpointError, NumericsError
 from tunesmith.export import exporting
-from tunesmith.export.checked import Tolerance, check_quantised
-from tunesmith.export.evidence_rows import EvidenceRows, rows_of_run
+from tunesmith.export.checked import EvidenceRows, Tolerance, check_quantised, rows_of_run
 from tunesmith.export.exporting import export_model_to
 from tunesmith.export.quantised import Candidate
 from tunesmith.predict.predictor import Predictor
