@@ -10,7 +10,8 @@ from typing import Any
 from tunesmith.config.entries import read_entries
 from tunesmith.config.load import resolve
 from tunesmith.curves.series import Curves, load_curves
-from tunesmith.diagnose.advise import diagnose
+from tunesmith.diagnose.advise import judge_reading
+from tunesmith.diagnose.evidence import Reading, read_curves
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.run.layout import RunDir, open_run, read_summary
@@ -33,10 +34,17 @@ def is_in_training(run: RunDir, curves: Curves) -> bool:
 def diagnose_with(
     curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any], *, running: bool = False
 ) -> list[Finding]:
-    """Findings from what was read already. Only one label a row makes class shares a chance loss."""
+    """Findings from what was read already."""
+    return judge_reading(read_with(curves, config, summary, running=running))
+
+
+def read_with(
+    curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any], *, running: bool = False
+) -> Reading:
+    """The curves with what data_summary.json knows. Only one label a row makes class shares a chance loss."""
     single = summary.get("task") in (None, Task.BINARY, Task.MULTICLASS)
     names = summary.get("labels") if single else None
-    return diagnose(
+    return read_curves(
         curves,
         config,
         label_counts=train_label_counts(summary) if single else None,
@@ -44,6 +52,7 @@ def diagnose_with(
         label_names=tuple(map(str, names)) if isinstance(names, (list, tuple)) else (),
         floor=_constant_loss(summary),
         floors=_floors(summary),
+        probe_rows=summary.get("probe_rows"),
         running=running,
     )
 
