@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from diagnose_causes import CAUSES, COMPARED, LATE, MADE_WELL, RISEN, Key, name_run
 from diagnose_drawn import FEWEST_STEPS
-from diagnose_make import advice_of, judge_run, read_bank
+from diagnose_make import advice_of, read_bank
 from diagnose_tasks import TASKS
 from tunesmith.curves.series import Curves, build_curves
 from tunesmith.diagnose.signs import Change, change_between, gain_of_score
@@ -21,6 +21,7 @@ from tunesmith.diagnose.thresholds import LEAST_CHANGE
 from tunesmith.events import RowsEvaluated
 from tunesmith.findings import Finding
 from tunesmith.metrics.row_evidence import RowEvidence, decode_rows
+from tunesmith.report.diagnosis import diagnose_with
 from tunesmith.run.journal import parse_events
 from tunesmith.run.reader import columns_of
 
@@ -40,6 +41,7 @@ class Run:
 
     key: Key
     options: dict[str, Any]
+    summary: dict[str, Any]
     curves: Curves
     findings: list[Finding]
     test: RowEvidence
@@ -134,7 +136,8 @@ def _judge(key: Key, run: dict[str, Any], curves: Curves, test: RowEvidence, fou
         harm = _rise_on_test(curves, test) if CAUSES[cause].right == RISEN else _worse_than_usual(key, test, found)
         harm = harm or ("" if learnt else "at chance")
         right = right if harm else ("healthy", *right)
-    return Run(key, run["options"], curves, judge_run(run), test, right, harm)
+    findings = diagnose_with(curves, run["options"], run["summary"])
+    return Run(key, run["options"], run["summary"], curves, findings, test, right, harm)
 
 
 def is_at_chance(curves: Curves) -> bool:

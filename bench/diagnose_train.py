@@ -65,8 +65,7 @@ class Material:
     model: Any
     suite: Suite
     floors: dict[str, Any]
-    probe: Any = None
-    """Training rows and what a linear model that has not seen them says of them."""
+    probe_rows: str | None = None
 
 
 def _prepare(key: Key, options: Mapping[str, Any] | None) -> Material:
@@ -110,7 +109,7 @@ def _settle(made: Material, loaded: Any) -> None:
                 *(made.padding, made.labels, made.suite, made.runtime, loaded.fresh, "", folder),
             ).look()
         made.floors = probe.floors if probe else {}
-        made.probe = None if probe is None else (probe.rows, probe.fit.held_out.cpu().numpy())
+        made.probe_rows = settling.probe_evidence(probe, made.tokens["train"], made.labels) if probe else None
     if config.recipe == "auto":
         bundle: Any = made  # of a DataBundle only the labels are asked
         facts = settling._facts(config, loaded, bundle, made.tokens, made.runtime, probe)
@@ -173,7 +172,7 @@ def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, An
         "label_counts": {"train": _count(train.labels, labels)},
         "best_constant": describe_constant(judge.constant, made.tokens["validation"].labels, made.suite),
         "floors": made.floors,
-        "probe_rows": _probe_rows(made, judge.constant),
+        "probe_rows": made.probe_rows,
     }
     journal = b"".join(encode_event(event) for event in judge.events if type(event).__name__ != "SafePoint").decode()
     kept = {name: value for name, value in to_dict(config).items() if value is not None}
@@ -184,15 +183,6 @@ def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, An
         "journal": journal,
         "seconds": round(time.time() - began, 1),
     }
-
-
-def _probe_rows(made: Material, constant: BestConstant) -> str | None:
-    """The probe's answers for training rows, as row evidence."""
-    if made.probe is None:
-        return None
-    rows, logits = made.probe
-    kept = keep_rows(constant, logits, made.tokens["train"].labels[rows], 400)
-    return None if kept is None else encode_rows(kept)
 
 
 @dataclass

@@ -51,6 +51,7 @@ def make_run(
     nan_after: int | None = None,
     train_sample: bool = True,
     metric: str = "accuracy",
+    rate: float = 5e-5,
 ) -> list[Event]:
     """One epoch per value: `train` and `validation` are losses at the epochs' ends. Steps are noisy around `train`."""
     pick = random.Random(seed)
@@ -67,13 +68,13 @@ def make_run(
             step += 1
             if nan_after is not None and step > nan_after:
                 events += [
-                    _step(step, step / steps_per_epoch, None, None, total),
+                    _step(step, step / steps_per_epoch, None, None, total, rate),
                     NonFinite(step, "loss", "loss", (3, 4)),
                 ]
                 return [*events, RunEnded(step, "NumericsError", 1.7e9)]
             mean = low + (train[epoch] - low) * k / steps_per_epoch
             loss = max(1e-4, mean * (1 + noise * pick.gauss(0, 1)))
-            events.append(_step(step, step / steps_per_epoch, loss, 1.5 + pick.random(), total))
+            events.append(_step(step, step / steps_per_epoch, loss, 1.5 + pick.random(), total, rate))
         score = (accuracy or [0.7] * epochs)[epoch]
         done = epoch + 1.0
         if train_sample:
@@ -86,8 +87,8 @@ def make_run(
     return [*events, RunEnded(step, ended, 1.7e9 + 754)] if ended else events
 
 
-def _step(step: int, epoch: float, loss: float | None, norm: float | None, total: int) -> StepDone:
-    return StepDone(step, epoch, loss, norm, 5e-5 * (1 - step / total), 16, 850, 880, 0.05)
+def _step(step: int, epoch: float, loss: float | None, norm: float | None, total: int, rate: float) -> StepDone:
+    return StepDone(step, epoch, loss, norm, rate * (1 - step / total), 16, 850, 880, 0.05)
 
 
 HOSTILE = (

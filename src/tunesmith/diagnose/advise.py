@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,18 @@ from tunesmith.curves.series import Curves
 from tunesmith.diagnose.evidence import Reading, read_curves
 from tunesmith.diagnose.features import Features, read_features
 from tunesmith.diagnose.signs import gain_of_score, needed_z
-from tunesmith.diagnose.supports import weigh_verdicts
-from tunesmith.diagnose.thresholds import ABOVE_CONSTANT, CLOSE, ENOUGH_ROWS, LARGE_RISE, MIN_EVALUATIONS, MIN_ROWS
+from tunesmith.diagnose.thresholds import (
+    ABOVE_CONSTANT,
+    CLOSE,
+    ENOUGH_ROWS,
+    LARGE_RISE,
+    MIN_EVALUATIONS,
+    MIN_ROWS,
+    NOTABLE_RISE,
+    SURE,
+)
 from tunesmith.diagnose.verdict import epochs_flag, longer_flag, make_finding, own_split_flags, rate_flag
+from tunesmith.diagnose.weighing import weigh_verdicts
 from tunesmith.diagnose.wording import against_constant, diverged_advice, explain_verdict
 from tunesmith.findings import Finding, Severity
 
@@ -60,20 +68,32 @@ def diagnose(
     label_names: Sequence[str] = (),
     floor: float | None = None,
     floors: Mapping[str, Mapping[str, float]] | None = None,
+    probe_rows: str | None = None,
     running: bool = False,
 ) -> list[Finding]:
     """Findings, the verdict first; never empty. `label_counts` are those of the training rows, `floor` the best constant's loss,
-    `floors` the scores of simpler models (name -> metric -> score).
+    `floors` the scores of simpler models (name -> metric -> score), `probe_rows` the probe's answers for training rows.
 
     The same curves up to an earlier step give what would have been said then: the live board calls this, too.
     `running`: the run has not ended, so that it may be `still_learning` and has not stopped too early.
     """
-    reading = read_curves(
-        curves, config, label_counts=label_counts, num_labels=num_labels, floor=floor, running=running
+    return judge_reading(
+        read_curves(
+            curves,
+            config,
+            label_counts=label_counts,
+            num_labels=num_labels,
+            label_names=label_names,
+            floor=floor,
+            floors=floors,
+            probe_rows=probe_rows,
+            running=running,
+        )
     )
-    metric = reading.metric or ""
-    others = tuple((name, scores[metric]) for name, scores in (floors or {}).items() if metric in scores)
-    reading = replace(reading, label_names=tuple(label_names), floors=others)
+
+
+def judge_reading(reading: Reading) -> list[Finding]:
+    """Findings about what was read of a run, the verdict first; never empty."""
     lost = _lost(reading)
     if lost is not None:
         return [lost]
@@ -92,8 +112,6 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
     close = [(c, p) for c, p in list(likely.items())[1:3] if p >= CLOSE]
     evidence, advice = explain_verdict(code, reading, features)
     if close:
-        others = " or ".join(c.replace("_", " ") for c, _ in close)
-        evidence += f". It may also be {others} ({' / '.join(f'{p:.0%}' for p in (sure, *(q for _, q in close)))})"
         telling = telling_experiment(code, close[0][0], reading)
         same = telling.split(": ")[0]
         advice = [*(line for k, line in enumerate(advice[:2]) if k == 0 or line.split(": ")[0] != same), telling]
@@ -103,7 +121,9 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
             "not_enough_evidence",
             ["train with tunesmith, which keeps the class shares and the rows", *advice],
         )
-    if code not in CERTAIN and (unsure := cannot_tell(reading, features)) is not None:
+    if _was_cut_short(reading) and features.late_fall > 0.3 and code in ("healthy", "underfitting"):
+        code, (evidence, advice) = "stopped_too_early", explain_verdict("stopped_too_early", reading, features)
+    if code not in CERTAIN and sure < SURE and (unsure := cannot_tell(reading, features)) is not None:
         evidence, advice = f"{unsure[0]}. Most likely otherwise: {code.replace('_', ' ')}", unsure[1]
         code, close = "not_enough_evidence", []
     severity: Severity = SEVERITY.get(code, "warning")
@@ -132,12 +152,21 @@ def _is_over(reading: Reading) -> bool:
     return bool(reading.curves.num_steps) and reading.curves.last_step >= 0.9 * reading.curves.num_steps
 
 
+def _was_cut_short(reading: Reading) -> bool:
+    """Whether the run ended before its plan, by a signal or an error."""
+    ended = reading.curves.ended not in ("completed", "early_stopping")
+    return bool(reading.curves.num_steps) and ended and not reading.running and not _is_over(reading)
+
+
 def _remarks(reading: Reading, features: Features, first: str) -> list[Finding]:
-    """What is true beside the verdict: classes that are never predicted in a run that learnt."""
-    if reading.rows is None or first not in ("healthy", "overfitting", "calibration_drift") or not features.ignored:
-        return []
-    evidence, advice = explain_verdict("class_ignored", reading, features)
-    return [make_finding(reading, "class_ignored", evidence, advice, confidence=0.9, severity="info")]
+    """What is true beside the verdict: a rise after the weights that a run keeps, and classes that are never predicted."""
+    codes = []
+    if first == "healthy" and features.rise_z > 1 and features.rise > NOTABLE_RISE and features.keeps:
+        codes.append("overfitting" if features.rise > LARGE_RISE or features.score_fall_z > 1 else "calibration_drift")
+    if reading.rows is not None and first in ("healthy", "overfitting", "calibration_drift") and features.ignored:
+        codes.append("class_ignored")
+    found = [(code, *explain_verdict(code, reading, features)) for code in codes]
+    return [make_finding(reading, *parts, confidence=0.9, severity="info") for parts in found]
 
 
 def _lost(reading: Reading) -> Finding | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from tunesmith.curves.series import Curves, Floats
 from tunesmith.diagnose.signs import RowSigns, read_rows
 from tunesmith.diagnose.thresholds import HIGH_RATE, LOSS_SPREAD, LOW_RATE, PAIRED
+from tunesmith.errors import DataError
 from tunesmith.labels import Task
+from tunesmith.metrics.row_evidence import RowEvidence, decode_rows
 from tunesmith.metrics.suite import greater_is_better
 
 
@@ -47,6 +49,8 @@ class Reading:
     label_names: tuple[str, ...] = ()
     floors: tuple[tuple[str, float], ...] = ()
     """Scores of simpler models on the validation rows, by the metric of this reading."""
+    probe_rows: RowEvidence | None = None
+    """Training rows, and what a linear model of the frozen features that has not seen them says of them."""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -117,10 +121,14 @@ def read_curves(
     *,
     label_counts: Mapping[str, int] | None = None,
     num_labels: int | None = None,
+    label_names: Sequence[str] = (),
     floor: float | None = None,
+    floors: Mapping[str, Mapping[str, float]] | None = None,
+    probe_rows: str | None = None,
     running: bool = False,
 ) -> Reading:
-    """A pure function of its arguments. `floor` is the loss of the best constant on the validation rows."""
+    """A pure function of its arguments. `floor` is the loss of the best constant on the validation rows, `floors` are the scores
+    of simpler models there (name -> metric -> score), `probe_rows` is row evidence of the probe as text."""
     loss = curves.metric("validation", "loss").finite()
     metric = "accuracy" if "accuracy" in curves.metric_names else curves.main_metric()
     shares = _shares(label_counts)
@@ -148,6 +156,9 @@ def read_curves(
         chance_loss=chance,
         chance_accuracy=float(shares.max()) if shares is not None and metric == "accuracy" else None,
         running=running,
+        label_names=tuple(label_names),
+        floors=tuple((name, scores[metric]) for name, scores in (floors or {}).items() if metric and metric in scores),
+        probe_rows=_decoded(probe_rows),
         rows=rows,
         chance_known=known,
         train_chance_loss=train_chance,
@@ -166,6 +177,13 @@ def _matching_rows(curves: Curves, steps: NDArray[np.int64]) -> RowSigns | None:
         tuple(rows.validation[k] for k in keep),
         tuple(rows.train[k] for k in keep),
     )
+
+
+def _decoded(text: str | None) -> RowEvidence | None:
+    try:
+        return decode_rows(text) if isinstance(text, str) else None
+    except DataError:
+        return None
 
 
 def _shares(label_counts: Mapping[str, int] | None) -> Floats | None:

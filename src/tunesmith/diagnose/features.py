@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from tunesmith.diagnose.shapes import batch_noise, count_swings, error_of_mean, 
 from tunesmith.diagnose.signs import (
     RowSigns,
     answer_spread,
+    change_between,
+    describe_answers,
     gain_of_score,
     ignored_classes,
     loss_share,
@@ -70,7 +73,7 @@ class Features:
     plateau: float
     train_above_z: float
     """By how much the loss of the training sample is above that of the validation rows."""
-    classes: int
+    classes: float
     random: float
     """The share of a regression's labels that have nothing to do with their texts, and twice the log likelihood ratio of that."""
     random_ratio: float
@@ -87,17 +90,27 @@ class Features:
     rate: float
     """Peak rate, as it would be at a batch of 16."""
     frozen: bool
-    train_rows: int
-    epochs: float
-    evaluations: int
-    unfinished: bool = False
-    """Whether the run ended before its plan, by a signal or an error."""
+    train_rows: float
+    keeps: bool
+    """Whether the run keeps the weights of its best evaluation."""
+    kept_rise: float
+    """By what share the loss of the kept weights is above the lowest one."""
+    kept_loss: float
+    head_start: bool
+    others: Mapping[str, float] = field(default_factory=dict)
+    """Signs of single steps and of other rows, by name: the lowest evaluation, training rows, and the probe's answers."""
 
     @property
     def above(self) -> float:
-        """By how many errors the run is above the constant: its score, and for a value its loss too."""
-        known = [z for z in (self.score_z, self.gain_z if math.isnan(self.majority) else math.nan) if math.isfinite(z)]
-        return min(known) if known else self.gain_z
+        """By how many errors the score is above the constant's; the loss of a value must be below it, too."""
+        if math.isnan(self.score_z) or (math.isnan(self.majority) and self.gain_z <= 0):
+            return self.gain_z
+        return self.score_z
+
+    def named(self) -> dict[str, float]:
+        """Every sign by its name."""
+        plain = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "others"}
+        return {name: float(value) for name, value in plain.items()} | dict(self.others)
 
 
 def read_features(reading: Reading) -> Features:
@@ -112,6 +125,7 @@ def read_features(reading: Reading) -> Features:
     fall, late_z, late_size = late_fall(reading, val)
     fresh, fresh_error = fresh_loss(reading)
     batch = effective_batch(reading)
+    at = len(reading) - 1 if reading.kept is None else reading.kept
     numbers = _from_rows(rows, reading) if rows is not None else _from_curves(reading)
     rates = reading.curves.learning_rate.finite().value
     return Features(
@@ -130,20 +144,55 @@ def read_features(reading: Reading) -> Features:
         work=float(rates.sum()) if len(rates) else reading.rate * float(reading.step[-1]) / 2,
         rate=reading.rate * math.sqrt(USUAL_BATCH / max(1, batch)),
         frozen=reading.frozen,
-        train_rows=reading.curves.train_rows,
-        epochs=float(reading.epoch[-1]),
-        evaluations=len(reading),
-        classes=0 if rows is None else len(rows.validation[-1].constant.values),
-        unfinished=_is_unfinished(reading),
+        train_rows=reading.curves.train_rows or math.nan,
+        classes=math.nan if rows is None else len(rows.validation[-1].constant.values),
+        keeps=reading.kept is not None,
+        kept_rise=float(reading.val_loss[at] / reading.val_loss.min() - 1),
+        kept_loss=float(reading.val_loss[at] / reading.chance_loss),
+        head_start=reading.option("head_start", "off") == "on",
+        others=_of_steps(reading) | _of_other_rows(reading, at),
         **numbers,
     )
 
 
-def _is_unfinished(reading: Reading) -> bool:
-    run = reading.curves
-    return (
-        bool(run.num_steps) and run.last_step < 0.9 * run.num_steps and run.ended not in ("completed", "early_stopping")
-    )
+def _of_steps(reading: Reading) -> dict[str, float]:
+    """The loss of the first and the last fifth of all steps and the largest one, as shares of the constant's."""
+    value = reading.curves.train_loss.finite().value / reading.train_chance_loss
+    if len(value) < 4:
+        return {}
+    part = max(1, len(value) // 5)
+    return {
+        "steps_first": float(value[:part].mean()),
+        "steps_last": float(value[-part:].mean()),
+        "steps_highest": float(value.max()),
+    }
+
+
+def _of_other_rows(reading: Reading, kept: int) -> dict[str, float]:
+    """What the answers at the lowest validation loss, those for training rows and those of the probe show."""
+    rows = reading.rows
+    found: dict[str, float] = {}
+    if rows is not None:
+        parts = {"last": -1, "lowest": rows.best, "kept": kept}
+        known = {name: describe_answers(rows.validation[at]) for name, at in parts.items()}
+        train = {name: describe_answers(part) for name, at in parts.items() if (part := rows.train[at]) is not None}
+        for name in ("lowest", "kept") if train else ():
+            found |= {f"{name}_{k}_gap": known[name][k] - train[name][k] for k in ("loss", "gain")}
+        found |= {f"lowest_{k}": value for k, value in known["lowest"].items()}
+        found |= {f"train_{name}_{k}": v for name in ("last", "lowest") for k, v in train.get(name, {}).items()}
+        found["score_rise"] = float(np.nanmax(rows.scores) - rows.scores[0])
+        found["kept_rise_z"] = change_between(rows.validation[rows.best].loss, rows.validation[kept].loss).z
+    probe = reading.probe_rows
+    if probe is not None:
+        found |= {f"probe_{k}": value for k, value in describe_answers(probe).items()}
+        found |= {
+            "probe_z": gain_of_score(probe).z,
+            "probe_turned": turned(probe),
+            "probe_random": random_share(probe)[0],
+        }
+        if rows is not None:
+            found["probe_above"] = found["probe_gain"] - known["kept"]["gain"]
+    return found
 
 
 def _from_rows(rows: RowSigns, reading: Reading) -> dict[str, float]:

@@ -180,6 +180,20 @@ def overconfidence(rows: RowEvidence) -> float:
     return float(np.abs(rows.confidence).mean() - rows.hits.mean())
 
 
+def describe_answers(rows: RowEvidence) -> dict[str, float]:
+    """Signs of one set of rows. `top`: the confidence that one row in ten exceeds, low with labels replaced at random; `gain`:
+    the score above the constant's, as a share of what a perfect one would have."""
+    confidence = np.abs(rows.confidence)
+    return {
+        "loss": loss_share(rows),
+        "gain": gain_of_score(rows).size / max(0.05, 1 - rows.constant_parts()[0]),
+        "sure": sure_accuracy(rows),
+        "plateau": plateau(rows),
+        "over": overconfidence(rows),
+        "top": float(np.quantile(confidence, 0.9)) if np.isfinite(confidence).all() else math.nan,
+    }
+
+
 def ignored_classes(rows: RowEvidence) -> list[tuple[int, int]]:
     """(class, its rows) of each class with at least 5 rows that is predicted for at most one in 20 of them."""
     if rows.task not in (Task.BINARY, Task.MULTICLASS):

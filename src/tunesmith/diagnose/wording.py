@@ -71,7 +71,7 @@ def _healthy(reading: Reading, f: Features) -> tuple[str, list[str]]:
     if f.late_fall > 0.4 and f.late_z > 2.5 and f.last > 0.3:
         evidence += f"; {f.late_fall:.0%} of the gain came in the second half of the training, so more may follow"
         advice.append(f"{epochs_flag(2 * planned_epochs(reading))}: the loss was still falling")
-    if at < len(reading) - 1 and reading.option("load_best_model_at_end", True) is False:
+    if reading.kept is None and at < len(reading) - 1:
         advice.append("--load_best_model_at_end true: the last weights are not the best ones")
     advice.append(f"--seed {int(reading.option('seed', 42)) + 1}: a second seed shows how much of the score is luck")
     return evidence, advice
@@ -148,8 +148,7 @@ def overfitting_advice(reading: Reading, at: int) -> list[str]:
     shorter = [f"{epochs_flag(epochs)}: saves the later epochs"] if epochs < planned_epochs(reading) else []
     if reading.kept is None:
         return ["--early_stopping_patience 2 --load_best_model_at_end true", more, *shorter]
-    by_loss = "--metric_for_best_model loss: keeps weights with better probabilities"
-    return [more, *shorter, *([by_loss] if reading.curves.tracked_metric != "loss" else [])]
+    return [more, *shorter, *_lowest_loss(reading)]
 
 
 def _drift(reading: Reading, f: Features) -> tuple[str, list[str]]:
@@ -159,8 +158,14 @@ def _drift(reading: Reading, f: Features) -> tuple[str, list[str]]:
         f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} while the score held "
         f"({against_constant(reading)}){surer}"
     )
-    best = "--load_best_model_at_end true --metric_for_best_model loss: the score held; the probabilities get better"
-    return evidence, [best, "--label_smoothing_factor 0.1", *overfitting_advice(reading, at)[:1]]
+    return evidence, [*_lowest_loss(reading), "--label_smoothing_factor 0.1", *overfitting_advice(reading, at)[:1]]
+
+
+def _lowest_loss(reading: Reading) -> list[str]:
+    """The options that keep the weights with the lowest loss, as far as the run does not have them."""
+    flags = ["--load_best_model_at_end true"] if reading.kept is None else []
+    flags += ["--metric_for_best_model loss"] if reading.curves.tracked_metric != "loss" else []
+    return [f"{' '.join(flags)}: the score stays about the same; the probabilities get better"] if flags else []
 
 
 def _underfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:

@@ -10,7 +10,8 @@ from typing import Any
 from tunesmith.config.entries import read_entries
 from tunesmith.config.load import resolve
 from tunesmith.curves.series import Curves, load_curves
-from tunesmith.diagnose.advise import diagnose
+from tunesmith.diagnose.advise import judge_reading
+from tunesmith.diagnose.evidence import Reading, read_curves
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.run.layout import RunDir, open_run, read_summary
@@ -47,12 +48,19 @@ def is_in_training(run: RunDir, curves: Curves) -> bool:
 def diagnose_with(
     curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any], *, running: bool = False
 ) -> list[Finding]:
-    """Findings from what was read already. Class shares give a chance loss only where each row has one label."""
+    """Findings from what was read already."""
+    return judge_reading(read_with(curves, config, summary, running=running))
+
+
+def read_with(
+    curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any], *, running: bool = False
+) -> Reading:
+    """The curves with what data_summary.json knows. Class shares give a chance loss only where each row has one label."""
     single = summary.get("task") in (None, Task.BINARY, Task.MULTICLASS)
     names = tuple(summary.get("labels") or ()) if single else ()
     counts = (summary.get("label_counts") or {}).get("train")
     constant = ((summary.get("best_constant") or {}).get("metrics") or {}).get("loss")
-    return diagnose(
+    return read_curves(
         curves,
         config,
         label_counts=counts if single else None,
@@ -60,6 +68,7 @@ def diagnose_with(
         label_names=names,
         floor=float(constant) if isinstance(constant, (int, float)) and 0 < constant < 1e30 else None,
         floors=_floors(summary),
+        probe_rows=summary.get("probe_rows"),
         running=running,
     )
 

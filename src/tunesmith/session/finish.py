@@ -168,6 +168,7 @@ def write_data_summary(run: RunDir, prepared: Prepared) -> None:
         "fingerprint": bundle.fingerprint,
         "recipe": list(prepared.settled.reasons),
         "floors": prepared.settled.floors,
+        "probe_rows": prepared.settled.probe_rows,
     }
     write_own(run.data_summary_file, json.dumps(summary, indent=1, ensure_ascii=False).encode())
 

@@ -19,6 +19,7 @@ from tunesmith.encoder.pooling import Pooling, last_linear, poolings_of, reads_l
 from tunesmith.engine.optim import count_layers, matrix_size
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.labels import LabelMap, Task
+from tunesmith.metrics.row_evidence import BestConstant, encode_rows, keep_rows
 from tunesmith.metrics.suite import Suite
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.reading.load import DataBundle
@@ -34,6 +35,8 @@ from tunesmith.tokens.token_rows import TokenRows
 
 NAMES = (*(f.name for f in fields(Recipe)), "contrastive_start", "head_start", "metric_for_best_model")
 """Options that a recipe decides."""
+PROBE_ROWS = 400
+"""Of the probe's answers so many are kept in data_summary.json: about 4 kB."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Settled:
     floors: Floors = field(default_factory=dict)
     probe: ProbeResult | None = None
     resumed: bool = False
+    probe_rows: str | None = None
+    """The probe's answers for training rows, as row evidence: the diagnosis reads them."""
 
 
 def settle_recipe(
@@ -81,7 +86,8 @@ def settle_recipe(
         _say_settled(watch.say, told["reasons"], told["floors"])
     if config.contrastive_start == "on" and not told["resumed"]:
         run.contrast(config)
-    return Settled(config, tuple(told["reasons"]), told["floors"], probe)
+    kept = found.probe_rows if runtime.is_main else None
+    return Settled(config, tuple(told["reasons"]), told["floors"], probe, probe_rows=kept)
 
 
 def _settled_before(config: RunConfig) -> Settled | None:
@@ -101,9 +107,8 @@ def _settled_before(config: RunConfig) -> Settled | None:
         summary = read_summary(run.data_summary_file)
     except CheckpointError:  # it is written again at every start
         summary = {}
-    return Settled(
-        _closed(replace(config, **values)), tuple(summary.get("recipe") or ()), summary.get("floors") or {}, None, True
-    )
+    reasons, floors = tuple(summary.get("recipe") or ()), summary.get("floors") or {}
+    return Settled(_closed(replace(config, **values)), reasons, floors, None, True, summary.get("probe_rows"))
 
 
 @dataclass(frozen=True)
@@ -128,11 +133,12 @@ class _Unsettled:
         if config.head_start == "on" and (probe is None or (config.pooling or probe.pooling) not in probe.fits):
             raise ConfigError("--head_start on is not possible: there is no linear model to start from")
         floors = probe.floors if probe else {}
+        kept = None if probe is None else probe_evidence(probe, self.splits["train"], self.bundle.labels)
         if config.recipe == "hf":
-            return Settled(_closed(config), (), floors, probe)
+            return Settled(_closed(config), (), floors, probe, probe_rows=kept)
         decisions = decide(config, self._facts(probe))
         config = replace(config, **{d.name: d.value for d in decisions})
-        return Settled(_closed(config), tuple(d.line() for d in decisions), floors, probe)
+        return Settled(_closed(config), tuple(d.line() for d in decisions), floors, probe, probe_rows=kept)
 
     def _probe(self) -> ProbeResult | None:
         weights = sorted(self.folder.glob("model*.safetensors"))
@@ -199,6 +205,14 @@ class _Unsettled:
             seed=config.seed,
             on_step=lambda done, total: self.watch.progress("contrasting", done, total),
         )
+
+
+def probe_evidence(probe: ProbeResult, train: TokenRows, labels: LabelMap) -> str | None:
+    """What the probe says of training rows that it has not seen, as text."""
+    assert train.labels is not None
+    constant = BestConstant.of(labels.task, train.labels, len(labels))
+    kept = keep_rows(constant, probe.fit.held_out.cpu().numpy(), train.labels[probe.rows], PROBE_ROWS)
+    return None if kept is None else encode_rows(kept)
 
 
 def _closed(config: RunConfig) -> RunConfig:

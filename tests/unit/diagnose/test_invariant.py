@@ -117,9 +117,11 @@ def test_what_cannot_be_told_apart_is_said_with_the_experiment_that_would_tell()
     likely = found.numbers["likelihoods"]
     assert sum(likely.values()) == pytest.approx(1.0, abs=0.25)
     assert list(likely.values()) == sorted(likely.values(), reverse=True)
-    if len([p for p in likely.values() if p >= 0.15]) > 1:
-        assert "It may also be" in found.evidence
-        assert " / " in found.evidence
+    beside = [code for code, p in likely.items() if p >= 0.15 and code != found.code]
+    assert beside
+    assert list(found.numbers["close"]) == beside[:2]
+    assert all(code.replace("_", " ") in found.doubt for code in beside[:2])
+    assert ": " in found.advice[-1], "what the run would tell"
 
 
 def evidence_of(labels: np.ndarray, predictions: np.ndarray, width: int) -> RowEvidence:
