@@ -28,13 +28,13 @@ def hook_tables(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
 
 
 def is_watched(tables: Iterable[dict[int, Any]]) -> bool:
-    """Whether a hook of the user's is in one of the tables: it would see other shapes, or not be called at all."""
+    """Whether a user's hook is in one of the tables: it would see other shapes, or would not be called."""
     hooks = (hook for table in tables if table for hook in table.values())
     return any(not str(getattr(hook, "__module__", "")).startswith(_HARMLESS) for hook in hooks)
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile has a hold on it or a part of it: what it traced would be traced again for every change."""
+    """Whether the model or a part of it is compiled: torch.compile would trace it again for every change."""
     parts = list(model.modules())
     return any(type(m).__module__.startswith("torch._dynamo.") or m._compiled_call_impl is not None for m in parts)
 
@@ -176,7 +176,7 @@ def why_not(model: nn.Module) -> str | None:
 
 
 def anatomy_of(model: nn.Module) -> Anatomy:
-    """The parts of a model that `why_not` has nothing against."""
+    """The parts of a model for which `why_not` is None."""
     config = model.config
     family = FAMILIES[str(config.model_type)]  # type: ignore[union-attr]
     bare = getattr(model, str(model.base_model_prefix))

@@ -157,7 +157,7 @@ def adapter_files(
 def trained_beside(
     model: nn.Module, tensors: Mapping[str, torch.Tensor], files: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """What training changes and the adapter files do not hold as it is: layers unfrozen by hand, a prompt's encoder, buffers."""
+    """Tensors that training changes and no adapter file holds: layers unfrozen by hand, a prompt's encoder, buffers."""
     held = {id(t) for file in files.values() for t in file.values()}
     changing = {n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
     changing |= {n for n, _ in model.named_buffers()}
@@ -169,6 +169,6 @@ def _is_wrapped(model: nn.Module) -> bool:
 
 
 def _is_kind(model: nn.Module, name: str) -> bool:
-    """Whether a model is of a class of PEFT, which is not imported for the answer."""
+    """Whether a model is of a class of PEFT, without importing it."""
     kind = getattr(sys.modules.get("peft"), name, None)
     return kind is not None and isinstance(model, kind)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tunesmith.encoder.params import param_groups
 from tunesmith.ranks.runtime import has_triton
@@ -75,12 +75,14 @@ def make_optimizer(
 
 
 def in_one_kernel(kind: Any, options: Mapping[str, Any], parameters: Iterable[torch.Tensor]) -> dict[str, Any]:
-    """The options of torch's AdamW with its fused kernel on a GPU: the same update, and no wait for the device.
+    """The options of torch's AdamW, or of SGD without momentum, with its fused kernel on a GPU: the same update, and no wait.
 
-    Any other way the host must know that a gradient is finite before it updates.
+    Any other way the host must know that a gradient is finite before it updates. (A first step of SGD that is skipped would
+    leave its momentum as it was found in memory.)
     """
     given = dict(options)
-    if kind is not AdamW or given.keys() & {"fused", "foreach", "capturable"}:
+    known = kind is AdamW or (kind is SGD and not given.get("momentum"))
+    if not known or given.keys() & {"fused", "foreach", "capturable"}:
         return given
     takes = all(p.is_cuda and p.is_floating_point() for p in parameters)
     return {**given, "fused": True} if takes else given

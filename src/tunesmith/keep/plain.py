@@ -174,7 +174,7 @@ def unpack_optimizer(
                 counts = key.startswith("step:") and not with_device  # torch counts on the CPU there
                 return sharded_like(tensors[key] if counts else tensors[key].to(parameter.device), parameter)
 
-            # one that has no state yet must be seen to have none
+            # a parameter without stored state must have none here either
             optimizer.state.pop(parameter, None)
             if name in plain["state"]:
                 optimizer.state[parameter] = from_plain(plain["state"][name], find)
@@ -192,7 +192,7 @@ def _names(optimizer: Optimizer) -> list[list[str]]:
 
 
 def _has_own_way(optimizer: Optimizer) -> bool:
-    """Whether its class writes or reads its state itself, and knows best."""
+    """Whether its class has its own `state_dict` or `load_state_dict`."""
     kind = type(optimizer)
     if any(hasattr(p, "full_tensor") for group in optimizer.param_groups for p in group["params"]):
         return False  # the tensors are sharded

@@ -90,12 +90,12 @@ def load_torch_network(
     config = read_model_config(folder)
     facts = read_facts(folder, config)
     tokenizer = load_tokenizer(folder)
-    loaded = load_model(folder, facts.labels)
+    runtime = make_runtime(precision=precision, use_cpu=use_cpu)
+    loaded = load_model(folder, facts.labels, device=runtime.device)
     seal.require_unchanged()
     if loaded.notes:
         raise ConfigError(f"is not a trained classifier ({loaded.notes[0]})", where=str(folder), fix="Train it first.")
-    runtime = make_runtime(precision=precision, use_cpu=use_cpu)
-    model = loaded.model.to(runtime.device).eval()
+    model = loaded.model.eval()
     strategies = choose_strategies(
         model, None, padding_of(tokenizer), device=runtime.device, precision=precision, cuda_graphs="off"
     )
@@ -134,14 +134,18 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
     return describe
 
 
-def export_model(target: Path, weights: dict[str, torch.Tensor], describe: Callable[[Path], None], card: str) -> None:
-    """Publishes the model folder in one rename, with its model card."""
+def export_model(
+    target: Path, weights: dict[str, torch.Tensor], rest: Callable[[], tuple[Callable[[Path], None], str]]
+) -> None:
+    """Publishes the model folder in one rename. `rest` gives what describes it and its card: the weights do not wait for that."""
     from tunesmith.keep.weight_files import WEIGHTS, write_tensors
 
     def fill(folder: Path) -> dict[str, Future[str]]:
+        written = write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})
+        describe, card = rest()
         describe(folder)
         write_new(folder / "README.md", card.encode())
-        return {WEIGHTS: write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})}
+        return {WEIGHTS: written}
 
     size = sum(t.numel() * t.element_size() for t in weights.values())
     write_sealed(target, fill, {"kind": "model"}, bytes_needed=size)

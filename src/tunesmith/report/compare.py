@@ -29,7 +29,7 @@ BOOKKEEPING = ("output_dir", "run_name", "resume_from_checkpoint", "disable_tqdm
 """Options that say where results go, not what is computed."""
 SEEDS = ("seed", "data_seed")
 SEED_CORRELATION = 0.02
-"""Two seeds of one config do not change their minds about rows independently: rows go over to the other label together.
+"""Two seeds of one config do not differ on rows independently: groups of rows change their label together.
 The correlation of such changes, measured by bench/compare_false_positives.py (decision 0303)."""
 NO_EVIDENCE = "no evidence of a difference"
 ABSENT = "(not recorded)"

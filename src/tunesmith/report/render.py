@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunesmith.report.build import Report
-from tunesmith.report.charts import make_charts, overlay_charts, reliability_chart, value_charts
+from tunesmith.report.charts import Chart, make_charts, overlay_charts, reliability_chart, value_charts
 from tunesmith.report.predictions import Headline, ScoreGrid, make_grid
 from tunesmith.run.ownership import write_own
 from tunesmith.run.writing import write_file
@@ -45,22 +45,30 @@ VERDICTS = {
 }
 
 
-def write_report(report: Report, path: Path) -> Path:
+Charts = tuple[list[Chart], list[Chart]]
+
+
+def write_report(report: Report, path: Path, charts: Charts | None = None) -> Path:
     """Writes the page, whole or not at all; gives its path."""
-    write_own(path, render_report(report).encode("utf-8", "backslashreplace"))
+    write_own(path, render_report(report, charts).encode("utf-8", "backslashreplace"))
     return path
 
 
-def render_report(report: Report) -> str:
-    """The page."""
-    charts, more = make_charts(report.curves)
+def report_template() -> Any:
+    """The template of the page, compiled once."""
+    return page_template("page.html.j2", score=score_text, percent=_percent, title_of=score_title)
+
+
+def render_report(report: Report, drawn: Charts | None = None) -> str:
+    """The page, with charts of its curves that were drawn before."""
+    charts, more = drawn or make_charts(report.curves)
     rows = report.explained
     reliability = reliability_chart(rows.bins) if rows and rows.bins else None
     every = [*charts, *more, *([reliability] if reliability else [])]
     style, script = page_asset("page.css"), page_asset("page.js")
     grid = make_grid(report.scores)
     return str(
-        page_template("page.html.j2", score=score_text, percent=_percent, title_of=score_title).render(
+        report_template().render(
             r=report,
             charts=charts,
             more=more,

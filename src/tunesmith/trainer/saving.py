@@ -113,7 +113,7 @@ def _json(values: dict[str, Any]) -> bytes:
 
 
 def bytes_written(write: Callable[[Path], Any]) -> bytes:
-    """What a library writes into a file, without a file that anyone sees."""
+    """The bytes that a library writes into a file, by way of a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder) / CARD)
         return (Path(folder) / CARD).read_bytes()
