@@ -30,6 +30,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "pooling mean, dense trained": {"pooling": "mean", "dense": "trained"},
     "contrastive_start off": {"contrastive_start": "off"},
     "contrastive_start on": {"contrastive_start": "on", "num_train_epochs": 3.0},
+    "pair_start off": {"pair_start": 0},
+    "pair_start 600": {"pair_start": 600},
     "head_start on": {"head_start": "on"},
     "learning_rate 5e-5": {"learning_rate": 5e-5},
     "learning_rate 1e-4": {"learning_rate": 1e-4},

@@ -148,6 +148,8 @@ class Options:
     """Start the last layer from a linear model of the frozen features instead of random values. Default: by the recipe."""
     contrastive_start: AutoOnOff = "auto"
     """First teach the encoder which rows have one label, then fit the head: for few rows a label. Default: by the recipe."""
+    pair_start: FromZero | None = None
+    """Steps that first teach the model what its encoder says of two texts read alone; 0: none. Default: by the recipe (hf: 0)."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third slower."""
 
