@@ -195,7 +195,7 @@ class Options:
     label_smoothing_factor: Share = 0.0
     """Share of the target spread evenly over all labels."""
     adversarial: NotNegative = 0.0
-    """Read each batch twice, the second time with the word embedding moved by this share of its norm to where the loss grows."""
+    """Read each batch again, word embeddings moved by this share of their norm to where the loss grows: outputs are to stay."""
     class_weights: Literal["balanced"] | tuple[float, ...] | None = None
     """Weight of each label in the loss: balanced, or one number for each label in id order."""
     move_thresholds: bool = False
