@@ -109,7 +109,9 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
 
 def _contrastive_start(config: RunConfig, facts: RunFacts) -> tuple[str, str]:
     """For runs of few rows a label, whose length is left to the recipe."""
-    each = facts.rows / max(facts.classes, 1)
+    folds = config.folds if config.fold is not None else None
+    rows = facts.rows if folds is None else facts.rows * folds / (folds - 1)  # a fold is of one kind with all rows
+    each = rows / max(facts.classes, 1)
     if each > FEW_LABELS or facts.task is not Task.MULTICLASS:
         return "off", f"it is for three labels or more and up to {FEW_LABELS} rows a label"
     why_not = why_no_start(config, facts)

@@ -36,6 +36,7 @@ from tunesmith.tokens.token_rows import TokenRows
 
 NAMES = (*(f.name for f in fields(Recipe)), "contrastive_start", "head_start", "metric_for_best_model")
 """Options that a recipe decides."""
+PAIR_STAGE = "learning pairs"
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ class _Unsettled:
             steps=config.decided.pair_start,
             learning_rate=config.decided.learning_rate,
             seed=config.seed,
-            on_step=lambda done, total: self.watch.progress("learning pairs", done, total),
+            on_step=lambda done, total: self.watch.progress(PAIR_STAGE, done, total),
         )
         if config.head_start == "on" and config.contrastive_start != "on":
             refit_head(model, self.splits["train"], self.padding, self.bundle.labels, self.runtime)

@@ -63,6 +63,8 @@ def test_few_rows_a_label_start_contrastively(rows: int, each: str) -> None:
         assert values(facts=other)["contrastive_start"] == "off"
     assert values(RunConfig(num_train_epochs=3.0), few)["contrastive_start"] == "off"
     assert values(RunConfig(freeze=("embeddings",)), few)["contrastive_start"] == "off"
+    fold = values(RunConfig(folds=3, fold=1), replace(few, rows=rows * 2 // 3))
+    assert fold["contrastive_start"] == each, "as all rows decide"
 
 
 @pytest.mark.parametrize(("rows", "epochs"), [(2000, 3.0), (20_000, 3.0), (500, 7.0), (30, 10.0)])
