@@ -127,8 +127,9 @@ def print_table(runs: list[dict[str, Any]]) -> None:
             {**run, "recipe": "hf"} for run in runs if run["recipe"] == "hf_equal" and run.get("epochs") == 3.0
         ]
     known = ("hf", "hf_equal", "hf_seconds", "setfit", "setfit_library", "auto", "best", *LONG, *ABLATIONS)
-    names = [n for n in known if any(r["recipe"] == n for r in runs)]
-    shown = [n for n in names if n not in ABLATIONS]
+    others = sorted({str(r["recipe"]) for r in runs} - {*known})
+    names = [n for n in (*known, *others) if any(r["recipe"] == n for r in runs)]
+    shown = [n for n in names if n not in (*ABLATIONS, *others)]
     beside = [n for n in shown if n not in ("auto", "best", *LONG)]
     print(f"| model | task | rows | seeds | {' | '.join(shown)} | {' | '.join(f'auto - {n}' for n in beside)} |")
     print("|---" * (4 + len(shown) + len(beside)) + "|")
@@ -145,7 +146,7 @@ def print_table(runs: list[dict[str, Any]]) -> None:
         "\n| model | recipe | beside | mean gain | 95% interval over tasks | worst task | worst task x size | not below |"
     )
     print("|---|---|---|---|---|---|---|---|")
-    pairs = [("auto", n) for n in beside] + [(n, "auto") for n in names if n == "best" or n in ABLATIONS]
+    pairs = [("auto", n) for n in beside] + [(n, "auto") for n in names if n == "best" or n in (*ABLATIONS, *others)]
     pairs += [(n, f"head {n.split()[-1]}") for n in names if n in LONG and not n.startswith("head ")]
     models = sorted({str(run["model"]) for run in scored})
     for model in [*models, "all"] if len(models) > 1 else models:

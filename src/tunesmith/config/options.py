@@ -1,6 +1,5 @@
 """The options of a run: name, type, range, default and help. This table is the only place where an option is described:
-flags, config files, the reference page and the JSON schema are made from it.
-"""
+flags, config files, the reference page and the JSON schema are made from it."""
 
 from __future__ import annotations
 
