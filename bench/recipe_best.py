@@ -20,6 +20,7 @@ BEST_TIMES = 5
 
 def train_best(unit: dict[str, Any], auto: dict[str, Any], task: Any, folder: Path, place: Path, runtime: Any) -> Any:
     """One run of `best`; its score on the test split, calibration error, what was deployed, what it took."""
+    from recipe_runs import chance_error
     from tunesmith.config.load import load_config
     from tunesmith.metrics.calibration import expected_calibration_error
     from tunesmith.metrics.suite import make_suite
@@ -65,6 +66,7 @@ def train_best(unit: dict[str, Any], auto: dict[str, Any], task: Any, folder: Pa
         "ece": expected_calibration_error(probabilities_of(found.logits, labels.task), found.labels)
         if several
         else None,
+        "ece_chance": chance_error(found.logits, labels.task) if several else None,
         "n": len(splits["test"]),
         "steps": steps,
         "seconds": round(time.perf_counter() - began, 3),
@@ -188,7 +190,10 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
             seed_everything(given.seed)
             loaded = load_model(folder, labels)
             data: Any = SimpleNamespace(bundle=SimpleNamespace(labels=labels, splits={}), folder=folder)
-            settled = settle_recipe(given, loaded, data, {"train": train}, padding, suite, runtime, Watch()).config
+            last = all_rows and self.record.get("deploying")
+            watch = self._make_watch(variant, RunDir(path), halve)
+            shown = Watch() if last else watch
+            settled = settle_recipe(given, loaded, data, {"train": train}, padding, suite, runtime, shown).config
             self.settled[path.name] = settled
             make_folder(path)
             write_file(RunDir(path).config_file, dump_config(settled).encode())
@@ -206,7 +211,6 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
             size = chosen.per_device_train_batch_size
             batches = Batches(train, strategies.train_collate, size, seed=seed, **how)
             plan = make_plan(settled, batches, suite, has_validation=halve, on_gpu=on_gpu)
-            watch = self._make_watch(variant, RunDir(path), halve)
             watch.plan(plan.num_steps, float(plan.epoch_ends[0]))
             self.taken = []
 
@@ -216,7 +220,6 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
                     found = predict_rows(model, some, strategies.collate, runtime, max_rows=None if on_gpu else 64)
                 return {"validation": (suite.compute(found.logits, found.labels), len(some))}
 
-            last = all_rows and self.record.get("deploying")
             for event in train_events(state, batches, plan, evaluate=evaluate if halve else None):
                 if isinstance(event, StepDone):
                     self.taken.append(event)

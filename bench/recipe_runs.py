@@ -30,6 +30,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "pooling mean, dense trained": {"pooling": "mean", "dense": "trained"},
     "contrastive_start off": {"contrastive_start": "off"},
     "contrastive_start on": {"contrastive_start": "on", "num_train_epochs": 3.0},
+    "pair_start off": {"pair_start": 0},
+    "pair_start 600": {"pair_start": 600},
     "head_start on": {"head_start": "on"},
     "learning_rate 5e-5": {"learning_rate": 5e-5},
     "learning_rate 1e-4": {"learning_rate": 1e-4},
@@ -202,16 +204,29 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
         "score": suite.compute(found.logits, found.labels)[metric],
         "n": len(splits["test"]),
         "ece": error,
+        "ece_chance": chance_error(found.logits, labels.task) if classes else None,
         "steps": plan.num_steps,
         "epochs": chosen.num_train_epochs,
         "pooling": chosen.pooling,
         "seconds": round(seconds, 3),
         "contrastive": config.contrastive_start,
+        "pair_start": config.pair_start,
         "probe_seconds": None if config.recipe == "hf" else round(settling, 3),
         "all_seconds": round(time.perf_counter() - began_all, 3),
         "on": list(strategies.on),
         "rare": measure_rare(found.logits, found.labels, labels) if unit["task"] in RARE else None,
     }
+
+
+def chance_error(logits: Any, task: Any) -> float:
+    """The calibration error that as many rows would show if every probability were right: labels are drawn from them."""
+    from tunesmith.metrics.calibration import expected_calibration_error
+    from tunesmith.predict.tables import probabilities_of
+
+    table, rng = probabilities_of(logits, task), np.random.default_rng(0)
+    sums = table.cumsum(1) / table.sum(1, keepdims=True)
+    drawn = [(rng.random((len(sums), 1)) > sums).sum(1).clip(0, sums.shape[1] - 1) for _ in range(20)]
+    return float(np.mean([expected_calibration_error(table, labels) for labels in drawn]))
 
 
 def measure_rare(logits: Any, gold: Any, labels: Any) -> Found | None:
@@ -274,6 +289,8 @@ def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bo
             if recipe in ("auto", "hf_equal"):
                 return True  # what follows is measured by it
         gc.collect()
+    if unit.get("later"):
+        put({"later": {**unit, "recipes": unit["later"], "later": [], "before": list(before.values())}})
     return True
 
 

@@ -34,6 +34,10 @@ CHOSEN_ON = ("mrpc", "trec", "subj", "subjshare", "overlap")
 """The rules of `auto` were chosen on these."""
 OUTSIDE = ("sections", "short_sections", "rare_games", "sizes", "same_source", "fortunes")
 """Not of ../shared: what bench/outside_tasks.py writes (SHARED_DIR=scratch/outside)."""
+FURTHER = ("gloss_kinds", "gloss_above", "gloss_near", "speech_year", "speech_party")
+"""Of bench/outside_texts.py: rules may be chosen on these too."""
+UNSEEN = ("whale_next",)
+"""Of bench/outside_texts.py: nothing was ever chosen on it."""
 GROUP = 64
 """Values with a scale of their own in a model packed in int8."""
 Row = tuple[tuple[str, ...], str]
@@ -136,11 +140,11 @@ TASKS: dict[str, Callable[[str], list[Row]]] = {
     "overlap": _overlap,
     "late": _late,
     "subjshare": _subjective_share,
-    **{name: _plain(name) for name in OUTSIDE},
+    **{name: _plain(name) for name in (*OUTSIDE, *FURTHER, *UNSEEN)},
 }
 LOOKED_AT = ("cr", "sick", "sts", "r8", "news6")
 NEW = ("sickneg", "newsline", "r8head", "newspair")
-REGRESSION = ("sts", "sizes", "overlap", "subjshare")
+REGRESSION = ("sts", "sizes", "overlap", "subjshare", "speech_year", "gloss_near")
 
 
 def pack_task(task: str, tokenizer: Any, length: int, out: Path, most: int | None) -> npt.NDArray[np.int64]:
@@ -165,8 +169,8 @@ def pack_task(task: str, tokenizer: Any, length: int, out: Path, most: int | Non
     return np.union1d(arrays["train_ids"], arrays["test_ids"]).astype(np.int64)
 
 
-def pack_model(folder: Path, ids: npt.NDArray[np.int64], special: dict[str, Any], out: Path, *, int8: bool) -> None:
-    """The model with the embeddings of these ids alone: half precision, or int8 with a scale for each GROUP values."""
+def pack_model(folder: Path, ids: npt.NDArray[np.int64], special: dict[str, Any], out: Path, *, int8: int) -> None:
+    """The model with the embeddings of these ids alone: half precision, or whole numbers up to `int8`, GROUP with a scale."""
     import torch
     from safetensors.torch import load_file
 
@@ -178,9 +182,9 @@ def pack_model(folder: Path, ids: npt.NDArray[np.int64], special: dict[str, Any]
     for name, value in weights.items():
         if int8 and value.ndim == 2 and value.shape[1] % GROUP == 0:
             groups = value.float().reshape(-1, GROUP)
-            scales = groups.abs().amax(1, keepdim=True).clamp_min(1e-9) / 127
+            scales = groups.abs().amax(1, keepdim=True).clamp_min(1e-9) / int8
             arrays[f"{name}:int8"] = (groups / scales).round().to(torch.int8).reshape(value.shape).numpy()
-            arrays[f"{name}:scales"] = scales.numpy()
+            arrays[f"{name}:scales"] = scales.half().numpy()
         else:
             arrays[name] = value.numpy()
     out.mkdir(parents=True, exist_ok=True)
@@ -199,7 +203,7 @@ def unpack_model(packed: Path, out: Path) -> Path:
     for name in stored.files:
         if name.endswith(":int8"):
             plain, values = name.removesuffix(":int8"), stored[name]
-            whole = values.reshape(-1, GROUP) * stored[f"{plain}:scales"]
+            whole = values.reshape(-1, GROUP) * stored[f"{plain}:scales"].astype(np.float32)
             weights[plain] = torch.from_numpy(whole.reshape(values.shape)).half()
         elif not name.endswith(":scales"):
             weights[name] = torch.from_numpy(stored[name])
@@ -223,11 +227,18 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="*", type=Path, help="model folders [the embedded all-MiniLM-L6-v2]")
-    parser.add_argument("--tasks", nargs="+", default=[t for t in TASKS if t not in OUTSIDE], choices=tuple(TASKS))
+    parser.add_argument(
+        "--tasks", nargs="+", default=[t for t in TASKS if t not in (*OUTSIDE, *FURTHER, *UNSEEN)], choices=tuple(TASKS)
+    )
     parser.add_argument("--length", type=int, help="tokens of a row [what a run takes]; more for recipes that cut rows")
     parser.add_argument("--most_rows", type=int, help="of each split, to carry less")
     parser.add_argument(
-        "--int8", action="store_true", help="round the matrices, to carry less (granite's are int8 already)"
+        "--int8",
+        type=int,
+        nargs="?",
+        const=127,
+        default=0,
+        help="round the matrices, to carry less (granite's are int8 already); a largest number below 127 packs smaller",
     )
     parser.add_argument("--output", type=Path, default=PACK)
     args = parser.parse_args()

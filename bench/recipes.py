@@ -60,6 +60,9 @@ def run_all(units: list[Unit], args: argparse.Namespace) -> list[dict[str, Any]]
                 continue
             if "ended" in last:
                 left -= 1
+            elif "later" in last:
+                todo.put(last["later"])
+                left += 1
             elif "again" in last:
                 lost += 1
                 if last["again"]["tries"] < MOST_TRIES:
@@ -124,8 +127,9 @@ def print_table(runs: list[dict[str, Any]]) -> None:
             {**run, "recipe": "hf"} for run in runs if run["recipe"] == "hf_equal" and run.get("epochs") == 3.0
         ]
     known = ("hf", "hf_equal", "hf_seconds", "setfit", "setfit_library", "auto", "best", *LONG, *ABLATIONS)
-    names = [n for n in known if any(r["recipe"] == n for r in runs)]
-    shown = [n for n in names if n not in ABLATIONS]
+    others = sorted({str(r["recipe"]) for r in runs} - {*known})
+    names = [n for n in (*known, *others) if any(r["recipe"] == n for r in runs)]
+    shown = [n for n in names if n not in (*ABLATIONS, *others)]
     beside = [n for n in shown if n not in ("auto", "best", *LONG)]
     print(f"| model | task | rows | seeds | {' | '.join(shown)} | {' | '.join(f'auto - {n}' for n in beside)} |")
     print("|---" * (4 + len(shown) + len(beside)) + "|")
@@ -142,7 +146,7 @@ def print_table(runs: list[dict[str, Any]]) -> None:
         "\n| model | recipe | beside | mean gain | 95% interval over tasks | worst task | worst task x size | not below |"
     )
     print("|---|---|---|---|---|---|---|---|")
-    pairs = [("auto", n) for n in beside] + [(n, "auto") for n in names if n == "best" or n in ABLATIONS]
+    pairs = [("auto", n) for n in beside] + [(n, "auto") for n in names if n == "best" or n in (*ABLATIONS, *others)]
     pairs += [(n, f"head {n.split()[-1]}") for n in names if n in LONG and not n.startswith("head ")]
     models = sorted({str(run["model"]) for run in scored})
     for model in [*models, "all"] if len(models) > 1 else models:
@@ -205,16 +209,16 @@ def _print_best(runs: list[dict[str, Any]]) -> None:
     """Calibration error of `best` beside `auto`, and how often a soup was deployed."""
     cells = sorted({(r["model"], r["task"], r["size"]) for r in runs if r["recipe"] == "best"})
     if cells:
-        print(
-            "\n| model | task | rows | n | calibration error of auto | of best | a soup | auto alone | seconds of the budget |"
-        )
-        print("|---|---|---|---|---|---|---|---|---|")
+        named = "calibration error of auto | of best | by chance"
+        print(f"\n| model | task | rows | n | {named} | a soup | auto alone | seconds of the budget |")
+        print("|---" * 10 + "|")
     for cell in cells:
         here = [r for r in runs if (r["model"], r["task"], r["size"]) == cell]
         best = [r for r in here if r["recipe"] == "best"]
         errors = [
             _mean([r["ece"] for r in here if r["recipe"] == n and r.get("ece") is not None]) for n in ("auto", "best")
         ]
+        errors.append(_mean([r["ece_chance"] for r in best if r.get("ece_chance") is not None]))
         counts = [f"{sum(word in r['deployed'] for r in best)} of {len(best)}" for word in ("soup", "alone")]
         counts.append(f"{max(r['seconds'] / r['budget'] for r in best):.2f} at most")
         print(f"| {cell[0]} | {cell[1]} | {cell[2] or 'all'} | {best[0]['n']} | {' | '.join((*errors, *counts))} |")
@@ -232,6 +236,7 @@ def main() -> None:
     parser.add_argument("--per_class", action="store_true", help="--sizes are rows of each label")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--recipes", nargs="+", default=["auto", "hf_equal", "hf_seconds"])
+    parser.add_argument("--later", nargs="+", default=[], help="recipes that run when all units have had the others")
     parser.add_argument("--models", nargs="+", help="folders of --data [all that are there]")
     parser.add_argument("--data", type=Path, default=PACK, help="what bench/recipe_tasks.py wrote")
     parser.add_argument("--jobs", type=int, default=1)
@@ -256,7 +261,16 @@ def make_units(args: argparse.Namespace) -> list[Unit]:
     kind = {"per_class": True} if args.per_class else {}
     sizes = args.sizes if args.per_class else sorted(args.sizes, key=lambda size: -size if size else -(10**9))
     return [
-        {"model": model, "task": task, "size": size, "seed": seed, "recipes": recipes, "tries": 0, **kind}
+        {
+            "model": model,
+            "task": task,
+            "size": size,
+            "seed": seed,
+            "recipes": recipes,
+            "later": args.later,
+            "tries": 0,
+            **kind,
+        }
         for seed in args.seeds
         for size in sizes
         for task in args.tasks

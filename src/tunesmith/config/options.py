@@ -1,6 +1,5 @@
 """The options of a run: name, type, range, default and help. This table is the only place where an option is described:
-flags, config files, the reference page and the JSON schema are made from it.
-"""
+flags, config files, the reference page and the JSON schema are made from it."""
 
 from __future__ import annotations
 
@@ -148,6 +147,8 @@ class Options:
     """Start the last layer from a linear model of the frozen features instead of random values. Default: by the recipe."""
     contrastive_start: AutoOnOff = "auto"
     """First train the encoder to bring rows of one label together, then fit the head: for few rows. Default: by the recipe."""
+    pair_start: FromZero | None = None
+    """Steps that first teach a model of pairs what its encoder says of each text read alone. 0: none. Default: by the recipe."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third slower."""
 
@@ -193,7 +194,7 @@ class Options:
     label_smoothing_factor: Share = 0.0
     """Share of the target spread evenly over all labels."""
     adversarial: NotNegative = 0.0
-    """Adversarial training: a second pass with word embeddings moved by this share of their norm to raise the loss. 0: off."""
+    """Adversarial training: word embeddings moved by this share of their norm must not change the outputs. 0: off."""
     class_weights: Literal["balanced"] | tuple[float, ...] | None = None
     """Weight of each label in the loss: balanced, or one number for each label in id order."""
     move_thresholds: bool = False

@@ -31,6 +31,7 @@ class Recipe:
     head_lr_scale: float = 1.0
     warmup_steps: int | float = 0
     weight_decay: float = 0.0
+    pair_start: int = 0
 
 
 DELIMITER_WORDS = {"comma": ",", "tab": "\t", "\\t": "\t", "semicolon": ";", "pipe": "|", "space": " "}

@@ -68,6 +68,15 @@ class TaskLoss:
             logits, targets, weight=weight, reduction="sum", ignore_index=IGNORED, label_smoothing=self.label_smoothing
         )
 
+    def divergence(self, logits: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """How far outputs are from those of another reading, summed: Kullback and Leibler's, or the squared difference."""
+        logits, before = logits.float(), before.float()
+        if self.task is Task.REGRESSION:
+            return (logits - before).square().sum()
+        if self.task is Task.MULTILABEL:
+            logits, before = (torch.stack([table, torch.zeros_like(table)], -1) for table in (logits, before))
+        return functional.kl_div(logits.log_softmax(-1), before.log_softmax(-1), reduction="sum", log_target=True)
+
     def weight(self, labels: npt.NDArray[Any] | None, rows: int) -> float:
         """Labelled rows; with class weights, the sum of the weights of their labels."""
         if labels is None:

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,11 +21,14 @@ from tunesmith.engine.optim import (
     set_rate,
     trained_parameters,
 )
-from tunesmith.engine.pushing import pushed
+from tunesmith.engine.pushing import TwoReadings, pushed
 from tunesmith.engine.state import TrainState, seed_step
 from tunesmith.errors import ResourceError
 from tunesmith.fast.in_step import decay_unused, free_memory, ready, replayed
 from tunesmith.tokens.batches import Batch, Window
+
+if TYPE_CHECKING:
+    from tunesmith.engine.evaluate import Objective
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,12 @@ def train_step(
 
     def body(batches: Sequence[Batch], rate: Rate, share: Rate, *, quiet: bool = False) -> torch.Tensor:
         state.phase = "gradients"
-        if state.push > 0:
-            share = share / 2
-        loss = _accumulate(state, batches, share, idle=window.idle)
-        if state.push > 0:
+        objective = TwoReadings(state.objective) if state.push > 0 else state.objective
+        loss = _accumulate(state, batches, share, objective, idle=window.idle)
+        if isinstance(objective, TwoReadings):
+            objective.again = True
             with pushed(state.model, state.push):
-                loss = loss + _accumulate(state, batches, share, idle=window.idle)
+                _accumulate(state, batches, share, objective, idle=window.idle)
         return _finish(state, loss, rate, max_grad_norm, hold=hold, quiet=quiet)
 
     numbers = replayed(state, window, learning_rate, factor, partial(body, quiet=True), reseed)
@@ -113,7 +117,9 @@ def _require_clean(state: TrainState) -> None:
         state.optimizer.zero_grad(set_to_none=True)
 
 
-def _accumulate(state: TrainState, batches: Sequence[Batch], factor: Rate, *, idle: bool) -> torch.Tensor:
+def _accumulate(
+    state: TrainState, batches: Sequence[Batch], factor: Rate, objective: Objective, *, idle: bool
+) -> torch.Tensor:
     """Gradients of the window's mean loss in `.grad`; returns that loss (over all ranks)."""
     runtime = state.runtime
     if state.hooks.micro_step is None:  # the caller's own does it
@@ -129,16 +135,22 @@ def _accumulate(state: TrainState, batches: Sequence[Batch], factor: Rate, *, id
         last = index == len(batches) - 1
         with runtime.sync_when(last, state.wrapped):
             own = state.hooks.micro_step
-            total += (own or partial(micro_step, state))(batch, share)
+            total += (own or partial(micro_step, state, objective=objective))(batch, share)
         if state.hooks.substep_end is not None and not last:
             state.hooks.substep_end()
     return runtime.sum_over_ranks(total) / runtime.world
 
 
-def micro_step(state: TrainState, batch: Batch, factor: Rate, model: nn.Module | None = None) -> torch.Tensor:
+def micro_step(
+    state: TrainState,
+    batch: Batch,
+    factor: Rate,
+    model: nn.Module | None = None,
+    objective: Objective | None = None,
+) -> torch.Tensor:
     """Forward (of the wrapped model, or of one that is given) and backward; returns the share of the window's loss."""
     with state.runtime.autocast():
-        loss_sum, _ = state.objective.sum(state.wrapped if model is None else model, batch)
+        loss_sum, _ = (objective or state.objective).sum(state.wrapped if model is None else model, batch)
     loss = loss_sum * factor
     torch.autograd.backward(loss if state.loss_scale is None else loss * state.loss_scale.scale)
     return loss.detach()

@@ -17,12 +17,13 @@ from torch import nn
 from torch.nn import functional
 
 from tunesmith.encoder.pooling import last_linear
+from tunesmith.engine.evaluate import Objective
 from tunesmith.engine.loop import train_events
 from tunesmith.engine.optim import make_optimizer
 from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
 from tunesmith.engine.state import TrainState
 from tunesmith.events import StepDone
-from tunesmith.fast.strategies import choose_strategies
+from tunesmith.fast.strategies import Wish, choose_strategies
 from tunesmith.labels import LabelMap
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.recipes.linear_fit import fit_linear
@@ -81,29 +82,63 @@ def start_contrastively(
     """Trains the encoder and fits the last layer, in place. The model is on its device and has its pooling."""
     assert rows.labels is not None
     rows = rows.select(np.flatnonzero(rows.labels >= 0))
+    take_steps(
+        model,
+        rows,
+        padding,
+        runtime,
+        ContrastiveLoss(),
+        steps=STEPS,
+        learning_rate=learning_rate,
+        seed=seed,
+        on_step=on_step,
+    )
+    if fit_head:
+        refit_head(model, rows, padding, labels, runtime)
+
+
+def take_steps(
+    model: nn.Module,
+    rows: TokenRows,
+    padding: Padding,
+    runtime: Runtime,
+    objective: Objective,
+    *,
+    steps: int,
+    learning_rate: float,
+    seed: int,
+    on_step: Callable[[int, int], None],
+    fast: bool = False,
+) -> None:
+    """Steps of the engine in front of the first one of a run, in place; `fast`: with fused layers and captured steps."""
+    wish: Wish = "auto" if fast else "off"
     how = choose_strategies(
         model,
         rows,
         padding,
         device=runtime.device,
         precision=runtime.precision,
-        fused_layers="off",  # neither pays in so few steps
-        cuda_graphs="off",
+        fused_layers=wish,
+        cuda_graphs=wish,
     )
-    batches = Batches(rows, how.train_collate, ROWS_IN_A_BATCH, seed=seed)
-    steps, ends = epoch_ends_for(batches.steps_in_epoch, max_steps=STEPS, num_epochs=0)
-    plan = Plan(steps, ends, Schedule("linear", learning_rate, steps // 10, steps), seed=seed)
-    optimizer = make_optimizer(model, learning_rate=learning_rate)
-    state = TrainState(model, optimizer, ContrastiveLoss(), runtime, strategies=how)
+    on_gpu = runtime.device.type == "cuda"
+    order: dict[str, Any] = {"ahead": 2, "pinned": True} if on_gpu and fast else {}
+    order["sampling"] = how.best_order(runtime.device) if fast else "random"
+    batches = Batches(rows, how.train_collate, ROWS_IN_A_BATCH, seed=seed, **order)
+    count, ends = epoch_ends_for(batches.steps_in_epoch, max_steps=steps, num_epochs=0)
+    plan = Plan(count, ends, Schedule("linear", learning_rate, count // 10, count), seed=seed)
+    captured = how.graphs is not None
+    optimizer = make_optimizer(
+        model, learning_rate=learning_rate, layers=how.fused, only_writer=True, captured=captured
+    )
+    state = TrainState(model, optimizer, objective, runtime, graphs=how.graphs, strategies=how)
     for event in train_events(state, batches, plan):
         if isinstance(event, StepDone):
-            on_step(event.step, steps)
+            on_step(event.step, count)
     how.disable()
-    if fit_head:
-        _fit_head(model, rows, padding, labels, runtime)
 
 
-def _fit_head(model: nn.Module, rows: TokenRows, padding: Padding, labels: LabelMap, runtime: Runtime) -> None:
+def refit_head(model: nn.Module, rows: TokenRows, padding: Padding, labels: LabelMap, runtime: Runtime) -> None:
     """The last layer becomes a linear model of what it reads."""
     layer = last_linear(model)
     found = torch.empty(len(rows), layer.in_features, device=runtime.device)

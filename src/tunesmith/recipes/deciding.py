@@ -26,6 +26,8 @@ RARE = 0.1
 FEW_LABELS = 64
 """Up to so many training rows a label the contrastive start was better than a new head, with three labels or more; with two it
 was not (docs/how_to/better_models.md)."""
+PAIRS_IN_A_STEP, FEWEST_PAIR_STEPS, MOST_PAIR_STEPS = 32, 200, 600
+"""With 500 rows 600 steps gained twice what 200 did; as many pairs as rows pass through the model cost about as much as they."""
 FEW_UPDATES = 120
 """At 75 updates a head that starts fitted was better (TREC, SUBJ, MRPC with 200 rows, 3 epochs), at 190 it was not."""
 
@@ -66,6 +68,9 @@ class RunFacts:
     """Id, name and share of the label with the fewest training rows, where rows have one label each."""
     metrics: tuple[str, ...] = ()
     """The metrics that the run computes."""
+    pairs: bool | None = None
+    """Whether two texts read alone say more of a row than both read at once; None: rows have one text."""
+    why_pairs: str = ""
 
 
 def decide(config: RunConfig, facts: RunFacts) -> list[Decision]:
@@ -91,6 +96,8 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
     if contrast == "on":
         epochs, reason = USUAL_EPOCHS, "the contrastive start has taught the encoder most of it"
     yield Decision("num_train_epochs", epochs, reason)
+    if facts.pairs is not None:
+        yield Decision("pair_start", *_pair_start(config, facts, epochs, after=contrast))
     rate, reason = _rate(facts)
     yield Decision("learning_rate", rate, reason)
     yield Decision("warmup_steps", 0.1, "a tenth of the steps, while Adam's averages fill")
@@ -102,14 +109,34 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
 
 def _contrastive_start(config: RunConfig, facts: RunFacts) -> tuple[str, str]:
     """For runs of few rows a label, whose length is left to the recipe."""
-    each = facts.rows / max(facts.classes, 1)
+    folds = config.folds if config.fold is not None else None
+    rows = facts.rows if folds is None else facts.rows * folds / (folds - 1)  # a fold is of one kind with all rows
+    each = rows / max(facts.classes, 1)
     if each > FEW_LABELS or facts.task is not Task.MULTICLASS:
         return "off", f"it is for three labels or more and up to {FEW_LABELS} rows a label"
-    if config.max_steps > 0 or config.num_train_epochs is not None:
-        return "off", "the length of the training is given"
-    if facts.world > 1 or config.freeze or not facts.new_head:
-        return "off", "it is for one process, a new head and an encoder that is trained"
+    why_not = why_no_start(config, facts)
+    if why_not is not None:
+        return "off", why_not
     return "on", f"{each:.0f} rows a label: which rows have one label is learned first, from pairs"
+
+
+def why_no_start(config: RunConfig, facts: RunFacts) -> str | None:
+    """Why a run takes no steps before its first one, unless they are asked for."""
+    if config.max_steps > 0 or config.num_train_epochs is not None:
+        return "the length of the training is given"
+    if facts.world > 1 or config.freeze or not facts.new_head:
+        return "it is for one process, a new head and an encoder that is trained"
+    return None
+
+
+def _pair_start(config: RunConfig, facts: RunFacts, epochs: float, *, after: str) -> tuple[int, str]:
+    """As many pairs as rows pass through the model in training, within limits."""
+    if not facts.pairs:
+        return 0, facts.why_pairs
+    if after == "on":
+        return 0, "the contrastive start is on"
+    steps = round(min(max(epochs * facts.rows / PAIRS_IN_A_STEP, FEWEST_PAIR_STEPS), MOST_PAIR_STEPS))
+    return steps, f"{facts.why_pairs}: that is learned first, from pairs without labels"
 
 
 def _head_start(config: RunConfig, facts: RunFacts, *, after: str) -> tuple[bool, str]:

@@ -130,7 +130,7 @@ class LinearFit:
 
 def fit_linear(features: torch.Tensor, labels: torch.Tensor, task: Task, classes: int) -> LinearFit:
     """Fits all classes at once. The penalty with the smallest leave-one-out error is taken."""
-    x, y = features.double(), _targets(labels, task, classes).to(features.device)
+    x, y = features.double(), targets_of(labels, task, classes).to(features.device)
     center, means = x.mean(0), y.mean(0)
     x, y = x - center, y - means
     values, vectors = torch.linalg.eigh(x.T @ x)
@@ -157,7 +157,8 @@ def fit_linear(features: torch.Tensor, labels: torch.Tensor, task: Task, classes
     return LinearFit(scale * weights, bias, scale * scores + shift, left_out.square().mean(1), explained)
 
 
-def _targets(labels: torch.Tensor, task: Task, classes: int) -> torch.Tensor:
+def targets_of(labels: torch.Tensor, task: Task, classes: int) -> torch.Tensor:
+    """What a linear model is fitted to: the value, or a column of zeros and ones for each label."""
     if task is Task.REGRESSION:
         return labels.double().reshape(-1, 1)
     if task is Task.MULTILABEL:

@@ -18,11 +18,14 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tunesmith.encoder.pooling import Pooling, pooled_features, poolings_of
+from tunesmith.encoder.pooling import Pooling, last_linear, pooled_features, poolings_of
+from tunesmith.errors import ConfigError
 from tunesmith.labels import LabelMap
+from tunesmith.metrics.row_evidence import BestConstant, encode_rows, keep_rows
 from tunesmith.metrics.suite import Suite
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.recipes.linear_fit import FrozenFeatures, LinearFit, cached_features, compute_features, fit_linear
+from tunesmith.recipes.pairs import PairReadings, read_alone
 from tunesmith.recipes.word_floor import word_scores
 from tunesmith.tokens.batches import Padding
 from tunesmith.tokens.token_rows import TokenRows
@@ -38,6 +41,8 @@ SHARE_OF_ROWS, FEWEST_SEEN, MOST_SEEN = 0.2, 256, 4000
 """Training rows that are looked at. A pass over one costs about a ninth of three epochs over it: a fifth is 2%."""
 SHARE_JUDGED, FEWEST_JUDGED, MOST_JUDGED = 0.06, 200, 500
 """Rows of another split that a floor is measured on, as a share of the training rows: with both, about 1.3%."""
+PROBE_ROWS = 400
+"""Of the probe's answers so many are kept in data_summary.json: about 4 kB."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ class Prober:
         judged = {name: rows for name, rows in judged.items() if len(rows)}
         total = len(seen) + sum(map(len, judged.values()))
         words = self._start_words(judged)
-        features, rate = self._features("train", seen, on_rows, 0, total)
+        features, rate = self._features(train.select(seen), on_rows, 0, total)
         labels = torch.from_numpy(train.labels[seen])
         fits = {
             pooling: fit_linear(self._pooled(features, pooling), labels, self.labels.task, len(self.labels))
@@ -107,7 +112,7 @@ class Prober:
         by_words = dict(zip(judged, words(), strict=True))
         done = len(seen)
         for name, rows in judged.items():
-            other, _ = self._features(name, rows, on_rows, done, total)
+            other, _ = self._features(self.splits[name].select(rows), on_rows, done, total)
             done += len(rows)
             logits = fits[pooling].logits(self._pooled(other, pooling).double()).cpu().numpy()
             gold = self.splits[name].labels
@@ -118,6 +123,23 @@ class Prober:
                 for floor, scores in pairs.items()
             }
         return ProbeResult(seen, fits, pooling, why, floors, time.perf_counter() - began, rate)
+
+    def look_at_pairs(self, probe: ProbeResult | None, *, asked: bool) -> tuple[PairReadings | None, str]:
+        """The two texts of rows read alone, or None, and why; where they are asked for, they are not judged."""
+        train = self.splits["train"]
+        if train.labels is None or not _is_known(train.labels).all():
+            return None, "some rows have no label"
+        if probe is None and not asked:
+            return None, "too few rows for a probe"
+        try:
+            last_linear(self.model)
+        except ConfigError as error:
+            return None, error.problem
+        together = None if probe is None or asked else probe.fit
+        seen = rows_to_see(len(train))
+        return read_alone(
+            train, seen, self.labels, lambda rows: self._features(rows, lambda *_: None, 0, 0)[0], together
+        )
 
     def _candidates(self) -> tuple[Pooling, ...]:
         """A pooler that is not in the checkpoint is a random projection: the first token itself is better."""
@@ -132,9 +154,8 @@ class Prober:
             return pooled_features(self.model, features.first.float(), features.mean.float(), pooling)
 
     def _features(
-        self, split: str, chosen: npt.NDArray[np.int64], on_rows: Callable[[int, int], None], done: int, total: int
+        self, rows: TokenRows, on_rows: Callable[[int, int], None], done: int, total: int
     ) -> tuple[FrozenFeatures, float | None]:
-        rows = self.splits[split].select(chosen)
         at = done
 
         def count(n: int) -> None:
@@ -188,3 +209,11 @@ def _some(rows: TokenRows, most: int) -> npt.NDArray[np.int64]:
     if len(known) <= most:
         return known
     return np.sort(np.random.default_rng(0).choice(known, most, replace=False))
+
+
+def probe_evidence(probe: ProbeResult, train: TokenRows, labels: LabelMap) -> str | None:
+    """What the probe says of training rows that it has not seen, as text."""
+    assert train.labels is not None
+    constant = BestConstant.of(labels.task, train.labels, len(labels))
+    kept = keep_rows(constant, probe.fit.held_out.cpu().numpy(), train.labels[probe.rows], PROBE_ROWS)
+    return None if kept is None else encode_rows(kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,13 @@ from tunesmith.encoder.pooling import Pooling, last_linear, poolings_of, reads_l
 from tunesmith.engine.optim import count_layers, matrix_size
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.row_evidence import BestConstant, encode_rows, keep_rows
 from tunesmith.metrics.suite import Suite
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.reading.load import DataBundle
-from tunesmith.recipes.contrastive import start_contrastively
-from tunesmith.recipes.deciding import Decision, RunFacts, decide
-from tunesmith.recipes.probing import Floors, Prober, ProbeResult
+from tunesmith.recipes.contrastive import refit_head, start_contrastively
+from tunesmith.recipes.deciding import Decision, RunFacts, decide, why_no_start
+from tunesmith.recipes.pairs import PairReadings, PairTexts, start_with_pairs
+from tunesmith.recipes.probing import Floors, Prober, ProbeResult, probe_evidence
 from tunesmith.run.layout import RunDir, read_summary
 from tunesmith.run.remembered import known_hash
 from tunesmith.session.inputs import RunData
@@ -35,8 +36,7 @@ from tunesmith.tokens.token_rows import TokenRows
 
 NAMES = (*(f.name for f in fields(Recipe)), "contrastive_start", "head_start", "metric_for_best_model")
 """Options that a recipe decides."""
-PROBE_ROWS = 400
-"""Of the probe's answers so many are kept in data_summary.json: about 4 kB."""
+PAIR_STAGE = "learning pairs"
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Settled:
     resumed: bool = False
     probe_rows: str | None = None
     """The probe's answers for training rows, as row evidence: the diagnosis reads them."""
+    pairs: PairReadings | None = None
 
 
 def settle_recipe(
@@ -69,10 +70,10 @@ def settle_recipe(
     """
     run = _Unsettled(config, loaded, data.bundle, data.folder, splits, padding, suite, runtime, watch)
     mine: dict[str, Any] = {}
-    probe = None
+    probe, pairs = None, None
     if runtime.is_main:
         found = _settled_before(config) or run.settle()
-        probe = found.probe
+        probe, pairs = found.probe, found.pairs
         lines = [line for line in found.reasons if first is None or not line.startswith(f"{first.name} ")]
         mine = {"values": {n: getattr(found.config, n) for n in NAMES}}
         mine["reasons"] = lines if first is None else [first.line(), *lines]
@@ -84,6 +85,8 @@ def settle_recipe(
         _start_head(loaded.model, *told["head"])
     if runtime.is_main:
         _say_settled(watch.say, told["reasons"], told["floors"])
+    if config.pair_start and not told["resumed"]:
+        run.start_with_pairs(config, pairs)
     if config.contrastive_start == "on" and not told["resumed"]:
         run.contrast(config)
     kept = found.probe_rows if runtime.is_main else None
@@ -128,21 +131,38 @@ class _Unsettled:
     def settle(self) -> Settled:
         """Probes the frozen encoder if the recipe needs it, then decides the options that the user left open."""
         config = self.config
-        wanted = config.recipe != "hf" or config.head_start == "on"
-        probe = self._probe() if wanted and self.runtime.sharding is None else None
+        wanted = config.recipe != "hf" or config.head_start == "on" or bool(config.pair_start)
+        prober = self._prober() if wanted and self.runtime.sharding is None else None
+        shown = partial(self.watch.progress, "probing")
+        probe = None if prober is None else prober.look(shown)
         if config.head_start == "on" and (probe is None or (config.pooling or probe.pooling) not in probe.fits):
             raise ConfigError("--head_start on is not possible: there is no linear model to start from")
         floors = probe.floors if probe else {}
+        facts = self._facts(probe)
+        pairs, facts = self._pairs(prober, probe, facts)
         kept = None if probe is None else probe_evidence(probe, self.splits["train"], self.bundle.labels)
-        if config.recipe == "hf":
-            return Settled(_closed(config), (), floors, probe, probe_rows=kept)
-        decisions = decide(config, self._facts(probe))
-        config = replace(config, **{d.name: d.value for d in decisions})
-        return Settled(_closed(config), tuple(d.line() for d in decisions), floors, probe, probe_rows=kept)
+        lines: tuple[str, ...] = ()
+        if config.recipe != "hf":
+            decisions = decide(config, facts)
+            config = replace(config, **{d.name: d.value for d in decisions})
+            lines = tuple(d.line() for d in decisions)
+        return Settled(_closed(config), lines, floors, probe, probe_rows=kept, pairs=pairs)
 
-    def _probe(self) -> ProbeResult | None:
+    def _pairs(
+        self, prober: Prober | None, probe: ProbeResult | None, facts: RunFacts
+    ) -> tuple[PairReadings | None, RunFacts]:
+        """The two texts of rows read alone, where a pair start is asked for or may be decided on, and what they say."""
+        some = np.arange(min(len(self.splits["train"]), 50))
+        if self.config.pair_start == 0 or prober is None or PairTexts.of(self.splits["train"].select(some)) is None:
+            return None, facts
+        asked = bool(self.config.pair_start)
+        why_not = None if asked else why_no_start(self.config, facts)
+        pairs, why = prober.look_at_pairs(probe, asked=asked) if why_not is None else (None, why_not)
+        return pairs, replace(facts, pairs=pairs is not None, why_pairs=why)
+
+    def _prober(self) -> Prober:
         weights = sorted(self.folder.glob("model*.safetensors"))
-        prober = Prober(
+        return Prober(
             self.loaded.model.to(self.runtime.device),
             self.splits,
             self._texts,
@@ -155,7 +175,6 @@ class _Unsettled:
             self.config.cache_dir,
             self.watch.aside.start,
         )
-        return prober.look(lambda done, total: self.watch.progress("probing", done, total))
 
     def _texts(self, split: str, rows: npt.NDArray[np.int64]) -> Sequence[str]:
         some = self.bundle.splits[split].select(rows)
@@ -186,6 +205,27 @@ class _Unsettled:
         fits = pooling in probe.fits and reads_linearly(model, pooling) and new_head
         return replace(facts, pooling=chosen, why=why, head_fits=fits)
 
+    def start_with_pairs(self, config: RunConfig, pairs: PairReadings | None) -> None:
+        """The pair start, as the settled config asks for it."""
+        if pairs is None or self.runtime.world > 1 or config.freeze:
+            raise ConfigError(
+                f"--pair_start {config.pair_start} is not possible: it is for rows of two texts, one process and no --freeze",
+                fix="Leave it out.",
+            )
+        model = self.loaded.model.to(self.runtime.device)
+        start_with_pairs(
+            model,
+            pairs,
+            self.padding,
+            self.runtime,
+            steps=config.decided.pair_start,
+            learning_rate=config.decided.learning_rate,
+            seed=config.seed,
+            on_step=lambda done, total: self.watch.progress(PAIR_STAGE, done, total),
+        )
+        if config.head_start == "on" and config.contrastive_start != "on":
+            refit_head(model, self.splits["train"], self.padding, self.bundle.labels, self.runtime)
+
     def contrast(self, config: RunConfig) -> None:
         """The contrastive start, as the settled config asks for it."""
         labels = self.bundle.labels
@@ -205,14 +245,6 @@ class _Unsettled:
             seed=config.seed,
             on_step=lambda done, total: self.watch.progress("contrasting", done, total),
         )
-
-
-def probe_evidence(probe: ProbeResult, train: TokenRows, labels: LabelMap) -> str | None:
-    """What the probe says of training rows that it has not seen, as text."""
-    assert train.labels is not None
-    constant = BestConstant.of(labels.task, train.labels, len(labels))
-    kept = keep_rows(constant, probe.fit.held_out.cpu().numpy(), train.labels[probe.rows], PROBE_ROWS)
-    return None if kept is None else encode_rows(kept)
 
 
 def _closed(config: RunConfig) -> RunConfig:
@@ -241,7 +273,9 @@ def _rarest(labels: LabelMap, rows: TokenRows) -> tuple[int, str, float] | None:
 
 
 def _head_values(found: Settled) -> list[npt.NDArray[Any]] | None:
-    if found.probe is None or found.config.head_start != "on" or found.config.contrastive_start == "on":
+    if found.probe is None or found.config.head_start != "on":
+        return None
+    if found.config.contrastive_start == "on" or found.config.pair_start:  # fitted after it
         return None
     fit = found.probe.fits[found.config.decided.pooling]
     return [fit.weights.float().cpu().numpy(), fit.bias.float().cpu().numpy()]

@@ -171,7 +171,7 @@ class Stages:
         """From the last step of the last model to its files and pages."""
         found = self._first(candidate)
         pages = PAGES_SECONDS if self.watch.pages else 0.0
-        return pages + self.test_rows * found.row_seconds / 2 + max(found.seconds - found.step_seconds, 0.0) / 2
+        return pages + self.test_rows * found.row_seconds / 2 + found.other_seconds / 2
 
     def _fits(self, other: Variant) -> bool:
         """Whether a further candidate leaves time for what the two best need: the first for its last model, others for folds."""

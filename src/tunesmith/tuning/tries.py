@@ -27,7 +27,7 @@ from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import retire
 from tunesmith.run.writing import write_file
 from tunesmith.session.from_config import finetune, is_complete
-from tunesmith.session.settling import NAMES
+from tunesmith.session.settling import NAMES, PAIR_STAGE
 from tunesmith.session.watch import Watch
 from tunesmith.tuning.blending import HeldOut, cook_fold, join_folds, read_held_out
 from tunesmith.tuning.clock import Clock, TimeUp
@@ -48,7 +48,8 @@ SAVE_STEPS = 500
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: done, stopped or failed. `score` is larger for better; seconds in all and of the steps alone."""
+    """How a run ended: done, stopped or failed. `score` is larger for better; seconds in all, of the steps and of those before
+    the first one."""
 
     state: str
     metric: str | None = None
@@ -59,6 +60,13 @@ class Outcome:
     steps: int = 0
     rows: int = 0
     epochs: float = 0.0
+    start_steps: int = 0
+    start_seconds: float = 0.0
+
+    @property
+    def other_seconds(self) -> float:
+        """Of all but steps."""
+        return max(self.seconds - self.step_seconds - self.start_seconds, 0.0)
 
     @property
     def row_seconds(self) -> float:
@@ -82,6 +90,8 @@ class Tries:
         self.config, self.folder, self.clock, self.rows = config, folder, clock, rows
         self.folds: tuple[int | None, ...] = tuple(range(1, FOLDS + 1)) if folds else (None,)
         self._data, self._watch = {f"{split}_data": table for split, table in data.items()}, watch
+        self.started = list[tuple[int, float]]()
+        """Steps before the first one of the run that is under way, and when they were done."""
         self._file = folder / "record.json"
         self.record: dict[str, Any] = read_json(self._file) if self._file.is_file() else {"runs": {}, "rungs": {}}
 
@@ -115,7 +125,7 @@ class Tries:
             raise TimeUp  # the last model is under way: what it is made of is settled
         began = time.monotonic()
         found = self._finetune(candidate, RunDir(path), fold, halve, all_rows)
-        found = replace(found, seconds=time.monotonic() - began)
+        found = replace(found, seconds=time.monotonic() - began, **self._start())
         self.note("runs", {**self.record["runs"], path.name: asdict(found)})
         self._clear(RunDir(path), found)
         shown = found.why if found.metric is None else f"{found.metric} {abs(found.score or 0.0):.4f}"
@@ -143,6 +153,13 @@ class Tries:
         seconds = sum(step.seconds for step in taken)
         return Outcome("done", metric, score, None, 0.0, seconds, len(taken), rows, epochs)
 
+    def _start(self) -> dict[str, Any]:
+        """Steps and seconds of the pair start of the last run."""
+        if len(self.started) < 2:
+            return {}
+        (first, began), (last, ended) = self.started[0], self.started[-1]
+        return {"start_steps": last, "start_seconds": (ended - began) * last / max(last - first, 1)}
+
     def config_for(
         self, candidate: Variant, path: Path, fold: int | None, *, halve: bool = False, all_rows: bool = False
     ) -> RunConfig:
@@ -167,13 +184,11 @@ class Tries:
         options |= {"eval_strategy": "steps", "eval_steps": RUNGS[0] / 100} if halve else {"eval_strategy": "no"}
         if all_rows and self.folds != (None,):
             options["validation_split_fraction"] = 0.0
-        if candidate.epochs != 1.0:
-            options["num_train_epochs"] = candidate.epochs * self._epochs(candidate, rows)
         return replace(self.config, **options)
 
     def _steps(self, candidate: Variant, rows: int) -> float:
         per_pass = rows / (self._batch(candidate) * self.config.gradient_accumulation_steps)
-        return max(per_pass * self._epochs(candidate, rows) * candidate.epochs, self.config.max_steps)
+        return max(per_pass * self._epochs(candidate, rows), self.config.max_steps)
 
     def _epochs(self, candidate: Variant, rows: int) -> float:
         """The passes of `auto` over so many rows."""
@@ -192,10 +207,11 @@ class Tries:
         Adversarial steps take up to twice the time of those of `auto`: `_require_time` sees that after a few of them.
         """
         rows = self.rows if all_rows or self.folds == (None,) else self.rows * (FOLDS - 1) // FOLDS
-        steps = like.row_seconds * rows * self._epochs(candidate, rows) * candidate.epochs
+        steps = like.row_seconds * rows * self._epochs(candidate, rows)
         if self.config.max_steps > 0:
             steps = like.step_seconds
-        return max(like.seconds - like.step_seconds, 0.0) + steps
+        first = {**candidate.settled, **candidate.options}.get("pair_start", like.start_steps) or 0
+        return like.other_seconds + steps + like.start_seconds * first / max(like.start_steps, 1)
 
     def held_out(self, variant: Variant, folds: Sequence[int | None]) -> HeldOut:
         """The rows of these folds, predicted by the models that did not see them."""
@@ -218,6 +234,12 @@ class Tries:
 
     def _make_watch(self, candidate: Variant, run: RunDir, halve: bool) -> Watch:
         steps, reads, judged = 0, list[float](), False
+        self.started = []
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage == PAIR_STAGE:
+                self.started.append((done, time.monotonic()))
+            self.clock.beat()
 
         def plan(num_steps: int, per_epoch: float) -> None:
             nonlocal steps
@@ -235,7 +257,7 @@ class Tries:
             elif isinstance(event, Evaluated) and event.split == "validation" and halve and event.step < steps:
                 self._require_rank(candidate, run, event, round(100 * event.step / steps))
 
-        return Watch(progress=self.clock.beat, plan=plan, listeners=[self.clock.beat, listen], pages=False)
+        return Watch(progress=progress, plan=plan, listeners=[self.clock.beat, listen], pages=False)
 
     def _require_time(self, step_seconds: float, to_do: int, steps: int, last: bool) -> None:
         """A run that would end too late is given up at a twentieth of its steps. The first one must leave time for the last,

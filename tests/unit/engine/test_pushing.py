@@ -10,7 +10,7 @@ import torch
 from conftest import tiny_bert, token_lists
 from tunesmith.engine.evaluate import TaskLoss
 from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.pushing import pushed
+from tunesmith.engine.pushing import TwoReadings, pushed
 from tunesmith.engine.state import TrainState
 from tunesmith.engine.step import train_step
 from tunesmith.labels import Task
@@ -57,8 +57,43 @@ def test_an_adversarial_step_does_not_depend_on_how_it_is_cut_into_micro_batches
 
 def test_adversarial_steps_train_another_model_and_none_are_taken_with_a_frozen_embedding() -> None:
     plain, adversarial = make_state(0.0), make_state(0.1)
-    assert steps(adversarial, 8)[0] > steps(plain, 8)[0]
+    losses = [steps(state, 8) for state in (plain, adversarial)]
+    assert losses[0][0] == losses[1][0], "the loss that is reported is that of the first reading"
+    assert losses[0][-1] != losses[1][-1]
     frozen = [make_state(0.0), make_state(0.1)]
     for state in frozen:
         state.model.get_input_embeddings().weight.requires_grad_(False)  # type: ignore[operator]
     assert steps(frozen[0], 8) == pytest.approx(steps(frozen[1], 8), abs=1e-6)
+
+
+@pytest.mark.parametrize(("task", "labels"), [(Task.MULTICLASS, 3), (Task.MULTILABEL, 3), (Task.REGRESSION, 1)])
+def test_outputs_that_do_not_move_add_nothing_and_others_their_divergence(task: Task, labels: int) -> None:
+    torch.manual_seed(0)
+    objective, before, after = TaskLoss(task, labels), torch.randn(4, labels), torch.randn(4, labels)
+    assert float(objective.divergence(before, before)) == pytest.approx(0, abs=1e-6)
+    found = float(objective.divergence(after, before))
+    if task is Task.REGRESSION:
+        assert found == pytest.approx(float((after - before).square().sum()), rel=1e-5)
+        return
+    p, q = (t.softmax(1) if task is Task.MULTICLASS else t.sigmoid() for t in (before, after))
+    wanted = p * (p / q).log()
+    if task is Task.MULTILABEL:
+        wanted = wanted + (1 - p) * ((1 - p) / (1 - q)).log()
+    assert found == pytest.approx(float(wanted.sum()), rel=1e-4)
+
+
+def test_the_second_reading_asks_for_the_outputs_of_the_first() -> None:
+    state = make_state(0.0)
+    window = next(iter(batches(8).windows(0)))
+    both = TwoReadings(state.objective)
+    loss, logits = both.sum(state.model, window.micro_batches[0])
+    assert loss.item() == state.objective.sum(state.model, window.micro_batches[0])[0].item()
+    loss.backward()
+    both.again = True
+    with pushed(state.model, 0.1):
+        apart, moved = both.sum(state.model, window.micro_batches[0])
+    assert logits is not None
+    assert moved is not None
+    assert apart.item() == pytest.approx(TaskLoss(Task.BINARY, 2).divergence(moved, logits).item())
+    assert apart.item() > 0
+    assert not both.outputs

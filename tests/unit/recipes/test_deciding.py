@@ -22,7 +22,7 @@ def values(config: RunConfig = PLAIN, facts: RunFacts = FACTS) -> dict[str, Any]
 
 
 def test_everything_that_a_recipe_holds_is_decided_with_a_reason() -> None:
-    decisions = decide(RunConfig(), FACTS)
+    decisions = decide(RunConfig(), replace(FACTS, pairs=True))
     assert {d.name for d in decisions} == {*(f.name for f in fields(Recipe)), "head_start", "contrastive_start"}
     assert all(d.reason and d.line().startswith(d.name) for d in decisions)
 
@@ -63,6 +63,8 @@ def test_few_rows_a_label_start_contrastively(rows: int, each: str) -> None:
         assert values(facts=other)["contrastive_start"] == "off"
     assert values(RunConfig(num_train_epochs=3.0), few)["contrastive_start"] == "off"
     assert values(RunConfig(freeze=("embeddings",)), few)["contrastive_start"] == "off"
+    fold = values(RunConfig(folds=3, fold=1), replace(few, rows=rows * 2 // 3))
+    assert fold["contrastive_start"] == each, "as all rows decide"
 
 
 @pytest.mark.parametrize(("rows", "epochs"), [(2000, 3.0), (20_000, 3.0), (500, 7.0), (30, 10.0)])
@@ -90,3 +92,13 @@ def test_a_head_starts_fitted_where_a_new_one_would_learn_little() -> None:
     assert (values(RunConfig(max_steps=60))["head_start"], values()["head_start"]) == ("on", "off")
     assert values(RunConfig(num_train_epochs=3.0), replace(FACTS, rows=200))["head_start"] == "on"
     assert values(RunConfig(max_steps=60), replace(FACTS, head_fits=False))["head_start"] == "off"
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(500, 200), (4000, 375), (50_000, 600)])
+def test_pairs_are_learned_first_for_about_as_long_as_the_rows(rows: int, steps: int) -> None:
+    facts = replace(FACTS, rows=rows, pairs=True, why_pairs="R2 0.4", new_head=True)
+    assert values(facts=facts)["pair_start"] == steps
+    assert values(facts=replace(facts, pairs=False))["pair_start"] == 0
+    assert "pair_start" not in values(facts=replace(facts, pairs=None)), "rows of one text"
+    few = replace(facts, rows=60, classes=3, task=Task.MULTICLASS)
+    assert (values(facts=few)["contrastive_start"], values(facts=few)["pair_start"]) == ("on", 0)

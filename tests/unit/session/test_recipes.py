@@ -160,3 +160,64 @@ def test_a_run_that_started_contrastively_resumes_bit_for_bit(
 def test_a_contrastive_start_that_is_not_possible_is_refused(train: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--contrastive_start on is not possible"):
         train(**{"train_data": mood(24), "contrastive_start": "on", **options})
+
+
+def pairs(count: int, *, told: bool = True) -> list[dict[str, Any]]:
+    """Two sentences that are the same or not; the label says so, or nothing."""
+    texts = [text for text, _ in sentences(count)]
+    rows = [{"sentence1": text, "sentence2": text if i % 2 else texts[i - 7]} for i, text in enumerate(texts)]
+    return [{**row, "label": "same" if (i % 2 if told else i % 4 < 2) else "other"} for i, row in enumerate(rows)]
+
+
+def test_pairs_start_from_separate_readings_where_those_say_more(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tunesmith.recipes.deciding.FEWEST_PAIR_STEPS", 8)
+    monkeypatch.setattr("tunesmith.recipes.deciding.MOST_PAIR_STEPS", 8)
+    monkeypatch.setattr("tunesmith.recipes.deciding.MOST_EPOCHS", 1.0)
+    monkeypatch.setattr("tunesmith.recipes.deciding.USUAL_EPOCHS", 1.0)
+    result, said = train(train_data=pairs(120), **FEW)
+    assert any(line.startswith("Recipe: pair_start 8: R2 of left-out rows") for line in said)
+    assert load_config(result.run.config_file, need_data=False).pair_start == 8
+    text = {"text": "a day", "text_pair": "a day"}
+    theirs = pipeline("text-classification", str(result.run.model), top_k=None, device="cpu")(text)
+    ours = Predictor.load(result.run.path, use_cpu=True).probabilities(["a day"], ["a day"])[0]
+    assert sorted(ours) == pytest.approx(sorted(row["score"] for row in theirs), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("told", "options", "line"),
+    [
+        (False, {}, "pair_start 0: R2 of left-out rows"),
+        (True, {"num_train_epochs": 1.0}, "pair_start 0: the length of the training is given"),
+        (True, {"pair_start": 0}, None),
+    ],
+)
+def test_pairs_start_as_they_are_without_evidence_or_by_a_flag(
+    train: Any, monkeypatch: pytest.MonkeyPatch, told: bool, options: dict[str, Any], line: str | None
+) -> None:
+    monkeypatch.setattr("tunesmith.recipes.deciding.MOST_EPOCHS", 1.0)
+    monkeypatch.setattr("tunesmith.session.settling.start_with_pairs", lambda *_, **__: pytest.fail("it ran"))
+    _, said = train(train_data=pairs(120, told=told), **{**FEW, **options})
+    lines = [text for text in said if "pair_start" in text]
+    assert [text.startswith(f"Recipe: {line}") for text in lines] == ([] if line is None else [True])
+
+
+def test_a_run_that_started_with_pairs_resumes_bit_for_bit(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"train_data": pairs(60), "save_strategy": "steps", "save_steps": 2, **FEW}
+    options |= {"max_steps": 5, "pair_start": 6, "head_start": "on", "seed": 3}
+    whole, _ = train(**options, output_dir=tmp_path / "whole")
+    monkeypatch.setenv("TUNESMITH_FAULT", "step.end:term:3")
+    with pytest.raises(BaseException):  # noqa: B017 - stopped by the signal
+        train(**options, output_dir=tmp_path / "run")
+    monkeypatch.delenv("TUNESMITH_FAULT")
+    monkeypatch.setattr("tunesmith.session.settling.start_with_pairs", lambda *_, **__: pytest.fail("a second time"))
+    again, _ = train(**options, output_dir=tmp_path / "run")
+    weights = [(r.run.model / "model.safetensors").read_bytes() for r in (whole, again)]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("options", [{"train_data": mood(60)}, {"train_data": pairs(60), "freeze": ("embeddings",)}])
+def test_a_pair_start_that_is_not_possible_is_refused(train: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--pair_start 6 is not possible"):
+        train(pair_start=6, **options)
