@@ -101,9 +101,7 @@ class StepGraphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            # Other threads continue (batches are pinned, checkpoints copied): only this one must not touch the device.
-            capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-            with _no_collection(), no_host_randomness(), capture:
+            with _capturing(graph, self._pool):
                 numbers.copy_(body(fixed, self._rate, self._factor))
         except _REFUSED as error:
             log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", short_text(error))
@@ -116,11 +114,7 @@ class StepGraphs:
         fixed = _place(batch, self._device)
         passes(fixed)  # makes what the libraries make when they are first called
         try:
-            with (
-                _no_collection(),
-                no_host_randomness(),
-                torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"),
-            ):
+            with _capturing(torch.cuda.CUDAGraph(), None):
                 passes(fixed)
         except _REFUSED as error:
             self._give_up()
@@ -155,13 +149,15 @@ class StepGraphs:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def _capturing(graph: Any, pool: Any) -> Iterator[None]:
     """Python frees no cycles inside: pinned memory of an earlier run, freed in the middle of a capture, would record its event
-    in the captured stream, and every later use of pinned memory would ask that event in vain."""
+    in the captured stream, and every later use of pinned memory would ask that event in vain. Other threads continue (batches
+    are pinned, checkpoints copied): only this one must not touch the device."""
     was_on = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with no_host_randomness(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            yield
     finally:
         if was_on:
             gc.enable()

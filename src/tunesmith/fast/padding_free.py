@@ -16,17 +16,33 @@ from tunesmith.fast.attention import rows_of_tokens, use_registered_attention
 from tunesmith.fast.packing import Layout, first_tokens
 
 
-class PaddingFree:
-    """The strategy as applied to one model. `disable` leaves the model as it was."""
+class _Undoable:
+    """A strategy as applied to one model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._anatomy = model, anatomy_of(model)
+        self._undo: list[Callable[[], None]] = []
+        self.enable()
+
+    def enable(self) -> None:
+        """Changes the model, and notes how to undo that."""
+        raise NotImplementedError
+
+    def disable(self) -> None:
+        """Leaves the model as it was."""
+        while self._undo:
+            self._undo.pop()()
+
+
+class PaddingFree(_Undoable):
+    """Rows without padding between them, and what packs them for this model."""
 
     def __init__(self, model: nn.Module) -> None:
         anatomy = anatomy_of(model)
         self.first_position = anatomy.first_position
         self.skipped_id = anatomy.first_position - 1 if anatomy.family.positions_follow_padding else None
         self.keys = ("input_ids", "token_type_ids") if anatomy.family.segments else ("input_ids",)
-        self._model, self._anatomy = model, anatomy
-        self._undo: list[Callable[[], None]] = []
-        self.enable()
+        super().__init__(model)
 
     def enable(self) -> None:
         """Put the hooks in and let the model attend within rows."""
@@ -44,11 +60,6 @@ class PaddingFree:
             hooks.append(stack.register_forward_pre_hook(_without_masks, with_kwargs=True))
             self._undo += quicken_modern(self._anatomy)
         self._undo += [use_registered_attention(self._model), *(hook.remove for hook in hooks)]
-
-    def disable(self) -> None:
-        """Take the hooks out and give the model its attention back."""
-        while self._undo:
-            self._undo.pop()()
 
 
 def enable_padding_free(model: nn.Module) -> PaddingFree:
@@ -92,30 +103,20 @@ def _without_masks(stack: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
     return args, {**kwargs, "attention_mask": {"full_attention": None, "sliding_attention": None}}
 
 
-class FirstTokenOnly:
-    """The strategy as applied to one model. `disable` leaves the model as it was."""
-
-    def __init__(self, model: nn.Module) -> None:
-        layers = anatomy_of(model).layers
-        assert layers is not None
-        self._model, self._layer = model, layers[-1]
-        self._undo: list[Callable[[], None]] = []
-        self.enable()
+class FirstTokenOnly(_Undoable):
+    """The last layer for first tokens."""
 
     def enable(self) -> None:
         """Cut the last layer to first tokens."""
-        if anatomy_of(self._model).family.relative:
+        assert self._anatomy.layers is not None
+        layer = self._anatomy.layers[-1]
+        if self._anatomy.family.relative:
             from tunesmith.fast.relative_rows import keep_first_tokens
 
-            self._undo += keep_first_tokens(self._model, self._layer)
+            self._undo += keep_first_tokens(self._model, layer)
             return
-        hook = self._layer.register_forward_pre_hook(_keep_first_tokens, with_kwargs=True)
+        hook = layer.register_forward_pre_hook(_keep_first_tokens, with_kwargs=True)
         self._undo += [use_registered_attention(self._model), hook.remove]
-
-    def disable(self) -> None:
-        """Let the last layer run for all tokens again."""
-        while self._undo:
-            self._undo.pop()()
 
 
 def why_not_first_token(model: nn.Module) -> str | None:

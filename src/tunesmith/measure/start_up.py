@@ -17,6 +17,7 @@ from typing import Any
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import WorkerError
 from tunesmith.measure.contest import last_words
+from tunesmith.measure.table import aligned
 from tunesmith.run.writing import create
 
 COMMANDS = {
@@ -195,14 +196,7 @@ def format_phases(timed: Sequence[Timed]) -> str:
     rows.append(["all but training", *(_cell(one.total(without=TRAINING)) for one in timed)])
     if timed[0].fills:
         rows.append(["first time", *(f"{one.first:.2f}" for one in timed)])
-    widths = [max(len(row[k]) for row in [head, *rows]) for k in range(len(head))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in [head, *rows]
-    ]
-    return "\n".join(lines)
+    return "\n".join(aligned([head, *rows]))
 
 
 def _cell(took: Took | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -81,16 +82,16 @@ def format_lines(lines: list[Line], failures: dict[str, str] | None = None) -> s
         )
         for line in lines
     ]
-    widths = [max(len(row[k]) for row in cells) for k in range(len(HEAD))]
-    widths[0] = max([widths[0], *map(len, failures or ())])
-    table = [
-        "  ".join(
-            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in cells
-    ]
-    table += [f"{name.ljust(widths[0])}  did not run: {reason}" for name, reason in (failures or {}).items()]
-    return "\n".join(table)
+    first = max(len(row[0]) for row in [*cells, *([name] for name in failures or ())])
+    told = [f"{name.ljust(first)}  did not run: {reason}" for name, reason in (failures or {}).items()]
+    return "\n".join([*aligned(cells, first), *told])
+
+
+def aligned(cells: Sequence[Sequence[str]], first: int = 0) -> list[str]:
+    """Lines of a table: the first column, at least so wide, to the left, the others to the right."""
+    widths = [max(len(row[k]) for row in cells) for k in range(len(cells[0]))]
+    widths[0] = max(first, widths[0])
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in cells]
 
 
 def lines_to_json(lines: list[Line], **facts: Any) -> dict[str, Any]:
