@@ -108,9 +108,7 @@ def judge(unit: dict[str, Any]) -> dict[str, Any]:
     from tunesmith.audit.suspects import judge_labels, word_space
     from tunesmith.config.load import load_config
     from tunesmith.encoder.resolve import load_tokenizer
-    from tunesmith.session.auditing import join_features
-    from tunesmith.session.deep_labels import judge_by_folds
-    from tunesmith.session.frozen_text import embed_rows
+    from tunesmith.session.auditing import embed_rows, join_features, judge_by_folds
     from tunesmith.session.watch import Watch
 
     texts, clean, classes = read_task(unit["task"], unit["rows"])
@@ -161,7 +159,7 @@ def table(paths: list[Path]) -> None:
     from cleanlab.rank import get_label_quality_scores
     from sklearn.metrics import average_precision_score
 
-    from tunesmith.session.deep_labels import merge_judges
+    from tunesmith.session.auditing import merge_judges
 
     data = {key: value for path in paths for key, value in np.load(path).items()}
     lines: dict[tuple[str, ...], list[dict[str, float]]] = {}

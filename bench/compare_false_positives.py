@@ -88,7 +88,8 @@ def count_alarms(pair: Pair, metric: str, sets: list[Any]) -> list[tuple[bool, b
     scale: Any = "probabilities" if pair.given_a.ndim == 2 else "logits"
     found = []
     for rows in sets:
-        part = Pair(pair.task, pair.given_a[rows], pair.given_b[rows], pair.labels[rows])
+        decided = pair.decided[0][rows], pair.decided[1][rows]
+        part = Pair(pair.task, pair.given_a[rows], pair.given_b[rows], pair.labels[rows], decided)
         result = compare_predictions(
             part.given_a, part.given_b, part.labels, task=part.task, metric=metric, scores=scale, resamples=400
         )

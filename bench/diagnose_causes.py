@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +23,11 @@ MADE_WITH = tuple(os.environ.get("BANK_MODELS", "L3,G,G3").split(","))
 """The models of a bank, the first two for causes whose harm is compared with the usual run."""
 RATES = {"L3": 1e-4, "G": 6e-5, "G3": 1e-4, "L6": 6e-5}
 """Encoders of 3 and 6 layers want more than the 5e-5 of base-size ones."""
-SEEDS = 3
 Key = tuple[str, str, str, int]
 """Model, task, cause, seed."""
 LATE = ("stopped_too_early", "underfitting")
+Spoil = Callable[[Splits, str, random.Random, float], None]
+"""Changes the labels; the number is what the cause's share is multiplied by."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Cause:
     """In an epoch."""
     batch: int = 16
     frozen: bool = False
-    spoil: Callable[[Splits, str, random.Random], None] | None = None
+    spoil: Spoil | None = None
     only: Callable[[str], bool] = lambda task: True
 
 
@@ -64,36 +64,35 @@ def _other(label: Any, task: str, pick: random.Random) -> Any:
     return pick.choice([name for name in names if name != label])
 
 
-def _noise(
-    share: float, parts: tuple[str, ...] = ("train", "validation")
-) -> Callable[[Splits, str, random.Random], None]:
+def _noise(share: float, parts: tuple[str, ...] = ("train", "validation")) -> Spoil:
     """So many labels of training and validation rows are replaced by others."""
 
-    def spoil(splits: Splits, task: str, pick: random.Random) -> None:
+    def spoil(splits: Splits, task: str, pick: random.Random, times: float) -> None:
         for split in parts:
             rows = splits[split]
-            splits[split] = [(t, _other(label, task, pick) if pick.random() < share else label) for t, label in rows]
+            wrong = [pick.random() < share * times for _ in rows]
+            splits[split] = [(t, _other(v, task, pick) if w else v) for (t, v), w in zip(rows, wrong, strict=True)]
 
     return spoil
 
 
-def _shuffled(splits: Splits, task: str, pick: random.Random) -> None:
+def _shuffled(splits: Splits, task: str, pick: random.Random, times: float) -> None:
     for split in ("train", "validation"):
         labels = [label for _, label in splits[split]]
         pick.shuffle(labels)
         splits[split] = [(texts, label) for (texts, _), label in zip(splits[split], labels, strict=True)]
 
 
-def _swapped(share: float) -> Callable[[Splits, str, random.Random], None]:
+def _swapped(share: float) -> Spoil:
     """The validation rows use other label ids than the training rows, a share of them or all."""
 
-    def spoil(splits: Splits, task: str, pick: random.Random) -> None:
+    def spoil(splits: Splits, task: str, pick: random.Random, times: float) -> None:
         names = label_map(task).names
         turned = dict(zip(names, (*names[1:], names[0]), strict=True))
         values = [label for _, label in splits["validation"]] if TASKS[task].kind is Task.REGRESSION else []
 
         def change(label: Any) -> Any:
-            if pick.random() >= share:
+            if pick.random() >= share * times:
                 return label
             if TASKS[task].kind is Task.REGRESSION:
                 return max(values) + min(values) - label
@@ -104,7 +103,7 @@ def _swapped(share: float) -> Callable[[Splits, str, random.Random], None]:
     return spoil
 
 
-def _without_class(splits: Splits, task: str, pick: random.Random) -> None:
+def _without_class(splits: Splits, task: str, pick: random.Random, times: float) -> None:
     """Of one class (not the largest, not the smallest) one training row in 40 is left."""
     counts: dict[Any, int] = {}
     for _, label in splits["validation"]:
@@ -158,34 +157,12 @@ CAUSES = {
     "batch_256": Cause(LATE, batch=256),
     "noise_40_train": Cause(("label_noise", "split_mismatch"), spoil=_noise(0.4, ("train",))),
     "without_class": Cause(("class_ignored", "split_mismatch"), spoil=_without_class, only=_has_classes),
+    "auto_without_class": Cause(
+        ("class_ignored", "split_mismatch"), spoil=_without_class, only=_has_classes, recipe="auto"
+    ),
+    "auto_rate_2e-3": Cause(("diverged", "erratic"), exact=2e-3, recipe="auto"),
+    "hf_frozen": Cause(("underfitting",), frozen=True, recipe="hf"),
 }
-ORDER = (
-    *("rate_1e-2", "auto", "auto_shuffled", "short", "few_rows", "frozen", "healthy_10", "noise_40", "swapped", "hf"),
-    *("rate_1e-6", "auto_300", "shorter", "swapped_60", "half_learnt", "rate_2e-3", "without_class", "batch_1"),
-    *(
-        "auto_few_rows",
-        "auto_short",
-        "auto_rate_1e-2",
-        "auto_small",
-        "auto_10",
-        "shuffled",
-        "auto_noise_40",
-        "auto_swapped",
-    ),
-    *(
-        "healthy_3",
-        "fewer_rows",
-        "shuffled_long",
-        "noise_40_long",
-        "auto_rate_1e-6",
-        "auto_3000",
-        "noise_20",
-        "batch_256",
-        "noise_40_train",
-        "hf_3000",
-    ),
-)
-"""So that a bank that is stopped early has the most wanted runs."""
 MADE_WELL = tuple(name for name, cause in CAUSES.items() if cause.right == ("healthy",))
 
 
@@ -194,104 +171,14 @@ def name_run(key: Key) -> str:
     return "-".join(map(str, key))
 
 
-def list_runs(groups: Collection[str], numbers: Mapping[str, int] | None = None) -> list[Key]:
-    """Every run, in the order of making: the usual run of every task, then each cause on half of the tasks, then on the
-    other half. Models and seeds by turns, the groups of tasks mixed.
-
-    `numbers`: each of these causes on so many tasks, mixed so that a bank that is stopped early has some of each."""
-    tasks = [task.name for task in TASKS.values() if task.group in groups]
-    mixed = sorted(tasks, key=lambda name: zlib.crc32(name.encode()))
-    if numbers is not None:
-        placed = [
-            ((place + 0.5) / len(some) * (0.5 if cause == "healthy" else 1.0), key)
-            for at, (cause, count) in enumerate(numbers.items())
-            for some in (_some(cause, mixed, count, at),)
-            for place, key in enumerate(some)
-        ]
-        return [key for _, key in sorted(placed)]
-    found: list[Key] = [
-        (MADE_WITH[(place + turn) % 2], t, "healthy", turn) for turn in (0, 1) for place, t in enumerate(mixed)
-    ]
-    for half in (0, 1):
-        for number, cause in enumerate(ORDER):
-            for place, task in enumerate(mixed):
-                if (number + place) % 2 == half and _fits(cause, task):
-                    found.append((_model(number, place), task, cause, (number + place // 2) % SEEDS))
-    return found
-
-
-def _some(cause: str, tasks: list[str], count: int, at: int) -> list[Key]:
-    """A cause on so many of the tasks, from another one on for each cause."""
-    turned = [tasks[(place + at) % len(tasks)] for place in range(len(tasks))]
-    number = ORDER.index(cause) if cause in ORDER else 0
-    fitting = [task for task in turned if _fits(cause, task)][:count]
-    models = {task: _model(number, 2 * place) for place, task in enumerate(fitting)}
-    if cause in COMPARED:  # the model of the task's usual run
-        models = {task: MADE_WITH[tasks.index(task) % 2] for task in fitting}
-    return [(models[task], task, cause, place % SEEDS) for place, task in enumerate(fitting)]
-
-
-def _model(number: int, place: int) -> str:
-    """By turns; the third one for causes whose harm is not compared with the usual run of a model."""
-    alone = ORDER[number] not in COMPARED
-    return (
-        (MADE_WITH * 2)[(number + place // 2) % (2 * len(MADE_WITH) - 1)]
-        if alone
-        else MADE_WITH[(number + place // 2) % 2]
-    )
-
-
-COMPARED = ("healthy", "batch_256", "batch_1", "rate_2e-3", "frozen", "half_learnt", "without_class", "auto_short")
+COMPARED = (
+    *("healthy", "batch_256", "batch_1", "rate_2e-3", "frozen", "half_learnt", "without_class", "auto_short"),
+    *("auto_rate_2e-3", "hf_frozen", "auto_without_class"),
+)
 """Causes that do no harm on some tasks, as a comparison with the usual run of the same model and task shows."""
 
 
-def _fits(cause: str, task: str) -> bool:
+def fits(cause: str, task: str) -> bool:
+    """Whether a cause can be made on a task."""
     given, small = CAUSES[cause], TASKS[task].rows <= 200
     return given.only(task) and not (small and (given.rows is not None or cause.startswith("noise")))
-
-
-def make_rows(key: Key) -> Splits:
-    """Train, validation and test rows; the test rows are never spoilt."""
-    _, task, name, seed = key
-    cause, splits = CAUSES[name], dict(read_task(task))
-    pick = random.Random(seed)
-    train = list(splits["train"])
-    pick.shuffle(train)
-    usual = TASKS[task].rows
-    splits["train"] = train[: (cause.rows or usual) if cause.many else min(cause.rows or usual, usual)]
-    if TASKS[task].kind is not Task.REGRESSION:  # every class has a row, so that none is unknown
-        seen = {part for _, label in splits["train"] for part in (label if isinstance(label, tuple) else (label,))}
-        for name_ in (n for n in label_map(task).names if n not in seen):
-            splits["train"].append(
-                next(r for r in train if name_ == r[1] or (isinstance(r[1], tuple) and name_ in r[1]))
-            )
-    splits["validation"] = splits["validation"][: cause.held_out]
-    if cause.spoil is not None:
-        cause.spoil(splits, task, pick)
-    return splits
-
-
-def make_options(key: Key, rows: int) -> dict[str, Any]:
-    """What the command line of a run with so many rows would give; a recipe decides the rest."""
-    model, task, name, seed = key
-    cause = CAUSES[name]
-    given: dict[str, Any] = {
-        "model_name_or_path": MODELS[model],
-        "max_seq_length": TASKS[task].length,
-        "freeze": ["encoder"] if cause.frozen else [],
-        "seed": seed,
-        "recipe": cause.recipe or "hf",
-    }
-    if cause.exact is not None or not cause.recipe:
-        given["learning_rate"] = RATES[model] * cause.rate if cause.exact is None else cause.exact
-    epochs = cause.epochs or 3.0
-    if cause.recipe and cause.epochs is not None:
-        given["num_train_epochs"] = epochs
-    if not cause.recipe:
-        given |= {"num_train_epochs": epochs, "per_device_train_batch_size": cause.batch}
-        if cause.right == ("healthy",):  # a run without a fault has enough steps
-            given["num_train_epochs"] = float(min(10, max(epochs, -(-FEWEST_STEPS * cause.batch // rows))))
-    return given | ({"load_best_model_at_end": False} if not cause.recipe else {})
-
-
-FEWEST_STEPS = 120

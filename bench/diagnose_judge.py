@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diagnose_causes import CAUSES, COMPARED, FEWEST_STEPS, LATE, MADE_WELL, RISEN, Key, name_run
+from diagnose_causes import CAUSES, COMPARED, LATE, MADE_WELL, RISEN, Key, name_run
+from diagnose_drawn import FEWEST_STEPS
 from diagnose_make import advice_of, judge_run, read_bank
 from diagnose_tasks import TASKS
 from tunesmith.curves.series import Curves, build_curves
@@ -149,8 +150,8 @@ FEW_VALIDATION = 100
 
 
 def _worse_than_usual(key: Key, test: RowEvidence, found: dict[Key, Any]) -> str:
-    usual = [parts[2] for k, parts in found.items() if k[1] == key[1] and k[2] == "healthy" and k[0] == key[0]]
-    return is_worse(test, usual[0]) if usual else ""
+    usual = {k[3]: parts[2] for k, parts in found.items() if k[:3] == (key[0], key[1], "healthy")}
+    return is_worse(test, usual[min(usual)]) if usual else ""
 
 
 def _rise_on_test(curves: Curves, test: RowEvidence) -> str:

@@ -78,6 +78,7 @@ def _work(number: int, todo: list[Key], following: Any, until: float, output: Pa
     import torch
 
     torch.set_num_threads(1)
+    torch.set_float32_matmul_precision("high")
     file = output / f"bank-{number}.jsonl.gz"
     with gzip.open(file, "at", compresslevel=6) as out:
         while time.time() < until:

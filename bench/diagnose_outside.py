@@ -50,6 +50,24 @@ def outside_tasks() -> Iterator[BankTask]:
     yield _task("verse_moses", last, two, 1800)
     yield _task("whale_next", last, two, 2000, 128, texts=SENTENCES)
     yield _task("chinese_books", last, two, 1500, 96)
+    yield from sealed_tasks()
+
+
+def sealed_tasks() -> Iterator[BankTask]:
+    """Of nine packages that no other group has, for one look."""
+    two, many, several, value = Task.BINARY, Task.MULTICLASS, Task.MULTILABEL, Task.REGRESSION
+    sealed: Group = "sealed"
+    yield _task("complaint_severity", sealed, many, 800)
+    yield _task("script_kinds", sealed, several, 400, 96)
+    yield _task("meaning_fields", sealed, many, 1500)
+    yield _task("cloud_services", sealed, many, 1500)
+    yield _task("cloud_arguments", sealed, value, 1500)
+    yield _task("word_valence", sealed, value, 1500, 16)
+    yield _task("company_countries", sealed, many, 1500, 32)
+    yield _task("german_gender", sealed, many, 1500, 32)
+    yield _task("german_english", sealed, two, 2000, 48, texts=SENTENCES)
+    yield _task("name_gender", sealed, two, 200, 16, held_out=80)
+    yield _task("license_approved", sealed, two, 1200, 96)
 
 
 def _task(

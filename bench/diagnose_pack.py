@@ -29,14 +29,14 @@ TABLE = "embeddings.word_embeddings.weight"
 KEPT_LAYERS = 3
 LEFT_OUT = (".parquet", "merges.txt", "vocab.json", "vocab.txt", ".md", "data_config.json")
 """tokenizer.json has what the vocabulary files have."""
-LEVELS, TABLE_LEVELS = 24, 12
-"""Of a weight above and below zero: a rounding error of about 4% and 8% of a row's spread."""
+LEVELS, TABLE_LEVELS = 18, 9
+"""Of a weight above and below zero: a rounding error of about 5% and 10% of a row's spread."""
 LENGTH = 160
 """Tokens of a text at most; few tasks read more."""
-LEAST_COUNT = 3
-"""A token that is rarer in the data is zero there."""
-MOST_LINES = 3500
-"""Of a table of data; no task takes more."""
+MOST_LETTERS = 1000
+"""Of a cell; no task reads more tokens or counts more words."""
+MOST_LINES, MOST_HELD_OUT = 2400, 800
+"""Of a table of training rows, and of another one: tasks of more rows use fewer there."""
 
 
 def main() -> None:
@@ -44,14 +44,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="write what is to be carried")
     parser.add_argument("--unpack", type=Path, nargs=2, metavar=("FOLDER", "SHARED"), help="make a shared folder of it")
+    parser.add_argument("--least", type=int, default=1, help="a token that is rarer in the data is zero there")
     args = parser.parse_args()
     if args.pack:
-        pack(args.pack)
+        pack(args.pack, args.least)
     if args.unpack:
         unpack(*args.unpack)
 
 
-def pack(target: Path) -> None:
+def pack(target: Path, least: int) -> None:
     """Writes `files.json.xz` and one file for the weights of each model."""
     from diagnose_sources import SHARED
 
@@ -65,17 +66,21 @@ def pack(target: Path) -> None:
     (target / "files.json.xz").write_bytes(lzma.compress(json.dumps(files).encode()))
     texts = [cell for name, text in files.items() if name.endswith(".tsv") for cell in re.split(r"[\t\n]", text)]
     for folder in models:
-        _pack_weights(folder, texts, target / f"{folder.name}.xz")
+        _pack_weights(folder, texts, least, target / f"{folder.name}.xz")
     for path in sorted(target.iterdir()):
         print(f"{path.stat().st_size / 2**20:6.1f} MiB  {path}")
 
 
 def _lines(path: Path) -> str:
     text = path.read_bytes().decode("utf-8")
-    return "".join(text.splitlines(keepends=True)[:MOST_LINES]) if path.suffix == ".tsv" else text
+    if path.suffix != ".tsv":
+        return text
+    most = MOST_LINES if path.name.startswith("train") else MOST_HELD_OUT
+    rows = (line.split("\t") for line in text.split("\n")[:most] if line)
+    return "".join("\t".join(cell[:MOST_LETTERS] for cell in row) + "\n" for row in rows)
 
 
-def _pack_weights(folder: Path, texts: list[str], target: Path) -> None:
+def _pack_weights(folder: Path, texts: list[str], least: int, target: Path) -> None:
     from safetensors.numpy import load_file
     from tokenizers import Tokenizer
 
@@ -83,7 +88,7 @@ def _pack_weights(folder: Path, texts: list[str], target: Path) -> None:
     tokenizer.enable_truncation(LENGTH)
     tokenizer.no_padding()
     counts = Counter(id_ for some in tokenizer.encode_batch_fast(texts) for id_ in some.ids)
-    used = {id_ for id_, count in counts.items() if count >= LEAST_COUNT}
+    used = {id_ for id_, count in counts.items() if count >= least}
     used |= set(tokenizer.get_added_tokens_decoder())
     rows = np.array(sorted(used), dtype=np.int32)
     weights = load_file(folder / "model.safetensors")

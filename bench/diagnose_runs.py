@@ -28,21 +28,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="no run is started later than this")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--follow", type=float, default=0.0, help="share of runs whose first advice is followed")
-    parser.add_argument("--causes", type=_numbers, help="only these, in this order: CAUSE:NUMBER_OF_TASKS,...")
+    parser.add_argument("--drawn", action="store_true", help="draw the strengths of the causes: runs to fit a model to")
+    parser.add_argument("--most", type=int, default=2000, help="runs at most, beside the usual one of every task")
     parser.add_argument("--merge", type=int, help="leave at most so many files")
     parser.add_argument("--table", action="store_true", help="print the tables")
     parser.add_argument("--list", action="store_true", help="print one line a run")
     parser.add_argument(
-        "--group", type=_groups, default=GROUPS[:-2], help="only runs of tasks of these groups: GROUP,..."
+        "--group", type=_groups, default=GROUPS[:-1], help="only runs of tasks of these groups: GROUP,..."
     )
     parser.add_argument("--export", type=Path, help="write the curves for bench/diagnose_peers.py")
     parser.add_argument("--peers", type=Path, help="what bench/diagnose_peers.py wrote")
     args = parser.parse_args()
     if args.make:
-        from diagnose_causes import list_runs
+        from diagnose_drawn import list_runs
         from diagnose_make import make_bank
 
-        wanted = list_runs(args.group, args.causes)
+        wanted = list_runs(args.group, drawn=args.drawn, most=args.most)
         make_bank(args.output, wanted, seconds=args.seconds, processes=args.processes, follow=args.follow)
     if args.merge:
         from diagnose_make import merge_bank
@@ -70,10 +71,6 @@ def _groups(text: str) -> tuple[str, ...]:
     if unknown := set(found) - set(GROUPS):
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: the groups are {', '.join(GROUPS)}")
     return found
-
-
-def _numbers(text: str) -> dict[str, int]:
-    return {name: int(count) for name, _, count in (part.partition(":") for part in text.split(","))}
 
 
 if __name__ == "__main__":

@@ -19,8 +19,11 @@ Row = tuple[tuple[str, ...], Any]
 """Texts (one, or a pair) and the label: a class name, a number, or a tuple of class names."""
 Rows = list[Row]
 Splits = dict[str, Rows]
-Group = Literal["choose", "report", "last", "fresh", "outside", "outside_choose", "outside_first", "outside_last"]
-"""The first four are of ../shared, the others are not. The last two are looked at once each, one after the other."""
+Group = Literal[
+    "choose", "report", "last", "fresh", "outside", "outside_choose", "outside_first", "outside_last", "sealed"
+]
+"""The first four are of ../shared, the others are not. A model may be fitted to all of them but the last,
+which is looked at once."""
 GROUPS: tuple[Group, ...] = (
     "choose",
     "report",
@@ -30,6 +33,7 @@ GROUPS: tuple[Group, ...] = (
     "outside_choose",
     "outside_first",
     "outside_last",
+    "sealed",
 )
 HELD_OUT = 400
 

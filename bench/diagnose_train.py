@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from diagnose_causes import CAUSES, RISEN, Key, make_options, make_rows, name_run
+from diagnose_causes import CAUSES, RISEN, Key, name_run
+from diagnose_drawn import make_options, make_rows
 from diagnose_sources import SHARED, Rows, Splits
 from diagnose_tasks import label_map
 from tunesmith.config.load import load_config
@@ -63,14 +65,16 @@ class Material:
     model: Any
     suite: Suite
     floors: dict[str, Any]
+    probe: Any = None
+    """Training rows and what a linear model that has not seen them says of them."""
 
 
 def _prepare(key: Key, options: Mapping[str, Any] | None) -> Material:
     """`options`: of an earlier run with changes to them; else what the cause asks for."""
     from tunesmith.encoder.load import load_model
-    from tunesmith.encoder.params import freeze
+    from tunesmith.engine.optim import freeze
     from tunesmith.engine.state import seed_everything
-    from tunesmith.ranks.runtime import has_bf16, make_runtime
+    from tunesmith.ranks.runtime import make_runtime
     from tunesmith.tokens.batches import Padding
 
     rows, labels = make_rows(key), label_map(key[1])
@@ -79,7 +83,7 @@ def _prepare(key: Key, options: Mapping[str, Any] | None) -> Material:
     name = str(config.model_name_or_path)
     tokens = {s: _tokens(r, labels, name, config.max_seq_length or 64) for s, r in rows.items()}
     seed_everything(config.seed)
-    runtime = make_runtime(precision="bf16" if has_bf16(use_cpu=False) else "no")
+    runtime = make_runtime(precision="no")  # the steps are small: casts would cost more launches than they save
     loaded = load_model(SHARED / "models" / name, labels, new_head=True)
     suite, padding = make_suite(labels.task), Padding(int(_tokenizer(name).pad_token_id))
     made = Material(config, labels, rows, tokens, padding, runtime, loaded.model.to(runtime.device), suite, {})
@@ -106,6 +110,7 @@ def _settle(made: Material, loaded: Any) -> None:
                 *(made.padding, made.labels, made.suite, made.runtime, loaded.fresh, "", folder),
             ).look()
         made.floors = probe.floors if probe else {}
+        made.probe = None if probe is None else (probe.rows, probe.fit.held_out.cpu().numpy())
     if config.recipe == "auto":
         bundle: Any = made  # of a DataBundle only the labels are asked
         facts = settling._facts(config, loaded, bundle, made.tokens, made.runtime, probe)
@@ -168,6 +173,7 @@ def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, An
         "label_counts": {"train": _count(train.labels, labels)},
         "best_constant": describe_constant(judge.constant, made.tokens["validation"].labels, made.suite),
         "floors": made.floors,
+        "probe_rows": _probe_rows(made, judge.constant),
     }
     journal = b"".join(encode_event(event) for event in judge.events if type(event).__name__ != "SafePoint").decode()
     kept = {name: value for name, value in to_dict(config).items() if value is not None}
@@ -180,6 +186,15 @@ def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, An
     }
 
 
+def _probe_rows(made: Material, constant: BestConstant) -> str | None:
+    """The probe's answers for training rows, as row evidence."""
+    if made.probe is None:
+        return None
+    rows, logits = made.probe
+    kept = keep_rows(constant, logits, made.tokens["train"].labels[rows], 400)
+    return None if kept is None else encode_rows(kept)
+
+
 @dataclass
 class _Judge:
     """Evaluates the rows of a run, keeps its events and the weights of its best evaluation."""
@@ -188,7 +203,8 @@ class _Judge:
     state: Any
     constant: BestConstant
     with_test: bool
-    """Whether the test rows are evaluated each time, to know whether earlier weights were better."""
+    """Whether the test rows are evaluated at the lowest validation loss too, to know whether those weights were better."""
+    lowest: float = math.inf
 
     def __post_init__(self) -> None:
         self.events: list[Event] = []
@@ -211,7 +227,10 @@ class _Judge:
 
     def evaluate(self) -> dict[str, tuple[dict[str, float | None], int]]:
         found = {split: self.score(split) for split in ("validation", "train_sample")}
-        if self.with_test:
+        loss = found["validation"][0]["loss"]
+        if self.with_test and loss is not None and loss < self.lowest:
+            self.lowest = loss
+            self.events = [e for e in self.events if not (isinstance(e, RowsEvaluated) and e.split == "test")]
             self.score("test")
         return found
 

@@ -27,11 +27,6 @@ KINDS = {"tunesmith": "", "Trainer, defaults": "random", "Trainer, group_by_leng
 
 def take_turns(kind: str, batch: int, processor_time: bool) -> None:
     """One contestant: for each line with a number of steps, a line with the seconds of each."""
-    from tunesmith.fast.huge_pages import allow_huge_pages, use_huge_pages
-
-    if kind == "tunesmith":
-        allow_huge_pages()
-        use_huge_pages()
     import step_turns
     from token_files import engine_rows, trainer_rows
 

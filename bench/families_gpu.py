@@ -5,8 +5,8 @@
 
 One process; the contestants take turns. Of each turn some steps are left out (ours: captures are made in them), the others are
 timed; the median over the rounds is printed. A line after each batch size, so that a machine that goes back in the middle has
-shown what was measured until then. Where steps are not captured, ours is measured in float32 too. Steps that no
-speed-up takes are measured by bench/parity_gpu.py.
+shown what was measured until then. Where steps are not captured, ours is measured in float32 too; `--skip` says how many steps of
+ours are left out. Steps that no speed-up takes are measured by bench/parity_gpu.py.
 """
 
 from __future__ import annotations
@@ -58,6 +58,11 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {"vocab_size": 30522, "n_layer": 12, "d_model": 768, "n_head": 12, "d_inner": 3072, "pad_token_id": 0},
     ),
     "bart-base": ("bart", BART),
+    "deberta-v1-base": (
+        "deberta",
+        BASE | {"vocab_size": 30522, "relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 0},
+    ),
+    "xlm-base": ("xlm", {"vocab_size": 30522, "emb_dim": 768, "n_layers": 12, "n_heads": 12, "pad_index": 0}),
 }
 """From ernie-base on they are known to no speed-up but the general one."""
 CONTESTANTS = {"ours": ("ours", True), "trainer_bf16": ("theirs", True), "trainer_fp32": ("theirs", False)}
@@ -86,13 +91,13 @@ def make_kind(kind: str) -> Any:
 
 
 def turn(
-    kind: str, half: bool, model: Any, rows: Any, batch: int, steps: int, variant: str = "default"
+    kind: str, half: bool, model: Any, rows: Any, batch: int, steps: int, variant: str = "default", skip: int = 48
 ) -> dict[str, Any]:
     """Trains some steps, of which the first are not timed. A variant is an optimizer's name, or "hooked": a hook of a user's."""
     from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
-    skip = 48 if kind == "ours" else 4
-    steps = 4 * steps if kind == "ours" else steps
+    steps = 4 * steps if kind == "ours" and skip >= 48 else steps  # captured ones are short
+    skip = skip if kind == "ours" else 4
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         seconds = began = 0.0
@@ -136,19 +141,19 @@ def _optimizer(variant: str) -> dict[str, str]:
     return {} if variant in ("default", "hooked") else {"optim": variant}
 
 
-def contest(shape: str, batch: int, rounds: int, steps: int, rows: Any, variant: str) -> dict[str, Any]:
+def contest(shape: str, batch: int, rounds: int, steps: int, rows: Any, variant: str, skip: int) -> dict[str, Any]:
     """All contestants at one batch size."""
     turns: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTESTANTS}
     for _ in range(rounds):
         for name, (kind, half) in CONTESTANTS.items():
             # A fresh model for each: under transformers.Trainer accelerate puts another forward on it, which stays.
-            turns[name].append(turn(kind, half, make_model(shape), rows, batch, steps, variant))
+            turns[name].append(turn(kind, half, make_model(shape), rows, batch, steps, variant, skip))
     said = {k: v for k, v in turns["ours"][-1].items() if k != "ms"}
     if (
         said.get("given_up") or "captures" not in said
     ):  # uncaptured, the faster precision may be another one for us as well
         turns["ours_fp32"] = [
-            turn("ours", False, make_model(shape), rows, batch, steps, variant) for _ in range(rounds)
+            turn("ours", False, make_model(shape), rows, batch, steps, variant, skip) for _ in range(rounds)
         ]
     found = {name: statistics.median(t["ms"] for t in some) for name, some in turns.items()}
     peer, best = (min(ms for name, ms in found.items() if name.startswith(who)) for who in ("trainer", "ours"))
@@ -170,6 +175,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=["default"], help="default, hooked, or names for --optim")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--skip", type=int, default=48)
     parser.add_argument("--seconds", type=float, default=1e9, help="no further shape is begun after so many")
     parser.add_argument("--output")
     parser.add_argument("--commit", default=read_commit())
@@ -184,20 +190,23 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"), "commit": args.commit, "command": f"bench/families_gpu.py {' '.join(sys.argv[1:])}",
     }  # fmt: skip
     print(about, flush=True)
-    results: dict[str, Any] = {}
+    results, failed = dict[str, Any](), dict[str, str]()
     for shape in args.shapes:
         if time.perf_counter() - began > args.seconds:
             print(f"{shape}: left out, {args.seconds:.0f} s are over", flush=True)
             continue
         for batch, variant in product(args.batch, args.variants):
             try:
-                found = contest(shape, batch, args.rounds, args.steps, rows, variant)
+                found = contest(shape, batch, args.rounds, args.steps, rows, variant, args.skip)
                 name = shape if variant == "default" else f"{shape}, {variant}"
                 results.setdefault(name, {})[str(batch)] = found
             except Exception as error:  # the others are measured all the same
-                print(f"{shape} {batch}: {type(error).__name__}: {error}", flush=True)
+                failed[shape] = f"{type(error).__name__}: {error}"
+                print(f"{shape} {batch}: {failed[shape]}", flush=True)
             if args.output:
-                Path(args.output).write_text(json.dumps(about | {"shapes": results}, indent=1, default=str))
+                Path(args.output).write_text(
+                    json.dumps(about | {"shapes": results, "failed": failed}, indent=1, default=str)
+                )
 
 
 if __name__ == "__main__":

@@ -22,12 +22,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outside_sealed import sealed_tasks
 from outside_texts import further_tasks
 
 FORTUNES = Path("/usr/share/games/fortunes")
 SECTIONS = ("python", "games", "science", "net", "web", "sound", "graphics", "devel", "text", "admin")
 TOPICS = ("computers", "politics", "science", "work", "literature", "men-women", "definitions", "law", "food", "sports")
-ROWS, TEST_ROWS = 3000, 1500
+ROWS, TEST_ROWS, FEW_ROWS = 3000, 1500, 700
 Rows = list[tuple[str, ...]]
 """The cells of each row, the label last."""
 
@@ -108,17 +109,27 @@ def write_task(folder: Path, name: str, columns: Sequence[str], rows: Rows) -> N
     held_out = min(TEST_ROWS, len(rows) // 3)
     place = folder / "data" / name
     place.mkdir(parents=True, exist_ok=True)
-    for split, some in (("test", rows[:held_out]), ("train", rows[held_out : held_out + ROWS])):
+    parts = {"test": rows[:held_out], "train": rows[held_out : held_out + ROWS]}
+    if len(parts["train"]) < FEW_ROWS:  # a validation split of 400 rows would leave too few
+        parts["validation"] = parts["train"][: len(parts["train"]) // 4]
+        parts["train"] = parts["train"][len(parts["validation"]) :]
+    for split, some in parts.items():
         lines = ["\t".join(columns), *("\t".join(cell.replace("\t", " ") for cell in row) for row in some)]
         (place / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print(f"{name}: {min(ROWS, len(rows) - held_out)} / {held_out} rows")
+    print(f"{name}: {len(parts['train'])} / {held_out} rows")
 
 
 def main() -> None:
     """Writes every task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    parser.add_argument("--sealed", action="store_true", help="write the tasks of bench/outside_sealed.py alone")
+    args = parser.parse_args()
+    folder = args.folder
+    if args.sealed:
+        for name, columns, rows in sealed_tasks(folder / "packages"):
+            write_task(folder, name, columns, rows)
+        return
     packages = read_packages()
     random.Random(0).shuffle(packages)
     for name, columns, rows in package_tasks(packages):

@@ -32,15 +32,15 @@ def blank_pictures(blank: bool = True) -> None:
         return
     from matplotlib.figure import Figure
 
-    from tunesmith.curves import pictures
+    from tunesmith.report import charts
 
-    _savefig, _make_picture = _savefig or Figure.savefig, _make_picture or pictures._make_picture
+    _savefig, _make_picture = _savefig or Figure.savefig, _make_picture or charts._make_picture
     Figure.savefig = _save_blank if blank else _savefig
-    pictures._make_picture = _make_blank if blank else _make_picture
+    charts._make_picture = _make_blank if blank else _make_picture
 
 
 def _make_blank(draw: Any) -> Any:
-    from tunesmith.curves.pictures import BOTTOM, TOP, Picture
+    from tunesmith.report.charts import BOTTOM, TOP, Picture
 
     return Picture(BLANK["svg"], BLANK["svg"], (0.1, 1 - TOP, 0.87, TOP - BOTTOM), (0.0, 1.0))
 

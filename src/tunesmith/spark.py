@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tunesmith.bulk.work import label_columns
-from tunesmith.encoder.config_file import read_config_file
+from tunesmith.encoder.model_files import read_config_file
 from tunesmith.labels import Task
 from tunesmith.predict.facts import model_folder_of, read_facts
 from tunesmith.predict.predictor import Predictor

@@ -60,7 +60,7 @@ SAME_ROOM = (
 
 HOMES = {
     "datasets": ("reading/", "tokens/", "measure/glue_script.py"),
-    "peft": ("encoder/params.py",),
+    "peft": ("encoder/families.py",),
     "tokenizers": ("tokens/",),
     "onnx": ("export/",),
     "onnxruntime": ("export/", "predict/graph_network.py"),

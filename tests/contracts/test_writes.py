@@ -30,8 +30,8 @@ IN_NEW_FOLDERS = {
     "predict/facts.py": {"describe"},
     "export/exporting.py": {"_export"},
     "keep/weight_files.py": {"write_tensors"},
-    "trainer/checkpoints.py": {"_describe"},
-    "trainer/saving.py": {"write", "fill", "save_companions", "save_state"},
+    "trainer/checkpoints.py": {"_describe", "save_companions"},
+    "trainer/saving.py": {"write", "fill", "save_state"},
 }
 """Functions that let a library write: into memory, or into a folder that `write_sealed` or the function itself made."""
 

@@ -241,14 +241,14 @@ def follow(keeper: RunKeeper, batches: Any, options: dict[str, Any]) -> None:
         keeper.on(event)
     keeper.stop.raise_at_once()
     tensors = digest(state)
-    best = keeper.best_weights()
-    state.cut = None if state.cut is None else (state.cut.restore(), None)[1]
-    if best is not None:
-        load_weights(state.model, best)
+    with keeper.best_weights() as best:
+        state.cut = None if state.cut is None else (state.cut.restore(), None)[1]
+        if best is not None:
+            load_weights(state.model, best)
     if state.runtime.is_main:
         weights = contiguous(state.model.state_dict())
         require_finite(weights, state.step)
-        export_model(keeper.run.model, weights, keeper.describe, "card")
+        export_model(keeper.run.model, weights, lambda: (keeper.describe, "card"))
         keeper.end("completed")
         outcome = json.dumps({"step": state.step, "tensors": tensors})
         write_file(Path(f"{keeper.run.path}.outcome"), outcome.encode())

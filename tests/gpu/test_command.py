@@ -4,11 +4,29 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import transformers
+
 from token_files import TOKENS, read_texts
+
+BART = {
+    "vocab_size": 30522, "d_model": 128, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "eos_token_id": 102, "bos_token_id": 101,
+    "pad_token_id": 0, "decoder_start_token_id": 102, "max_position_embeddings": 256, "num_labels": 2,
+}  # fmt: skip
+
+
+def write_pairs(table: Path) -> None:
+    """MRPC's test pairs, labelled by the words that they share."""
+    with table.open("w", encoding="utf-8", newline="") as handle:
+        writer = csv.writer(handle)
+        writer.writerow(["sentence1", "sentence2", "label"])
+        for a, b in zip(*read_texts(), strict=True):
+            writer.writerow([a, b, "same" if len(set(a.split()) & set(b.split())) > 9 else "other"])
 
 
 def tunesmith(*words: str) -> str:
@@ -20,11 +38,7 @@ def tunesmith(*words: str) -> str:
 
 def test_the_command_line_works_from_end_to_end(tmp_path: Path) -> None:
     table, run, labelled = tmp_path / "pairs.csv", tmp_path / "run", tmp_path / "labelled.csv"
-    with table.open("w", encoding="utf-8", newline="") as handle:
-        writer = csv.writer(handle)
-        writer.writerow(["sentence1", "sentence2", "label"])
-        for a, b in zip(*read_texts(), strict=True):
-            writer.writerow([a, b, "same" if len(set(a.split()) & set(b.split())) > 9 else "other"])
+    write_pairs(table)
     model = ["--model_name_or_path", str(TOKENS / "minilm")]
     shown = tunesmith("train", "--train_file", str(table), *model, "--num_train_epochs", "2", "--output_dir", str(run))
     assert "bf16" in shown, "the precision is reported"
@@ -35,3 +49,21 @@ def test_the_command_line_works_from_end_to_end(tmp_path: Path) -> None:
     tunesmith("predict", str(run), "--input", str(table), "--output", str(labelled))
     with labelled.open(encoding="utf-8", newline="") as handle:
         assert {row["prediction"] for row in csv.DictReader(handle)} == {"same", "other"}
+
+
+def test_steps_that_cannot_be_captured_are_computed_in_float32_where_no_precision_is_asked_for(tmp_path: Path) -> None:
+    """BART draws and reads on the host: a small batch of it is launched kernel by kernel."""
+    table, model = tmp_path / "pairs.csv", tmp_path / "bart"
+    write_pairs(table)
+    transformers.set_seed(0)
+    transformers.BartForSequenceClassification(transformers.BartConfig(**BART)).save_pretrained(model)
+    for file in (TOKENS / "minilm").glob("*token*"):
+        shutil.copy(file, model)
+    shutil.copy(TOKENS / "minilm" / "vocab.txt", model)
+    words = ["train", "--train_file", str(table), "--model_name_or_path", str(model), "--max_steps", "12"]
+    shown = tunesmith(*words, "--output_dir", str(tmp_path / "chosen"))
+    assert "Precision: float32, quicker than bf16" in shown
+    assert "one launch a step" not in shown
+    assert "float32, quicker" not in tunesmith(*words, "--bf16", "--output_dir", str(tmp_path / "half"))
+    manifests = [json.loads((tmp_path / run / "best" / "MANIFEST.json").read_text()) for run in ("chosen", "half")]
+    assert [manifest["config"]["bf16"] for manifest in manifests] == [False, True]

@@ -144,7 +144,7 @@ class Console:
         if isinstance(event, RunStarted):
             self.plan(event.num_steps, event.steps_per_epoch)
             self.say(
-                f"Training: {event.train_rows:,} rows, {event.num_epochs:g} epochs of {event.steps_per_epoch:g} steps, "
+                f"Training: {event.train_rows:,} rows, {round(event.num_epochs, 2):g} epochs of {event.steps_per_epoch:g} steps, "
                 f"{event.num_steps:,} steps in all."
             )
         elif isinstance(event, Resumed):

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exports, measures, prints the table; gives the exit code."""
     from tunesmith.cli.console import quiet_libraries
-    from tunesmith.encoder.config_file import read_config_file
+    from tunesmith.encoder.model_files import read_config_file
     from tunesmith.errors import ConfigError
     from tunesmith.export.checked import Tolerance, rows_of_files, rows_of_run, table_of
     from tunesmith.export.exporting import export_model_to

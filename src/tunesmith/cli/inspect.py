@@ -51,7 +51,7 @@ def prepare_rows(config: Any) -> tuple[Any, Any, int, dict[str, Any]]:
     from functools import partial
 
     from tunesmith.cli.console import Console, quiet_libraries
-    from tunesmith.encoder.config_file import read_config_file
+    from tunesmith.encoder.model_files import read_config_file
     from tunesmith.encoder.resolve import load_tokenizer, position_limit, require_segments
     from tunesmith.session.inputs import read_run_data
     from tunesmith.tokens.tokenize import longest_allowed, tokenize

@@ -24,7 +24,9 @@ TRIED = {"torch": ((2, 11), (2, 13)), "transformers": ((5, 17), (5, 22))}
 """The lowest and the highest version that the commands were tried with."""
 _BATCHING = "transformers.generation.continuous_batching"
 _SHARDED = "torch.distributed.tensor"
+_QUANTIZED = ("ao", "quantization", "nn.intrinsic", "nn.qat", "nn.quantizable", "nn.quantized")
 LATE: dict[str, tuple[str, ...]] = {
+    **{f"torch.{name}": () for name in (*_QUANTIZED, "distributions", "export", "masked")},
     "sympy": ("Basic", "Expr"),
     "torch._dynamo": ("allow_in_graph", "assume_constant_result", "disable", "forbid_in_graph", "graph_break"),
     "torch._dynamo._trace_wrapped_higher_order_op": ("TransformGetItemToIndex",),

@@ -26,7 +26,6 @@ from tunesmith.errors import (
     name_the_extra,
     nearest,
 )
-from tunesmith.fast.huge_pages import allow_huge_pages
 
 VERBS: dict[str, dict[str, str]] = {
     "Train": {
@@ -81,7 +80,6 @@ def entry() -> None:
     """The console script."""
     prepare_streams()
     load_late()
-    allow_huge_pages()
     leave(main(sys.argv[1:]))
 
 

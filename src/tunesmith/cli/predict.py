@@ -27,6 +27,9 @@ from tunesmith.cli.trained_model import (
     text_columns,
 )
 
+FEW_TEXTS = 64
+"""Texts on the command line that a processor answers, unless --bf16 asks for a GPU."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of this command."""
@@ -104,6 +107,8 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
             f"this model reads {wanted} text(s) a row, {count} given",
             fix="Put each text in quotes; give pairs as --text A ... --text_pair B ...",
         )
+    # A GPU takes longer to start than a processor needs for a few rows.
+    args.use_cpu = args.use_cpu or (len(texts) <= FEW_TEXTS and not args.bf16)
     predictor = load_predictor(args)
     from tunesmith.predict.tables import predicted_names, sorted_scores
 

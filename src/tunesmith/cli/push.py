@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from tunesmith.cli.parser import add_flag
-from tunesmith.encoder.config_file import read_config_file
+from tunesmith.encoder.model_files import read_config_file
 from tunesmith.errors import ConfigError, ResourceError, short_text
 from tunesmith.predict.facts import is_graph_folder, model_folder_of, read_facts, read_graph_facts
 

@@ -15,7 +15,6 @@ from tunesmith.cli.parser import add_config_arguments, config_from_args
 from tunesmith.cli.side_process import SideProcess
 from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError
-from tunesmith.fast.huge_pages import use_huge_pages
 from tunesmith.run.environment import reach, read_launch
 
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ def with_console(config: RunConfig, job: Callable[[Watch], Made]) -> Made:
     from tunesmith.cli.console import Console, quiet_libraries
 
     quiet_libraries()
-    use_huge_pages()
     console = Console(
         bars=None if config.disable_tqdm is None else not config.disable_tqdm,
         logging_steps=config.logging_steps,

@@ -51,7 +51,7 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
 def read_model_facts(args: argparse.Namespace) -> Any:
     """The facts of the model of `args.run`. Needs no torch, so that a wrong file is refused before the model is loaded."""
     from tunesmith.cli.console import quiet_libraries
-    from tunesmith.encoder.config_file import read_config_file
+    from tunesmith.encoder.model_files import read_config_file
     from tunesmith.predict.facts import model_folder_of, read_facts
 
     quiet_libraries()

@@ -34,7 +34,7 @@ def draw_curves(curves: Curves | Sequence[Curves], *, x: XAxis = "step", theme: 
     axes = figure.subplots(1, 2 if metric else 1, squeeze=False)[0]
     for place, panels in zip(axes, zip(*(main_panels(run, metric) for run in runs), strict=True), strict=True):
         draw_panel(place, runs, panels, x=x, theme=THEMES[theme])
-        place.set_xlim(axes[0].get_xlim())  # the same moment stands at the same place in both panels
+        place.set_xlim(axes[0].get_xlim())  # both panels have the same x axis
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
     figure.suptitle(_plain(title), color=THEMES[theme].text, fontsize=13, fontweight="bold", x=0.02, ha="left")
     return figure
@@ -43,7 +43,7 @@ def draw_curves(curves: Curves | Sequence[Curves], *, x: XAxis = "step", theme: 
 def new_figure(
     *, width: float, height: float, theme: ThemeName, layout: Literal["constrained"] | None = "constrained"
 ) -> Figure:
-    """An empty figure that no global registry knows of."""
+    """An empty figure outside of pyplot's global registry."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -60,13 +60,24 @@ def figure_bytes(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
 
 
 def save_curves(curves: Curves | Sequence[Curves], *, png: Path, svg: Path, x: XAxis = "step") -> None:
+    """Draws and writes both pictures; see `write_curves`."""
+    write_curves(curve_pictures(curves, x=x), png=png, svg=svg)
+
+
+def curve_pictures(curves: Curves | Sequence[Curves], *, x: XAxis = "step") -> tuple[bytes, bytes]:
+    """Loss and metric as PNG and as SVG."""
+    figure = draw_curves(curves, x=x)
+    first = figure_bytes(figure, "png")
+    figure.set_layout_engine("none")  # the places found for the first picture are those of the second
+    return first, figure_bytes(figure, "svg")
+
+
+def write_curves(pictures: tuple[bytes, bytes], *, png: Path, svg: Path) -> None:
     """Writes both pictures, or neither where one of them would replace a file of the user."""
     for file in (png, svg):
         require_own(file)
-    figure = draw_curves(curves, x=x)
-    write_own(png, figure_bytes(figure, "png"))
-    figure.set_layout_engine("none")  # the places found for the first picture are those of the second
-    write_own(svg, figure_bytes(figure, "svg"))
+    for file, picture in zip((png, svg), pictures, strict=True):
+        write_own(file, picture)
 
 
 def draw_nothing() -> None:
@@ -184,7 +195,7 @@ def _mark_gaps(axes: Axes, run: Curves, x: XAxis, theme: Theme) -> None:
 
 
 def _limit_loss(axes: Axes, runs: Sequence[Curves]) -> None:
-    """From 0 to a little above nearly all points: one spike of 40 must not press the curve flat."""
+    """Limits from 0 to a little above nearly all points: one spike of 40 must not flatten the curve."""
     values = np.concatenate([run.train_loss.finite().value for run in runs])
     shown = [run.metric("validation", "loss").finite().value for run in runs]
     top = max([float(np.quantile(values, 0.995)) if len(values) else 0.0, *(float(s.max()) for s in shown if len(s))])
@@ -214,6 +225,6 @@ def draw_legend(axes: Axes, theme: Theme) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text as it is: a dollar sign in a run's name is not mathematics, a control character is not drawn."""
+    """The text escaped for matplotlib: a dollar sign is not mathematics, a control character is not drawn."""
     shown = "".join(c if c.isprintable() else "·" for c in text)
     return (shown if len(shown) <= 60 else shown[:59] + "…").replace("$", r"\$")

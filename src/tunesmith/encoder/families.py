@@ -1,11 +1,13 @@
-"""Which encoders the exact strategies know, and where their parts are; and whether a model is the very thing that transformers
-builds from its config: class by class, with no hook inside.
+"""Which encoders the exact strategies know, and where their parts are; whether a model is the very thing that transformers builds
+from its config: class by class, with no hook inside; and models with PEFT adapters: the model inside, and the files that hold
+what is trained. Home of `peft`, which is optional.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,13 +30,13 @@ def hook_tables(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
 
 
 def is_watched(tables: Iterable[dict[int, Any]]) -> bool:
-    """Whether a hook of the user's is in one of the tables: it would see other shapes, or not be called at all."""
+    """Whether a user's hook is in one of the tables: it would see other shapes, or would not be called."""
     hooks = (hook for table in tables if table for hook in table.values())
     return any(not str(getattr(hook, "__module__", "")).startswith(_HARMLESS) for hook in hooks)
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile has a hold on it or a part of it: what it traced would be traced again for every change."""
+    """Whether the model or a part of it is compiled: torch.compile would trace it again for every change."""
     parts = list(model.modules())
     return any(type(m).__module__.startswith("torch._dynamo.") or m._compiled_call_impl is not None for m in parts)
 
@@ -176,7 +178,7 @@ def why_not(model: nn.Module) -> str | None:
 
 
 def anatomy_of(model: nn.Module) -> Anatomy:
-    """The parts of a model that `why_not` has nothing against."""
+    """The parts of a model for which `why_not` is None."""
     config = model.config
     family = FAMILIES[str(config.model_type)]  # type: ignore[union-attr]
     bare = getattr(model, str(model.base_model_prefix))
@@ -220,3 +222,69 @@ def without_first_values() -> Iterator[None]:
     finally:
         for kind, draw in zip(kinds, drawing, strict=True):
             kind.reset_parameters = draw
+
+
+ADAPTER = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+"""What transformers puts before the keys of an adapter that `model.add_adapter` made."""
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether the files of this model are those of its adapters: made by `get_peft_model`, or by `model.add_adapter`."""
+    return _is_wrapped(model) or bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def is_mixed(model: nn.Module) -> bool:
+    """Whether adapters of several kinds are mixed (`PeftMixedModel`): PEFT has no files for these."""
+    return _is_kind(model, "PeftMixedModel")
+
+
+def inner_model(model: nn.Module) -> nn.Module:
+    """The model that the adapters were put into, which names inputs and labels; the model itself where there are none."""
+    if not (_is_wrapped(model) or is_mixed(model)):
+        return model
+    wrapper: Any = model
+    inner: nn.Module = wrapper.get_base_model() if hasattr(wrapper, "get_base_model") else wrapper.base_model.model
+    return inner
+
+
+def adapter_files(
+    model: nn.Module, tensors: Mapping[str, torch.Tensor], *, embeddings: bool = True
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Tensors by file and key, in PEFT's layout: the adapter `default` at the top, others in a folder of their name.
+
+    Those that are stored as they are in `tensors`, the model's state dict, are the same objects. `embeddings`: with those
+    that PEFT adds where the vocabulary was resized.
+    """
+    from peft import get_peft_model_state_dict
+
+    wrapped = _is_wrapped(model)
+    adapted: Any = model
+    files = {}
+    for name in list(adapted.peft_config) if wrapped else adapted.active_adapters()[:1]:
+        found = get_peft_model_state_dict(
+            model, state_dict=tensors, adapter_name=name, save_embedding_layers="auto" if embeddings else False
+        )
+        folder = f"{name}/" if wrapped and name != "default" else ""
+        files[f"{folder}{ADAPTER}"] = found if wrapped else {f"{_PREFIX}{k}": v for k, v in found.items()}
+    return files
+
+
+def trained_beside(
+    model: nn.Module, tensors: Mapping[str, torch.Tensor], files: Mapping[str, Mapping[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """Tensors that training changes and no adapter file holds: layers unfrozen by hand, a prompt's encoder, buffers."""
+    held = {id(t) for file in files.values() for t in file.values()}
+    changing = {n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    changing |= {n for n, _ in model.named_buffers()}
+    return {n: t for n, t in tensors.items() if n in changing and id(t) not in held}
+
+
+def _is_wrapped(model: nn.Module) -> bool:
+    return _is_kind(model, "PeftModel")
+
+
+def _is_kind(model: nn.Module, name: str) -> bool:
+    """Whether a model is of a class of PEFT, without importing it."""
+    kind = getattr(sys.modules.get("peft"), name, None)
+    return kind is not None and isinstance(model, kind)

@@ -1,4 +1,5 @@
-"""A pretrained encoder with a classification head for a LabelMap. Home of `transformers`' model classes.
+"""A pretrained encoder with a classification head for a LabelMap, and the names of the outputs of a trained head. Home of
+`transformers`' model classes.
 
 The size of a model is counted on the meta device before a byte of it is allocated, and a loaded model computes one short row at
 once: a config that cannot compute is refused before anything is written.
@@ -6,19 +7,22 @@ once: a config that cannot compute is refused before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tunesmith.encoder.config_file import name_field, read_config_file, start_head_afresh
-from tunesmith.encoder.model_files import count_parameters, naming
+from tunesmith.encoder.model_files import count_parameters, name_field, naming, read_config_file
 from tunesmith.encoder.resolve import find_weights
 from tunesmith.errors import ConfigError, NumericsError, ResourceError
-from tunesmith.labels import LabelMap
+from tunesmith.labels import LabelMap, match_names
 from tunesmith.run.environment import without_fsdp
+
+if TYPE_CHECKING:
+    import torch
 
 LARGEST_MODEL = 20_000_000_000
 """Parameters; a config that asks for more is refused."""
@@ -68,30 +72,37 @@ def _free_memory() -> int | None:
 LENGTH = 5
 
 
-def require_answer(model: Any, folder: Path) -> None:
-    """A ConfigError when the model cannot compute a row of a few tokens, a NumericsError when the answer is not a number."""
+def compute_row(model: Any) -> Any:
+    """The logits of a row of a few tokens; None for a model that cannot be asked so."""
     import torch
 
     try:
-        rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+        table = model.get_input_embeddings()
     except NotImplementedError:
-        rows = None
+        table = None
+    rows = getattr(table, "num_embeddings", None)
     if rows is None or hasattr(model.base_model, "set_attention_type"):
-        return  # CANINE has no table of tokens; BigBird switches to full attention permanently when it sees a short row
-    ids = torch.arange(LENGTH).remainder(rows)[None]
+        return None  # CANINE has no table of tokens; BigBird switches to full attention permanently when it sees a short row
+    ids = torch.arange(LENGTH, device=table.weight.device).remainder(rows)[None]
     end = getattr(model.config, "eos_token_id", None)
     if isinstance(end, int) and 0 <= end < rows:
         ids[0, -1] = end  # BART and its kin read the place of this token
     was = model.training
     model.eval()
-    with naming("its config.json describes a model that cannot compute", folder):
+    try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-        finite, shape = bool(torch.isfinite(logits).all()), tuple(logits.shape)
-        if shape != (1, model.config.num_labels):
-            raise ValueError(f"its answer to one row has the shape {shape}")
-    model.train(was)
-    if not finite:
+            return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    finally:
+        model.train(was)
+
+
+def require_answer(model: Any, folder: Path) -> None:
+    """A ConfigError when the model cannot compute a row of a few tokens, a NumericsError when the answer is not a number."""
+    with naming("its config.json describes a model that cannot compute", folder):
+        logits = compute_row(model)
+        if logits is not None and tuple(logits.shape) != (1, model.config.num_labels):
+            raise ValueError(f"its answer to one row has the shape {tuple(logits.shape)}")
+    if logits is not None and not bool(logits.isfinite().all()):
         problem = "the model answers a row of a few tokens with something that is not a number"
         raise NumericsError(problem, where=str(folder), fix="Use an undamaged copy of the model and its config.json.")
 
@@ -122,6 +133,7 @@ def load_model(
     ignore_mismatched_sizes: bool = False,
     attention: str | None = None,
     new_head: bool = False,
+    device: str | torch.device = "cpu",
 ) -> LoadedModel:
     """The model with a head of the right size and `id2label` set to the real names. `new_head` draws the head anew."""
     from transformers import AutoModelForSequenceClassification
@@ -147,13 +159,30 @@ def load_model(
         )
     fresh = _fresh_names(model, info, stored, labels, ignore_mismatched_sizes, str(folder))
     if new_head:
-        fresh = start_head_afresh(model)
+        fresh = _start_head_afresh(model)
+    _leave_file(model, device)
     _refuse_non_finite(model, str(folder))
     require_answer(model, folder)
-    _leave_file(model)
     model.train()
     notes = (f"new, to be trained: {', '.join(fresh)}",) if fresh else ()
     return LoadedModel(model, notes, sum(p.numel() for p in model.parameters()), fresh)
+
+
+def _start_head_afresh(model: Any) -> tuple[str, ...]:
+    """Draws everything above the encoder anew, as the model's own class does; gives the names of those parameters."""
+    import torch
+
+    fresh: list[str] = []
+    for name, part in model.named_children():
+        if name == model.base_model_prefix:
+            continue
+        for module in part.modules():
+            for parameter in module.parameters(recurse=False):
+                parameter._is_hf_initialized = False
+            with torch.no_grad():
+                model._init_weights(module)
+        fresh += [f"{name}.{key}" for key, _ in part.named_parameters()]
+    return tuple(fresh)
 
 
 def _make_config(folder: Path, labels: LabelMap) -> Any:
@@ -175,7 +204,7 @@ def _make_config(folder: Path, labels: LabelMap) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No bar and no table while weights load: `LoadedModel.notes` says what matters in one line."""
+    """No bar and no table while weights load: `LoadedModel.notes` has the result in one line."""
     import transformers.utils.logging
 
     logging: Any = transformers.utils.logging
@@ -216,18 +245,54 @@ def _fresh_names(
     return tuple(missing + mismatched)
 
 
-def _leave_file(model: Any) -> None:
-    """Copies every tensor: they are views of the mapped file, and would change with it."""
+def _leave_file(model: Any, device: str | torch.device) -> None:
+    """Copies every tensor to the device: they are views of the mapped file, and would change with it."""
     for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
+        tensor.data = tensor.data.to(device, copy=True)
 
 
 def _refuse_non_finite(model: Any, where: str) -> None:
     import torch
 
-    for name, tensor in model.state_dict().items():
-        if not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum())):  # a sum has one pass and no copy
-            continue
-        if not bool(torch.isfinite(tensor).all()):
+    floats = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    sums = torch.stack([tensor.sum() for tensor in floats.values()])  # a sum has one pass and no copy
+    for (name, tensor), finite in zip(floats.items(), torch.isfinite(sums).tolist(), strict=True):
+        if not finite and not bool(torch.isfinite(tensor).all()):
             fix = "Use an undamaged copy of the model."
             raise NumericsError(f"the pretrained weights are not finite: {name}", where=where, fix=fix)
+
+
+@dataclass(frozen=True)
+class HeadNames:
+    """`names` in id order; empty when the model has no trained head, or one whose outputs were never named."""
+
+    names: tuple[str, ...]
+
+    def fits(self, names: Sequence[str]) -> bool:
+        """Whether these labels, in this order, mean what the outputs of the head mean."""
+        return match_names(self.names, names) == tuple(names)
+
+    def refusal(self, names: Sequence[str], where: str) -> ConfigError:
+        """The error for labels that do not match the outputs of this head."""
+        theirs, ours = ", ".join(self.names[:6]), ", ".join(names[:6])
+        if match_names(self.names, names) is not None:
+            fix = "Leave --label_names out: the order of the model is used."
+        else:
+            fix = (
+                f"If they mean the same in this order, give --label_names {','.join(self.names)}; "
+                "--ignore_mismatched_sizes starts a new head."
+            )
+        return ConfigError(f"its head was trained for {theirs} and the data has {ours}", where=where, fix=fix)
+
+
+def read_head_names(config: dict[str, Any]) -> HeadNames:
+    """The names in a model's config.json. LABEL_0, LABEL_1, ... name nothing: they mean the ids."""
+    kinds = config.get("architectures")
+    classifier = isinstance(kinds, list) and any(str(kind).endswith("ForSequenceClassification") for kind in kinds)
+    table = config.get("id2label")
+    if not classifier or not isinstance(table, dict) or not all(str(key).isdecimal() for key in table):
+        return HeadNames(())
+    ordered = tuple(str(table[key]) for key in sorted(table, key=int))
+    if all(re.fullmatch(r"LABEL_\d+", name) for name in ordered):
+        return HeadNames(())
+    return HeadNames(ordered)

@@ -11,8 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tunesmith.encoder.config_file import read_config_file, read_json_object, refuse_code
-from tunesmith.encoder.model_files import check_seal, check_tensor_file, naming
+from tunesmith.encoder.model_files import (
+    check_seal,
+    check_tensor_file,
+    naming,
+    read_config_file,
+    read_json_object,
+    refuse_code,
+)
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, did_you_mean, short_text
 from tunesmith.run.environment import ask_hub, library_bars_off
 from tunesmith.run.remembered import known_hash

@@ -1,17 +1,21 @@
-"""The optimizer, by its name in `config/convert.py`; clipping and the finite check are folded into the pass of a fused one."""
+"""The optimizer, by its name in `config/convert.py`, and which parameters it trains, at which rate, with or without weight decay.
+Clipping and the finite check are folded into the pass of a fused one."""
 
 from __future__ import annotations
 
 import inspect
+import math
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim import Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from tunesmith.encoder.params import param_groups
+from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.ranks.runtime import has_triton
 
 if TYPE_CHECKING:
@@ -21,6 +25,8 @@ from tunesmith.ranks.sharding import gathered, local
 Rate = float | torch.Tensor
 """A number, or where a captured step reads it from."""
 _KERNEL = "_tunesmith_kernel"
+_LAYER = re.compile(r"\.(?:layer|layers|albert_layer_groups|h|block)\.(\d+)\.")
+_EMBEDDING = re.compile(r"(^|\.)embeddings?\.")
 
 
 def make_optimizer(
@@ -75,12 +81,14 @@ def make_optimizer(
 
 
 def in_one_kernel(kind: Any, options: Mapping[str, Any], parameters: Iterable[torch.Tensor]) -> dict[str, Any]:
-    """The options of torch's AdamW with its fused kernel on a GPU: the same update, and no wait for the device.
+    """The options of torch's AdamW, or of SGD without momentum, with its fused kernel on a GPU: the same update, and no wait.
 
-    Any other way the host must know that a gradient is finite before it updates.
+    Any other way the host must know that a gradient is finite before it updates. (A first step of SGD that is skipped would
+    leave its momentum as it was found in memory.)
     """
     given = dict(options)
-    if kind is not AdamW or given.keys() & {"fused", "foreach", "capturable"}:
+    known = kind is AdamW or (kind is SGD and not given.get("momentum"))
+    if not known or given.keys() & {"fused", "foreach", "capturable"}:
         return given
     takes = all(p.is_cuda and p.is_floating_point() for p in parameters)
     return {**given, "fused": True} if takes else given
@@ -190,3 +198,91 @@ def apply_update(optimizer: Optimizer, divisor: torch.Tensor, skip: torch.Tensor
     if divided != 1.0:
         divide_gradients(trained_parameters(optimizer), divisor)
     optimizer.step()
+
+
+@dataclass(frozen=True)
+class ParamGroup:
+    """Parameters that share weight decay and the share of the learning rate they get."""
+
+    names: tuple[str, ...]
+    weight_decay: float
+    lr_scale: float
+
+
+def depth_of(name: str, num_layers: int) -> int:
+    """0 for embeddings, 1..n for the encoder's layers, n + 1 for everything above."""
+    layer = _LAYER.search(name)
+    if layer:
+        return int(layer.group(1)) + 1
+    return 0 if _EMBEDDING.search(name) else num_layers + 1
+
+
+def count_layers(model: nn.Module) -> int:
+    """Encoder layers that can be trained, by the numbers in parameter names: a layer that averages is none of them."""
+    named = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    numbers = [int(m.group(1)) for name in named if (m := _LAYER.search(name))]
+    return max(numbers, default=-1) + 1
+
+
+def matrix_size(model: nn.Module) -> float:
+    """The root mean square of the matrices of the encoder's layers."""
+    found = [p.detach().float() for name, p in model.named_parameters() if p.ndim == 2 and _LAYER.search(name)]
+    squares = sum(float(p.square().sum()) for p in found)
+    return math.sqrt(squares / max(sum(p.numel() for p in found), 1))
+
+
+def param_groups(
+    model: nn.Module, *, weight_decay: float, layerwise_lr_decay: float = 1.0, head_lr_scale: float = 1.0
+) -> list[ParamGroup]:
+    """Groups of the trainable parameters, in a stable order. Only matrices decay: biases and norms do not.
+
+    The rate falls by `layerwise_lr_decay` from each layer to the one below; the head has `head_lr_scale` of the top's.
+    """
+    layers = count_layers(model)
+    groups: dict[tuple[float, float], list[str]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decay = weight_decay if parameter.ndim >= 2 else 0.0
+        depth = depth_of(name, layers)
+        scale = head_lr_scale if depth > layers else layerwise_lr_decay ** (layers + 1 - depth)
+        groups.setdefault((decay, scale), []).append(name)
+    return [ParamGroup(tuple(names), decay, scale) for (decay, scale), names in groups.items()]
+
+
+def freeze(model: nn.Module, parts: tuple[str, ...]) -> tuple[str, ...]:
+    """Stops training of "embeddings", "encoder" (all but the head) or "layers.0-3"; returns the frozen names."""
+    layers = count_layers(model)
+    frozen: list[str] = []
+    for part in parts:
+        chosen = _depths_of(part, layers)
+        for name, parameter in model.named_parameters():
+            if depth_of(name, layers) in chosen and parameter.requires_grad and not _is_head(name, part):
+                parameter.requires_grad_(False)
+                frozen.append(name)
+    if frozen and not any(p.requires_grad for p in model.parameters()):
+        raise ConfigError(f"--freeze {','.join(parts)} leaves nothing to train")
+    return tuple(frozen)
+
+
+def _is_head(name: str, part: str) -> bool:
+    """Pooler and classifier stay trainable when the encoder is frozen."""
+    return (
+        part == "encoder" and re.search(r"(^|\.)(classifier|pooler|pre_classifier|head|score)(\.|$)", name) is not None
+    )
+
+
+def _depths_of(part: str, layers: int) -> set[int]:
+    if part == "embeddings":
+        return {0}
+    if part == "encoder":
+        return set(range(layers + 2))
+    span = re.fullmatch(r"layers?\.(\d+)(?:-(\d+))?", part)
+    if not span:
+        known = ("embeddings", "encoder", "layers.0", "layers.0-3")
+        fix = did_you_mean(part, known) or "Use embeddings, encoder or layers.0-3."
+        raise ConfigError(f"--freeze does not know {part!r}", fix=fix)
+    first, last = int(span.group(1)), int(span.group(2) or span.group(1))
+    if first > last or last >= layers:
+        raise ConfigError(f"--freeze {part}: the model has layers 0 to {layers - 1}")
+    return set(range(first + 1, last + 2))

@@ -26,6 +26,10 @@ MOST = 48
 """Captures of a run. Each graph holds the nodes of a step (some MB on the host); all share one pool of device memory."""
 
 
+_REFUSED = (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError)
+"""What a capture ends with where a step does what cannot be captured."""
+
+
 @dataclass(frozen=True)
 class _Captured:
     graph: Any
@@ -101,11 +105,27 @@ class StepGraphs:
             capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
             with _no_collection(), no_host_randomness(), capture:
                 numbers.copy_(body(fixed, self._rate, self._factor))
-        except (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError) as error:
+        except _REFUSED as error:
             log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", short_text(error))
             self._give_up()
             return None
         return _Captured(graph, fixed, numbers)
+
+    def rehearse(self, batch: Batch, passes: Callable[[Batch], None]) -> str | None:
+        """Why the passes of a step cannot be captured, by doing so once for a few rows; None where they can."""
+        fixed = _place(batch, self._device)
+        passes(fixed)  # makes what the libraries make when they are first called
+        try:
+            with (
+                _no_collection(),
+                no_host_randomness(),
+                torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"),
+            ):
+                passes(fixed)
+        except _REFUSED as error:
+            self._give_up()
+            return short_text(error)
+        return None
 
     def let_go(self) -> bool:
         """Frees what captured steps hold, where there are any: the memory did not suffice for them and an uncaptured one."""

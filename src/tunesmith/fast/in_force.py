@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from tunesmith.tokens.token_rows import Sampling
 
 
+CAPTURED = "one launch a step"
+"""How captured steps are called where speed-ups are listed."""
+
+
 @dataclass
 class Strategies:
     """What was switched on. `train_collate` is for training batches, `collate` for evaluation (whole vocabulary)."""
@@ -96,6 +100,12 @@ class Strategies:
         self.dropped.add("restrict_vocabulary")
         self.parts.pop("restrict_vocabulary", None)
         self.cut = None
+
+    def stop_capturing(self) -> None:
+        """Steps run uncaptured, and rows are padded to the longest of their batch: before there are batches."""
+        self.on = tuple(name for name in self.on if name != CAPTURED)
+        if self.parts.pop("length_buckets", None) is not None:
+            self.train_collate = self.padding
 
     def adapted(self, batch: Batch) -> Batch:
         """The micro-batch as the model takes it now."""

@@ -14,7 +14,7 @@ from tunesmith.encoder.families import anatomy_of, hook_tables, is_watched, why_
 from tunesmith.errors import ConfigError
 from tunesmith.fast.cpu_speed import enable_cpu_speed
 from tunesmith.fast.graphs import StepGraphs
-from tunesmith.fast.in_force import Strategies
+from tunesmith.fast.in_force import CAPTURED, Strategies
 from tunesmith.fast.packing import FILLER, Packing, bucketed, why_not_captured
 from tunesmith.fast.padding_free import enable_first_token_only, enable_padding_free, why_not_first_token
 from tunesmith.fast.vocabulary import VocabularyCut, why_not_restricted
@@ -69,7 +69,7 @@ def choose_strategies(
     unknown = None if packed or device.type != "cuda" else why_not_captured(model)
     if _wanted("cuda_graphs", cuda_graphs, _no_graphs(device, world, unknown), notes):
         graphs = StepGraphs(device, before=None if fused is None else fused.refresh_if_changed, padded=not packed)
-        on.append("one launch a step")
+        on.append(CAPTURED)
     shaped = collate if graphs is None else _shaped(collate, fused, rows, longest, applied)
     whole = parts or _no_cut(model, rows, restrict_vocabulary)
     if rows is not None and _wanted("restrict_vocabulary", restrict_vocabulary, whole, notes):

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from tunesmith.encoder.params import ADAPTER
+from tunesmith.encoder.families import ADAPTER
 from tunesmith.engine.state import TrainState, generator_states, restore_generators
 from tunesmith.engine.stopping import BestSoFar
 from tunesmith.errors import CheckpointError
@@ -25,6 +26,8 @@ from tunesmith.keep.plain import pack_optimizer, unpack_optimizer
 from tunesmith.keep.record import Identity
 from tunesmith.keep.weight_files import (
     WEIGHTS,
+    Take,
+    beside_steps,
     buffered,
     contiguous,
     copy_weights,
@@ -47,7 +50,7 @@ VOCABULARY = "vocabulary.safetensors"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`files` are tensors by file and name, on the CPU; `state` is the text of state.json; `meta` goes into the manifest."""
+    """`files` are tensors by file and name; `state` is the text of state.json; `meta` goes into the manifest."""
 
     files: dict[str, dict[str, torch.Tensor]]
     state: str
@@ -72,16 +75,18 @@ class Snapshot:
         write_sealed(folder, fill, self.meta, bytes_needed=self.size)
 
     def copied(self, buffers: dict[str, torch.Tensor]) -> Snapshot:
-        """The same in memory of its own."""
-        files = {
-            file: {name: buffered(tensor, buffers, f"{file}/{name}") for name, tensor in tensors.items()}
-            for file, tensors in self.files.items()
-        }
+        """The same on the CPU, in memory of its own; what a device computes meanwhile does not wait for it."""
+        devices = {tensor.device for tensors in self.files.values() for tensor in tensors.values() if tensor.is_cuda}
+        with beside_steps(devices.pop() if devices else torch.device("cpu")):
+            files = {
+                file: {name: buffered(buffers, tensor, f"{file}/{name}") for name, tensor in tensors.items()}
+                for file, tensors in self.files.items()
+            }
         return replace(self, files=files)
 
 
 def write_files(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> dict[str, Future[str]]:
-    """Writes tensors by file and name; gives the sha256 of each file, when it is ready. Weights say that they are torch's."""
+    """Writes tensors by file and name; returns futures of their sha256. Files of weights carry the format `pt`."""
     known = {}
     for name, tensors in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -115,20 +120,23 @@ def save_checkpoint(
     state.runtime.barrier()
 
 
-def capture(state: TrainState, identity: Identity, buffers: dict[str, torch.Tensor] | None = None) -> Snapshot | None:
+def capture(
+    state: TrainState, identity: Identity, buffers: dict[str, torch.Tensor] | None = None, *, stays: bool = False
+) -> Snapshot | None:
     """What a checkpoint of this moment holds, on rank 0; None on the others. All ranks call it.
 
     Tensors that are on the CPU already are the run's own: a caller that continues training copies them first. Those of a device
-    are copied into `buffers`, which must not be in use.
+    are copied into `buffers`, which must not be in use; or on the device itself, where the copy `stays`.
     """
     state.require_whole("they are not saved")
     generators = state.runtime.gather_objects(generator_states(state.runtime.device))
     if not state.runtime.is_main and state.runtime.sharding is None:
         return None
     # sharded tensors are gathered here and below: all ranks take part
-    weights = weight_files(state.model, _whole_tensors(state), buffers)
+    take: Take | None = _clone if stays else None if buffers is None else partial(buffered, buffers)
+    weights = weight_files(state.model, _whole_tensors(state), take)
     tensors, plain = pack_optimizer(state.optimizer)
-    tensors = contiguous(tensors, buffers, OPTIMIZER)
+    tensors = contiguous(tensors, take, OPTIMIZER)
     if not state.runtime.is_main:
         return None
     for held in weights.values():
@@ -140,8 +148,14 @@ def capture(state: TrainState, identity: Identity, buffers: dict[str, torch.Tens
     }
     if state.cut is not None and float(state.cut.kept) != 1.0:
         files[VOCABULARY] = state.cut.state_dict()
+    if stays:
+        torch.cuda.synchronize(state.runtime.device)
     text = json.dumps(_plain_state(state, plain, generators), allow_nan=False)
     return Snapshot(files, text, {"kind": "checkpoint", "step": state.step, **identity.to_json()})
+
+
+def _clone(tensor: torch.Tensor, key: str) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def full_weights(state: TrainState) -> dict[str, torch.Tensor]:
@@ -198,7 +212,7 @@ def _read_state(file: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(folder: Path, state: TrainState, *, settings: bool = True) -> None:
-    """Puts a verified checkpoint into the state. A missing piece is refused: a resume is whole or it is none.
+    """Loads a verified checkpoint into the state. A missing piece is refused: there is no partial resume.
 
     Without `settings` the optimizer's groups (rate, decay, ...) stay as this run has made them.
     """
@@ -211,7 +225,7 @@ def load_checkpoint(folder: Path, state: TrainState, *, settings: bool = True) -
     except (KeyError, IndexError, TypeError, ValueError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(f"does not hold a whole state: {error}", where=str(folder)) from error
+        raise CheckpointError(f"does not hold a complete state: {error}", where=str(folder)) from error
 
 
 def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, settings: bool) -> None:

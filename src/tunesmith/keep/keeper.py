@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tunesmith.engine.plan import Plan
 from tunesmith.engine.stopping import StopRequest, is_exhausted
 from tunesmith.errors import CheckpointError, TunesmithError, short_text
 from tunesmith.events import Event, Improved, NonFinite, Resumed, RunStarted, SafePoint, Saved
+from tunesmith.keep.aside import Aside
 from tunesmith.keep.checkpoint import PIECES, VOCABULARY, Snapshot, bytes_of, capture, link_files, load_checkpoint
 from tunesmith.keep.record import GOOD_ENDS, RunRecord, newest_intact, rotate
 from tunesmith.run.environment import fault_point
@@ -26,43 +26,7 @@ log = logging.getLogger(__name__)
 
 
 ASIDE_FROM = 64 << 20
-"""Bytes. A smaller checkpoint is on disk before a thread is worth its trouble (BERT-base: 1.3 GB, 0.8 s; a copy 0.1 s)."""
-
-
-@dataclass
-class Aside:
-    """At most one job at a time, in a thread of its own. What it raises is raised again in the thread that asks for it."""
-
-    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    _job: Future[float] | None = None
-
-    def start(self, job: Callable[[], None]) -> None:
-        """Runs the job. The one before must have been taken."""
-        assert self._job is None
-        future: Future[float] = Future()
-        self._job = future
-        started = time.perf_counter()
-
-        def run() -> None:
-            try:
-                job()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(time.perf_counter() - started)
-
-        # A daemon: a process that receives a second signal does not wait for it, and an unpublished folder is swept later.
-        threading.Thread(target=run, name="tunesmith-save", daemon=True).start()
-
-    def take(self, *, wait: bool) -> float | None:
-        """The seconds of the job that ended, once; None when there is none, or none that ended and `wait` is off."""
-        job = self._job
-        if job is None or not (wait or job.done()):
-            return None
-        try:
-            return job.result()
-        finally:
-            self._job = None
+"""Bytes. A smaller checkpoint is written faster than a thread pays off (BERT-base: 1.3 GB, 0.8 s; a copy 0.1 s)."""
 
 
 @dataclass(kw_only=True)
@@ -90,7 +54,7 @@ class RunKeeper(RunRecord):
                 sweep(self.run.path)
             except OSError as error:
                 raise disk_error(error, self.run.path) from error
-        # Rank 0 looks and the others follow it: on a shared disk two ranks may see two things.
+        # Rank 0 decides for all: on a shared disk two ranks may see different files.
         newest, skipped = newest_intact(self.run) if main else (None, ())
         name, skipped = self.state.runtime.gather_objects((newest and newest.name, skipped))[0]
         folder = None if name is None else self.run.path / name
@@ -126,7 +90,7 @@ class RunKeeper(RunRecord):
         require_space(self.run.path, (whole * (2 if fresh else 1) if saves else 0) + weights * (2 if fresh else 1))
 
     def _require_best(self) -> None:
-        """best/ must hold the weights that the checkpoint's counters speak of, or the run would end with other ones."""
+        """best/ must hold the weights of the best step that the checkpoint records, or the run would end with other weights."""
         wanted = self.state.progress.step
         try:
             found = read_manifest(self.run.best)["step"]
@@ -184,18 +148,20 @@ class RunKeeper(RunRecord):
         started = time.perf_counter()
         if self.journal is not None:
             self.journal.settle()
-        snapshot = capture(self.state, self.identity, self._aside.buffers)
+        runtime, buffers = self.state.runtime, self._aside.buffers
+        size = 0 if wait or runtime.world > 1 else bytes_of(self.state)[1]
+        aside = size >= max(self.aside_from, 1) and has_room(size)
+        stays = aside and has_device_room(runtime.device, size)
+        snapshot = capture(self.state, self.identity, buffers, stays=stays)
         improved, self._improved = self._improved and self.keep_best, False
-        if snapshot is not None:
-            alone = self.state.runtime.world == 1
-            if wait or not alone or snapshot.size < self.aside_from or not has_room(snapshot.size):
-                self._publish(step, snapshot, improved)
-                self._say_saved(step, time.perf_counter() - started)
-            else:
-                copy = snapshot.copied(self._aside.buffers)
-                self._aside_step = step
-                self._aside.start(lambda: self._publish(step, copy, improved))
-        self.state.runtime.barrier()
+        if snapshot is not None and aside:
+            mine = snapshot if stays else snapshot.copied(buffers)
+            self._aside_step = step
+            self._aside.start(lambda: self._publish(step, mine.copied(buffers), improved))
+        elif snapshot is not None:
+            self._publish(step, snapshot, improved)
+            self._say_saved(step, time.perf_counter() - started)
+        runtime.barrier()
 
     def _publish(self, step: int, snapshot: Snapshot, improved: bool) -> None:
         folder = self.run.checkpoint(step)
@@ -208,13 +174,13 @@ class RunKeeper(RunRecord):
             raise disk_error(error, self.run.path) from error
 
     def _take_save(self, *, wait: bool) -> None:
-        """Says that the checkpoint written aside is there, once it is; raises what went wrong with it."""
+        """Reports the checkpoint that was written aside once it is published; raises the error that prevented it."""
         seconds = self._aside.take(wait=wait)
         if seconds is not None:
             self._say_saved(self._aside_step, seconds)
 
     def _settle_save(self) -> None:
-        """Waits for the checkpoint written aside while another error is on its way out: its own is only logged."""
+        """Waits for the checkpoint written aside while another error propagates: its own error is only logged."""
         try:
             self._take_save(wait=True)
         except Exception as error:
@@ -240,18 +206,26 @@ class RunKeeper(RunRecord):
         if self.plan.nan_action != "skip":
             super()._refuse(event)
 
-    def best_weights(self) -> Path | None:
-        """The folder of the best weights, verified; None when the model has them: no evaluation was the best, or the last one."""
+    @contextmanager
+    def best_weights(self) -> Iterator[Path | None]:
+        """The folder of the best weights; None when the model has them: no evaluation was the best, or the last one.
+
+        They are hashed while they are used; where that finds damage, its error ends the block, whatever else did.
+        """
         if not self.keep_best or self.state.progress.step in (None, self.state.step):
-            return None
+            yield None
+            return
         self._take_save(wait=self.state.progress.step == self._aside_step)
-        found = verify(self.run.best)
-        if found["step"] != self.state.progress.step:
-            raise CheckpointError(
-                f"holds the weights of step {found['step']}, the best are those of step {self.state.progress.step}",
-                where=str(self.run.best),
-            )
-        return self.run.best
+        best, check = self.run.best, Aside()
+        held = read_manifest(best)["step"]
+        if held != self.state.progress.step:
+            problem = f"holds the weights of step {held}, the best are those of step {self.state.progress.step}"
+            raise CheckpointError(problem, where=str(best))
+        check.start(lambda: verify(best))
+        try:
+            yield best
+        finally:
+            check.take(wait=True)
 
     def end(self, reason: str) -> None:
         """Writes the last event and closes the journal. A run that ended well is not over before that is on disk."""
@@ -279,9 +253,14 @@ def has_room(size: int) -> bool:
     free = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
     limits, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
     if limits and used and limits[0].isdigit():
-        # memory.current counts the page cache, which gives way: the answer errs on the careful side
+        # memory.current counts the page cache, which can be reclaimed: the answer is cautious
         free.append(int(limits[0]) - int(used[0]))
     return bool(free) and min(free) > 2 * size
+
+
+def has_device_room(device: torch.device, size: int) -> bool:
+    """Whether a copy of this many bytes on a GPU leaves three times as much free there."""
+    return device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 4 * size
 
 
 def _lines(path: str) -> list[str]:

@@ -159,7 +159,7 @@ def unpack_optimizer(
     """
     missing = sorted(set(plain["tensors"]) ^ set(tensors))
     if missing:
-        raise CheckpointError(f"the optimizer's state is not whole: {', '.join(missing[:3])}", where=where)
+        raise CheckpointError(f"the optimizer's state is not complete: {', '.join(missing[:3])}", where=where)
     names = _names(optimizer)
     if names != plain["names"]:
         raise CheckpointError("the optimizer's parameters are not those of this run", where=where)
@@ -174,7 +174,7 @@ def unpack_optimizer(
                 counts = key.startswith("step:") and not with_device  # torch counts on the CPU there
                 return sharded_like(tensors[key] if counts else tensors[key].to(parameter.device), parameter)
 
-            # one that has no state yet must be seen to have none
+            # a parameter without stored state must have none here either
             optimizer.state.pop(parameter, None)
             if name in plain["state"]:
                 optimizer.state[parameter] = from_plain(plain["state"][name], find)
@@ -192,7 +192,7 @@ def _names(optimizer: Optimizer) -> list[list[str]]:
 
 
 def _has_own_way(optimizer: Optimizer) -> bool:
-    """Whether its class writes or reads its state itself, and knows best."""
+    """Whether its class has its own `state_dict` or `load_state_dict`."""
     kind = type(optimizer)
     if any(hasattr(p, "full_tensor") for group in optimizer.param_groups for p in group["params"]):
         return False  # the tensors are sharded

@@ -1,5 +1,5 @@
-"""What both doors do alike for a run on disk: journal its events, find and remove its checkpoints, compare a resume, refuse a
-NaN, agree on a stop, end.
+"""What both doors do alike for a run on disk: find and remove its checkpoints, compare a resume, train with every event in the
+journal, refuse a NaN, agree on a stop, end.
 """
 
 from __future__ import annotations
@@ -7,16 +7,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tunesmith.engine.loop import BatchSource, Evaluate, train_events
+from tunesmith.engine.plan import Plan
 from tunesmith.engine.state import TrainState
 from tunesmith.engine.stopping import StopRequest
-from tunesmith.errors import CheckpointError, NumericsError, StoppedBySignal
+from tunesmith.errors import CheckpointError, NumericsError, ResourceError, StoppedBySignal, TunesmithError
 from tunesmith.events import Event, NonFinite, Note, Resumed, RunEnded, RunStarted
 from tunesmith.keep.weight_files import INDEX, WEIGHTS, hash_tensors, read_shards
+from tunesmith.ranks.roster import RankRoster
 from tunesmith.run.journal import LOST_JOURNAL, Journal, truncate_journal
 from tunesmith.run.layout import RunDir, checkpoint_step
 from tunesmith.run.sealed import CHANGED, read_manifest, retire, verify
@@ -31,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Identity:
-    """What a checkpoint belongs to. A resume compares it, piece by piece."""
+    """What a checkpoint belongs to. A resume compares every field."""
 
     run_id: str
     data: str
@@ -50,8 +54,8 @@ def content_mark(*parts: str) -> str:
 
 
 def differences(folder: Path, identity: Identity) -> tuple[list[str], list[str]]:
-    """In words, what differs between a checkpoint's run and this one: (what makes it another run, libraries and what else is
-    reported only: exactness is then not promised)."""
+    """The differences between a checkpoint's run and this one, in words: (those that make it another run; libraries and others
+    that are only reported, where an exact resume is not promised)."""
     stored = read_manifest(folder)
     known = isinstance(stored.get("config"), dict) and isinstance(stored.get("versions"), dict)
     if not known or not {"data", "labels"} <= stored.keys():
@@ -124,10 +128,10 @@ def rotate(
 
 @dataclass(frozen=True)
 class Wording:
-    """How a door spells what to do: its options, and how a run is resumed."""
+    """The wording of a door's advice: the spelling of its options, and how a run is resumed."""
 
     changed: str
-    """What to do about a run that is not what it was."""
+    """What to do about a run that differs from its checkpoint."""
     resume: str
     """What continues a run that was stopped."""
     option: str = "--"
@@ -154,8 +158,8 @@ class RunRecord:
     journal: Journal | None = field(init=False, default=None)
 
     def compare(self, folder: Path) -> tuple[list[str], list[str]]:
-        """(what differs between a checkpoint's run and this one, all that a person should know of it). What differs is
-        refused unless that is allowed, as its place in the data means something else now."""
+        """(what differs between a checkpoint's run and this one, the notes about it for the user). A difference is refused
+        unless changes are allowed, as the position in the data means something else then."""
         found, reported = differences(folder, self.identity)
         if found and not self.allow_changed:
             raise self.changed(f"this run was started with something else: {'; '.join(found)}", folder)
@@ -164,7 +168,7 @@ class RunRecord:
         return found, notes + [f"{name} of {folder} was changed by a callback" for name in altered]
 
     def changed(self, problem: str, where: Path) -> CheckpointError:
-        """The error for a run that is not what it was."""
+        """The error for a run that differs from its checkpoint."""
         return CheckpointError(problem, where=str(where), fix=self.wording.changed)
 
     def open(self, event: RunStarted | Resumed, notes: Sequence[str] = ()) -> None:
@@ -181,6 +185,39 @@ class RunRecord:
         self.on(event)
         for text in (*lost, *notes):
             self.on(Note(event.step, text))
+
+    def train(
+        self,
+        plan: Plan,
+        batches: BatchSource,
+        wants_read_back: Callable[[int], bool],
+        evaluate: Evaluate | None = None,
+    ) -> Iterator[Event]:
+        """Trains to the end of the plan. `on` has acted on each event before it is yielded."""
+        for event in train_events(self.state, batches, plan, evaluate=evaluate, wants_read_back=wants_read_back):
+            self.on(event)
+            yield event
+
+    @contextmanager
+    def ending_well(self, roster: RankRoster) -> Iterator[None]:
+        """Around a run: the journal ends with the error that ended the run, and a lost rank is named."""
+        try:
+            yield
+        except TunesmithError as error:
+            self.end(type(error).__name__)
+            last = [folder.name for folder in self.run.checkpoints()][-1:]
+            if isinstance(error, ResourceError) and self.state.phase == "update" and last:
+                problem = f"{error.problem}; last checkpoint: {last[0]}"
+                raise ResourceError(problem, where=str(self.run.path), fix=error.fix) from error
+            raise
+        except RuntimeError as error:
+            lost = roster.explain(error)
+            if lost is None:
+                raise
+            self.end("WorkerError")
+            raise lost from error
+        finally:
+            self.close()
 
     def on(self, event: Event) -> None:
         """Hands an event to the journal and the listeners."""

@@ -10,8 +10,9 @@ import ctypes
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tunesmith.encoder.params import ADAPTER, adapter_files, has_adapters, trained_beside
+from tunesmith.encoder.families import ADAPTER, adapter_files, has_adapters, trained_beside
 from tunesmith.errors import CheckpointError, NumericsError
 from tunesmith.ranks.sharding import gathered, sharded_like
 from tunesmith.run.sealed import read_manifest
@@ -134,36 +135,44 @@ def read_shards(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def weight_files(
-    model: nn.Module, tensors: Mapping[str, torch.Tensor], buffers: dict[str, torch.Tensor] | None = None
+    model: nn.Module, tensors: Mapping[str, torch.Tensor], take: Take | None = None
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Tensors by file and name, ready for safetensors. Of a model with adapters, what is trained alone."""
     if not has_adapters(model):
-        return {WEIGHTS: contiguous(tensors, buffers, WEIGHTS)}
+        return {WEIGHTS: contiguous(tensors, take, WEIGHTS)}
     files = {name: contiguous(held) for name, held in adapter_files(model, tensors).items()}
     beside = trained_beside(model, tensors, adapter_files(model, tensors, embeddings=False))
     return {**files, BESIDE: contiguous(beside)} if beside else files
 
 
-def contiguous(
-    tensors: Mapping[str, torch.Tensor], buffers: dict[str, torch.Tensor] | None = None, file: str = ""
-) -> dict[str, torch.Tensor]:
-    """Tensors ready for safetensors: on the CPU, each with memory of its own.
+Take = Callable[[torch.Tensor, str], torch.Tensor]
+"""(tensor of a device, its file and name) -> a copy of it."""
 
-    What lies on a device is copied into `buffers` where they are given, by file and name: fresh memory costs more than the copy.
-    """
+
+def contiguous(
+    tensors: Mapping[str, torch.Tensor], take: Take | None = None, file: str = ""
+) -> dict[str, torch.Tensor]:
+    """Tensors ready for safetensors, each with memory of its own: on the CPU, or where `take` puts those of a device."""
     seen: set[int] = set()
     out = {}
     for name, tensor in tensors.items():
         tensor = gathered(tensor.detach())
-        if buffers is not None and tensor.device.type != "cpu":
-            tensor = buffered(tensor, buffers, f"{file}/{name}")
-        tensor = tensor.cpu().contiguous()
+        elsewhere = take is not None and tensor.device.type != "cpu"
+        tensor = take(tensor, f"{file}/{name}") if take is not None and elsewhere else tensor.cpu().contiguous()
         out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
     return out
 
 
-def buffered(tensor: torch.Tensor, buffers: dict[str, torch.Tensor], key: str) -> torch.Tensor:
+@contextmanager
+def beside_steps(device: torch.device) -> Iterator[None]:
+    """Inside, what is copied from the device does not hold up what it computes meanwhile."""
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    with nullcontext() if stream is None else torch.cuda.stream(stream):
+        yield
+
+
+def buffered(buffers: dict[str, torch.Tensor], tensor: torch.Tensor, key: str) -> torch.Tensor:
     """A copy on the host; `buffers` is used again where it fits: fresh memory costs five times as much as the copy."""
     held = buffers.get(key)
     if held is tensor:
@@ -175,12 +184,16 @@ def buffered(tensor: torch.Tensor, buffers: dict[str, torch.Tensor], key: str) -
 
 def require_finite(weights: Mapping[str, torch.Tensor], step: int) -> None:
     """A NumericsError before weights that are not finite reach the disk: an update can overflow where its gradient did not."""
-    for name, tensor in weights.items():
-        if tensor.is_floating_point() and tensor.numel() and not all(bool(torch.isfinite(v)) for v in tensor.aminmax()):
-            raise NumericsError(
-                f"step {step}: weight {name} is not finite; it was not saved",
-                fix="Lower --learning_rate; the last checkpoint holds finite weights.",
-            )
+    floats = {n: t for n, t in weights.items() if t.is_floating_point() and t.numel()}
+    found = {n: torch.stack(t.aminmax()).isfinite().all() for n, t in floats.items()}
+    for device in {flag.device for flag in found.values()}:
+        here = [n for n, flag in found.items() if flag.device == device]
+        for name, finite in zip(here, torch.stack([found[n] for n in here]).tolist(), strict=True):  # one read a device
+            if not finite:
+                raise NumericsError(
+                    f"step {step}: weight {name} is not finite; it was not saved",
+                    fix="Lower --learning_rate; the last checkpoint holds finite weights.",
+                )
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
@@ -228,7 +241,7 @@ def holds(folder: Path, model: nn.Module) -> bool:
 def copy_weights(model: nn.Module, stored: dict[str, torch.Tensor], where: str) -> None:
     """Copies tensors into the model, in place; a CheckpointError where names or shapes are not the model's own."""
     if type(model).load_state_dict is not nn.Module.load_state_dict:
-        # A user's model that brings its own way, for buffers that grow, say.
+        # a user's model with its own `load_state_dict`, for buffers that grow, for example
         model.load_state_dict(stored)
         return
     _copy(model.state_dict(), stored, where)

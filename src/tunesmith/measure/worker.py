@@ -11,7 +11,6 @@ from typing import Any
 
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig
-from tunesmith.fast.huge_pages import allow_huge_pages, use_huge_pages
 from tunesmith.measure.contest import Turn
 from tunesmith.session.inputs import read_run_data
 from tunesmith.session.planning import peak_bytes
@@ -49,9 +48,6 @@ def main(kind: str, options: dict[str, Any]) -> None:
     """Answers until stdin ends."""
     out = sys.stdout
     sys.stdout = sys.stderr  # what libraries print is not an answer
-    if kind == "tunesmith":  # as `tunesmith train` does
-        allow_huge_pages()
-        use_huge_pages()
     prepared = make_prepared(load_config(None, options))
     with tempfile.TemporaryDirectory() as folder:
         train = make_contestant(kind, prepared, folder)

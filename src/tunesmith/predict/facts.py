@@ -112,14 +112,16 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
     return describe
 
 
-def export_model(target: Path, weights: dict[str, Any], describe: Callable[[Path], None], card: str) -> None:
-    """Publishes the model folder in one rename, with its model card."""
+def export_model(target: Path, weights: dict[str, Any], rest: Callable[[], tuple[Callable[[Path], None], str]]) -> None:
+    """Publishes the model folder in one rename. `rest` gives what describes it and its card: the weights do not wait for that."""
     from tunesmith.keep.weight_files import WEIGHTS, write_tensors
 
     def fill(folder: Path) -> dict[str, Future[str]]:
+        written = write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})
+        describe, card = rest()
         describe(folder)
         write_new(folder / "README.md", card.encode())
-        return {WEIGHTS: write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})}
+        return {WEIGHTS: written}
 
     size = sum(t.numel() * t.element_size() for t in weights.values())
     write_sealed(target, fill, {"kind": "model"}, bytes_needed=size)

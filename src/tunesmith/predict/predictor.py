@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.encoder.config_file import read_config_file
-from tunesmith.encoder.model_files import Seal
+from tunesmith.encoder.model_files import Seal, read_config_file
 from tunesmith.errors import ConfigError, DataError, ResourceError, first_few, name_the_extra
 from tunesmith.labels import Task
 from tunesmith.predict.facts import ModelFacts, is_graph_folder, model_folder_of, read_facts, read_graph_facts

@@ -84,12 +84,12 @@ def load_torch_network(
     config = read_model_config(folder)
     facts = read_facts(folder, config)
     tokenizer = load_tokenizer(folder)
-    loaded = load_model(folder, facts.labels)
+    runtime = make_runtime(precision=precision, use_cpu=use_cpu)
+    loaded = load_model(folder, facts.labels, device=runtime.device)
     seal.require_unchanged()
     if loaded.notes:
         raise ConfigError(f"is not a trained classifier ({loaded.notes[0]})", where=str(folder), fix="Train it first.")
-    runtime = make_runtime(precision=precision, use_cpu=use_cpu)
-    model = loaded.model.to(runtime.device).eval()
+    model = loaded.model.eval()
     strategies = choose_strategies(
         model, None, padding_of(tokenizer), device=runtime.device, precision=precision, cuda_graphs="off"
     )

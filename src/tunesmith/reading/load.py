@@ -161,9 +161,10 @@ def _hold_out(
         train, held_out = draw_fold(whole, fold=fold[0], folds=fold[1], task=labels.task, text_columns=text)
         note = f"Fold {fold[0]} of {fold[1]}: {len(held_out):,} of {len(whole):,} rows are held out."
     else:
-        train, held_out = draw_split(whole, val_fraction=fraction, seed=seed, task=labels.task, text_columns=text)
+        train, held_out, torn = draw_split(whole, val_fraction=fraction, seed=seed, task=labels.task, text_columns=text)
         how = "at random" if labels.task is Task.MULTILABEL else "stratified by label"
-        how += ", rows that share a text kept together" if text else ""
+        how += ", rows that share a text kept together" if text and not torn else ""
+        how += f", {torn:,} of them linked to train rows by a text, as most rows are linked" if torn else ""
         note = f"No validation data: {len(held_out):,} of {len(whole):,} train rows held out, {how} (seed {seed})."
     notes.append(note)
     rest = {split: part for split, part in parts.items() if split != "train"}

@@ -140,10 +140,9 @@ _SCORE_BINS = 10
 
 def draw_split(
     part: Part, *, val_fraction: float, seed: int, task: Task, text_columns: Sequence[str] = ()
-) -> tuple[Ints, Ints]:
-    """Row numbers (train, validation), both ascending. Every label with two rows or more is on both sides.
-
-    With `text_columns`, rows that share a sentence stay on one side, as far as the size of the split allows.
+) -> tuple[Ints, Ints, int]:
+    """Row numbers (train, validation), both ascending. Every label with two rows or more is on both sides. With `text_columns`,
+    rows that share a sentence stay on one side where that is possible; the last number counts the validation rows that do not.
     """
     if not 0.0 < val_fraction < 1.0:
         raise ConfigError(f"--validation_split_fraction {val_fraction} is not between 0 and 1")
@@ -152,8 +151,10 @@ def draw_split(
     if quota.sum() == 0:
         fix = "Give --validation_file, or --validation_split_fraction 0 to train without one."
         raise DataError(f"{len(part)} rows are too few to set a validation split aside: no label has two rows", fix=fix)
-    held_out = np.sort(_draw(strata, _groups(part, text_columns), quota, np.random.default_rng(seed)))
-    return np.setdiff1d(np.arange(len(part)), held_out), held_out
+    groups = _groups(part, text_columns)
+    held_out = np.sort(_draw(strata, groups, quota, np.random.default_rng(seed)))
+    train = np.setdiff1d(np.arange(len(part)), held_out)
+    return train, held_out, 0 if groups is None else int(np.isin(groups[held_out], groups[train]).sum())
 
 
 def draw_fold(part: Part, *, folds: int, fold: int, task: Task, text_columns: Sequence[str] = ()) -> tuple[Ints, Ints]:
@@ -261,8 +262,8 @@ def _draw(strata: Ints, groups: Ints | None, quota: Ints, rng: np.random.Generat
             chosen.extend(rows)
         if not left.any():
             break
-    # A label that only occurs in groups larger than its share: single rows rather than an evaluation without the label.
-    return chosen + _draw_rows(order, strata, left * (quota == left))
+    # Most rows of a label are in groups larger than its share: single rows rather than an evaluation by a few odd ones.
+    return chosen + _draw_rows(order[~np.isin(order, chosen)], strata, left * (2 * left > quota))
 
 
 def _draw_rows(order: Ints, strata: Ints, left: Ints) -> list[int]:

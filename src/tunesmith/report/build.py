@@ -52,7 +52,7 @@ def run_facts(
 
 
 def say_date(seconds: float) -> str | None:
-    """`17 November 2026, 06:53 UTC`; None for no time or one that no calendar has."""
+    """`17 November 2026, 06:53 UTC`; None without a time, or for one outside the calendar."""
     try:
         when = datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
@@ -81,7 +81,8 @@ def _machine(environment: Mapping[str, Any]) -> str | None:
 def floor_scores(metrics: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, list[Headline]]:
     """By the name of a simpler model its scores: what the run has to be better than."""
     found: dict[str, list[Headline]] = {}
-    for split, by_name in (_mapping(metrics, "floors") or _mapping(summary, "floors")).items():
+    floors = metrics.get("floors")  # metrics.json may be of another tool
+    for split, by_name in (floors if isinstance(floors, dict) and floors else summary.get("floors") or {}).items():
         for name, scores in (by_name if isinstance(by_name, dict) else {}).items():
             found.setdefault(str(name), []).extend(scores_in_file({str(split): scores}))
     return found
@@ -89,60 +90,46 @@ def floor_scores(metrics: Mapping[str, Any], summary: Mapping[str, Any]) -> dict
 
 def split_facts(summary: Mapping[str, Any]) -> TableRows:
     """(split, rows, labels, truncation)."""
-    rows, counts, cuts = (_mapping(summary, key) for key in ("rows", "label_counts", "truncation"))
+    rows, counts, cuts = (summary.get(key) or {} for key in ("rows", "label_counts", "truncation"))
     found = []
     for split in dict.fromkeys([*rows, *counts, *cuts]):
-        labels = _mapping(counts, split)
-        total = sum(v for v in labels.values() if isinstance(v, (int, float))) or 1
+        labels = counts.get(split, {})
+        total = sum(labels.values()) or 1
         shown = sorted(labels.items(), key=lambda item: -item[1])[:12]
         words = ", ".join(f"{name} {count:,} ({count / total:.0%})" for name, count in shown) or "–"
         more = f", and {len(labels) - 12} more" if len(labels) > 12 else ""
-        found.append((str(split), f"{rows.get(split, 0):,}", words + more, _truncation(_mapping(cuts, split))))
+        found.append((split, f"{rows.get(split, 0):,}", words + more, _truncation(cuts.get(split, {}))))
     return tuple(found)
 
 
 def _truncation(cut: Mapping[str, Any]) -> str:
     if not cut:
         return "unknown"
-    rows, of = cut.get("rows_cut", 0), cut.get("rows", 0)
+    rows, of = cut.get("rows_cut") or 0, cut.get("rows") or 0
     if not rows:
         return f"none (limit {cut.get('max_length', '?')} tokens)"
     share = f" ({rows / of:.1%})" if of else ""
-    return f"{rows:,} rows{share} cut at {cut.get('max_length', '?')} tokens, {cut.get('tokens_cut', 0):,} tokens lost"
-
-
-def _mapping(data: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = data.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def column_facts(summary: Mapping[str, Any]) -> TableRows:
-    """(use, column)."""
-    return tuple((str(k), _say(v)) for k, v in _mapping(summary, "columns").items())
+    return (
+        f"{rows:,} rows{share} cut at {cut.get('max_length', '?')} tokens, {cut.get('tokens_cut') or 0:,} tokens lost"
+    )
 
 
 def data_notes(summary: Mapping[str, Any]) -> tuple[str, ...]:
     """Notes from reading and checking the data, without the warnings, which stand on top."""
-    notes, findings = (v if isinstance(v := summary.get(key), list) else [] for key in ("notes", "findings"))
-    found = [f["evidence"] for f in findings if isinstance(f, dict) and f.get("evidence")]
+    found = [str(f["evidence"]) for f in summary.get("findings") or () if f.get("evidence")]
     above = {finding.evidence for finding in data_findings(summary)}
-    return tuple(text for text in dict.fromkeys(map(str, [*notes, *found])) if text not in above)[:40]
+    return tuple(text for text in dict.fromkeys([*(summary.get("notes") or ()), *found]) if text not in above)[:40]
 
 
 def data_findings(summary: Mapping[str, Any]) -> list[Finding]:
     """The errors and warnings about the data, as far as the file holds them whole; the worst first."""
-    found = summary.get("findings")
-    texts = [f for f in found if isinstance(f, dict)] if isinstance(found, list) else []
-    kept = [
-        f for f in texts if f.get("severity") in SEVERITIES and isinstance(f.get("code"), str) and f.get("evidence")
+    found = [f for f in summary.get("findings") or () if f.get("severity") in SEVERITIES and f.get("evidence")]
+    made = [
+        Finding(f["code"], f["severity"], str(f["evidence"]), tuple(map(str, f.get("advice") or ())))
+        for f in found
+        if isinstance(f.get("code"), str) and isinstance(f.get("advice") or (), (list, tuple))
     ]
-    made = [Finding(f["code"], f["severity"], str(f["evidence"]), _advice(f)) for f in kept]
     return sorted(made, key=lambda finding: SEVERITIES.index(finding.severity))
-
-
-def _advice(finding: Mapping[str, Any]) -> tuple[str, ...]:
-    found = finding.get("advice")
-    return tuple(map(str, found)) if isinstance(found, (list, tuple)) else ()
 
 
 def option_facts(config: Mapping[str, Any]) -> TableRows:
@@ -157,15 +144,15 @@ def _say(value: Any) -> str:
 def environment_facts(environment: Mapping[str, Any]) -> TableRows:
     """(name, value): machine and versions."""
     flat = {k: v for k, v in environment.items() if not isinstance(v, dict) and k != "command"}
-    flat |= {name: version for name, version in _mapping(environment, "packages").items() if version}
+    flat |= {name: version for name, version in (environment.get("packages") or {}).items() if version}
     return tuple((str(k), _say(v)) for k, v in flat.items() if v is not None)
 
 
 def command_again(environment: Mapping[str, Any], folder: RunDir) -> str:
     """The command line that makes the run again."""
     words = environment.get("command")
-    if isinstance(words, list) and words:
-        return shlex.join(["tunesmith" if words[0] == "__main__.py" else str(words[0]), *map(str, words[1:])])
+    if words:
+        return shlex.join(["tunesmith" if words[0] == "__main__.py" else words[0], *words[1:]])
     return f"tunesmith train {shlex.quote(str(folder.config_file))}"
 
 
@@ -204,13 +191,13 @@ class Report:
     """Files of the run folder that are not there."""
 
 
-def build_report(run: str | Path | RunDir) -> Report:
-    """Everything that can be said about the run folder."""
+def build_report(run: str | Path | RunDir, curves: Curves | None = None) -> Report:
+    """Everything that can be said about the run folder; its journal is read where no curves of it are given."""
     folder = run if isinstance(run, RunDir) else open_run(run)
     config = read_run_config(folder.config_file)
     summary = read_summary(folder.data_summary_file)
     environment = read_environment(folder.environment_file)
-    curves = load_curves(folder.path)
+    curves = curves or load_curves(folder.path)
     predictions = make_predictions(read_prediction_columns(folder.predictions_file), summary)
     metrics = read_metrics(folder.metrics_file)
     scores = headline_scores(metrics, predictions, curves)
@@ -226,9 +213,9 @@ def build_report(run: str | Path | RunDir) -> Report:
         data_findings=data_findings(summary),
         facts=run_facts(curves, config, summary, environment),
         splits=split_facts(summary),
-        columns=column_facts(summary),
+        columns=tuple((use, _say(names)) for use, names in (summary.get("columns") or {}).items()),
         notes=data_notes(summary),
-        decisions=tuple(map(str, summary.get("recipe") or ())),
+        decisions=tuple(summary.get("recipe") or ()),
         explained=explain_rows(predictions) if predictions is not None else None,
         changed=option_facts(
             {k: v for k, v in config.items() if k in list_options() and v != list_options()[k].default}

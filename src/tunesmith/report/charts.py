@@ -1,19 +1,18 @@
-"""Charts of the report: a picture, the values that a pointer or the arrow keys read off it, and words for readers who see
-neither; and the predictions of one split explained: labels, confusions, reliability, distances, mistakes, slices.
+"""Charts of the report: a picture in both themes, the values that a pointer or the arrow keys read off it, and words for readers
+who see neither; and the predictions of one split explained: labels, confusions, reliability, distances, mistakes, slices.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tunesmith.curves.panels import Panel, main_panels, more_panels
-from tunesmith.curves.pictures import Picture, agreement_picture, panel_picture, reliability_picture, residual_picture
+from tunesmith.curves.panels import THEMES, Panel, Theme, darken, main_panels, more_panels
+from tunesmith.curves.plot import draw_legend, draw_panel, figure_bytes, new_figure, style_axes
 from tunesmith.curves.series import Curves, Floats, Series
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import ReliabilityBin, expected_calibration_error, reliability_bins
@@ -28,6 +27,105 @@ from tunesmith.report.mistakes import (
     find_slices,
 )
 from tunesmith.report.predictions import PredictedRows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH, HEIGHT = 4.9, 3.3
+"""Inches. At 72 points an inch about 350 points wide: text stays readable on a phone."""
+BOTTOM, TOP = 0.15, 0.86
+"""Shares of the height between which the axes lie. Only the labels of the y axis differ in size: matplotlib's own layout,
+which measures everything twice, takes as long as the drawing."""
+MOST_DOTS = 1500
+"""Rows drawn as dots: of more, a sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """Two SVG files. `box` is left, top, width, height of the axes as shares of the picture; `x` the axis limits."""
+
+    light: bytes
+    dark: bytes
+    box: tuple[float, float, float, float]
+    x: tuple[float, float]
+
+
+def _make_picture(draw: Callable[[Axes, Theme], None]) -> Picture:
+    """What `draw` draws. It is drawn once: the dark picture is the light one in other colours."""
+    figure = new_figure(width=WIDTH, height=HEIGHT, theme="light", layout=None)
+    axes = figure.add_axes((0.1, BOTTOM, 0.87, TOP - BOTTOM))
+    draw(axes, THEMES["light"])
+    canvas: Any = figure.canvas
+    labels = axes.yaxis.get_tightbbox(canvas.get_renderer())
+    left = 0.025 + (labels.width / figure.bbox.width if labels is not None else 0.0)
+    axes.set_position((left, BOTTOM, 0.975 - left, TOP - BOTTOM))
+    light, (low, high) = figure_bytes(figure, "svg"), axes.get_xlim()
+    box = (float(left), 1 - TOP, float(0.975 - left), TOP - BOTTOM)
+    return Picture(light, darken(light), box, (float(low), float(high)))
+
+
+def panel_picture(runs: Sequence[Curves], panels: Sequence[Panel]) -> Picture:
+    """One panel by step; with several runs it lies over the others."""
+    last = max(run.last_step for run in runs)
+
+    def draw(axes: Axes, theme: Theme) -> None:
+        draw_panel(axes, runs, panels, x="step", theme=theme)
+        if panels[0].key == "metric" and last:  # the same scale as the loss panel beside it
+            axes.set_xlim(-0.045 * last, 1.045 * last)
+
+    return _make_picture(draw)
+
+
+def reliability_picture(bins: Sequence[ReliabilityBin]) -> Picture:
+    """How often each bin is right: bars side by side, each with its interval."""
+
+    def draw(axes: Axes, theme: Theme) -> None:
+        style_axes(axes, theme, title="Share that is right", x_label="confidence")
+        color, middle = theme.side("validation"), [(b.low + b.high) / 2 for b in bins]
+        height, wide = [b.accuracy for b in bins], [0.84 * (b.high - b.low) for b in bins]
+        axes.bar(middle, height, width=wide, color=color, alpha=0.3, linewidth=0)
+        spread = [[b.accuracy - b.accuracy_low for b in bins], [b.accuracy_high - b.accuracy for b in bins]]
+        look: dict[str, Any] = {"fmt": "o", "ms": 4.5, "elinewidth": 1.4, "capsize": 3}
+        axes.errorbar(middle, height, yerr=spread, color=color, label="right", **look)
+        ends = [(x - w / 2, x + w / 2) for x, w in zip(middle, wide, strict=True)]
+        sure = [b.confidence for b in bins]
+        axes.hlines(sure, *zip(*ends, strict=True), color=theme.text, linewidth=1.8, label="confidence")
+        axes.set_xlim(min([0.5, *(b.low for b in bins)]) - 0.02, 1.02)
+        axes.set_ylim(0, 1.04)
+        draw_legend(axes, theme)
+
+    return _make_picture(draw)
+
+
+def agreement_picture(true: Floats, predicted: Floats) -> Picture:
+    """Predicted against true values; the line is where both are equal."""
+    some = np.random.default_rng(0).permutation(len(true))[:MOST_DOTS]
+    ends = [float(min(true.min(), predicted.min())), float(max(true.max(), predicted.max()))]
+
+    def draw(axes: Axes, theme: Theme) -> None:
+        style_axes(axes, theme, title="Predicted", x_label="true value")
+        faint, color = max(0.15, min(0.7, 60 / len(some))), theme.side("validation")
+        axes.scatter(true[some], predicted[some], s=14, color=color, alpha=faint, linewidths=0)
+        axes.plot(ends, ends, color=theme.muted, linewidth=1.3, linestyle=(0, (4, 3)), label="equal")
+        draw_legend(axes, theme)
+
+    return _make_picture(draw)
+
+
+def residual_picture(residuals: Floats) -> Picture:
+    """How many rows are how far off, in bars side by side."""
+
+    def draw(axes: Axes, theme: Theme) -> None:
+        style_axes(axes, theme, title="Rows", x_label="predicted minus true value")
+        bins = min(31, max(5, round(len(residuals) ** 0.5)))
+        axes.hist(residuals, bins=bins, color=theme.side("validation"), rwidth=0.88)
+        axes.axvline(0, color=theme.muted, linewidth=1.3, linestyle=(0, (4, 3)), label="equal")
+        mean = float(residuals.mean())
+        axes.axvline(mean, color=theme.text, linewidth=1.5, label=f"mean {mean:+.2g}")
+        draw_legend(axes, theme)
+
+    return _make_picture(draw)
+
 
 HOVER_POINTS = 3000
 """Runs up to this many steps can be read step by step; of longer ones each bucket's lowest and highest."""
@@ -70,24 +168,21 @@ def overlay_charts(runs: Sequence[Curves]) -> list[Chart]:
 
 def reliability_chart(bins: Sequence[ReliabilityBin]) -> Chart:
     """The reliability diagram."""
-    rows = [(b.low, b.high, b.confidence, b.accuracy, b.accuracy_low, b.accuracy_high) for b in bins]
     words = "; ".join(f"at {b.confidence:.2f} it is right {b.accuracy:.2f} of the time ({b.count} rows)" for b in bins)
     step, value = np.array([b.confidence for b in bins]), np.array([b.accuracy for b in bins])
-    chart = _still("reliability", "Reliability", f"Reliability diagram: {words}.", picture := reliability_picture(rows))
+    chart = _still("reliability", "Reliability", f"Reliability diagram: {words}.", picture := reliability_picture(bins))
     return replace(chart, data=_data(picture, [("right", _points(step, value))], "confidence"))
 
 
 def value_charts(true: Floats, predicted: Floats) -> list[Chart]:
     """Predicted against true values, and how far off the predictions are."""
     off = predicted - true
-    ranges = [f"between {v.min():.3g} and {v.max():.3g}" for v in (predicted, true)]
-    words = f"from {off.min():.3g} to {off.max():.3g}, {off.mean():.3g} on average"
-    pictures = (
-        ("agreement", "Predicted against true", "Predicted values lie {}, true ones {}.".format(*ranges)),
-        ("residuals", "Residuals", f"Predicted minus true value of {len(off)} rows: {words}."),
-    )
-    drawn = (agreement_picture(true, predicted), residual_picture(off))
-    return [_still(*words, picture) for words, picture in zip(pictures, drawn, strict=True)]
+    lie, are = (f"between {v.min():.3g} and {v.max():.3g}" for v in (predicted, true))
+    words = f"Predicted values lie {lie}, true ones {are}."
+    spread = f"from {off.min():.3g} to {off.max():.3g}, {off.mean():.3g} on average"
+    agreement = _still("agreement", "Predicted against true", words, agreement_picture(true, predicted))
+    words = f"Predicted minus true value of {len(off)} rows: {spread}."
+    return [agreement, _still("residuals", "Residuals", words, residual_picture(off))]
 
 
 def _still(key: str, title: str, alt: str, picture: Picture) -> Chart:
@@ -143,11 +238,9 @@ def _words(curves: Curves, panel: Panel) -> str:
 
 def _loss_words(curves: Curves) -> str:
     words = []
-    smooth = curves.train_loss.finite().smoothed()
+    smooth = curves.train_loss.finite().smoothed().value
     if len(smooth):
-        words.append(
-            f"training goes from {smooth.value[0]:.2f} to {smooth.value[-1]:.2f} over {curves.last_step} steps"
-        )
+        words.append(f"training goes from {smooth[0]:.2f} to {smooth[-1]:.2f} over {curves.last_step} steps")
     unseen = curves.metric("validation", "loss").finite()
     low = unseen.best()
     if low:
@@ -171,7 +264,7 @@ class Explained:
     confusion: Confusion | None
     bins: tuple[ReliabilityBin, ...]
     calibration_error: float | None
-    values: tuple[NDArray[np.float64], NDArray[np.float64]] | None
+    values: tuple[Floats, Floats] | None
     """True and predicted values, in regression."""
     mistakes: list[Mistake]
     slices: list[Slice]

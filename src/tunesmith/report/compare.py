@@ -29,7 +29,7 @@ BOOKKEEPING = ("output_dir", "run_name", "resume_from_checkpoint", "disable_tqdm
 """Options that say where results go, not what is computed."""
 SEEDS = ("seed", "data_seed")
 SEED_CORRELATION = 0.02
-"""Two seeds of one config do not change their minds about rows independently: rows go over to the other label together.
+"""Two seeds of one config do not differ on rows independently: groups of rows change their label together.
 The correlation of such changes, measured by bench/compare_false_positives.py (decision 0303)."""
 NO_EVIDENCE = "no evidence of a difference"
 ABSENT = "(not recorded)"
@@ -255,7 +255,7 @@ def _notes(
         notes.append("The runs differ in their seed alone: what differs between them is luck, not a setting.")
     if any(t.different for t in tests) and not names <= set(SEEDS):
         notes.append(
-            "One run a setting was seen. How much two seeds of one setting differ is taken from experience with other "
+            "Only one run of each setting was compared. How much two seeds of one setting differ is taken from other "
             "models: two or three seeds of each would show it for yours."
         )
     if any(t.split == "validation" and t.result is not None for t in tests):

@@ -16,6 +16,20 @@ from tunesmith.labels import Task
 from tunesmith.run.layout import RunDir, open_run, read_summary
 from tunesmith.run.ownership import read_holder
 
+TITLES = {
+    "calibration_drift": "Calibration drifts",
+    "no_signal": "Text without signal",
+    "split_mismatch": "Splits do not match",
+}
+"""Verdicts whose title is not their code."""
+TONES = {"info": "info", "warning": "warn", "error": "bad"}
+
+
+def tone_and_title(finding: Finding) -> tuple[str, str]:
+    """How the pages colour a verdict (good, info, warn, bad: by how serious it is) and name it."""
+    tone = "good" if finding.code in ("healthy", "still_learning") else TONES[finding.severity]
+    return tone, TITLES.get(finding.code, finding.code.replace("_", " ").capitalize())
+
 
 def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
     """Findings about a run folder, the verdict first."""
@@ -26,58 +40,37 @@ def diagnose_run(run: str | Path | RunDir) -> list[Finding]:
 
 
 def is_in_training(run: RunDir, curves: Curves) -> bool:
-    """Whether a process is still at this run: its journal has no end, and its lock is held."""
+    """Whether a process still trains this run: its journal has no end, and its lock is held."""
     return curves.ended is None and read_holder(run.lock_file) is not None
 
 
 def diagnose_with(
     curves: Curves, config: Mapping[str, Any], summary: Mapping[str, Any], *, running: bool = False
 ) -> list[Finding]:
-    """Findings from what was read already. Only one label a row makes class shares a chance loss."""
+    """Findings from what was read already. Class shares give a chance loss only where each row has one label."""
     single = summary.get("task") in (None, Task.BINARY, Task.MULTICLASS)
-    names = summary.get("labels") if single else None
+    names = tuple(summary.get("labels") or ()) if single else ()
+    counts = (summary.get("label_counts") or {}).get("train")
+    constant = ((summary.get("best_constant") or {}).get("metrics") or {}).get("loss")
     return diagnose(
         curves,
         config,
-        label_counts=train_label_counts(summary) if single else None,
-        num_labels=len(names) if isinstance(names, (list, tuple)) and len(names) >= 2 else None,
-        label_names=tuple(map(str, names)) if isinstance(names, (list, tuple)) else (),
-        floor=_constant_loss(summary),
+        label_counts=counts if single else None,
+        num_labels=len(names) if len(names) >= 2 else None,
+        label_names=names,
+        floor=float(constant) if isinstance(constant, (int, float)) and 0 < constant < 1e30 else None,
         floors=_floors(summary),
         running=running,
     )
 
 
-def _constant_loss(summary: Mapping[str, Any]) -> float | None:
-    """The loss of the best constant on the validation rows, from `best_constant` of data_summary.json."""
-    found: Any = summary.get("best_constant")
-    for key in ("metrics", "loss"):
-        found = found.get(key) if isinstance(found, dict) else None
-    return float(found) if isinstance(found, (int, float)) and 0 < found < 1e30 else None
-
-
 def _floors(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Scores of simpler models on the validation rows, from `floors` of data_summary.json: name -> metric -> value."""
-    split: Any = summary.get("floors")
-    split = split.get("validation") if isinstance(split, dict) else None
     found: dict[str, dict[str, float]] = {}
-    for name, scores in (split if isinstance(split, dict) else {}).items():
-        values = (
-            {m: v.get("value") if isinstance(v, dict) else v for m, v in scores.items()}
-            if isinstance(scores, dict)
-            else {}
-        )
-        found[str(name)] = {str(m): float(v) for m, v in values.items() if isinstance(v, (int, float))}
+    for name, scores in ((summary.get("floors") or {}).get("validation") or {}).items():
+        values = {m: v.get("value") if isinstance(v, dict) else v for m, v in scores.items()}
+        found[name] = {m: float(v) for m, v in values.items() if isinstance(v, (int, float))}
     return found
-
-
-def train_label_counts(summary: Mapping[str, Any]) -> dict[str, int] | None:
-    """Label name -> training rows, from `label_counts` of data_summary.json; None when it is not there."""
-    counts = summary.get("label_counts")
-    train = counts.get("train") if isinstance(counts, dict) else None
-    if not isinstance(train, dict) or not all(isinstance(v, (int, float)) for v in train.values()):
-        return None
-    return {str(name): int(count) for name, count in train.items()}
 
 
 def read_run_config(path: Path) -> dict[str, Any]:

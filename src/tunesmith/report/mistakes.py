@@ -1,6 +1,6 @@
 """What the model gets wrong: labels by themselves, confusions, the mistakes it was surest of, and scores of parts of the data.
 
-A part is called worse only beyond the luck of looking at many parts.
+A part is called worse only if the test is significant after correction for the number of parts.
 """
 
 from __future__ import annotations
@@ -134,9 +134,7 @@ def find_mistakes(predictions: PredictedRows, *, most: int = 20) -> list[Mistake
     table = predictions.probabilities
     if table is None:
         return [_mistake(predictions, int(k), None) for k in wrong[:most]]
-    if (
-        predictions.task is Task.MULTILABEL
-    ):  # how sure it was of the one label of the row that it was most wrongly sure of
+    if predictions.task is Task.MULTILABEL:  # the probability of the label of a row that it was most wrong about
         against = np.where(predictions.labels[wrong] == 1, 1 - table[wrong], table[wrong])
         sure = np.where(predictions.labels[wrong] == predictions.predicted[wrong], 0.0, against).max(axis=1, initial=0)
     else:

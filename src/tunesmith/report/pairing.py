@@ -11,28 +11,13 @@ from numpy.typing import NDArray
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
-from tunesmith.report.predictions import make_predictions, own_columns
-
-Key = tuple[int, tuple[str, ...]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Side:
-    """One run's labelled rows of one split. `given` is what a metric takes: probabilities, ids or values."""
-
-    task: Task
-    names: tuple[str, ...]
-    keys: list[Key]
-    labels: NDArray[Any]
-    given: NDArray[Any]
-    """(rows, classes) probabilities, or ids or values by row."""
-    decided: NDArray[Any]
-    """The labels that the run gave, by its thresholds where it moved them."""
+from tunesmith.report.predictions import PredictedRows, make_predictions, own_columns, split_rank
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
-    """Two sets of predictions and one set of labels, row by row."""
+    """Two sets of predictions and one set of labels, row by row. `given_a` and `given_b` are what a metric takes:
+    probabilities (rows, classes), or ids or values by row; `decided` are the labels that each run gave, by its thresholds."""
 
     task: Task
     given_a: NDArray[Any]
@@ -50,47 +35,38 @@ class Pair:
 
 
 def labelled_splits(columns: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Splits with at least one labelled row; test comes first, since validation rows have chosen the checkpoint."""
+    """Splits with at least one labelled row, in the order to be read."""
     labels = columns.get("label", [])
     splits = [str(s) for s in columns.get("split", ["predictions"] * len(labels))]
     found = dict.fromkeys(s for s, label in zip(splits, labels, strict=True) if label is not None)
-    return sorted(found, key=lambda s: {"test": 0, "validation": 1}.get(s, 2))
+    return sorted(found, key=split_rank)
 
 
-def read_side(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any], split: str) -> Side | None:
+def read_side(columns: Mapping[str, Sequence[Any]], summary: Mapping[str, Any], split: str) -> PredictedRows | None:
     """The labelled rows of a split; None when there are none."""
     own = own_columns(columns, summary)
     every = own.get("split", [split] * len(own.get("label", [])))
     inside = [k for k, s in enumerate(every) if str(s) == split]
-    part = {name: [values[k] for k in inside] for name, values in columns.items()}
-    found = make_predictions(part, summary)
-    if found is None:
-        return None
-    given = found.predicted if found.probabilities is None else found.probabilities
-    texts = list(zip(*found.texts.values(), strict=True)) if found.texts else [()] * len(found)
-    keys = [(int(row), tuple(text)) for row, text in zip(found.row, texts, strict=True)]
-    return Side(found.task, found.names, keys, found.labels, given, found.predicted)
+    return make_predictions({name: [values[k] for k in inside] for name, values in columns.items()}, summary)
 
 
-def pair_sides(a: Side, b: Side, *, split: str) -> Pair:
+def pair_sides(a: PredictedRows, b: PredictedRows, *, split: str) -> Pair:
     """The rows of both in the order of A. A DataError says how the rows, labels or tasks differ."""
     if a.task is not b.task or set(a.names) != set(b.names):
         raise DataError(
             f"one run predicts {_say(a)}, the other {_say(b)}", fix="Only runs of one task can be compared row by row."
         )
-    where = {key: k for k, key in enumerate(b.keys)}
-    missing = sum(key not in where for key in a.keys)
-    extra = len(b.keys) - (len(a.keys) - missing)
-    if missing or extra or len(where) != len(b.keys):
+    keys, others = _keys(a), _keys(b)
+    where = {key: k for k, key in enumerate(others)}
+    missing = sum(key not in where for key in keys)
+    extra = len(others) - (len(keys) - missing)
+    if missing or extra or len(where) != len(others):
         raise DataError(
-            f"the {split} rows differ: {missing} of {len(a.keys)} rows are not in the other run, which has {extra} others",
+            f"the {split} rows differ: {missing} of {len(keys)} rows are not in the other run, which has {extra} others",
             fix="Score both on one file with `tunesmith evaluate`, or train both on the same split.",
         )
-    order = np.array([where[key] for key in a.keys], dtype=np.int64)
-    labels, given, decided = b.labels[order], b.given[order], b.decided[order]
-    if a.names != b.names:  # the same names under other ids
-        decided = _renamed(labels, decided, a, b)[1]
-        labels, given = _renamed(labels, given, a, b)
+    order = np.array([where[key] for key in keys], dtype=np.int64)
+    labels, decided = (_renamed(values[order], a, b) for values in (b.labels, b.predicted))
     different = int((labels != a.labels).reshape(len(order), -1).any(axis=1).sum())
     if different:
         raise DataError(
@@ -98,19 +74,27 @@ def pair_sides(a: Side, b: Side, *, split: str) -> Pair:
             fix="Train both on the same labels.",
         )
     # Both as probabilities, or both as decisions when one run kept no probabilities.
-    kind = (a.given, given) if a.given.ndim == given.ndim or a.task is Task.REGRESSION else (a.decided, decided)
-    return Pair(a.task, *kind, a.labels, (a.decided, decided))
+    given_a, given_b = a.predicted, decided
+    if a.probabilities is not None and b.probabilities is not None:
+        given_a, given_b = a.probabilities, b.probabilities[order][:, [b.names.index(name) for name in a.names]]
+    return Pair(a.task, given_a, given_b, a.labels, (a.predicted, decided))
 
 
-def _renamed(labels: NDArray[Any], given: NDArray[Any], a: Side, b: Side) -> tuple[NDArray[Any], NDArray[Any]]:
+def _keys(rows: PredictedRows) -> list[tuple[int, tuple[str, ...]]]:
+    """What a row is known by: its number and its texts."""
+    texts = list(zip(*rows.texts.values(), strict=True)) if rows.texts else [()] * len(rows)
+    return [(int(row), tuple(text)) for row, text in zip(rows.row, texts, strict=True)]
+
+
+def _renamed(values: NDArray[Any], a: PredictedRows, b: PredictedRows) -> NDArray[Any]:
+    """Labels of B by the ids of A: the same names may have other ids."""
+    if a.names == b.names:
+        return values
     if a.task is Task.MULTILABEL:
-        columns = [b.names.index(name) for name in a.names]
-        return labels[:, columns], given[:, columns]
-    ids = np.array([a.names.index(name) for name in b.names], dtype=np.int64)
-    if given.ndim == 2:
-        return ids[labels], given[:, [b.names.index(name) for name in a.names]]
-    return ids[labels], ids[given]
+        return values[:, [b.names.index(name) for name in a.names]]
+    ids: NDArray[Any] = np.array([a.names.index(name) for name in b.names], dtype=np.int64)[values]
+    return ids
 
 
-def _say(side: Side) -> str:
-    return f"{side.task.value} labels {', '.join(side.names[:6])}" if side.names else side.task.value
+def _say(rows: PredictedRows) -> str:
+    return f"{rows.task.value} labels {', '.join(rows.names[:6])}" if rows.names else rows.task.value

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunesmith.report.build import Report
-from tunesmith.report.charts import make_charts, overlay_charts, reliability_chart, value_charts
+from tunesmith.report.charts import Chart, make_charts, overlay_charts, reliability_chart, value_charts
+from tunesmith.report.diagnosis import tone_and_title
 from tunesmith.report.predictions import Headline, ScoreGrid, make_grid
 from tunesmith.run.ownership import write_own
 from tunesmith.run.writing import write_file
@@ -28,46 +29,37 @@ if TYPE_CHECKING:
 
 TEXT_LIMIT = 700
 """Characters of a mistake's text shown at once; the rest unfolds."""
-VERDICTS = {
-    "healthy": ("good", "Healthy"),
-    "overfitting": ("warn", "Overfitting"),
-    "underfitting": ("warn", "Underfitting"),
-    "erratic": ("warn", "Erratic"),
-    "diverged": ("bad", "Diverged"),
-    "stopped_too_early": ("warn", "Stopped too early"),
-    "still_learning": ("good", "Still learning"),
-    "calibration_drift": ("warn", "Calibration drifts"),
-    "no_signal": ("bad", "Text without signal"),
-    "label_noise": ("bad", "Label noise"),
-    "split_mismatch": ("bad", "Splits do not match"),
-    "class_ignored": ("warn", "Class ignored"),
-    "not_enough_evidence": ("info", "Not enough evidence"),
-}
+Charts = tuple[list[Chart], list[Chart]]
 
 
-def write_report(report: Report, path: Path) -> Path:
+def write_report(report: Report, path: Path, charts: Charts | None = None) -> Path:
     """Writes the page, whole or not at all; gives its path."""
-    write_own(path, render_report(report).encode("utf-8", "backslashreplace"))
+    write_own(path, render_report(report, charts).encode("utf-8", "backslashreplace"))
     return path
 
 
-def render_report(report: Report) -> str:
-    """The page."""
-    charts, more = make_charts(report.curves)
+def report_template() -> Any:
+    """The template of the page, compiled once."""
+    return page_template("page.html.j2", score=score_text, percent=_percent, title_of=score_title)
+
+
+def render_report(report: Report, drawn: Charts | None = None) -> str:
+    """The page, with charts of its curves that were drawn before."""
+    charts, more = drawn or make_charts(report.curves)
     rows = report.explained
     reliability = reliability_chart(rows.bins) if rows and rows.bins else None
     every = [*charts, *more, *([reliability] if reliability else [])]
     style, script = page_asset("page.css"), page_asset("page.js")
     grid = make_grid(report.scores)
     return str(
-        page_template("page.html.j2", score=score_text, percent=_percent, title_of=score_title).render(
+        report_template().render(
             r=report,
             charts=charts,
             more=more,
             reliability=reliability,
             values=value_charts(*rows.values) if rows and rows.values else [],
             halves=_halves(report),
-            verdicts=VERDICTS,
+            tone_and_title=tone_and_title,
             grid=grid,
             counts={s: next((one.n for one in report.scores if one.split == s and one.n), None) for s in grid.splits},
             floors=_floors(report, grid),
@@ -193,7 +185,7 @@ def render_comparison(comparison: Comparison) -> str:
         page_template("compare.html.j2", score=score_text, title_of=score_title).render(
             c=comparison,
             charts=charts,
-            verdicts=VERDICTS,
+            tone_and_title=tone_and_title,
             style=style,
             script=script,
             policy=content_policy(style, script),

@@ -18,12 +18,12 @@ from tunesmith.run.sealed import is_leftover, retire, sweep, verify
 from tunesmith.run.writing import disk_error
 
 Health = Literal["sound", "note", "useless", "broken"]
-"""sound; worth knowing; of no use (a repair removes it); damaged in a way that a person must decide about."""
+"""sound; worth a note; of no use (a repair removes it); damaged, and a person must decide what to do."""
 
 
 @dataclass(frozen=True)
 class Examined:
-    """One thing of a run folder and how it is."""
+    """One part of a run folder and its condition."""
 
     name: str
     health: Health

@@ -117,7 +117,7 @@ class Launch:
 
 
 def read_launch(environ: Mapping[str, str] | None = None) -> Launch:
-    """Rank and number of ranks; 0 of 1 without a launcher. A ConfigError for variables that cannot be meant."""
+    """Rank and number of ranks; 0 of 1 without a launcher. A ConfigError for variables that make no sense together."""
     given = os.environ if environ is None else environ
     world = _number(given, "WORLD_SIZE", 1, low=1)
     rank = _number(given, "RANK", 0)
@@ -143,7 +143,7 @@ def _number(given: Mapping[str, str], name: str, default: int, *, low: int = 0, 
 def answer_within(seconds: float, work: Callable[[], T]) -> T:
     """What `work` returns or raises; a TimeoutError after this many seconds, whatever it hangs in.
 
-    The call runs in a daemon thread: Ctrl-C is heard meanwhile, and an endless call cannot hold the process.
+    The call runs in a daemon thread: Ctrl-C works meanwhile, and a call that never returns does not keep the process alive.
     """
     box: list[T] = []
     failure: list[BaseException] = []
@@ -197,7 +197,7 @@ _counts: dict[str, int] = {}
 
 
 def fault_point(name: str) -> None:
-    """Marks a place. On the n-th passage of the named point: kill, term, int, enospc, eio, sleep or raise."""
+    """A point that a test can name: on its n-th passage the process does kill, term, int, enospc, eio, sleep or raise."""
     wanted = os.environ.get("TUNESMITH_FAULT")
     if not wanted:
         _counts.clear()  # the next fault that is asked for in this process counts from 1

@@ -48,7 +48,7 @@ def encode_event(event: Event) -> bytes:
 
 
 class Journal:
-    """The writing end. One process writes a journal at a time (the run folder's lock sees to that)."""
+    """The writing end. One process writes a journal at a time, the one that holds the lock of the run folder."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -57,14 +57,14 @@ class Journal:
         _drop_cut_line(self._file, self.path)
 
     def append(self, event: Event) -> None:
-        """Writes one line and hands it to the operating system, so that it outlives this process."""
+        """Writes one line and flushes it, so that it survives the end of this process."""
         if isinstance(event, SafePoint):
             return
         self._file.write(encode_event(event))
         self._file.flush()
 
     def fsync(self) -> None:
-        """Everything appended so far outlives a power cut too."""
+        """Everything appended so far survives a power failure, too."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
@@ -78,7 +78,7 @@ class Journal:
         require_same(self.path, os.fstat(self._file.fileno()))
 
     def close(self) -> None:
-        """Makes the journal durable and closes it. Closing twice is fine."""
+        """Syncs the journal to disk and closes it. It may be called twice."""
         if not self._file.closed:
             try:
                 self.fsync()

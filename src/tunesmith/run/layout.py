@@ -206,6 +206,7 @@ SUMMARY: dict[str, Any] = {
     "findings": [{str: Any}],
     "recipe": [str],
     "floors": {str: {str: {str: Any}}},
+    "best_constant": {"metrics": {str: Any}},
 }
 ENVIRONMENT: dict[str, Any] = {"run_id": str, "folder": str, "command": [str], "packages": {str: Any}}
 _WORDS = {str: "a text", int: "a whole number from 0", list: "a list", dict: "an object"}

@@ -74,7 +74,7 @@ class RunLock:
         return self
 
     def _take(self) -> int:
-        """The lock file, locked: the one that stands at its name after the lock was given."""
+        """The descriptor of the locked file, which is still the file at this path after the lock was taken."""
         while True:
             descriptor = open_in_place(self.file)
             _require_own(descriptor, self.file)
@@ -96,7 +96,7 @@ class RunLock:
             os.close(descriptor)
 
     def release(self) -> None:
-        """Gives the lock back; twice is fine."""
+        """Releases the lock. It may be called twice."""
         if self._descriptor in _held:
             _held.discard(self._descriptor)
             os.close(self._descriptor)
@@ -108,7 +108,7 @@ class RunLock:
 
 
 def _require_own(descriptor: int, file: Path) -> None:
-    """A ResourceError for a file of that name that holds something else than the note of a holder."""
+    """A ResourceError for a file of that name that is not the lock of a run."""
     held = os.pread(descriptor, 4096, 0)
     if held and not held.startswith(b'{"pid": '):
         os.close(descriptor)
@@ -116,7 +116,7 @@ def _require_own(descriptor: int, file: Path) -> None:
 
 
 def _lock_alone(descriptor: int) -> None:
-    """The lock for this process alone. A reader who tests it for a moment is waited for; a holder is a BlockingIOError."""
+    """Takes the exclusive lock. It waits for readers that test the lock for a moment; a holder is a BlockingIOError."""
     until = time.monotonic() + READERS_SECONDS
     while True:
         try:
@@ -166,7 +166,7 @@ def read_holder(file: Path) -> str | None:
 
 
 def is_held(descriptor: int) -> bool:
-    """Whether a process holds the lock alone: asks the kernel for a shared lock and gives it back at once."""
+    """Whether a process holds the exclusive lock: tries to take a shared lock and releases it at once."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
@@ -196,7 +196,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def is_ours(file: Path) -> bool:
-    """Whether the bytes at this name are some that we wrote there. A name that is free is ours to take."""
+    """Whether we wrote the bytes of this file. A name that is free counts as ours."""
     kind = kind_of(file)
     if kind != "a file":
         return kind is None
@@ -248,7 +248,7 @@ def _note(folder: Path, *files: Path, name: str | None = None) -> None:
 
 
 def _hashes(file: Path) -> set[str]:
-    """The noted hashes of this name and size: a file of another size is not read, however large it is."""
+    """The recorded hashes of this name and size, so that a file of another size is not read."""
     try:
         lines = read_regular(file.parent / LEDGER).decode("utf-8", "replace").splitlines()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""sha256 of files and other answers, remembered: what did not change since it was looked at is not read again.
+"""A cache of sha256 hashes and other answers about files: a file that did not change is not read again.
 
 The same file: real path, device, inode, size, mtime and ctime in nanoseconds. No program can set ctime, so a file that was
 written with its mtime put back is read again. The memory is in the user's own cache folder, never beside the file: a folder
@@ -22,14 +22,14 @@ from tunesmith.run.writing import create, hash_file
 SMALL_BYTES = 1 << 20
 """Below, reading a file (0.7 ms at 1.4 GB/s) costs no more than looking it up."""
 SETTLED_NS = 2_000_000_000
-"""A file changed later than this ago may change once more within the same tick of the file system's clock."""
+"""A file that was changed within this time may change again within the same tick of the file system's clock."""
 MOST_ENTRIES = 1000
 MOST_BYTES = 1 << 22
-"""Of an entry; a larger one is not believed."""
+"""Of an entry; a larger one is ignored."""
 
 
 def known_hash(file: Path) -> str:
-    """What `hash_file` gives, from memory where this very file was hashed before."""
+    """What `hash_file` returns, from the cache if the same file was hashed before."""
     if _facts(file)[2] < SMALL_BYTES:
         return hash_file(file)
     name = hashlib.sha256(os.fsencode(os.path.realpath(file))).hexdigest()[:32]
@@ -37,7 +37,7 @@ def known_hash(file: Path) -> str:
 
 
 def known_answer(name: str, paths: Sequence[Path], ask: Callable[[], Any]) -> Any:
-    """What `ask` gives (values of JSON), from memory where these very files or folders were asked before."""
+    """What `ask` returns (values of JSON), from the cache if it was asked about the same files or folders before."""
     return _known(own_cache() / "answers" / f"{name}.json", paths, ask)
 
 
@@ -49,7 +49,7 @@ def _known(entry: Path, paths: Sequence[Path], ask: Callable[[], Any]) -> Any:
         found = ask()
         settled = max((max(times[3:]) for times in before), default=0) + SETTLED_NS < time.time_ns()
         if settled and [_facts(path) for path in paths] == before:
-            with suppress(OSError):  # a memory that cannot be written costs time, nothing else
+            with suppress(OSError):  # a cache that cannot be written costs time only
                 _remember(entry, facts, found)
     return found
 
@@ -71,7 +71,7 @@ def own_cache() -> Path:
 
 
 def _recall(entry: Path, facts: Sequence[object]) -> Any:
-    """What was noted with these facts, or None. What others could have written is not believed."""
+    """The value stored with these facts, or None. An entry that other users could have written is ignored."""
     try:
         for path in (entry.parent, entry):
             info = path.lstat()

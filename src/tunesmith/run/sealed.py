@@ -1,4 +1,4 @@
-"""Folders that are either there and whole, or not there: written aside, hashed, fsynced, then renamed into place.
+"""Folders that are either complete or absent: written aside, hashed, fsynced, then renamed into place.
 
 Order of durability: every file is on disk before MANIFEST.json, the manifest before the rename, the rename before the
 parent folder's fsync. A folder whose manifest verifies is complete; anything else is debris that a sweep removes.
@@ -39,7 +39,7 @@ CHANGED = "changed_afterwards"
 """Key of the manifest: files whose content is not what the run wrote."""
 
 _ONLY_OURS = ("generators.safetensors", "tunesmith.json")
-"""Names that give away a folder of ours that lost its manifest."""
+"""Names by which a folder of ours is recognised that lost its manifest."""
 
 _LEFTOVER = re.compile(
     r"\.tmp-(?:(old|gone)-)?(checkpoint-\d+|best|model|\w+\.(?:jsonl?|yaml|md|html|png|svg|parquet)|\.lock|\.written)-\d+"
@@ -75,7 +75,7 @@ def write_sealed(target: Path, fill: Callable[[Path], Any], meta: dict[str, Any]
 
 
 def _publish(tmp: Path, target: Path) -> None:
-    """Renames a sealed folder into place. Not durable means not published: a failed fsync takes it back."""
+    """Renames a sealed folder into place. If the fsync fails, the rename is undone: what is not durable is not published."""
     old = _aside(target, "old-")
     replaces = target.exists()
     try:
@@ -148,7 +148,7 @@ def os_error_number(error: BaseException) -> int | None:
 
 
 def require_space(folder: Path, bytes_needed: int) -> None:
-    """A ResourceError when the disk has less free than asked for (with a tenth to spare)."""
+    """A ResourceError when the disk has less than 1.1 times these bytes free."""
     free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
     if bytes_needed and free < bytes_needed * 1.1:
         raise ResourceError(
@@ -234,7 +234,7 @@ def sweep(parent: Path) -> list[str]:
 
 
 def retire(folder: Path) -> None:
-    """Deletes a folder so that it is never seen half deleted under its own name."""
+    """Renames a folder and deletes it, so that it is never half deleted under its own name."""
     require_same_folder(folder.parent)
     extra = strays(folder) if is_sealed(folder) else ["it"]
     if extra:

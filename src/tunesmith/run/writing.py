@@ -54,7 +54,7 @@ def in_the_way(path: Path, problem: str) -> ResourceError:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it where they are not there."""
+    """Makes a folder and its parents where they do not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -96,7 +96,7 @@ def replacing(path: Path, *, mode: int = 0o666, before: Callable[[Path], None] |
 
 
 def _create_aside(path: Path, mode: int) -> tuple[BinaryIO, Path]:
-    """A new file beside `path`. A name that is taken is passed over."""
+    """A new file beside `path`, under the first name that is free."""
     for number in count():
         tmp = path.with_name(f"{TMP_PREFIX}{path.name}-{os.getpid()}{number or ''}")
         try:
@@ -165,7 +165,7 @@ _held: dict[Path, os.stat_result] = {}
 
 @contextmanager
 def holding(folder: Path) -> Iterator[None]:
-    """Inside, this folder is the one it is now: a write after it was removed, renamed or replaced is a ResourceError."""
+    """Inside, a write into this folder after it was removed, renamed or replaced is a ResourceError."""
     _held[folder] = folder.stat()
     try:
         yield
@@ -194,7 +194,7 @@ def require_same(path: Path, known: os.stat_result) -> None:
 
 
 def disk_error(error: OSError, path: Path, bytes_needed: int = 0) -> ResourceError:
-    """The one line for a failed write: which path, what happened, how much was needed and is free."""
+    """The error for a failed write: the path, the reason, the bytes needed and free."""
     try:
         free = f"{shutil.disk_usage(path.parent).free / 1e6:.1f} MB free"
     except OSError:
@@ -205,9 +205,9 @@ def disk_error(error: OSError, path: Path, bytes_needed: int = 0) -> ResourceErr
         saved = any(path.parent.glob("checkpoint-*"))
     except OSError:
         saved = False
-    fix = "Make room, mend the disk or choose another folder, then give the same command again."
+    fix = "Free some space, repair the disk or choose another folder, then give the same command again."
     if saved:
-        fix = "Earlier checkpoints are intact: make room or mend the disk, then give the same command again."
+        fix = "Earlier checkpoints are intact: free some space or repair the disk, then give the same command again."
     return ResourceError(f"cannot be written: {kind} ({free}{needed})", where=str(path), fix=fix)
 
 

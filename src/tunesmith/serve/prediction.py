@@ -14,8 +14,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from tunesmith import __version__
-from tunesmith.encoder.config_file import read_config_file
-from tunesmith.encoder.model_files import check_seal
+from tunesmith.encoder.model_files import check_seal, read_config_file
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.predict.facts import FACTS_FILE, read_facts
 from tunesmith.run.layout import RunDir

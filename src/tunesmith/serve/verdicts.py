@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tunesmith.errors import TunesmithError
 from tunesmith.findings import Finding
-from tunesmith.report.diagnosis import diagnose_run
+from tunesmith.report.diagnosis import diagnose_run, tone_and_title
 from tunesmith.run.layout import RunDir
 
 AGAIN_SECONDS = 15.0
@@ -18,16 +18,9 @@ Verdict = tuple[str, str]
 """Kind (good, warn, bad, info) and title."""
 
 
-def title_of(code: str) -> Verdict:
-    """How the pages name the code of a finding."""
-    from tunesmith.report.render import VERDICTS
-
-    return VERDICTS.get(code, ("info", code.replace("_", " ").capitalize()))
-
-
 def with_title(finding: Finding) -> dict[str, object]:
     """A finding as the page of a run shows it."""
-    kind, title = title_of(finding.code)
+    kind, title = tone_and_title(finding)
     unsure = finding.doubt or finding.code == "not_enough_evidence"
     shown = {"numbers": {}, "kind": kind, "title": title + finding.doubt}
     return finding.to_json() | shown | ({"confidence": None} if unsure else {})
@@ -63,4 +56,4 @@ def _read(run: RunDir) -> Verdict | None:
         found = diagnose_run(run)
     except (TunesmithError, OSError, ValueError):
         return None
-    return title_of(found[0].code) if found else None
+    return tone_and_title(found[0]) if found else None

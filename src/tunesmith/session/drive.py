@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from tunesmith.config.schema import dump_config, to_dict
 from tunesmith.engine.evaluate import predict_rows
@@ -17,30 +18,27 @@ from tunesmith.keep.keeper import RunKeeper
 from tunesmith.metrics.row_evidence import rows_to_keep
 from tunesmith.predict.facts import describe_model
 from tunesmith.ranks.roster import RankRoster
-from tunesmith.ranks.sharding import gathered_state
 from tunesmith.run.environment import describe_environment, reach
 from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ownership import write_own
-from tunesmith.session.card import write_card
 from tunesmith.session.finish import (
-    export_run,
     make_counter,
     move_thresholds,
     predict_splits,
     row_events,
     score_splits,
+    settle_weights,
     with_ending,
     write_data_summary,
     write_results,
+    writing_model,
 )
 from tunesmith.session.inputs import is_installed
 from tunesmith.session.planning import announce_plan, make_plan
 from tunesmith.session.prepare import Prepared
-from tunesmith.session.result import RunEnding, RunResult
-from tunesmith.session.run_pages import draw_and_explain, load_pages
-from tunesmith.session.run_session import Session, ending_well
-from tunesmith.session.watch import Watch
+from tunesmith.session.run_pages import draw_ahead, draw_and_explain, load_pages, write_card
+from tunesmith.session.watch import RunEnding, RunResult, Watch
 
 
 def _write_start(run: RunDir, prepared: Prepared) -> None:
@@ -99,12 +97,11 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding |
     started = RunStarted(prepared.identity.run_id, 0, plan.num_steps, float(per_epoch), epochs, rows, time.time())
     watch.plan(plan.num_steps, float(per_epoch))
     evaluate = _make_evaluate(prepared, watch, keeper) if has_validation else None
-    session = Session(plan, prepared.batches, keeper)
-    with keeper.stop, ending_well(keeper, RankRoster.gather(prepared.runtime)):
+    with keeper.stop, keeper.ending_well(RankRoster.gather(prepared.runtime)):
         _begin(run, prepared, keeper, started)
         ending = ending or RunEnding()
         begun = state.step
-        for event in session.events(keeper.wants_read_back, evaluate):
+        for event in keeper.train(plan, prepared.batches, keeper.wants_read_back, evaluate):
             if isinstance(event, StepDone) and event.step == begun + 1:
                 reach("first step")
             if ending.enough(event):
@@ -192,20 +189,27 @@ def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunKeeper) -> Evalu
 
 
 def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch, ending: RunEnding) -> RunResult:
-    state = prepared.state
+    state, main = prepared.state, prepared.runtime.is_main
     early = state.step < keeper.plan.num_steps
-    predictions = predict_splits(prepared, keeper.best_weights(), watch.progress, ending.change)
-    prepared = with_ending(run, move_thresholds(prepared, predictions, watch.say), ending)
-    scores = score_splits(prepared, predictions) | ending.scores
-    reach("scores")
-    best_step = state.progress.step if keeper.keep_best else None
+    if main and watch.pages and keeper.journal is not None:
+        keeper.journal.settle()
+        watch.aside.start(draw_ahead, run)
     diagnosis: Sequence[str] = ()
-    weights = gathered_state(state.model, keep=prepared.runtime.is_main)
-    if prepared.runtime.is_main:
-        write_results(run, prepared, predictions, scores)
-        card = write_card(prepared, scores, name=prepared.config.name, steps=state.step, best_step=best_step)
-        export_run(run, prepared, weights, card)
-        reach("model folder")
+    best_step = state.progress.step if keeper.keep_best else None
+    with ExitStack() as ends:
+        with keeper.best_weights() as best:
+            settle_weights(prepared, best, ending.change)
+            finish_model = ends.enter_context(writing_model(run, prepared))
+            predictions = predict_splits(prepared, watch.progress)
+        prepared = with_ending(run, move_thresholds(prepared, predictions, watch.say), ending)
+        scores = score_splits(prepared, predictions) | ending.scores
+        reach("scores")
+        if main:
+            write_results(run, prepared, predictions, scores)
+            card = write_card(prepared, scores, name=prepared.config.name, steps=state.step, best_step=best_step)
+            finish_model(prepared, card)
+            reach("model folder")
+    if main:
         keeper.end("early_stopping" if early else "completed")
         diagnosis = watch.aside.start(draw_and_explain, run)() if watch.pages else ()
         reach("curves and report")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,38 +18,38 @@ import torch
 from tunesmith.engine.evaluate import Predictions, predict_rows
 from tunesmith.events import RowsEvaluated
 from tunesmith.fast.strategies import choose_strategies
-from tunesmith.keep.weight_files import contiguous, load_weights, require_finite
+from tunesmith.keep.aside import Aside
+from tunesmith.keep.weight_files import beside_steps, contiguous, load_weights, require_finite
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, fit_thresholds
 from tunesmith.metrics.row_evidence import BestConstant, describe_constant, encode_rows, keep_rows
 from tunesmith.metrics.uncertainty import Score
 from tunesmith.predict.facts import describe_model, export_model
 from tunesmith.predict.tables import fill_table, names_of_run, predicted_names, probabilities_of
+from tunesmith.ranks.sharding import gathered_state
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ownership import write_own, writing_own
 from tunesmith.session.prepare import Prepared
-from tunesmith.session.result import RunEnding
-from tunesmith.session.watch import Say
+from tunesmith.session.watch import RunEnding, Say
 
 Scores = dict[str, dict[str, Score]]
 MOST_PREDICTIONS = 200_000
 """Rows of a split kept in predictions.parquet; `tunesmith predict` writes more."""
 
 
-def predict_splits(
-    prepared: Prepared,
-    best: Path | None,
-    progress: Callable[[str, int, int], None],
-    change: Callable[[Any], None] = lambda model: None,
-) -> dict[str, Predictions]:
-    """Predictions of every split but train, by the weights that the run ends with (the best ones, if kept), changed."""
+def settle_weights(prepared: Prepared, best: Path | None, change: Callable[[Any], None]) -> None:
+    """Gives the model the weights that the run ends with (the best ones, if kept), changed, and its own forward pass."""
+    prepared.strategies.disable()
+    prepared.state.cut = None
+    if best is not None:
+        load_weights(prepared.state.model, best)
+    change(prepared.state.model)
+
+
+def predict_splits(prepared: Prepared, progress: Callable[[str, int, int], None]) -> dict[str, Predictions]:
+    """Predictions of every split but train, by the weights that the run ends with."""
     state, config = prepared.state, prepared.config
     wrong = prepared.strategies.dropped
-    prepared.strategies.disable()
-    state.cut = None
-    if best is not None:
-        load_weights(state.model, best)
-    change(state.model)
     strategies = choose_strategies(
         state.model,
         None,
@@ -237,10 +239,35 @@ def _gold(labels: npt.NDArray[Any] | None, n: int, prepared: Prepared) -> list[A
     return [names[i] if i >= 0 else None for i in labels[:n]]
 
 
-def export_run(run: RunDir, prepared: Prepared, weights: dict[str, torch.Tensor], card: str) -> None:
-    """model/ of the run folder, and the same card at its top."""
-    describe = describe_model(prepared.state.model, prepared.tokenizer, prepared.facts)
-    weights = contiguous(weights)
-    require_finite(weights, prepared.state.step)
-    export_model(run.model, weights, describe, card)
-    write_own(run.card_file, card.encode())
+@contextmanager
+def writing_model(run: RunDir, prepared: Prepared) -> Iterator[Callable[[Prepared, str], None]]:
+    """model/ of the run folder, begun by a thread with the weights as they are, while the rows are scored.
+
+    The function that is given ends it with the card and what the scores decided; without its call nothing is published.
+    """
+    state, runtime, aside = prepared.state, prepared.runtime, Aside()
+    whole = gathered_state(state.model, keep=runtime.is_main) if runtime.sharding is not None else None
+    weights = dict(state.model.state_dict()) if whole is None else whole
+    rest: Future[tuple[Callable[[Path], None], str]] = Future()
+
+    def write() -> None:
+        with beside_steps(runtime.device):
+            held = contiguous(weights)
+        require_finite(held, state.step)
+        export_model(run.model, held, rest.result)
+
+    def finish(decided: Prepared, card: str) -> None:
+        rest.set_result((describe_model(state.model, decided.tokenizer, decided.facts), card))
+        aside.take(wait=True)
+        write_own(run.card_file, card.encode())
+
+    if runtime.is_main:
+        if runtime.device.type == "cuda":
+            torch.cuda.synchronize(runtime.device)
+        aside.start(write)
+    try:
+        yield finish
+    finally:
+        if rest.cancel():
+            with suppress(Exception):
+                aside.take(wait=True)

@@ -26,8 +26,7 @@ from tunesmith.run.layout import RunDir, is_run, require_own_folder
 from tunesmith.run.ownership import RunLock, start_ledger
 from tunesmith.run.sealed import verify
 from tunesmith.session.inputs import read_run_data, refuse_what_is_not_built
-from tunesmith.session.result import RunEnding, RunResult
-from tunesmith.session.watch import Watch
+from tunesmith.session.watch import RunEnding, RunResult, Watch
 
 INPUTS = (
     *("model_name_or_path", "tokenizer_name", "config_name", "dataset_name"),
@@ -52,7 +51,7 @@ def finetune(
     """Trains, evaluates and exports one run; resumes it if its folder holds an unfinished one.
 
     Data comes from the config's files or names, or as a Dataset, DatasetDict, DataFrame or list of dicts. Without `use_test`
-    the test rows are neither predicted nor scored: one run of many is chosen without them. `ending`: see its class.
+    the test rows are neither predicted nor scored: one run of many is chosen without them. `ending`: see `RunEnding`.
     """
     data = {"train": train_data, "validation": validation_data, "test": test_data}
     config = _resolve(config, options, has_data=train_data is not None)
@@ -122,11 +121,11 @@ def is_complete(path: str | Path) -> bool:
 NOT_COMPARED = frozenset(
     ["output_dir", "run_name", "resume_from_checkpoint", "disable_tqdm", "logging_steps", "cache_dir"]
 )
-"""Options that do not make another experiment of a run."""
+"""Options that do not change the experiment."""
 
 
 def choose_folder(config: RunConfig, *, in_memory: bool = False) -> tuple[RunConfig, str | None]:
-    """The config with its run folder, and what to say about it.
+    """The config with its run folder, and a line about the choice if it needs one.
 
     Without an output_dir, a folder that holds a run of other settings is left alone and the next free one is taken; with
     one, a finished run is refused here, before anything loads. Rows in memory are not named in a config: a finished run of
@@ -155,13 +154,13 @@ def choose_folder(config: RunConfig, *, in_memory: bool = False) -> tuple[RunCon
 
 
 def is_finished(run: RunDir) -> bool:
-    """Whether the run came to its end. One that was killed before its report was written is not: resuming finishes it."""
+    """Whether the run came to its end. One that was killed before its report was written did not: a resume finishes it."""
     if run.checkpoints() and not run.report_file.is_file():
         return False
     try:
         events = read_journal(run.journal_file) if os.path.isfile(run.journal_file) else []
     except TunesmithError:
-        return False  # damaged: resuming it says how
+        return False  # damaged: a resume reports how
     return bool(events) and isinstance(events[-1], RunEnded) and events[-1].finished
 
 
@@ -169,7 +168,7 @@ def _same_settings(config: RunConfig, run: RunDir) -> bool:
     try:
         stored = load_config(run.config_file, need_data=False)
     except TunesmithError:
-        return True  # not a config of ours: what stands there is judged by the run itself
+        return True  # not a config of ours: the run itself decides about the folder
     asked, there, usual = _compared(config), _compared(stored), _compared(RunConfig())
     # A run writes down what its recipe chose: what was not asked for is not a difference.
     return all(value in (there[name], usual[name]) for name, value in asked.items())

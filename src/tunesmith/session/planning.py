@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import resource
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,13 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunesmith.config.schema import RunConfig, to_dict
-from tunesmith.encoder.config_file import read_config_file
+from tunesmith.encoder.load import LoadedModel
+from tunesmith.encoder.model_files import read_config_file
+from tunesmith.encoder.resolve import EMBEDDED
 from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
 from tunesmith.errors import ConfigError
 from tunesmith.events import Event, StepDone
+from tunesmith.fast.in_force import Strategies
 from tunesmith.keep.record import Identity, content_mark
 from tunesmith.metrics.suite import Suite
-from tunesmith.ranks.runtime import Runtime
+from tunesmith.ranks.runtime import Runtime, has_triton
 from tunesmith.reading.load import DataBundle
 from tunesmith.run.environment import package_versions
 from tunesmith.run.remembered import known_hash
@@ -145,9 +149,9 @@ def make_identity(
     )
 
 
-def with_order(identity: Identity, sampling: Sampling) -> Identity:
-    """The same with the order of rows, once it is known: what is best depends on model and device."""
-    options = {**identity.config, "train_sampling_strategy": sampling}
+def with_choices(identity: Identity, sampling: Sampling, runtime: Runtime) -> Identity:
+    """The same with the order of rows and the precision, once they are known: what is best depends on model and device."""
+    options = {**identity.config, "train_sampling_strategy": sampling, "bf16": runtime.precision == "bf16"}
     return replace(identity, run_id=_run_id(options, identity.data), config=options)
 
 
@@ -161,6 +165,34 @@ def _run_id(options: dict[str, Any], data: str) -> str:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+def say_model(
+    say: Say, config: RunConfig, loaded: LoadedModel, strategies: Strategies, runtime: Runtime, plain: str | None = None
+) -> None:
+    """The model, what it computes in (`plain` is why in float32), and which speed-ups are on."""
+    count = loaded.parameters
+    size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
+    name = config.model_name_or_path or EMBEDDED
+    say(f"Model: {name}, {size} parameters, on {runtime.device}.")
+    if runtime.precision == "bf16" and config.bf16 is None:
+        say("Precision: bf16, as this GPU has it (weights stay float32); --no_bf16 computes in float32.")
+    if plain is not None:
+        say(f"Precision: float32, {plain}; --bf16 for bf16.")
+    asked = config.train_sampling_strategy or config.token_budget
+    if asked is None and strategies.best_order(runtime.device) == "random":
+        say("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
+    if runtime.sharding is not None:
+        say(f"FSDP: weights, gradients and optimizer state are sharded over {runtime.world} ranks.")
+    for note in (*loaded.notes, *strategies.notes):
+        say(f"{note[0].upper()}{note[1:]}.")
+    # where triton keeps compiled kernels for all runs of a user
+    home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton"
+    kernels = Path(os.environ.get("TRITON_CACHE_DIR") or home / "cache")
+    if runtime.device.type == "cuda" and has_triton() and not any(kernels.glob("*")):
+        say(f"Kernels: compiled for this GPU now and kept in {kernels}: the first start takes longer, others do not.")
+    if strategies.on:
+        say(f"Exact speed-ups: {', '.join(strategies.on)}.")
 
 
 WARM_STEPS, TIMED_STEPS = 3, 10

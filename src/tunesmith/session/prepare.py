@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tunesmith.audit.row_audit import require_clean, sort_findings
 from tunesmith.config.schema import RunConfig
-from tunesmith.encoder.load import load_model, read_model_config
-from tunesmith.encoder.params import freeze
+from tunesmith.encoder.load import LoadedModel, load_model, read_model_config
 from tunesmith.encoder.resolve import load_tokenizer, require_segments
 from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
 from tunesmith.engine.loop import require_agreement
-from tunesmith.engine.optim import make_optimizer
+from tunesmith.engine.optim import freeze, make_optimizer
 from tunesmith.engine.state import TrainState, make_deterministic, seed_everything
 from tunesmith.errors import ConfigError
 from tunesmith.fast.in_force import Strategies
+from tunesmith.fast.launches import why_float32, why_not_half
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.fast.warming import finish_warming, start_warming
+from tunesmith.findings import Finding
 from tunesmith.keep.record import Identity
 from tunesmith.metrics.row_evidence import BestConstant
 from tunesmith.metrics.suite import Suite, make_suite
@@ -29,12 +31,16 @@ from tunesmith.ranks.runtime import Precision, Runtime, has_bf16, make_runtime
 from tunesmith.ranks.sharding import read_sharding
 from tunesmith.reading.load import DataBundle
 from tunesmith.run.environment import reach
-from tunesmith.session.inputs import RunData
-from tunesmith.session.planning import make_identity, with_order
-from tunesmith.session.run_tokens import add_findings, audit_tokenized, tokenize_run
-from tunesmith.session.saying import say_data, say_lengths, say_model
+from tunesmith.session.inputs import (
+    RunData,
+    audit_tokenized,
+    say_data,
+    say_lengths,
+    tokenize_run,
+)
+from tunesmith.session.planning import make_identity, say_model, with_choices
 from tunesmith.session.settling import Settled, settle_recipe
-from tunesmith.session.watch import Watch
+from tunesmith.session.watch import Say, Watch
 from tunesmith.tokens.batches import Batches, Padding, padding_of
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.tokens.tokenize import Tokenized
@@ -42,7 +48,7 @@ from tunesmith.tokens.tokenize import Tokenized
 
 @dataclass
 class Prepared:
-    """All that was worked out before the first step. `notes` are sentences for the user."""
+    """Everything that is made before the first step."""
 
     config: RunConfig
     runtime: Runtime
@@ -69,7 +75,7 @@ class Prepared:
         return None if on_gpu else max(self.config.per_device_eval_batch_size, 64)
 
     def constant(self) -> BestConstant:
-        """What a model would answer that knows the training labels alone."""
+        """The best constant answer, from the training labels."""
         labels = self.bundle.labels
         return BestConstant.of(labels.task, self.rows("train").labels, len(labels))
 
@@ -97,7 +103,7 @@ def start_runtime(config: RunConfig) -> Runtime:
 
 
 def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], watch: Watch) -> Prepared:
-    """Tokenizes and loads what `read` gives. Everything wrong with the input is found here, before the first step."""
+    """Tokenizes the rows and loads the model. Problems of the input are found here, before the first step."""
     say = watch.say if runtime.is_main else Watch().say
     if config.full_determinism:
         make_deterministic()
@@ -124,8 +130,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     columns, names = bundle.columns, tuple(suite.names)
     facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names, tokens.long_texts)
     seed_everything(config.seed)
-    resize = config.ignore_mismatched_sizes
-    loaded = load_model(folder, bundle.labels, ignore_mismatched_sizes=resize, new_head=data.new_head)
+    loaded, runtime, failing = _load(config, data, runtime)
     reach("model")
     fixed = length if config.pad_to_max_length else None
     padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
@@ -136,12 +141,23 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     identity = make_identity(config, bundle, folder, tokenizer, max_length=length, runtime=runtime)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     strategies, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
-    say_model(say, config, loaded, strategies, runtime)
-    batches = _make_batches(config, rows["train"], strategies, runtime)
-    identity = with_order(identity, batches.sampling)
     finish_warming(warming)
+    plain = _choose_float32(config, state, rows["train"])
+    runtime = state.runtime
+    say_model(say, config, loaded, strategies, runtime, failing or plain)
+    batches = _make_batches(config, rows["train"], strategies, runtime)
+    identity = with_choices(identity, batches.sampling, runtime)
     made = (facts, suite, strategies, state, batches, identity, settled)
     return Prepared(config, runtime, bundle, tokenized, tokenizer, padding, *made)
+
+
+def add_findings(bundle: DataBundle, findings: Sequence[Finding], say: Say, *, strict: bool) -> DataBundle:
+    """The bundle with findings added, most serious first; warnings are shown."""
+    for finding in findings:
+        if finding.severity != "info":
+            say(finding.line())
+    require_clean(findings, strict=strict)
+    return replace(bundle, findings=tuple(sort_findings([*bundle.findings, *findings])))
 
 
 def _set_tf32(allowed: bool | None) -> None:
@@ -150,6 +166,16 @@ def _set_tf32(allowed: bool | None) -> None:
 
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _load(config: RunConfig, data: RunData, runtime: Runtime) -> tuple[LoadedModel, Runtime, str | None]:
+    """The model and the runtime: in float32 where it fails in the half precision that was not asked for, with the reason."""
+    sharded = runtime.sharding is not None
+    place = "cpu" if sharded else runtime.device  # whole, it may be too large for one device
+    resize, labels = config.ignore_mismatched_sizes, data.bundle.labels
+    loaded = load_model(data.folder, labels, ignore_mismatched_sizes=resize, new_head=data.new_head, device=place)
+    reason = None if config.bf16 or config.fp16 or sharded else why_not_half(loaded.model, runtime)
+    return loaded, runtime if reason is None else replace(runtime, precision="no"), reason
 
 
 def _load_tokenizer(config: RunConfig, folder: Path) -> Any:
@@ -227,6 +253,17 @@ def _make_state(
         model, optimizer, objective, runtime, may_split=split, push=push, graphs=graphs, strategies=strategies
     )
     return strategies, state
+
+
+def _choose_float32(config: RunConfig, state: TrainState, rows: TokenRows) -> str | None:
+    """Computes in float32 where no precision was asked for and bf16 would be slower; gives the reason."""
+    batch = config.token_budget or config.decided.per_device_train_batch_size * float(rows.lengths.mean())
+    reason = why_float32(state, rows, batch) if config.bf16 is None and not config.fp16 else None
+    if reason is not None:
+        state.runtime = replace(state.runtime, precision="no")
+        if state.strategies is not None and state.graphs is not None:
+            state.strategies.stop_capturing()
+    return reason
 
 
 def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, runtime: Runtime) -> Batches:

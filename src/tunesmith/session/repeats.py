@@ -69,7 +69,7 @@ def run_repeats(config: RunConfig, watch: Watch) -> Repeated:
 
 
 def each_run(config: RunConfig) -> Iterator[RunConfig]:
-    """The config of each run. Weights are those after the last step: the held-out rows choose nothing, so they can judge."""
+    """The config of each run. The weights are those after the last step: rows that choose nothing can judge."""
     numbers = range(1, config.folds + 1) if config.folds and config.fold is None else [config.fold]
     best = config.load_best_model_at_end
     keep = False if best is None and config.folds is not None else best
@@ -92,7 +92,7 @@ def each_run(config: RunConfig) -> Iterator[RunConfig]:
 
 
 def _pool(folders: list[Path], say: Say | None) -> dict[str, Score]:
-    """The scores of the validation rows of these runs, taken together. With `say`, thresholds are fitted to them, and told."""
+    """The scores of the validation rows of these runs, taken together. With `say`, thresholds are fitted to them and reported."""
     parts = [rows for rows in map(held_out_rows, folders) if rows is not None]
     if not parts:
         return {}

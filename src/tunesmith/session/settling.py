@@ -15,10 +15,10 @@ from tunesmith.config.convert import AutoOnOff
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import Recipe, RunConfig
 from tunesmith.encoder.load import LoadedModel
-from tunesmith.encoder.params import count_layers, matrix_size
 from tunesmith.encoder.pooling import Pooling, last_linear, poolings_of, reads_linearly, set_pooling
+from tunesmith.engine.optim import count_layers, matrix_size
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.labels import Task
+from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.suite import Suite
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.reading.load import DataBundle
@@ -62,11 +62,11 @@ def settle_recipe(
 
     `first` was decided before, from the same data: a resumed run has its line already.
     """
-    say = watch.say if runtime.is_main else Watch().say
+    run = _Unsettled(config, loaded, data.bundle, data.folder, splits, padding, suite, runtime, watch)
     mine: dict[str, Any] = {}
     probe = None
     if runtime.is_main:
-        found = _settled_before(config) or _from_scratch(config, loaded, data, splits, padding, suite, runtime, watch)
+        found = _settled_before(config) or run.settle()
         probe = found.probe
         lines = [line for line in found.reasons if first is None or not line.startswith(f"{first.name} ")]
         mine = {"values": {n: getattr(found.config, n) for n in NAMES}}
@@ -77,9 +77,10 @@ def settle_recipe(
     set_pooling(loaded.model, config.decided.pooling)
     if told["head"] is not None:
         _start_head(loaded.model, *told["head"])
-    _say_settled(say, config, told["reasons"], told["floors"])
+    if runtime.is_main:
+        _say_settled(watch.say, told["reasons"], told["floors"])
     if config.contrastive_start == "on" and not told["resumed"]:
-        _contrast(config, loaded, data.bundle, splits["train"], padding, runtime, watch)
+        run.contrast(config)
     return Settled(config, tuple(told["reasons"]), told["floors"], probe)
 
 
@@ -105,78 +106,105 @@ def _settled_before(config: RunConfig) -> Settled | None:
     )
 
 
-def _from_scratch(
-    config: RunConfig,
-    loaded: LoadedModel,
-    data: RunData,
-    splits: Mapping[str, TokenRows],
-    padding: Padding,
-    suite: Suite,
-    runtime: Runtime,
-    watch: Watch,
-) -> Settled:
-    wanted = config.recipe != "hf" or config.head_start == "on"
-    probe = None
-    if wanted and runtime.sharding is None:
+@dataclass(frozen=True)
+class _Unsettled:
+    """A run whose recipe has open options, and what they are decided from."""
+
+    config: RunConfig
+    loaded: LoadedModel
+    bundle: DataBundle
+    folder: Path
+    splits: Mapping[str, TokenRows]
+    padding: Padding
+    suite: Suite
+    runtime: Runtime
+    watch: Watch
+
+    def settle(self) -> Settled:
+        """Probes the frozen encoder if the recipe needs it, then decides the options that the user left open."""
+        config = self.config
+        wanted = config.recipe != "hf" or config.head_start == "on"
+        probe = self._probe() if wanted and self.runtime.sharding is None else None
+        if config.head_start == "on" and (probe is None or (config.pooling or probe.pooling) not in probe.fits):
+            raise ConfigError("--head_start on is not possible: there is no linear model to start from")
+        floors = probe.floors if probe else {}
+        if config.recipe == "hf":
+            return Settled(_closed(config), (), floors, probe)
+        decisions = decide(config, self._facts(probe))
+        config = replace(config, **{d.name: d.value for d in decisions})
+        return Settled(_closed(config), tuple(d.line() for d in decisions), floors, probe)
+
+    def _probe(self) -> ProbeResult | None:
+        weights = sorted(self.folder.glob("model*.safetensors"))
         prober = Prober(
-            loaded.model.to(runtime.device),
-            splits,
-            lambda split, rows: _texts(data.bundle, split, rows),
-            padding,
-            data.bundle.labels,
-            suite,
-            runtime,
-            loaded.fresh,
-            _content(data.folder),
-            config.cache_dir,
-            watch.aside.start,
+            self.loaded.model.to(self.runtime.device),
+            self.splits,
+            self._texts,
+            self.padding,
+            self.bundle.labels,
+            self.suite,
+            self.runtime,
+            self.loaded.fresh,
+            " ".join(known_hash(p) for p in weights),
+            self.config.cache_dir,
+            self.watch.aside.start,
         )
-        probe = prober.look(lambda done, total: watch.progress("probing", done, total))
-    if config.head_start == "on" and (probe is None or (config.pooling or probe.pooling) not in probe.fits):
-        raise ConfigError("--head_start on is not possible: there is no linear model to start from")
-    if config.recipe == "hf":
-        return Settled(_closed(config), (), probe.floors if probe else {}, probe)
-    facts = _facts(config, loaded, data.bundle, splits, runtime, probe)
-    decisions = decide(config, replace(facts, metrics=tuple(suite.names)))
-    config = replace(config, **{d.name: d.value for d in decisions})
-    return Settled(_closed(config), tuple(d.line() for d in decisions), probe.floors if probe else {}, probe)
+        return prober.look(lambda done, total: self.watch.progress("probing", done, total))
+
+    def _texts(self, split: str, rows: npt.NDArray[np.int64]) -> Sequence[str]:
+        some = self.bundle.splits[split].select(rows)
+        columns = [list(some[name]) for name in self.bundle.columns.text]
+        return [" ".join(str(cell) for cell in cells) for cells in zip(*columns, strict=True)]
+
+    def _facts(self, probe: ProbeResult | None) -> RunFacts:
+        model: Any = self.loaded.model
+        shape, labels = model.config, self.bundle.labels
+        new_head = any(name.startswith("classifier") for name in self.loaded.fresh)
+        facts = RunFacts(
+            model_type=str(shape.model_type),
+            width=int(getattr(shape, "hidden_size", 0) or getattr(shape, "dim", 0) or getattr(shape, "d_model", 768)),
+            layers=count_layers(model),
+            rows=len(self.splits["train"]),
+            classes=len(labels),
+            task=labels.task,
+            world=self.runtime.world,
+            rarest=_rarest(labels, self.splits["train"]),
+            new_head=new_head,
+            matrix_size=matrix_size(model),
+            metrics=tuple(self.suite.names),
+        )
+        if probe is None:
+            return replace(facts, pooling="mean") if new_head and "mean" in poolings_of(model) else facts
+        chosen, why = pooling_for(probe.pooling, probe.why, self.loaded.fresh)
+        pooling = self.config.pooling or chosen
+        fits = pooling in probe.fits and reads_linearly(model, pooling) and new_head
+        return replace(facts, pooling=chosen, why=why, head_fits=fits)
+
+    def contrast(self, config: RunConfig) -> None:
+        """The contrastive start, as the settled config asks for it."""
+        labels = self.bundle.labels
+        if labels.task not in (Task.BINARY, Task.MULTICLASS) or self.runtime.world > 1 or config.freeze:
+            raise ConfigError(
+                "--contrastive_start on is not possible: it is for rows of one label each, one process and no --freeze",
+                fix="Leave it out.",
+            )
+        start_contrastively(
+            self.loaded.model.to(self.runtime.device),
+            self.splits["train"],
+            self.padding,
+            labels,
+            self.runtime,
+            learning_rate=config.decided.learning_rate,
+            fit_head=config.head_start == "on",
+            seed=config.seed,
+            on_step=lambda done, total: self.watch.progress("contrasting", done, total),
+        )
 
 
 def _closed(config: RunConfig) -> RunConfig:
     contrast: AutoOnOff = "on" if config.contrastive_start == "on" else "off"
     start: AutoOnOff = contrast if config.head_start == "auto" else config.head_start
     return replace(config, **asdict(config.decided), contrastive_start=contrast, head_start=start)
-
-
-def _facts(
-    config: RunConfig,
-    loaded: LoadedModel,
-    bundle: DataBundle,
-    splits: Mapping[str, TokenRows],
-    runtime: Runtime,
-    probe: ProbeResult | None,
-) -> RunFacts:
-    model: Any = loaded.model
-    shape = model.config
-    facts = RunFacts(
-        model_type=str(shape.model_type),
-        width=int(getattr(shape, "hidden_size", 0) or getattr(shape, "dim", 0) or getattr(shape, "d_model", 768)),
-        layers=count_layers(model),
-        rows=len(splits["train"]),
-        classes=len(bundle.labels),
-        task=bundle.labels.task,
-        world=runtime.world,
-        rarest=_rarest(bundle, splits["train"]),
-        new_head=_head_is_new(loaded),
-        matrix_size=matrix_size(model),
-    )
-    if probe is None:
-        mean = facts.new_head and "mean" in poolings_of(model)
-        return replace(facts, pooling="mean") if mean else facts
-    chosen, why = pooling_for(probe.pooling, probe.why, loaded.fresh)
-    pooling = config.pooling or chosen
-    fits = pooling in probe.fits and reads_linearly(model, pooling) and _head_is_new(loaded)
-    return replace(facts, pooling=chosen, why=why, head_fits=fits)
 
 
 def pooling_for(pooling: Pooling, why: str, fresh: Sequence[str]) -> tuple[Pooling, str]:
@@ -190,16 +218,12 @@ def pooling_for(pooling: Pooling, why: str, fresh: Sequence[str]) -> tuple[Pooli
     return pooling, why
 
 
-def _rarest(bundle: DataBundle, rows: TokenRows) -> tuple[int, str, float] | None:
-    if bundle.labels.task not in (Task.BINARY, Task.MULTICLASS) or rows.labels is None or not len(rows):
+def _rarest(labels: LabelMap, rows: TokenRows) -> tuple[int, str, float] | None:
+    if labels.task not in (Task.BINARY, Task.MULTICLASS) or rows.labels is None or not len(rows):
         return None
-    counts = np.bincount(rows.labels[rows.labels >= 0], minlength=len(bundle.labels))
+    counts = np.bincount(rows.labels[rows.labels >= 0], minlength=len(labels))
     number = int(counts.argmin())
-    return number, bundle.labels.names[number], float(counts[number] / max(counts.sum(), 1))
-
-
-def _head_is_new(loaded: LoadedModel) -> bool:
-    return any(name.startswith("classifier") for name in loaded.fresh)
+    return number, labels.names[number], float(counts[number] / max(counts.sum(), 1))
 
 
 def _head_values(found: Settled) -> list[npt.NDArray[Any]] | None:
@@ -209,33 +233,6 @@ def _head_values(found: Settled) -> list[npt.NDArray[Any]] | None:
     return [fit.weights.float().cpu().numpy(), fit.bias.float().cpu().numpy()]
 
 
-def _contrast(
-    config: RunConfig,
-    loaded: LoadedModel,
-    bundle: DataBundle,
-    rows: TokenRows,
-    padding: Padding,
-    runtime: Runtime,
-    watch: Watch,
-) -> None:
-    if bundle.labels.task not in (Task.BINARY, Task.MULTICLASS) or runtime.world > 1 or config.freeze:
-        raise ConfigError(
-            "--contrastive_start on is not possible: it is for rows of one label each, one process and no --freeze",
-            fix="Leave it out.",
-        )
-    start_contrastively(
-        loaded.model.to(runtime.device),
-        rows,
-        padding,
-        bundle.labels,
-        runtime,
-        learning_rate=config.decided.learning_rate,
-        fit_head=config.head_start == "on",
-        seed=config.seed,
-        on_step=lambda done, total: watch.progress("contrasting", done, total),
-    )
-
-
 def _start_head(model: Any, weights: npt.NDArray[Any], bias: npt.NDArray[Any]) -> None:
     layer = last_linear(model)
     with torch.no_grad():
@@ -243,18 +240,7 @@ def _start_head(model: Any, weights: npt.NDArray[Any], bias: npt.NDArray[Any]) -
         layer.bias.copy_(torch.from_numpy(np.asarray(bias)))
 
 
-def _texts(bundle: DataBundle, split: str, rows: npt.NDArray[np.int64]) -> Sequence[str]:
-    some = bundle.splits[split].select(rows)
-    columns = [list(some[name]) for name in bundle.columns.text]
-    return [" ".join(str(cell) for cell in cells) for cells in zip(*columns, strict=True)]
-
-
-def _content(folder: Path) -> str:
-    weights = sorted(folder.glob("model*.safetensors"))
-    return " ".join(known_hash(p) for p in weights)
-
-
-def _say_settled(say: Say, config: RunConfig, reasons: Sequence[str], floors: Floors) -> None:
+def _say_settled(say: Say, reasons: Sequence[str], floors: Floors) -> None:
     for reason in reasons:
         say(f"Recipe: {reason}.")
     for split, by_name in floors.items():

@@ -16,9 +16,8 @@ from tunesmith.engine.evaluate import TOKENS_AT_ONCE
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ownership import RunLock, start_ledger
 from tunesmith.session.drive import train_run
-from tunesmith.session.forecast import Forecast
+from tunesmith.session.forecast import WARM_READS, Forecast, Pace, RunClock
 from tunesmith.session.inputs import RunData
-from tunesmith.session.pace import WARM_READS, Pace, RunClock
 from tunesmith.session.planning import STEPS_A_READ, make_plan, peak_bytes
 from tunesmith.session.prepare import Prepared, prepare, start_runtime
 from tunesmith.session.watch import Watch

@@ -4,7 +4,6 @@ better values."""
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
 import math
 import sys
@@ -12,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from transformers import Trainer as LibraryTrainer
 from transformers import TrainingArguments as LibraryArguments
-from transformers.hyperparameter_search import ALL_HYPERPARAMETER_SEARCH_BACKENDS, default_hp_search_backend
-from transformers.trainer_utils import HPSearchBackend, default_compute_objective, has_length
+from transformers.hyperparameter_search import default_hp_search_backend
+from transformers.trainer_utils import HPSearchBackend, has_length
 
 from tunesmith.engine.plan import MOST_EPOCHS, Plan, Schedule
 from tunesmith.errors import ConfigError, did_you_mean
@@ -105,7 +105,7 @@ def accelerator_arguments(args: Any) -> dict[str, Any]:
 
 
 def make_trainer_runtime(args: Any, built: dict[str, Any]) -> Runtime:
-    """Device, ranks and precision as the arguments ask for them, with the handlers that `_build_accelerator_args` built.
+    """Device, ranks and precision from the arguments, with the handlers of `_build_accelerator_args`.
     fp16 on a CPU is float32, as in transformers."""
     own = accelerator_arguments(args)
     other = [name for name, value in built.items() if name != "kwargs_handlers" and own.get(name) != value]
@@ -132,7 +132,7 @@ def make_trainer_runtime(args: Any, built: dict[str, Any]) -> Runtime:
 
 
 def take_accumulation(args: Any) -> None:
-    """Sets `gradient_accumulation_steps` where `gradient_accumulation_kwargs` of the accelerator_config says it instead."""
+    """Sets `gradient_accumulation_steps` from `gradient_accumulation_kwargs` of the accelerator_config, where that has it."""
     asked = (args.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps")
     if asked is None:
         return
@@ -170,7 +170,7 @@ class Horizon:
     num_steps: int
 
     def epoch_ends(self, ended: list[int]) -> tuple[int, ...]:
-        """The step each epoch ends at, from those that ended already on; bounded, as a stream's epochs have no length."""
+        """The step at which each epoch ends, those that have ended first; bounded, as epochs of a stream have no length."""
         ends = list(ended)
         while (ends[-1] if ends else 0) < self.num_steps and len(ends) < self.num_epochs:
             ends.append((ends[-1] if ends else 0) + self.steps_per_epoch)
@@ -232,33 +232,13 @@ def hyperparameter_search(
         raise ConfigError(f"backend {backend.value!r} is not supported", fix="Use backend='optuna'.")
     if trainer.runtime.sharding is not None:
         raise ConfigError("a search with fsdp is not supported", fix="Search without fsdp, then train with it.")
-    searcher = ALL_HYPERPARAMETER_SEARCH_BACKENDS[backend]()
-    searcher.ensure_available()
-    if trainer.model_init is None:
-        raise RuntimeError("To use hyperparameter search, you need to pass your model through a model_init function.")
-    trainer.hp_search_backend, trainer.hp_name = backend, hp_name
-    trainer.hp_space = searcher.default_hp_space if hp_space is None else hp_space
-    trainer.compute_objective = default_compute_objective if compute_objective is None else compute_objective
     from tunesmith.trainer.trials import TrialSearch
 
     search = trainer._search = TrialSearch(trainer)
     try:
-        found = searcher.run(trainer, n_trials, direction, **options)
+        run = LibraryTrainer.hyperparameter_search
+        found = run(trainer, hp_space, compute_objective, n_trials, direction, backend, hp_name, **options)
         search.take_best(found)
         return found
     finally:
         trainer.hp_search_backend = trainer._search = None
-
-
-def call_model_init(trainer: Trainer, trial: Any = None) -> Any:
-    """A fresh model from `model_init`, which may take the trial."""
-    model_init = trainer.model_init
-    assert model_init is not None
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p for p in inspect.signature(model_init).parameters.values() if p.kind in kinds]
-    if len(names) > 1:
-        raise RuntimeError("model_init should have 0 or 1 argument.")
-    model = model_init(trial) if names else model_init()
-    if model is None:
-        raise RuntimeError("model_init should not return None.")
-    return model

@@ -1,38 +1,46 @@
-"""Checkpoints of a Trainer: saved, removed, found, loaded, and sealed again where callbacks change them in `on_save`. Our sealed
-folders under transformers' names; no pickle.
+"""The run folder of a Trainer: checkpoints saved, removed, found and loaded; the journal with the rows of each evaluation. Our
+sealed folders under transformers' names; no pickle.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from transformers import PreTrainedModel, TrainerState
+from transformers.trainer_utils import has_length
 
-from tunesmith.encoder.params import has_adapters
+from tunesmith.encoder.families import has_adapters
 from tunesmith.errors import CheckpointError
-from tunesmith.events import RunStarted
-from tunesmith.keep.checkpoint import PIECES, save_checkpoint, write_files
+from tunesmith.events import Evaluated, Resumed, RowsEvaluated, RunStarted
+from tunesmith.keep.checkpoint import save_checkpoint, write_files
 from tunesmith.keep.plain import to_plain
-from tunesmith.keep.record import newest_intact, rotate, verify_checkpoint
-from tunesmith.keep.weight_files import holds, is_weights, load_weights, weight_files, weight_names
-from tunesmith.ranks.sharding import is_sharded
-from tunesmith.run.journal import first_event
-from tunesmith.run.layout import RunDir
-from tunesmith.run.sealed import CHANGED, MANIFEST, manifest_bytes, read_manifest, verify, write_sealed
-from tunesmith.run.writing import fsync_path, hash_file, write_file
+from tunesmith.keep.record import RunRecord, newest_intact, rotate, verify_checkpoint
+from tunesmith.keep.weight_files import load_weights, weight_files, weight_names
+from tunesmith.ranks.sharding import gathered_state, is_sharded
+from tunesmith.run.journal import LOST_JOURNAL, first_event, read_journal, require_journal
+from tunesmith.run.layout import RunDir, checkpoint_step
+from tunesmith.run.ownership import start_ledger
+from tunesmith.run.sealed import (
+    MANIFEST,
+    require_sealed,
+    sweep,
+    verify,
+    write_sealed,
+)
+from tunesmith.run.writing import write_file
 from tunesmith.trainer.arguments import trainer_log
-from tunesmith.trainer.listeners import export_callback_states
-from tunesmith.trainer.saving import TRAINER_STATE, gathering, save_companions, weights_to_save
 
 if TYPE_CHECKING:
+    from tunesmith.labels import Task
     from tunesmith.trainer.facade import Trainer
     from tunesmith.trainer.training import TrainerRun
 
-SMALL = 16 << 20
-"""Bytes up to which a file is hashed again: it may have been rewritten within one tick of the disk's clock."""
+TRAINING_ARGS, TRAINER_STATE = "training_args.json", "trainer_state.json"
 
 
 def save_run(run: TrainerRun) -> None:
@@ -46,7 +54,6 @@ def save_run(run: TrainerRun) -> None:
     best = run.place.checkpoint(state.best_global_step) if state.best_global_step else None
     if best is not None and (best == folder or best.is_dir()):
         state.best_model_checkpoint = str(best)
-    export_callback_states(trainer)
     record.state.extra["trainer"] = {  # what a resume needs beside the engine's state
         "scheduler": to_plain(trainer.lr_scheduler.state_dict(), "scheduler"),
         **run.progress.to_json(),
@@ -77,7 +84,7 @@ def _saves_by_itself(trainer: Trainer) -> bool:
 
 
 def _describe(trainer: Trainer, tmp: Path) -> None:
-    """What makes a checkpoint loadable elsewhere, and what scripts look for in it. The engine's weights come after it."""
+    """Writes what other programs need to load a checkpoint, and the files that scripts expect in it; before the weights."""
     model = trainer.model
     if _saves_by_itself(trainer):
         trainer.save_model(str(tmp), _internal_call=True)
@@ -87,6 +94,35 @@ def _describe(trainer: Trainer, tmp: Path) -> None:
         model.config.save_pretrained(tmp)
     save_companions(trainer, tmp)
     trainer.state.save_to_json(str(tmp / TRAINER_STATE))
+
+
+def save_companions(trainer: Trainer, tmp: Path) -> None:
+    """Tokenizer and arguments, beside the weights, in a folder that is being written."""
+    tokenizer = trainer.processing_class
+    if tokenizer is None:
+        tokenizer = getattr(trainer.data_collator, "tokenizer", None)
+    if hasattr(tokenizer, "save_pretrained"):
+        tokenizer.save_pretrained(tmp)
+    write_file(tmp / TRAINING_ARGS, trainer.args.to_json_string().encode())
+
+
+@contextlib.contextmanager
+def gathering(trainer: Trainer) -> Iterator[None]:
+    """Inside, `weights_to_save` are the whole model on the main process, also where each process holds a part of it."""
+    if not is_sharded(trainer.model) or trainer._gathered is not None:
+        yield
+        return
+    trainer._gathered = gathered_state(trainer.model, keep=trainer.runtime.is_main)
+    try:
+        yield
+    finally:
+        trainer._gathered = None
+
+
+def weights_to_save(trainer: Trainer) -> dict[str, Any]:
+    """The weights as a save writes them."""
+    found: dict[str, Any] = trainer.model.state_dict() if trainer._gathered is None else trainer._gathered
+    return found
 
 
 def rotate_run(run: TrainerRun, *, at_end: bool = False) -> None:
@@ -100,7 +136,7 @@ def rotate_run(run: TrainerRun, *, at_end: bool = False) -> None:
 
 
 def load_best_model(trainer: Trainer) -> None:
-    """Puts the weights of the best checkpoint into the model. Other files of it may have changed since: a warning."""
+    """Loads the weights of the best checkpoint into the model. Other files that changed since are a warning."""
     folder = Path(trainer.state.best_model_checkpoint)
     if not folder.is_dir():
         trainer_log.warning("Could not locate the best model at %s: the weights stay those of the last step", folder)
@@ -139,64 +175,92 @@ def find_checkpoint(wanted: str | bool | Path, output_dir: str) -> Path:
 
 
 def load_trainer_state(folder: Path) -> Any:
-    """The TrainerState of a checkpoint; a best checkpoint that is gone is forgotten."""
+    """The TrainerState of a checkpoint, without a best checkpoint that no longer exists."""
     state = TrainerState.load_from_json(str(folder / TRAINER_STATE))
     if state.best_model_checkpoint is not None and not Path(state.best_model_checkpoint).is_dir():
-        trainer_log.warning("the best checkpoint %s is gone; it is forgotten", state.best_model_checkpoint)
+        trainer_log.warning(
+            "the best checkpoint %s no longer exists and is not tracked any more", state.best_model_checkpoint
+        )
         state.best_model_checkpoint = None
     return state
 
 
-@contextlib.contextmanager
-def sealing_again(folder: Path, model: Any) -> Iterator[None]:
-    """Inside, callbacks may change a checkpoint: it is sealed as they leave it, and what they changed is logged."""
-    manifest, before = read_manifest(folder), _marks(folder)
-    yield
-    if not folder.is_dir():
+def require_room(run: RunDir, num_steps: int, *, saves: bool) -> None:
+    """A ResourceError when a journal or checkpoint that we did not write is in the place of one of this run."""
+    require_journal(run.journal_file)
+    for folder in run.checkpoints():
+        if saves and checkpoint_step(folder) <= num_steps:
+            require_sealed(folder)
+
+
+def open_journal(run: TrainerRun, record: RunRecord, notes: Sequence[str]) -> set[tuple[int, str]]:
+    """Opens the journal of a run; returns the evaluations (step, split) in it that the resumed run may repeat."""
+    place, step = run.place, run.trainer.state.global_step
+    sweep(place.path)
+    start_ledger(place.path, place.remade_files)
+    if run.folder is None:
+        trainer, h = run.trainer, run.horizon
+        args, dataset = trainer.args, trainer.train_dataset
+        rows = len(dataset) if has_length(dataset) else 0
+        epochs = min(float(args.num_train_epochs), float(h.num_epochs)) if args.max_steps <= 0 else 0.0
+        epochs = epochs or h.num_steps / h.steps_per_epoch
+        record.open(RunStarted(run.run_id, 0, h.num_steps, h.steps_per_epoch, epochs, rows, time.time()))
+        return set()
+    if not place.journal_file.exists():
+        trainer_log.warning("%s: %s", place.path, LOST_JOURNAL)
+    record.open(Resumed(step, run.folder.name, (), time.time()), notes)
+    # The evaluation at the end of an epoch may be in the journal already while the checkpoint is from before it.
+    past = read_journal(place.journal_file) if run.progress.epoch_open else []
+    return {(e.step, e.split) for e in past if isinstance(e, Evaluated)}
+
+
+_SPEED = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "epoch")
+
+
+def journal_evaluation(run: TrainerRun, prefix: str, output: Any, seconds: float) -> None:
+    """Writes an evaluation during training to the journal under the names of our curves, unless it was there before a resume."""
+    state, split = run.trainer.state, "validation" if prefix == "eval" else prefix.removeprefix("eval_")
+    if run.record is None or (state.global_step, split) in run.journalled:
         return
+    metrics = {k.removeprefix(f"{prefix}_"): v for k, v in output.metrics.items() if isinstance(v, (int, float))}
+    kept: dict[str, float | None] = {k: float(v) for k, v in metrics.items() if k not in _SPEED}
+    rows = _rows_of_evaluation(run.trainer, split, output)
+    if rows is not None:
+        run.record.on(rows)
+    epoch = float(state.epoch or 0.0)
+    run.record.on(Evaluated(state.global_step, epoch, split, kept, output.num_samples, seconds))
+
+
+def _rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated | None:
+    """The event of one evaluation; None where the outputs are of another kind, or were not kept."""
+    logits, labels = output.predictions, output.label_ids
+    if not isinstance(logits, np.ndarray) or not isinstance(labels, np.ndarray):
+        return None
+    from tunesmith.metrics.row_evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
+
+    task = infer_task(logits, labels)
+    if task is None:
+        return None
+    state, width = trainer.state, int(logits.shape[1]) if logits.ndim == 2 else 1
+    constant = BestConstant.of(task, _training_labels(trainer, task, width, labels), width)
+    by_steps = state.eval_steps and state.eval_steps >= 1
+    planned = int(state.max_steps // state.eval_steps) if by_steps else int(state.num_train_epochs or 1)
+    rows = keep_rows(constant, logits, labels, rows_to_keep(planned))
+    return None if rows is None else RowsEvaluated(state.global_step, split, encode_rows(rows))
+
+
+def _training_labels(trainer: Any, task: Task, width: int, otherwise: Any) -> Any:
+    """The label column of the training set, or the evaluated labels where it has none of that kind."""
+    from tunesmith.labels import Task
+    from tunesmith.metrics.rows import to_numpy
+
+    columns = getattr(trainer.train_dataset, "column_names", None) or ()
+    name = next((n for n in (*(trainer.label_names or ()), "labels", "label") if n in columns), None)
     try:
-        changed = _changed_files(folder, manifest["files"], before)
-        if not changed:
-            return
-        same = not is_sharded(model) and holds(folder, model)
-        altered = [n for n in changed if n in (*PIECES, TRAINER_STATE) or (is_weights(n) and not same)]
-        _seal_again(folder, manifest, changed, altered)
-    except OSError as error:
-        trainer_log.warning("%s was changed by a callback and cannot be sealed again: %s", folder, error)
-        return
-    what = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
-    effect = f"; a resume from it is not exact because of {', '.join(altered)}" if altered else ""
-    trainer_log.warning("%s was changed by a callback and is sealed as it is now: %s%s", folder, what, effect)
-
-
-def _marks(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Size, inode and time of change of every file but the manifest."""
-    found = {str(path.relative_to(folder)): path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
-    return {name: (s.st_size, s.st_ino, s.st_mtime_ns) for name, s in found.items() if name != MANIFEST}
-
-
-def _changed_files(folder: Path, stored: dict[str, Any], before: dict[str, tuple[int, int, int]]) -> list[str]:
-    """Files that were added, changed or removed since these marks were taken."""
-    now = _marks(folder)
-
-    def same(name: str) -> bool:
-        if name not in now or name not in stored or now[name][0] != stored[name]["size"]:
-            return False
-        if now[name][0] <= SMALL:
-            return hash_file(folder / name) == str(stored[name]["sha256"])
-        return now[name] == before.get(name)
-
-    return sorted(name for name in now.keys() | stored.keys() if not same(name))
-
-
-def _seal_again(folder: Path, manifest: dict[str, Any], changed: list[str], altered: list[str]) -> None:
-    """Writes a manifest of the folder as it is now; `altered` are named in it as not being what the run wrote."""
-    entries = {name: entry for name, entry in manifest["files"].items() if name not in changed}
-    for name, (size, _, _) in _marks(folder).items():
-        if name not in entries:
-            fsync_path(folder / name)
-            entries[name] = {"size": size, "sha256": hash_file(folder / name)}
-    meta = {k: v for k, v in manifest.items() if k not in ("format", "files")}
-    meta[CHANGED] = sorted({*meta.get(CHANGED, ()), *altered})
-    fsync_path(folder)
-    write_file(folder / MANIFEST, manifest_bytes(meta, entries))
+        found = to_numpy(trainer.train_dataset[name][:]) if name is not None else np.zeros(0)
+    except (TypeError, ValueError, KeyError):
+        return otherwise
+    fits = found.ndim == (2 if task is Task.MULTILABEL else 1) and len(found)
+    if task in (Task.BINARY, Task.MULTICLASS):
+        fits = fits and found.dtype.kind in "iu" and found.max() < width
+    return found if fits else otherwise

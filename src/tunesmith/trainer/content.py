@@ -1,4 +1,5 @@
-"""What a dataset, a collator or a function holds, as a hash: equal for equal content, None where nothing can be known."""
+"""What a dataset, a collator or a function holds: as a hash, equal for equal content, None where nothing can be known; and as
+token rows and padding, where they make the batches that the DataLoader would make."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import DataCollatorWithPadding
 from transformers.trainer_utils import has_length
+
+from tunesmith.tokens.batches import Padding
+from tunesmith.tokens.token_rows import TOKEN_COLUMNS, TokenRows
 
 MARK_BYTES = 8
 DEEPEST = 8
@@ -34,7 +39,7 @@ def item_mark(item: Any) -> bytes | None:
 
 
 def _gather(put: Callable[[bytes], None], value: Any, depth: int) -> None:
-    """Everything in a value, each piece with its kind and size. The usual kinds of a row come first: it runs for each row."""
+    """Every part of a value with its kind and size. The usual kinds are tested first, as it is called for each row."""
     kind = type(value)
     if kind is list or kind is tuple:
         _gather_list(put, value, depth)
@@ -114,7 +119,7 @@ def content_of(dataset: Any, depth: int = 0) -> str:
 
 
 def _arrow_content(dataset: Any) -> str:
-    """Where most rows are used in another order, the stored rows and that order: to read them in it takes 40 times as long."""
+    """Of indices over most rows, the stored rows and the indices: reading in that order takes 40 times as long."""
     from tunesmith.reading.row_cache import content_hash
 
     indices = getattr(dataset, "_indices", None)
@@ -162,7 +167,7 @@ def is_dataset(value: Any) -> bool:
 
 
 def settings_of(value: Any) -> str:
-    """The kind of a collator or processor and its plain settings; what it remembers besides is not looked at."""
+    """The kind of a collator or processor and its plain settings, without any other state."""
     if isinstance(value, functools.partial):
         return f"{settings_of(value.func)} {_plain([*value.args, *sorted(value.keywords.items())])}"
     if isinstance(value, type) or not is_dataclass(value):
@@ -197,3 +202,49 @@ def _code_text(code: CodeType) -> str:
         _code_text(c) if isinstance(c, CodeType) else re.sub(r" at 0x[0-9a-f]+", "", repr(c)) for c in code.co_consts
     ]
     return f"{code.co_code.hex()} {consts} {code.co_names}"
+
+
+def token_rows_of(dataset: Any) -> TokenRows | None:
+    """The tokens of an Arrow dataset without a copy, or None when its rows are not plainly what is stored."""
+    if not is_arrow_dataset(dataset) or getattr(dataset, "_indices", None) is not None:
+        return None
+    kind = getattr(dataset, "format", {}).get("type")
+    if kind not in (None, "torch", "numpy") or "input_ids" not in dataset.column_names:
+        return None
+    table = dataset.data.table
+    names = ["labels" if n == "label" and "labels" not in table.column_names else n for n in table.column_names]
+    try:
+        return TokenRows.from_arrow(table.rename_columns(names))
+    except (AttributeError, TypeError, ValueError, NotImplementedError):
+        return None
+
+
+def holds_token_rows(dataset: Any, signature: list[str] | None, rows: TokenRows) -> bool:
+    """Whether tokens, an all-ones mask and labels are all that a collated batch would hold."""
+    if rows.labels is None or not len(rows) or (signature is not None and not set(rows.columns) <= set(signature)):
+        return False
+    known = {*TOKEN_COLUMNS, "attention_mask", "label", "labels"}
+    shown = getattr(dataset, "format", {}).get("columns") or dataset.column_names
+    if not {"input_ids", "attention_mask", *rows.columns} <= set(shown) <= known:
+        return False
+    label = dataset.data.table.column("labels" if "labels" in dataset.column_names else "label")
+    if "string" in str(label.type):
+        return False  # "1" is not 1: the collator refuses it, and so must this way
+    masks = dataset.data.table.column("attention_mask")
+    ones = all(bool(np.all(chunk.values.to_numpy(zero_copy_only=False) == 1)) for chunk in masks.chunks)
+    return ones and int(sum(len(c.values) for c in masks.chunks)) == int(rows.lengths.sum())
+
+
+def collator_padding(collator: Any) -> Padding | None:
+    """Our padding, when it does what this collator does."""
+    if type(collator) is not DataCollatorWithPadding or collator.padding not in (True, "longest"):
+        return None
+    tokenizer = collator.tokenizer
+    if collator.return_tensors != "pt" or "attention_mask" not in tokenizer.model_input_names:
+        return None
+    return Padding(
+        pad_token_id=tokenizer.pad_token_id,
+        pad_token_type_id=getattr(tokenizer, "pad_token_type_id", 0),
+        side=tokenizer.padding_side,
+        multiple_of=collator.pad_to_multiple_of,
+    )

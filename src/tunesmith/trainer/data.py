@@ -1,11 +1,14 @@
-"""DataLoaders of a Trainer: columns the model does not take are dropped; training order is pure, results keep their rows."""
+"""DataLoaders of a Trainer and the samplers behind them: columns the model does not take are dropped, the order of training is
+pure, results keep their rows, several ranks share a stream."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,20 +16,20 @@ import numpy.typing as npt
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator
 from transformers.trainer_pt_utils import IterableDatasetShard
-from transformers.trainer_utils import RemoveColumnsCollator, has_length, seed_worker
+from transformers.trainer_utils import has_length, seed_worker
 
-from tunesmith.encoder.params import inner_model
-from tunesmith.errors import ConfigError, DataError
+from tunesmith.encoder.families import inner_model
+from tunesmith.errors import DataError
+from tunesmith.ranks.runtime import Runtime
 from tunesmith.tokens.batches import Padding
-from tunesmith.tokens.token_rows import TOKEN_COLUMNS, TokenRows
+from tunesmith.tokens.token_rows import Sampling, TokenRows, epoch_order
 from tunesmith.trainer.arguments import rows_per_rank
-from tunesmith.trainer.content import is_arrow_dataset
-from tunesmith.trainer.loaders import EpochBatches, RowBatches
-from tunesmith.trainer.processes import SentRows, dealt_stream
+from tunesmith.trainer.content import collator_padding, holds_token_rows, is_arrow_dataset, token_rows_of
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
 
+Indices = npt.NDArray[np.int64]
 log = logging.getLogger(__name__)
 
 
@@ -34,38 +37,6 @@ def default_collator(processing_class: Any) -> Any:
     """The collator of a Trainer that is given none: it pads where there is a tokenizer."""
     pads = isinstance(processing_class, PreTrainedTokenizerBase)
     return DataCollatorWithPadding(processing_class) if pads else default_data_collator
-
-
-def get_train_dataloader(trainer: Trainer) -> Any:
-    """The training DataLoader, in an order that depends on (seed, epoch) alone."""
-    if trainer.train_dataset is None:
-        raise ConfigError("Trainer: training requires a train_dataset.")
-    rows, sampler = trainer._train_batch_size, trainer._get_train_sampler
-    return trainer._get_dataloader(trainer.train_dataset, "Training", rows, sampler_fn=sampler, is_training=True)
-
-
-def get_eval_dataloader(trainer: Trainer, eval_dataset: Any = None) -> Any:
-    """The evaluation DataLoader; a string names one of a dict of evaluation sets."""
-    if eval_dataset is None and trainer.eval_dataset is None:
-        raise ConfigError("Trainer: evaluation requires an eval_dataset.")
-    key = eval_dataset if isinstance(eval_dataset, str) else "eval"
-    if key in trainer._eval_loaders and trainer.args.dataloader_persistent_workers:
-        return trainer._eval_loaders[key]
-    dataset = trainer.eval_dataset[eval_dataset] if isinstance(eval_dataset, str) else eval_dataset
-    dataset = trainer.eval_dataset if dataset is None else dataset
-    rows, sampler = eval_batch_size(trainer), trainer._get_eval_sampler
-    loader = trainer._eval_loaders[key] = trainer._get_dataloader(dataset, "Evaluation", rows, sampler_fn=sampler)
-    return loader
-
-
-def get_test_dataloader(trainer: Trainer, test_dataset: Any) -> Any:
-    """The DataLoader of `predict`."""
-    return trainer._get_dataloader(test_dataset, "test", eval_batch_size(trainer), sampler_fn=trainer._get_eval_sampler)
-
-
-def eval_batch_size(trainer: Trainer) -> int:
-    """Rows of this rank's evaluation batches."""
-    return rows_per_rank(trainer.args, trainer.args.eval_batch_size, trainer.runtime.world)
 
 
 def train_sampler(trainer: Trainer, train_dataset: Any = None) -> Any:
@@ -88,7 +59,7 @@ def train_sampler(trainer: Trainer, train_dataset: Any = None) -> Any:
 
 
 def eval_sampler(trainer: Trainer, eval_dataset: Any) -> Any:
-    """Rows of this rank; longest first where padding is dynamic, so that short rows do not pay for long ones."""
+    """Rows of this rank; the longest first where padding is dynamic, so that short rows are padded little."""
     if eval_dataset is None or not has_length(eval_dataset):
         return None
     order, args = np.arange(len(eval_dataset)), trainer.args
@@ -100,7 +71,8 @@ def eval_sampler(trainer: Trainer, eval_dataset: Any) -> Any:
         rows = token_rows_of(eval_dataset)
         order = order if rows is None else np.argsort(-rows.lengths, kind="stable")
     mine = order[trainer.runtime.rank :: trainer.runtime.world]
-    return RowBatches(mine, eval_batch_size(trainer), args.dataloader_drop_last)
+    size = rows_per_rank(args, args.eval_batch_size, trainer.runtime.world)
+    return RowBatches(mine, size, args.dataloader_drop_last)
 
 
 def _lengths_of(trainer: Trainer, dataset: Any) -> npt.NDArray[np.int64]:
@@ -130,42 +102,42 @@ def make_dataloader(
 ) -> Any:
     """A DataLoader with the collator and the sampler that belong to it."""
     args, runtime = trainer.args, trainer.runtime
+    if not is_training:
+        batch_size = rows_per_rank(args, batch_size, runtime.world)
     if is_arrow_dataset(dataset):
         dataset, collator = trainer._remove_unused_columns(dataset, description), trainer.data_collator
     else:
         collator = trainer._get_collator_with_removed_columns(trainer.data_collator, description)
     pinned = args.dataloader_pin_memory and runtime.device.type != "cpu"
     options: dict[str, Any] = {"collate_fn": collator, "pin_memory": pinned}
-    streamed = isinstance(dataset, IterableDataset)
-    if streamed:
-        dataset = dealt_stream(dataset, batch_size, args, runtime)
+    streamed, drop_last = isinstance(dataset, IterableDataset), args.dataloader_drop_last
+    if streamed and runtime.world > 1 and args.accelerator_config.dispatch_batches:
+        dataset = SentRows(dataset, batch_size, drop_last, runtime)
+    elif streamed and runtime.world > 1:
+        dataset = IterableDatasetShard(dataset, batch_size, drop_last, runtime.world, runtime.rank)
     if not isinstance(dataset, SentRows):  # whose rows come over the process group, which workers are not part of
         names = ("num_workers", "persistent_workers", "multiprocessing_context", "prefetch_factor", "in_order")
-        options |= {name: getattr(args, f"dataloader_{name}") for name in names}
+        given = {
+            name: f"dataloader_{name}" for name in names if hasattr(args, f"dataloader_{name}")
+        }  # transformers 5.5 lacks one
+        options |= {name: getattr(args, field) for name, field in given.items()}
         options["timeout"] = trainer.worker_timeout if args.dataloader_num_workers else 0
     sampler = None if streamed or sampler_fn is None else sampler_fn(dataset)
     if isinstance(sampler, (EpochBatches, RowBatches)):
         options["batch_sampler"] = sampler
     else:
-        options |= {"sampler": sampler, "batch_size": batch_size, "drop_last": args.dataloader_drop_last}
+        options |= {"sampler": sampler, "batch_size": batch_size, "drop_last": drop_last}
     if is_training and not streamed:
         options["worker_init_fn"] = partial(seed_worker, num_workers=args.dataloader_num_workers, rank=runtime.rank)
     loader: Any = DataLoader(dataset, **options)
     loader.total_batch_size = batch_size * runtime.world  # as accelerate's have it
+    if dataloader_key is not None and args.dataloader_persistent_workers:
+        trainer._eval_dataloaders[dataloader_key] = loader  # where `get_eval_dataloader` looks
     return loader
 
 
-def num_examples(trainer: Trainer, dataloader: Any) -> int:
-    """Rows of a DataLoader's dataset; estimated from its batches where the dataset has no length."""
-    try:
-        dataset = dataloader.dataset
-        return len(dataset.dataset) if isinstance(dataset, IterableDatasetShard) else len(dataset)
-    except (AttributeError, TypeError):
-        return len(dataloader) * int(trainer.args.per_device_train_batch_size)
-
-
 def set_signature_columns(trainer: Trainer) -> None:
-    """What the model's forward takes, and the names that labels go by."""
+    """The arguments of the model's forward, and the names of labels."""
     if trainer._signature_columns is None:
         names = list(inspect.signature(inner_model(trainer.model).forward).parameters)
         labels = {"label", "label_ids", *trainer.label_names}
@@ -190,15 +162,6 @@ def without_unused(trainer: Trainer, dataset: Any, description: str | None = Non
     return dataset.remove_columns(ignored)
 
 
-def dropping_collator(trainer: Trainer, data_collator: Any, description: str | None = None) -> Any:
-    """The collator behind one that drops what the model's forward does not take."""
-    if not trainer.args.remove_unused_columns:
-        return data_collator
-    trainer._set_signature_columns_if_needed()
-    names, model = trainer._signature_columns, type(trainer.model).__name__
-    return RemoveColumnsCollator(data_collator, names, logger=log, model_name=model, description=description)
-
-
 def fast_rows(trainer: Trainer, loader: Any) -> tuple[TokenRows | None, Padding | None]:
     """Rows and padding that make the batches the DataLoader would make, read straight from Arrow; else (None, None)."""
     own = trainer.overrides("get_train_dataloader", "_get_train_sampler", "_get_dataloader", "_prepare_inputs")
@@ -206,52 +169,130 @@ def fast_rows(trainer: Trainer, loader: Any) -> tuple[TokenRows | None, Padding 
         return None, None
     padding = collator_padding(trainer.data_collator)
     rows = token_rows_of(loader.dataset) if padding is not None else None
-    if rows is None or not _same_columns(loader.dataset, trainer._signature_columns, rows):
+    if rows is None or not holds_token_rows(loader.dataset, trainer._signature_columns, rows):
         return None, None
     return rows, padding
 
 
-def token_rows_of(dataset: Any) -> TokenRows | None:
-    """The tokens of an Arrow dataset without a copy, or None when its rows are not plainly what is stored."""
-    if not is_arrow_dataset(dataset) or getattr(dataset, "_indices", None) is not None:
-        return None
-    kind = getattr(dataset, "format", {}).get("type")
-    if kind not in (None, "torch", "numpy") or "input_ids" not in dataset.column_names:
-        return None
-    table = dataset.data.table
-    names = ["labels" if n == "label" and "labels" not in table.column_names else n for n in table.column_names]
-    try:
-        return TokenRows.from_arrow(table.rename_columns(names))
-    except (AttributeError, TypeError, ValueError, NotImplementedError):
-        return None
+@dataclass
+class EpochClock:
+    """The epoch under way: loaders that a user wrapped in something else still follow it."""
+
+    epoch: int = 0
 
 
-def _same_columns(dataset: Any, signature: list[str] | None, rows: TokenRows) -> bool:
-    """Whether tokens, an all-ones mask and labels are all that a collated batch would hold."""
-    if rows.labels is None or not len(rows) or (signature is not None and not set(rows.columns) <= set(signature)):
-        return False
-    known = {*TOKEN_COLUMNS, "attention_mask", "label", "labels"}
-    shown = getattr(dataset, "format", {}).get("columns") or dataset.column_names
-    if not {"input_ids", "attention_mask", *rows.columns} <= set(shown) <= known:
-        return False
-    label = dataset.data.table.column("labels" if "labels" in dataset.column_names else "label")
-    if "string" in str(label.type):
-        return False  # "1" is not 1: the collator refuses it, and so must this way
-    masks = dataset.data.table.column("attention_mask")
-    ones = all(bool(np.all(chunk.values.to_numpy(zero_copy_only=False) == 1)) for chunk in masks.chunks)
-    return ones and int(sum(len(c.values) for c in masks.chunks)) == int(rows.lengths.sum())
+@dataclass(eq=False, kw_only=True)
+class EpochBatches:
+    """A batch sampler whose order is a pure function of (seed, epoch): row numbers of each micro-batch of this rank."""
+
+    num_rows: int
+    batch_size: int
+    accumulation: int
+    seed: int
+    sampling: Sampling
+    lengths: npt.NDArray[Any] | None
+    drop_last: bool
+    rank: int
+    world: int
+    clock: EpochClock = field(default_factory=EpochClock)
+    _skip: int = 0
+
+    def set_epoch(self, epoch: int, skip: int = 0) -> None:
+        """The next iteration yields this epoch from window number `skip` on."""
+        self.clock.epoch, self._skip = epoch, skip
+
+    def __len__(self) -> int:
+        size = self.batch_size * self.world
+        return self.num_rows // size if self.drop_last else -(-self.num_rows // size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for pieces, _, _ in self.windows():
+            for piece in pieces:
+                yield piece.tolist()
+
+    def windows(self) -> Iterator[tuple[list[Indices], Indices, bool]]:
+        """(this rank's micro-batches, all ranks' rows, whether this rank's share counts nothing) of each step."""
+        step = self.batch_size * self.accumulation * self.world
+        order = epoch_order(
+            self.num_rows,
+            seed=self.seed,
+            epoch=self.clock.epoch,
+            rows_per_step=step,
+            sampling=self.sampling,
+            lengths=self.lengths,
+        ).rows
+        if self.drop_last:
+            # transformers drops the ragged micro-batch, not the whole window
+            order = order[: len(self) * self.batch_size * self.world]
+        skip, self._skip = self._skip, 0
+        for start in range(skip * step, len(order), step):
+            rows = order[start : start + step]
+            mine = rows[self.rank :: self.world]
+            idle = len(mine) == 0
+            mine = rows[:1] if idle else mine
+            yield [mine[i : i + self.batch_size] for i in range(0, len(mine), self.batch_size)], rows, idle
 
 
-def collator_padding(collator: Any) -> Padding | None:
-    """Our padding, when it does what this collator does."""
-    if type(collator) is not DataCollatorWithPadding or collator.padding not in (True, "longest"):
-        return None
-    tokenizer = collator.tokenizer
-    if collator.return_tensors != "pt" or "attention_mask" not in tokenizer.model_input_names:
-        return None
-    return Padding(
-        pad_token_id=tokenizer.pad_token_id,
-        pad_token_type_id=getattr(tokenizer, "pad_token_type_id", 0),
-        side=tokenizer.padding_side,
-        multiple_of=collator.pad_to_multiple_of,
-    )
+class RowBatches:
+    """A batch sampler for evaluation: rows in order, or longest first; `rows` says where each result belongs."""
+
+    def __init__(self, order: Indices, batch_size: int, drop_last: bool = False) -> None:
+        self.rows, self.batch_size, self.drop_last = order, batch_size, drop_last
+
+    def __len__(self) -> int:
+        size = self.batch_size
+        return len(self.rows) // size if self.drop_last else -(-len(self.rows) // size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for index in range(len(self)):
+            yield self.rows[index * self.batch_size : (index + 1) * self.batch_size].tolist()
+
+
+class RecordedBatches:
+    """A batch sampler of the user that records the rows it yields."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.seen: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in self.sampler:
+            self.seen.extend(int(i) for i in batch)
+            yield list(batch)
+
+
+class SentRows(IterableDataset[Any]):
+    """A stream that rank 0 alone reads: `dispatch_batches`. The rows of each rank are those of IterableDatasetShard."""
+
+    def __init__(self, stream: Any, batch_size: int, drop_last: bool, runtime: Runtime) -> None:
+        self.dataset, self.batch_size, self.drop_last, self.runtime = stream, batch_size, drop_last, runtime
+
+    def __len__(self) -> int:
+        size = self.batch_size * self.runtime.world
+        return (len(self.dataset) // size if self.drop_last else -(-len(self.dataset) // size)) * self.batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Passes the epoch on to the stream."""
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        size = self.batch_size * self.runtime.world
+        rows = iter(self.dataset) if self.runtime.is_main else iter(())
+        mine = slice(self.runtime.rank * self.batch_size, (self.runtime.rank + 1) * self.batch_size)
+        first: list[Any] = []
+        while True:
+            read = list(islice(rows, size))
+            chunk: list[Any] = self.runtime.gather_objects(read)[0]
+            first = first or chunk
+            last = len(chunk) < size
+            if not chunk or (last and self.drop_last):
+                return
+            while len(chunk) < size:  # as in transformers: completed from the beginning
+                chunk = (chunk + first)[:size]
+            yield from chunk[mine]
+            if last:
+                return

@@ -9,25 +9,27 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
-from transformers.trainer_pt_utils import nested_detach
+from transformers.trainer_pt_utils import nested_concat, nested_detach, nested_numpify
 from transformers.trainer_utils import (
     EvalLoopOutput,
     EvalPrediction,
-    PredictionOutput,
     denumpify_detensorize,
     has_length,
     speed_metrics,
 )
 
+from tunesmith.ranks.runtime import Runtime
 from tunesmith.ranks.sharding import gathered_weights, is_sharded
-from tunesmith.trainer.data import eval_batch_size
-from tunesmith.trainer.listeners import journal_evaluation, tell
-from tunesmith.trainer.loaders import RecordedBatches, RowBatches, count_rows
+from tunesmith.trainer.arguments import trainer_log
+from tunesmith.trainer.callbacks import tell
+from tunesmith.trainer.checkpoints import journal_evaluation
+from tunesmith.trainer.data import RecordedBatches, RowBatches
 from tunesmith.trainer.objective import COUNT, accepts, count_items
-from tunesmith.trainer.processes import Gathered, naming_workers, read_batches, warn_of_nan
+from tunesmith.trainer.windows import count_rows, naming_workers, read_batches
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
@@ -54,31 +56,14 @@ def evaluate(
         metric_key_prefix=metric_key_prefix,
     )
     metrics = output.metrics
-    metrics.update(_speed(trainer, metric_key_prefix, started, output.num_samples))
+    steps = math.ceil(output.num_samples / (trainer.args.eval_batch_size * trainer.args.world_size))
+    metrics.update(speed_metrics(metric_key_prefix, started, num_samples=output.num_samples, num_steps=steps))
     trainer.log(metrics)
     if trainer._run is not None and trainer.is_in_train:
         journal_evaluation(trainer._run, metric_key_prefix, output, time.time() - started)
     tell(trainer, "on_evaluate", metrics=metrics)
     trainer._memory_tracker.stop_and_update_metrics(metrics)
     return metrics
-
-
-def predict(
-    trainer: Trainer, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
-) -> Any:
-    """(predictions, label_ids, metrics), row i for row i of the dataset."""
-    trainer._memory_tracker.start()
-    started = time.time()
-    output = trainer.evaluation_loop(
-        trainer.get_test_dataloader(test_dataset),
-        description="Prediction",
-        ignore_keys=ignore_keys,
-        metric_key_prefix=metric_key_prefix,
-    )
-    output.metrics.update(_speed(trainer, metric_key_prefix, started, output.num_samples))
-    tell(trainer, "on_predict", metrics=output.metrics)
-    trainer._memory_tracker.stop_and_update_metrics(output.metrics)
-    return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 
 
 def evaluation_loop(
@@ -189,7 +174,7 @@ def _evaluation_model(trainer: Trainer) -> Any:
         model.to(trainer.args.device)
         if (
             trainer._engine is None and trainer.model_preparation_time is None
-        ):  # as there: in evaluations before training
+        ):  # as in transformers: in evaluations before training
             trainer.model_preparation_time = round(time.time() - started, 4)
         if not trainer.is_in_train and (trainer.args.fp16_full_eval or trainer.args.bf16_full_eval):
             model.to(torch.float16 if trainer.args.fp16_full_eval else torch.bfloat16)
@@ -197,12 +182,6 @@ def _evaluation_model(trainer: Trainer) -> Any:
         if callable(getattr(module, "eval", None)):
             module.eval()
     return model
-
-
-def _speed(trainer: Trainer, prefix: str, started: float, rows: int) -> dict[str, float]:
-    steps = math.ceil(rows / (eval_batch_size(trainer) * trainer.runtime.world))
-    found: dict[str, float] = speed_metrics(prefix, started, num_samples=rows, num_steps=steps)
-    return found
 
 
 def _logits_in(outputs: Any, ignored: list[str], *, skip_first: bool) -> Any:
@@ -229,10 +208,92 @@ def with_recorded_rows(loader: Any) -> tuple[Any, Any]:
     plain = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
     if not plain or sampler is None or isinstance(loader.dataset, IterableDataset):
         return loader, lambda: None
-    # The rows that drop_last leaves out are read all the same: a metric over some of the rows is another metric.
+    # Rows that drop_last would leave out are read, too: a metric over some of the rows is another metric.
     whole = RowBatches(sampler.rows, sampler.batch_size) if isinstance(sampler, RowBatches) else sampler
     recorder = RecordedBatches(whole)
     names = ("collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
     options = {name: getattr(loader, name) for name in names}
     copy: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=recorder, **options)
     return copy, lambda: np.asarray(recorder.seen, dtype=np.int64)
+
+
+PARTS = ("loss", "predictions", "labels", "inputs")
+PADDING = -100
+"""The value that pads narrower results when results of different widths are joined."""
+
+
+class Gathered:
+    """Collects the parts of batches; `concatenate=False` keeps them as lists of batches."""
+
+    def __init__(self, *, concatenate: bool) -> None:
+        self._concatenate = concatenate
+        self._waiting: dict[str, list[Any]] = {name: [] for name in PARTS}
+        self._arrays: dict[str, list[Any]] = {name: [] for name in PARTS}
+        self._rows = 0
+
+    def add(self, part: dict[str, Any]) -> None:
+        """Keeps one batch's results, on the device they are on."""
+        self._rows += part["rows"]
+        for name in PARTS:
+            if part[name] is not None:
+                self._waiting[name].append(part[name])
+
+    def to_cpu(self) -> None:
+        """Moves what was kept so far to host memory."""
+        for name, values in self._waiting.items():
+            self._arrays[name] += [nested_numpify(v) for v in values]
+            values.clear()
+
+    def over_ranks(self, runtime: Runtime, rows: npt.NDArray[np.int64] | None) -> dict[str, Any]:
+        """Each part over all ranks, in the order of the dataset where the rows are known; None for a part that is missing."""
+        self.to_cpu()
+        parts = runtime.gather_objects((self._arrays, rows, self._rows))
+        out: dict[str, Any] = {"rows": sum(count for _, _, count in parts)}
+        known = [r for _, r, _ in parts]
+        order = None if any(r is None for r in known) else np.concatenate([np.asarray(r) for r in known])
+        for name in PARTS:
+            batches = [b for arrays, _, _ in parts for b in arrays[name]]
+            if not batches:
+                out[name] = None
+            elif name == "loss":
+                out[name] = reordered(np.concatenate(batches), order)
+            elif not self._concatenate:
+                out[name] = batches
+            else:
+                out[name] = reordered(_joined(batches), order)
+        return out
+
+
+def _joined(batches: list[Any]) -> Any:
+    """All batches as one; pairwise, so that a set of n batches is not copied n times."""
+    while len(batches) > 1:
+        pairs = range(0, len(batches) - 1, 2)
+        joined = [nested_concat(batches[i], batches[i + 1], padding_index=PADDING) for i in pairs]
+        batches = joined + batches[len(joined) * 2 :]
+    return batches[0]
+
+
+def reordered(values: Any, order: npt.NDArray[np.int64] | None) -> Any:
+    """Results in the order of the dataset; left as they are when the rows were not each fetched once."""
+    if order is None or not np.array_equal(np.sort(order), np.arange(len(order))):
+        return values
+    if isinstance(values, (list, tuple)):
+        return type(values)(reordered(v, order) for v in values)
+    if isinstance(values, dict):
+        return {k: reordered(v, order) for k, v in values.items()}
+    if len(values) != len(order):
+        return values
+    out = np.empty_like(values)
+    out[order] = values
+    return out
+
+
+def warn_of_nan(predictions: Any) -> None:
+    """Warns of rows whose answer is not a number: as in transformers they are returned, and argmax makes them class 0."""
+    if not isinstance(predictions, np.ndarray) or predictions.dtype.kind != "f" or not len(predictions):
+        return
+    bad = np.flatnonzero(np.isnan(predictions.reshape(len(predictions), -1)).any(axis=1))
+    if len(bad):
+        trainer_log.warning(
+            "the model's answer is not a number for %d of %d rows, the first at %d", len(bad), len(predictions), bad[0]
+        )

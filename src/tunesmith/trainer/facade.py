@@ -1,5 +1,6 @@
 """The Trainer: transformers' constructor, attributes, methods and results over the one engine. A method that is not here is a
-function of the module that does its work, with the Trainer as its first argument, or transformers' own."""
+function of the module that does its work, with the Trainer as its first argument, or transformers' own where that does the
+same."""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import transformers
@@ -22,24 +22,23 @@ from transformers.trainer_utils import TrainerMemoryTracker
 from transformers.utils import can_return_loss, find_labels
 from transformers.utils import logging as transformers_logging
 
-from tunesmith.encoder.params import inner_model
+from tunesmith.encoder.families import inner_model
 from tunesmith.engine.state import TrainState
 from tunesmith.errors import ConfigError
 from tunesmith.trainer import (
     arguments,
+    callbacks,
     checkpoints,
     data,
     evaluation,
-    listeners,
     objective,
-    reactions,
     saving,
     stepping,
+    uploads,
 )
-from tunesmith.trainer.loaders import EpochClock
-from tunesmith.trainer.processes import SECONDS
 from tunesmith.trainer.training import TrainerRun, attempt_training
 from tunesmith.trainer.validation import check_arguments, check_overrides, refuse_combinations, require_head
+from tunesmith.trainer.windows import SECONDS
 
 if TYPE_CHECKING:
     from tunesmith.trainer.trials import TrialSearch
@@ -53,34 +52,40 @@ class Trainer:
 
     _validate_args = refuse_combinations
     set_initial_training_values = arguments.set_initial_training_values
-    call_model_init, hyperparameter_search = arguments.call_model_init, arguments.hyperparameter_search
-    evaluate, predict = evaluation.evaluate, evaluation.predict
+    hyperparameter_search = arguments.hyperparameter_search
+    evaluate = evaluation.evaluate
     evaluation_loop, prediction_step = evaluation.evaluation_loop, evaluation.prediction_step
-    _evaluate, _determine_best_metric = reactions.evaluate_in_training, reactions.remember_best
-    log, _load_callback_state = listeners.add_log_line, listeners.load_callback_states
+    _evaluate, _determine_best_metric = callbacks.evaluate_in_training, callbacks.remember_best
+    _load_callback_state = callbacks.load_callback_states
     compute_loss, training_step = objective.compute_loss, objective.training_step
-    floating_point_ops, store_flos = objective.floating_point_ops, objective.store_flos
+    floating_point_ops = objective.floating_point_ops
     _track_num_input_tokens, _prepare_inputs = objective.count_input_tokens, objective.prepare_inputs
-    get_train_dataloader, get_eval_dataloader = data.get_train_dataloader, data.get_eval_dataloader
-    get_test_dataloader, num_examples = data.get_test_dataloader, data.num_examples
     _get_train_sampler, _get_eval_sampler = data.train_sampler, data.eval_sampler
     _get_dataloader, _fast_rows = data.make_dataloader, data.fast_rows
     _set_signature_columns_if_needed = data.set_signature_columns
-    _remove_unused_columns, _get_collator_with_removed_columns = data.without_unused, data.dropping_collator
-    create_optimizer, create_scheduler = stepping.create_optimizer, stepping.create_scheduler
-    get_optimizer_cls_and_kwargs = staticmethod(stepping.get_optimizer_cls_and_kwargs)
-    get_decay_parameter_names = stepping.get_decay_parameter_names
-    _get_learning_rate = stepping.get_learning_rate
+    _remove_unused_columns = data.without_unused
+    create_optimizer, _get_learning_rate = stepping.create_optimizer, stepping.get_learning_rate
     save_model, _save, save_state = saving.save_model, saving.save_files, saving.save_state
     save_metrics, create_model_card = saving.save_metrics, saving.create_model_card
-    init_hf_repo, push_to_hub = saving.init_hf_repo, saving.push_to_hub
-    _push_from_checkpoint, _finish_current_push = saving.push_checkpoint, saving.finish_uploads
+    init_hf_repo, push_to_hub = uploads.init_hf_repo, uploads.push_to_hub
+    _push_from_checkpoint, _finish_current_push = uploads.push_checkpoint, uploads.finish_uploads
     _load_best_model = checkpoints.load_best_model
     add_callback, pop_callback = LibraryTrainer.add_callback, LibraryTrainer.pop_callback
     remove_callback = LibraryTrainer.remove_callback
     is_world_process_zero = LibraryTrainer.is_world_process_zero
     is_local_process_zero = LibraryTrainer.is_local_process_zero
+    call_model_init, predict, log = LibraryTrainer.call_model_init, LibraryTrainer.predict, LibraryTrainer.log
+    get_train_dataloader = LibraryTrainer.get_train_dataloader
+    get_eval_dataloader = LibraryTrainer.get_eval_dataloader
+    get_test_dataloader, num_examples = LibraryTrainer.get_test_dataloader, LibraryTrainer.num_examples
+    _get_collator_with_removed_columns = LibraryTrainer._get_collator_with_removed_columns
     create_optimizer_and_scheduler = LibraryTrainer.create_optimizer_and_scheduler
+    create_scheduler = LibraryTrainer.create_scheduler
+    get_optimizer_cls_and_kwargs = staticmethod(LibraryTrainer.get_optimizer_cls_and_kwargs)
+    get_decay_parameter_names = LibraryTrainer.get_decay_parameter_names
+    compute_loss_context_manager = LibraryTrainer.compute_loss_context_manager
+    store_flos, _get_output_dir = LibraryTrainer.store_flos, LibraryTrainer._get_output_dir
+    _report_to_hp_search = LibraryTrainer._report_to_hp_search
     log_metrics, metrics_format = pt_utils.log_metrics, staticmethod(pt_utils.metrics_format)
     get_num_trainable_parameters = pt_utils.get_num_trainable_parameters
     get_learning_rates, get_optimizer_group = pt_utils.get_learning_rates, pt_utils.get_optimizer_group
@@ -159,15 +164,15 @@ class Trainer:
         self.current_flos, self._initial_num_input_tokens_seen = 0.0, 0.0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._train_batch_size = arguments.rows_per_rank(self.args, self.args.train_batch_size, self.runtime.world)
-        self._created_lr_scheduler, self._clock = False, EpochClock()
+        self._created_lr_scheduler, self._clock = False, data.EpochClock()
         self._signature_columns: list[str] | None = None
-        self._eval_loaders: dict[str, Any] = {}  # those with workers that stay
+        self._eval_dataloaders: dict[str, Any] = {}  # those with workers that stay
         self._loss = objective.WindowLoss(self)
         self._run: TrainerRun | None = None  # the training run under way, or the last one
         self._run_ids: set[str] = set()  # the runs that this Trainer made: checkpoints of others are never removed
-        self._search: TrialSearch | None = None  # the search for hyperparameters under way
-        self._gathered: dict[str, Any] | None = None  # weights that ranks hold parts of, for the time of a save
         self._uploads: list[Any] = []  # those under way
+        self._search: TrialSearch | None = None  # the search for hyperparameters under way
+        self._gathered: dict[str, Any] | None = None  # gathered weights of a sharded model, during a save
 
     def _set_model(self, model: Any) -> None:
         """The model on its device, and what its class says about labels and losses."""
@@ -197,16 +202,16 @@ class Trainer:
         if config is not None:
             config.use_cache = self.args.use_cache
 
-    def _set_callbacks(self, callbacks: list[Any] | None) -> None:
-        self.callback_handler = listeners.make_handler(self, callbacks)
+    def _set_callbacks(self, given: list[Any] | None) -> None:
+        self.callback_handler = callbacks.make_handler(self, given)
         self.add_callback(transformers.PrinterCallback if self.args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
         if self.args.push_to_hub:
             self.init_hf_repo()
         if self.args.should_save:
             os.makedirs(self.args.output_dir, exist_ok=True)
         self.control = transformers.TrainerControl()
-        self.state = listeners.fresh_state(self)
-        listeners.tell(self, "on_init_end")
+        self.state = callbacks.fresh_state(self)
+        callbacks.tell(self, "on_init_end")
 
     def _build_accelerator_args(self, **options: Any) -> dict[str, Any]:
         """What the run's Accelerator is made from; an override may change the `kwargs_handlers`."""
@@ -229,42 +234,26 @@ class Trainer:
 
     def overrides(self, *names: str) -> bool:
         """Whether any of these methods was replaced, in a subclass or on this object."""
-        own = (vars(self).get(name, getattr(type(self), name)) for name in names)
-        return not all(str(getattr(method, "__module__", None)).startswith("tunesmith.trainer.") for method in own)
+        return any(n in vars(self) or getattr(type(self), n) is not getattr(Trainer, n) for n in names)
 
     def end(self) -> None:
-        """Leaves the process group; nothing that talks between ranks works after it."""
+        """Leaves the process group; nothing that communicates between ranks works after it."""
         self.runtime.accelerator.end_training()
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: Any = None
     ) -> Any:
-        """Trains to the end of the plan, or until a callback says stop. Returns (global_step, training_loss, metrics)."""
+        """Trains to the end of the plan, or until a callback stops it. Returns (global_step, training_loss, metrics)."""
         self._memory_tracker.start()
         return attempt_training(self, resume_from_checkpoint, trial, ignore_keys_for_eval)
-
-    def _get_output_dir(self, trial: Any = None) -> str:
-        """The run folder: the output folder, or one inside it for each trial of a search."""
-        if self.hp_search_backend is None or trial is None:
-            return str(self.args.output_dir)
-        name = self.hp_name(trial) if self.hp_name is not None else f"run-{trial.number}"
-        return str(Path(self.args.output_dir) / name)
 
     def _hp_search_setup(self, trial: Any) -> None:
         if self._search is not None and trial is not None:
             self._search.begin_trial(trial)
 
-    def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        if self._search is not None and trial is not None:
-            self._search.report(trial, step, metrics)
-
     def get_total_train_batch_size(self, args: Any = None) -> int:
         """Rows of one optimizer step over all micro-batches and ranks."""
         return int(self._train_batch_size * self.args.gradient_accumulation_steps * self.runtime.world)
-
-    def compute_loss_context_manager(self) -> Context:
-        """The precision of forward passes."""
-        return self.autocast_smart_context_manager()
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Context:
         """Autocast as bf16 or fp16 ask for it."""
@@ -281,4 +270,5 @@ class Trainer:
     def _save_checkpoint(self, model: nn.Module, trial: Any = None) -> None:
         """Publishes `checkpoint-<step>`, then removes older ones beyond `save_total_limit`."""
         assert self._run is not None
+        callbacks.export_callback_states(self)
         checkpoints.save_run(self._run)

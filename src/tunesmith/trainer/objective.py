@@ -15,13 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tunesmith.encoder.params import inner_model
+from tunesmith.encoder.families import inner_model
 from tunesmith.engine.state import TrainState
 from tunesmith.engine.step import micro_step
 from tunesmith.errors import ConfigError
 from tunesmith.tokens.batches import Batch, Window
 from tunesmith.trainer.arguments import trainer_log
-from tunesmith.trainer.loaders import as_batch, count_rows, features_of
+from tunesmith.trainer.windows import as_batch, count_rows, features_of
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
@@ -80,17 +80,17 @@ class WindowLoss:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
         self.shifts_labels = False
-        """Whether the loss compares each place with the label of the next one."""
+        """Whether the loss compares each position with the label of the next one."""
         self.items: torch.Tensor | None = None
         self.rows, self.factor = 1, cast(Any, 1.0)
         self.counted: tuple[Any, int] | None = None
-        """A model and its parameters: to count them takes longer than to launch a step."""
+        """A model and the number of its parameters: counting takes longer than launching a step."""
         self._items_place: torch.Tensor | None = None
         self._said: set[str] = set()
 
     @contextlib.contextmanager
     def in_context(self) -> Iterator[None]:
-        """Inside, a forward pass has the run's precision, whatever the context says that a user may have put around it."""
+        """Inside, a forward pass has the precision of the run, whatever context manager of a user is around it."""
         trainer = self._trainer
         with trainer.compute_loss_context_manager(), trainer.runtime.autocast():
             yield
@@ -221,16 +221,10 @@ def floating_point_ops(trainer: Trainer, inputs: Any) -> float:
     return float(6 * inputs[main].numel() * loss.counted[1])
 
 
-def store_flos(trainer: Trainer) -> None:
-    """Adds this process's operations, over all ranks, to `state.total_flos`."""
-    trainer.state.total_flos += sum(trainer.runtime.gather_objects(trainer.current_flos))
-    trainer.current_flos = 0.0
-
-
 def count_input_tokens(trainer: Trainer, inputs: Any) -> None:
-    """Adds the tokens of a batch, over all ranks, to `state.num_input_tokens_seen`, where they are asked for.
+    """Adds the tokens of a batch, over all ranks, to `state.num_input_tokens_seen`, if the arguments ask for it.
 
-    Those that are not padding are known by the mask, else by the tokenizer's padding token.
+    Padding is recognised by the attention mask, else by the tokenizer's padding token.
     """
     kind, loss = trainer.args.include_num_input_tokens_seen, trainer._loss
     if kind == "no":

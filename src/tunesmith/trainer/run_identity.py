@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from tunesmith.encoder.params import has_adapters
+from tunesmith.encoder.families import has_adapters
 from tunesmith.engine.state import generators_untouched
 from tunesmith.keep.record import Identity, Wording, content_mark
 from tunesmith.ranks.sharding import gathered
@@ -62,7 +62,7 @@ def can_mark(loader: Any) -> bool:
 
 
 def marked_iterator(loader: Any) -> Iterator[Any]:
-    """Batches as (features, marks). The loader itself stays as its owner knows it."""
+    """Batches as (features, marks). The loader itself is not changed."""
     plain = loader.collate_fn
     loader.collate_fn = MarkedCollate(plain)
     try:
@@ -125,13 +125,13 @@ class UsedRows:
                 self.changed(f"the {number + 1} batches before the checkpoint are not what they were", True)
 
     def end_epoch(self, epoch: int) -> None:
-        """An epoch of a stream is over: its batches before the checkpoint must all have come."""
+        """Checks at the end of an epoch of a stream that all batches before the checkpoint were read."""
         if self._expected is not None and self._expected[0] == epoch:
             wanted, self._expected = self._expected[1], None
             self.changed(f"the training data ended before batch {wanted}, which the checkpoint had reached", True)
 
     def read_again(self, dataset: Any) -> str | None:
-        """Reads used rows once more; what changed, in words. A row that differs from itself is random and is not reported."""
+        """Reads some used rows again; what changed, in words. A row that differs between two reads is random, not changed."""
         used = np.flatnonzero(self._marks)
         wanted = max(READ_AGAIN, (self.count or 0) // 100)
         for at in used[:: max(1, -(-len(used) // wanted))] if not self.varies else ():
@@ -240,7 +240,7 @@ def _reported(trainer: Trainer, dataset: Any) -> dict[str, str | None]:
 
 
 def model_mark(model: Any) -> str:
-    """A hash of what a model computes with, its weights aside: the checkpoint brings those."""
+    """A hash of what a model computes, without its weights, which the checkpoint holds."""
     config: Any = getattr(model, "config", None)
     settings = config.to_dict() if hasattr(config, "to_dict") else {}
     kept = {k: v for k, v in settings.items() if k not in IDLE_CONFIG and not k.startswith("_")}

@@ -1,6 +1,7 @@
-"""Files of a Trainer beside its checkpoints: the model, metrics, state, model card; and their upload with huggingface_hub.
+"""Files that a script or a callback asks a Trainer for: the model, metrics, state, model card; and checkpoints sealed again that
+callbacks changed in `on_save`.
 
-The folder may hold files of the user, which are never replaced.
+The output folder may hold files of the user, which are never replaced.
 """
 
 from __future__ import annotations
@@ -14,27 +15,37 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import huggingface_hub
 from huggingface_hub import ModelCard, metadata_load, metadata_save
 from safetensors.torch import save_file
 from transformers.modelcard import TrainingSummary
-from transformers.trainer_utils import HubStrategy
 
-from tunesmith.encoder.params import is_mixed
+from tunesmith.encoder.families import is_mixed
 from tunesmith.errors import ResourceError
-from tunesmith.keep.weight_files import WEIGHTS, contiguous
-from tunesmith.ranks.sharding import gathered_state, is_sharded
+from tunesmith.keep.checkpoint import PIECES
+from tunesmith.keep.weight_files import WEIGHTS, contiguous, holds, is_weights
+from tunesmith.ranks.sharding import is_sharded
 from tunesmith.run.ownership import has_ledger, is_ours, start_ledger, write_own
-from tunesmith.run.sealed import remove_tree
-from tunesmith.run.writing import kind_of, move_file, require_plain, require_same_folder, write_file
+from tunesmith.run.sealed import CHANGED, MANIFEST, manifest_bytes, read_manifest, remove_tree
+from tunesmith.run.writing import (
+    fsync_path,
+    hash_file,
+    kind_of,
+    move_file,
+    require_plain,
+    require_same_folder,
+    write_file,
+)
+from tunesmith.trainer.arguments import trainer_log
+from tunesmith.trainer.checkpoints import TRAINER_STATE, TRAINING_ARGS, gathering, save_companions, weights_to_save
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
 
 log = logging.getLogger(__name__)
 
-TRAINING_ARGS, TRAINER_STATE = "training_args.json", "trainer_state.json"
 _INDEX, CARD = "model.safetensors.index.json", "README.md"
+SMALL = 16 << 20
+"""Bytes up to which a file is hashed again: it may have been rewritten within one tick of the disk's clock."""
 
 
 def save_model(trainer: Trainer, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -44,25 +55,6 @@ def save_model(trainer: Trainer, output_dir: str | None = None, _internal_call: 
             trainer._save(trainer.args.output_dir if output_dir is None else output_dir)
     if trainer.args.push_to_hub and not _internal_call:
         trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)
-
-
-@contextlib.contextmanager
-def gathering(trainer: Trainer) -> Iterator[None]:
-    """Inside, `weights_to_save` are the whole model on the main process, also where each process holds a part of it."""
-    if not is_sharded(trainer.model) or trainer._gathered is not None:
-        yield
-        return
-    trainer._gathered = gathered_state(trainer.model, keep=trainer.runtime.is_main)
-    try:
-        yield
-    finally:
-        trainer._gathered = None
-
-
-def weights_to_save(trainer: Trainer) -> dict[str, Any]:
-    """The weights as a save writes them."""
-    found: dict[str, Any] = trainer.model.state_dict() if trainer._gathered is None else trainer._gathered
-    return found
 
 
 def save_files(trainer: Trainer, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
@@ -77,16 +69,6 @@ def save_files(trainer: Trainer, output_dir: str | None = None, state_dict: dict
         save_companions(trainer, tmp)
 
     publish_files(Path(trainer.args.output_dir if output_dir is None else output_dir), fill)
-
-
-def save_companions(trainer: Trainer, tmp: Path) -> None:
-    """Tokenizer and arguments, beside the weights, in a folder that is being written."""
-    tokenizer = trainer.processing_class
-    if tokenizer is None:
-        tokenizer = getattr(trainer.data_collator, "tokenizer", None)
-    if hasattr(tokenizer, "save_pretrained"):
-        tokenizer.save_pretrained(tmp)
-    write_file(tmp / TRAINING_ARGS, trainer.args.to_json_string().encode())
 
 
 def save_metrics(trainer: Trainer, split: str, metrics: dict[str, float], combined: bool = True) -> None:
@@ -113,7 +95,7 @@ def _json(values: dict[str, Any]) -> bytes:
 
 
 def bytes_written(write: Callable[[Path], Any]) -> bytes:
-    """What a library writes into a file, without a file that anyone sees."""
+    """The bytes that a library writes into a file, by way of a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder) / CARD)
         return (Path(folder) / CARD).read_bytes()
@@ -169,17 +151,59 @@ def publish_files(target: Path, fill: Callable[[Path], None]) -> None:
         remove_tree(tmp)
 
 
-_NOT_UPLOADED = ["_*", "checkpoint-*", ".lock", ".written", ".tmp-*"]
+@contextlib.contextmanager
+def sealing_again(folder: Path, model: Any) -> Iterator[None]:
+    """Inside, callbacks may change a checkpoint: it is sealed again afterwards, and the changed files are logged."""
+    manifest, before = read_manifest(folder), _marks(folder)
+    yield
+    if not folder.is_dir():
+        return
+    try:
+        changed = _changed_files(folder, manifest["files"], before)
+        if not changed:
+            return
+        same = not is_sharded(model) and holds(folder, model)
+        altered = [n for n in changed if n in (*PIECES, TRAINER_STATE) or (is_weights(n) and not same)]
+        _seal_again(folder, manifest, changed, altered)
+    except OSError as error:
+        trainer_log.warning("%s was changed by a callback and cannot be sealed again: %s", folder, error)
+        return
+    what = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
+    effect = f"; a resume from it is not exact because of {', '.join(altered)}" if altered else ""
+    trainer_log.warning("%s was changed by a callback and is sealed as it is now: %s%s", folder, what, effect)
 
 
-def init_hf_repo(trainer: Trainer, token: str | None = None) -> None:
-    """Makes sure the repository exists."""
-    if trainer.is_world_process_zero():
-        args = trainer.args
-        name = args.hub_model_id or Path(args.output_dir).absolute().name
-        token = args.hub_token if token is None else token
-        made = _api().create_repo(name, token=token, private=args.hub_private_repo, exist_ok=True)
-        trainer.hub_model_id = str(made.repo_id)
+def _marks(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """Size, inode and time of change of every file but the manifest."""
+    found = {str(path.relative_to(folder)): path.stat() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: (s.st_size, s.st_ino, s.st_mtime_ns) for name, s in found.items() if name != MANIFEST}
+
+
+def _changed_files(folder: Path, stored: dict[str, Any], before: dict[str, tuple[int, int, int]]) -> list[str]:
+    """Files that were added, changed or removed since these marks were taken."""
+    now = _marks(folder)
+
+    def same(name: str) -> bool:
+        if name not in now or name not in stored or now[name][0] != stored[name]["size"]:
+            return False
+        if now[name][0] <= SMALL:
+            return hash_file(folder / name) == str(stored[name]["sha256"])
+        return now[name] == before.get(name)
+
+    return sorted(name for name in now.keys() | stored.keys() if not same(name))
+
+
+def _seal_again(folder: Path, manifest: dict[str, Any], changed: list[str], altered: list[str]) -> None:
+    """Writes a manifest of the folder as it is now; it lists the `altered` files, which differ from what the run wrote."""
+    entries = {name: entry for name, entry in manifest["files"].items() if name not in changed}
+    for name, (size, _, _) in _marks(folder).items():
+        if name not in entries:
+            fsync_path(folder / name)
+            entries[name] = {"size": size, "sha256": hash_file(folder / name)}
+    meta = {k: v for k, v in manifest.items() if k not in ("format", "files")}
+    meta[CHANGED] = sorted({*meta.get(CHANGED, ()), *altered})
+    fsync_path(folder)
+    write_file(folder / MANIFEST, manifest_bytes(meta, entries))
 
 
 def create_model_card(
@@ -211,67 +235,3 @@ def create_model_card(
             metadata_save(card, {**(metadata_load(card) or {}), **kept})
 
     write_result(file, bytes_written(write))
-
-
-def push_to_hub(
-    trainer: Trainer,
-    commit_message: str = "End of training",
-    blocking: bool = True,
-    token: str | None = None,
-    revision: str | None = None,
-    **card: Any,
-) -> Any:
-    """Uploads the output folder with a fresh model card; returns the commit, or a future when not blocking."""
-    args = trainer.args
-    name = card.pop("model_name", None)
-    if name is None and args.should_save:
-        name = Path(args.hub_model_id or args.output_dir).name
-    token = args.hub_token if token is None else token
-    if trainer.hub_model_id is None:
-        trainer.init_hf_repo(token=token)
-    trainer.save_model(_internal_call=True)
-    if not trainer.is_world_process_zero():
-        return None
-    known = getattr(trainer.model, "model_tags", None)
-    if known is not None:
-        given = card.get("tags") or []
-        card["tags"] = sorted({*([given] if isinstance(given, str) else given), *known})
-    trainer.create_model_card(model_name=name, **card)
-    trainer._finish_current_push()
-    trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
-    options = {"token": token, "run_as_future": not blocking, "ignore_patterns": _NOT_UPLOADED}
-    revision = args.hub_revision if revision is None else revision
-    return _upload(trainer, args.output_dir, commit_message, revision=revision, **options)
-
-
-def push_checkpoint(trainer: Trainer, checkpoint_folder: str) -> None:
-    """Uploads a checkpoint's model while training continues, as `hub_strategy` says."""
-    args, strategy = trainer.args, trainer.args.hub_strategy
-    if not trainer.is_world_process_zero() or strategy == HubStrategy.END:
-        return
-    if any(not job.done() for job in trainer._uploads) and not args.hub_always_push:
-        return
-    trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
-    message = f"Training in progress, step {trainer.state.global_step}"
-    options = {"token": args.hub_token, "run_as_future": True, "revision": args.hub_revision}
-    resumable = ["optimizer.safetensors", "generators.safetensors", "state.json", "MANIFEST.json", TRAINER_STATE]
-    jobs = [_upload(trainer, checkpoint_folder, message, path_in_repo=None, ignore_patterns=resumable, **options)]
-    if strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
-        place = "last-checkpoint" if strategy == HubStrategy.CHECKPOINT else Path(checkpoint_folder).name
-        jobs.append(_upload(trainer, checkpoint_folder, f"{message}, checkpoint", path_in_repo=place, **options))
-    trainer._uploads = [*(job for job in trainer._uploads if not job.done()), *jobs]
-
-
-def _upload(trainer: Trainer, folder: str, message: str, **options: Any) -> Any:
-    return _api().upload_folder(repo_id=trainer.hub_model_id, folder_path=folder, commit_message=message, **options)
-
-
-def finish_uploads(trainer: Trainer) -> None:
-    """Waits for uploads that are under way."""
-    for job in trainer._uploads:
-        job.result()
-    trainer._uploads = []
-
-
-def _api() -> Any:
-    return huggingface_hub.HfApi()

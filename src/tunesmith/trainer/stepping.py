@@ -7,37 +7,32 @@ Optimizer and scheduler come from transformers' own factories, so that every nam
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase, enable_full_determinism, get_scheduler, set_seed
-from transformers import Trainer as LibraryTrainer
+from transformers import PreTrainedTokenizerBase, enable_full_determinism, set_seed
 from transformers.integrations.neftune import activate_neftune, deactivate_neftune
 from transformers.trainer import is_optimizer_factory
-from transformers.trainer_pt_utils import get_parameter_names
 from transformers.trainer_utils import align_special_tokens
 
 from tunesmith.engine.optim import attach_kernel, in_one_kernel
 from tunesmith.engine.state import StepHooks, TrainState
 from tunesmith.errors import ConfigError
 from tunesmith.fast.in_force import Strategies
+from tunesmith.fast.launches import is_launch_bound
 from tunesmith.ranks.runtime import has_triton
 from tunesmith.tokens.batches import Padding, Window
 from tunesmith.tokens.token_rows import TokenRows
 from tunesmith.trainer.arguments import trainer_log
-from tunesmith.trainer.listeners import listens, tell
-from tunesmith.trainer.loaders import features_of
+from tunesmith.trainer.callbacks import listens, tell, waits_for_metric
 from tunesmith.trainer.objective import CONTEXTS
+from tunesmith.trainer.windows import features_of
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
     from tunesmith.trainer.training import TrainerRun
-
-_NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 
 
 def create_optimizer(trainer: Trainer, model: nn.Module | None = None) -> Any:
@@ -78,50 +73,9 @@ def _keep_embeddings_in_32_bits(model: nn.Module) -> None:
             manager.register_module_override(module, "weight", {"optim_bits": 32})
 
 
-def create_scheduler(trainer: Trainer, num_training_steps: int, optimizer: Any = None) -> Any:
-    """The scheduler object that `lr_scheduler_type` names, made once a run; one the user gave is kept."""
-    if trainer.lr_scheduler is None:
-        trainer.lr_scheduler = get_scheduler(
-            trainer.args.lr_scheduler_type,
-            optimizer=trainer.optimizer if optimizer is None else optimizer,
-            num_warmup_steps=trainer.args.get_warmup_steps(num_training_steps),
-            num_training_steps=num_training_steps,
-            scheduler_specific_kwargs=trainer.args.lr_scheduler_kwargs,
-        )
-        trainer._created_lr_scheduler = True
-    return trainer.lr_scheduler
-
-
-def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> tuple[Any, Any]:
-    """(class, options) of the optimizer that `optim` names."""
-    found: tuple[Any, Any] = LibraryTrainer.get_optimizer_cls_and_kwargs(args, model)
-    return found
-
-
-def get_decay_parameter_names(trainer: Trainer, model: nn.Module) -> list[str]:
-    """Parameters that decay: neither biases nor norms."""
-    names: list[str] = get_parameter_names(model, [nn.LayerNorm], _NO_DECAY)
-    return names
-
-
 def get_learning_rate(trainer: Trainer) -> float:
     """The rate the next step will use."""
     return float(trainer.optimizer.param_groups[0]["lr"])
-
-
-def waits_for_metric(scheduler: Any) -> bool:
-    """Whether a scheduler is stepped by an evaluation instead of a training step."""
-    step = getattr(scheduler, "step", None)
-    if step is None:
-        return False
-    plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-    return plateau or _takes_metrics(getattr(step, "__func__", step))
-
-
-@functools.lru_cache(maxsize=16)
-def _takes_metrics(step: Callable[..., Any]) -> bool:
-    """Asked after every step: reading a signature takes as long as the rest of what is done there."""
-    return "metrics" in inspect.signature(step).parameters
 
 
 def seed_for(args: Any) -> None:
@@ -153,7 +107,7 @@ def prepared_model(trainer: Trainer) -> Iterator[None]:
 
 
 def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding | None) -> Strategies | None:
-    """The engine's exact speed-ups, where nothing a user wrote looks inside a batch; None where they must stay off.
+    """The engine's exact speed-ups, where no user code reads a batch; None where they must stay off.
 
     The vocabulary is never cut: callbacks see the model, and may save it.
     """
@@ -166,9 +120,12 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
     if trainer.is_fsdp_enabled:
         trainer_log.warning("the speed-ups (batches without padding and the like) are off: the weights are sharded")
         return None
-    runtime = trainer.runtime
+    runtime, captures = trainer.runtime, _may_capture(trainer)
     from tunesmith.fast.strategies import choose_strategies  # with all speed-ups
 
+    # Launched one by one, float32 attention of packed rows is more kernels than padding costs.
+    tokens = args.per_device_train_batch_size * float(rows.lengths.mean()) if len(rows) else 0.0
+    launched = not captures and runtime.device.type == "cuda" and runtime.precision == "no"
     chosen = choose_strategies(
         trainer.model,
         None,
@@ -176,8 +133,9 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
         device=runtime.device,
         world=runtime.world,
         precision=runtime.precision,
+        pack_rows="off" if launched and is_launch_bound(trainer.model, tokens) else "auto",
         restrict_vocabulary="off",
-        cuda_graphs="auto" if _may_capture(trainer) else "off",
+        cuda_graphs="auto" if captures else "off",
         longest=int(rows.lengths.max(initial=0)),
     )
     if chosen.on:
@@ -186,7 +144,7 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
 
 
 def _may_capture(trainer: Trainer) -> bool:
-    """Whether the optimizer will be the one whose update our kernel can do: all else is looked at before every step."""
+    """Whether the optimizer will be one that our kernel can update; everything else is checked before each step."""
     own = trainer.overrides("create_optimizer", "get_optimizer_cls_and_kwargs")
     asked = trainer.args.optim in ("adamw_torch", "adamw_torch_fused") and trainer.optimizer_cls_and_kwargs is None
     return has_triton() and asked and not own and trainer.label_smoother is None
@@ -219,7 +177,7 @@ class AcceleratorView:
 
 
 def make_engine(run: TrainerRun) -> TrainState:
-    """The engine's state around model and optimizer; steps are captured where nothing of the user's takes part in them."""
+    """The engine's state around model and optimizer; steps are captured where no user code runs inside them."""
     trainer, chosen, graphs = run.trainer, run.speed_ups, None
     if chosen is not None and (chosen.fused is not None or chosen.graphs is not None):
         kernel = attach_kernel(trainer.optimizer, chosen.fused)
@@ -236,13 +194,13 @@ def make_engine(run: TrainerRun) -> TrainState:
 
 
 def _is_only_writer(trainer: Trainer) -> bool:
-    """Whether no code of the user's runs between two steps: it could write weights through `.data`, which leaves no sign."""
+    """Whether no user code runs between two steps: it could write weights through `.data`, which leaves no trace."""
     around = (trainer, *trainer.callback_handler.callbacks)
     return all(type(part).__module__.startswith(("tunesmith.", "transformers.")) for part in around)
 
 
 def _hooks(run: TrainerRun, engine: TrainState) -> StepHooks:
-    """transformers' moments inside a step, each only where a callback uses it."""
+    """The callback events inside a step, each only where a callback uses it."""
     trainer, loss = run.trainer, run.trainer._loss
 
     def begin(window: Window) -> None:

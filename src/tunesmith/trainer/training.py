@@ -23,17 +23,20 @@ from tunesmith.ranks.sharding import is_sharded
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ownership import RunLock
 from tunesmith.run.sealed import read_manifest
-from tunesmith.session.run_session import Session, ending_well
 from tunesmith.trainer.arguments import Horizon, plan_from_arguments, trainer_log
-from tunesmith.trainer.checkpoints import find_checkpoint, load_trainer_state, rotate_run
-from tunesmith.trainer.listeners import fresh_state, open_journal, require_room, tell
-from tunesmith.trainer.loaders import TrainWindows
-from tunesmith.trainer.processes import naming_workers
-from tunesmith.trainer.reactions import LoggedSums, Reactions
+from tunesmith.trainer.callbacks import LoggedSums, Reactions, fresh_state, tell
+from tunesmith.trainer.checkpoints import (
+    TRAINER_STATE,
+    find_checkpoint,
+    load_trainer_state,
+    open_journal,
+    require_room,
+    rotate_run,
+)
 from tunesmith.trainer.run_identity import WORDING, UsedRows, compare_used_rows, model_mark, trainer_identity
-from tunesmith.trainer.saving import TRAINER_STATE
 from tunesmith.trainer.stepping import choose_speed_ups, prepared_model, seed_for
 from tunesmith.trainer.validation import check_overrides, label_check, require_rows
+from tunesmith.trainer.windows import TrainWindows, naming_workers
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
@@ -96,13 +99,13 @@ class TrainerRun:
         """Evaluations (step, split) that were in the journal before a resume and may come again."""
 
     def train(self) -> Any:
-        """Sets up, trains, and undoes at the end what was done to model and optimizer for the time of it."""
+        """Sets up, trains, and at the end undoes what was done to model and optimizer for training."""
         trainer = self.trainer
         trainer.is_in_train = True
         try:
             with self._surroundings() as (stop, roster):
                 self.record = self._set_up(stop)
-                with ending_well(self.record, roster):
+                with self.record.ending_well(roster):
                     self._begin_state(self.record)
                     output = self._run(self.record)
                     if trainer._search is not None and self.trial is not None:
@@ -190,7 +193,7 @@ class TrainerRun:
         self.progress = LoggedSums(engine.step)
         if self.folder is not None:
             self.progress.restore(engine.extra["trainer"])
-        self.reactions = Reactions(trainer, horizon, self.progress, self.trial, self.ignore_keys, record)
+        self.reactions = Reactions(self)
         state = trainer.state
         state.is_hyper_param_search = self.trial is not None
         state.train_batch_size = trainer._train_batch_size
@@ -201,7 +204,7 @@ class TrainerRun:
             self.journalled = open_journal(self, record, changed)
 
     def _compare_used_rows(self, record: RunRecord, folder: Path) -> list[str]:
-        """Rows that were used before the checkpoint, read again: what changed, where that is allowed."""
+        """Reads rows again that were used before the checkpoint; the lines that note a change, where changes are allowed."""
         trainer, stored = self.trainer, record.state.extra["trainer"].get("used_rows")
         with_stream = trainer.runtime.is_main and not trainer.args.ignore_data_skip
         found = compare_used_rows(self.windows.used, stored, self.windows.loader, with_stream=with_stream)
@@ -212,7 +215,7 @@ class TrainerRun:
         return [] if found is None else [f"resumes although {found}"]
 
     def _note_change(self, text: str, certain: bool) -> None:
-        """Rows that come again after a resume are not what they were."""
+        """Refuses or notes that rows differ from what they were before the resume."""
         assert self.record is not None
         if certain and not self.trainer.allow_changed_data:
             raise self.record.changed(text, self.place.path)
@@ -242,7 +245,7 @@ class TrainerRun:
             tell(trainer, "on_epoch_begin")
         if trainer.args.ignore_data_skip:
             progress.steps_in_epoch = 0  # the epoch is read from its beginning again
-        for event in Session(plan, self.windows, record).events(self.reactions.wants_numbers):
+        for event in record.train(plan, self.windows, self.reactions.wants_numbers):
             if not self._act_on(event, record):
                 return
 
@@ -290,5 +293,6 @@ class TrainerRun:
         if trainer.args.should_save:
             rotate_run(self, at_end=True)
         tell(trainer, "on_train_end")
-        trainer._finish_current_push()
+        if trainer.args.push_to_hub:
+            trainer._finish_current_push()
         return TrainOutput(state.global_step, loss, metrics)

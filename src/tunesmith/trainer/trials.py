@@ -54,7 +54,7 @@ class TrialSearch:
         self._weights[trial.number] = {k: v.detach().to("cpu", copy=True) for k, v in own.items()}
 
     def _settle(self, best: int | None) -> None:
-        """Releases weights and checkpoints of every trial but the best so far, so that a long search fills no disk."""
+        """Drops weights and checkpoints of every trial but the best so far, so that a long search does not fill the disk."""
         best = self._trainer.runtime.gather_objects(best)[0]
         if best is None:
             return
@@ -84,18 +84,6 @@ class TrialSearch:
         trainer.model = trainer.call_model_init(optuna.trial.FixedTrial(values, number)).to(trainer.runtime.device)
         trainer.model_wrapped = trainer.model
         trainer.model.load_state_dict(self._weights[number])
-
-    def report(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        """Reports the score so far to a trial; a trial without prospects ends here."""
-        import optuna
-
-        trainer = self._trainer
-        trainer.objective = trainer.compute_objective(dict(metrics))
-        if hasattr(trial, "study") and not trial.study._is_multi_objective():
-            trial.report(trainer.objective, step)
-            if trial.should_prune():
-                trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
-                raise optuna.TrialPruned()
 
 
 def _best_of(trial: Any) -> int | None:

@@ -1,5 +1,5 @@
 """What a Trainer refuses: fields of `TrainingArguments` that it does not honour, methods of transformers' loop that a subclass
-replaces and nothing would call here, a model without a head, arguments that do not go together, labels that are no class.
+replaces and nothing would call here, a model without a head, arguments that do not go together, labels out of range.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ NOT_CALLED: dict[str, str] = {
 
 
 def check_overrides(kind: type[Any], own: Collection[str] = ()) -> None:
-    """Refuses a class or an object with attributes of its `own` that replaces what is never called: silence would be a
-    different experiment."""
+    """Refuses a class or an object with attributes of its `own` that replaces what is never called: to ignore it would
+    be a different experiment."""
     found = [name for name in NOT_CALLED if hasattr(kind, name) or name in own]
     problems = tuple(f"{name} is never called here: {NOT_CALLED[name]}" for name in found)
     if problems:

@@ -26,8 +26,7 @@ from tunesmith.run.sealed import retire
 from tunesmith.run.writing import make_folder, write_file
 from tunesmith.session.from_config import INPUTS, NOT_COMPARED, RunResult, choose_folder, finetune
 from tunesmith.session.inputs import read_run_data
-from tunesmith.session.result import RunEnding
-from tunesmith.session.watch import Watch
+from tunesmith.session.watch import RunEnding, Watch
 from tunesmith.tuning.chosen import Chosen, choose_model
 from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.tries import MARGIN, Outcome, Tries

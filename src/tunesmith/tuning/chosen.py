@@ -22,7 +22,7 @@ from tunesmith.metrics.paired import PairedResult
 from tunesmith.metrics.suite import make_suite
 from tunesmith.metrics.uncertainty import Score
 from tunesmith.run.layout import RunDir
-from tunesmith.session.result import RunEnding
+from tunesmith.session.watch import RunEnding
 from tunesmith.tuning.blending import (
     HeldOut,
     compare_held_out,

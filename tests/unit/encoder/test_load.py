@@ -12,8 +12,8 @@ import pytest
 
 from tiny_model import save_tiny_bert, write_csv
 from tunesmith.cli.main import main
-from tunesmith.encoder.config_file import read_config_file
 from tunesmith.encoder.load import load_model
+from tunesmith.encoder.model_files import read_config_file
 from tunesmith.encoder.resolve import load_tokenizer
 from tunesmith.errors import ConfigError, TunesmithError
 from tunesmith.labels import LabelMap

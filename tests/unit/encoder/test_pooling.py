@@ -19,8 +19,8 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from tunesmith.encoder.params import count_layers, param_groups
 from tunesmith.encoder.pooling import is_averaging, last_linear, pooled_features, poolings_of, set_pooling
+from tunesmith.engine.optim import count_layers, param_groups
 from tunesmith.errors import ConfigError
 from tunesmith.fast.strategies import choose_strategies
 from tunesmith.tokens.batches import Padding

@@ -35,12 +35,14 @@ def make_state(fused: bool, dropout: float = 0.1) -> TrainState:
     return TrainState(model, optimizer, TaskLoss(Task.BINARY, 2), make_runtime(use_cpu=True))
 
 
-def test_torchs_adamw_is_fused_on_a_gpu_unless_told_otherwise() -> None:
+def test_torchs_own_optimizers_are_fused_on_a_gpu_unless_told_otherwise() -> None:
     gpu, cpu = (SimpleNamespace(is_cuda=cuda, is_floating_point=lambda: True) for cuda in (True, False))
     assert in_one_kernel(torch.optim.AdamW, {"lr": 1.0}, [gpu]) == {"lr": 1.0, "fused": True}
     for options in ({"fused": False}, {"foreach": True}):
         assert in_one_kernel(torch.optim.AdamW, options, [gpu]) == options
-    assert in_one_kernel(torch.optim.SGD, {"lr": 1.0}, [gpu]) == {"lr": 1.0}
+    assert in_one_kernel(torch.optim.SGD, {"lr": 1.0}, [gpu]) == {"lr": 1.0, "fused": True}
+    for kind, options in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adagrad, {"lr": 1.0})):
+        assert in_one_kernel(kind, options, [gpu]) == options
     assert in_one_kernel(torch.optim.AdamW, {"lr": 1.0}, [gpu, cpu]) == {"lr": 1.0}
 
 

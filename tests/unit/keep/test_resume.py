@@ -26,6 +26,7 @@ from tunesmith.labels import Task
 from tunesmith.ranks.runtime import make_runtime
 from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
+from tunesmith.run.sealed import read_manifest
 from tunesmith.tokens.batches import Batches, Padding
 from tunesmith.tokens.token_rows import TokenRows
 
@@ -219,3 +220,22 @@ def test_a_run_told_to_go_on_with_another_config_takes_its_settings_and_not_the_
     second.begin(RunStarted("run", 0, 1, 1, 1, ROWS))
     second.close()
     assert second.state.optimizer.param_groups[0]["weight_decay"] == (0.1 if changed else 0.25)
+
+
+def test_damaged_best_weights_end_their_use_with_the_name_of_the_file(tmp_path: Path) -> None:
+    keeper, batches = make_keeper(tmp_path)
+    run(keeper, batches)
+    state = keeper.state
+    state.progress = replace(state.progress, step=state.step - 1)  # as if the last evaluation were not the best one
+    held = read_manifest(keeper.run.best)["step"]
+    with pytest.raises(CheckpointError, match=f"holds the weights of step {held}"), keeper.best_weights():
+        pass
+    state.progress, state.step = replace(state.progress, step=held), held + 1
+    with keeper.best_weights() as best:
+        assert best == keeper.run.best
+    file = keeper.run.best / "model.safetensors"
+    damaged = bytearray(file.read_bytes())
+    damaged[-1] ^= 1
+    file.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match="sha256 differs"), keeper.best_weights():
+        raise ValueError("what the damage led to")

@@ -14,7 +14,7 @@ from tiny_model import save_tiny_bert, sentences
 from tunesmith import finetune
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.events import Evaluated, RunEnded, StepDone
-from tunesmith.notebook.live_view import LiveView
+from tunesmith.notebook.from_data import LiveView
 from tunesmith.reading.in_memory import text_columns_of
 from tunesmith.reading.load import load_data
 from tunesmith.session.watch import Watch

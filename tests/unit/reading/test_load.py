@@ -204,6 +204,19 @@ def test_a_label_that_lives_in_one_large_group_is_still_evaluated() -> None:
     assert train.num_rows == 90
 
 
+def test_rows_that_are_nearly_all_linked_are_still_held_out(load: Callable[..., DataBundle]) -> None:
+    """Every query with every answer: one group of 400 pairs, beside 6 pairs of their own."""
+    linked = [(f"query {i % 40}", f"answer {i % 37}", i % 2) for i in range(400)]
+    alone = [(f"lone query {i}", f"lone answer {i}", i % 2) for i in range(6)]
+    data = [{"text": a, "text_pair": b, "label": ["no", "yes"][c]} for a, b, c in linked + alone]
+    bundle = load(data, seed=3)
+    assert bundle.splits["validation"].num_rows == 40, "a tenth, not the few pairs that are linked to no other"
+    assert set(bundle.splits["validation"]["text"][:]) & set(bundle.splits["train"]["text"][:])
+    (note,) = [note for note in bundle.notes if "held out" in note]
+    assert "linked to train rows by a text" in note
+    assert "kept together" not in note
+
+
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, 2.0])
 def test_a_fraction_out_of_range_is_a_config_error(fraction: float, load: Callable[..., DataBundle]) -> None:
     with pytest.raises(ConfigError, match="validation_split_fraction"):

@@ -1,12 +1,15 @@
-"""`tunesmith diagnose` knows whether the run it reads goes on."""
+"""The diagnosis of a run folder: whether the run is still in training, and how a verdict is shown."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
+from tunesmith.findings import Finding, Severity
 from tunesmith.report.build import build_report
-from tunesmith.report.diagnosis import diagnose_run
+from tunesmith.report.diagnosis import diagnose_run, tone_and_title
 from tunesmith.run.layout import RunDir
 from tunesmith.run.ownership import RunLock
 
@@ -29,3 +32,16 @@ def test_a_run_that_ended_is_no_longer_under_way_while_it_writes_its_report(
     synthetic.make_folder(tmp_path, synthetic.make_run(**FALLING))
     with RunLock(RunDir(tmp_path).lock_file):
         assert diagnose_run(tmp_path)[0].code == "stopped_too_early"
+
+
+@pytest.mark.parametrize(
+    ("code", "severity", "shown"),
+    [
+        ("healthy", "info", ("good", "Healthy")),
+        ("calibration_drift", "info", ("info", "Calibration drifts")),
+        ("overfitting", "warning", ("warn", "Overfitting")),
+        ("label_noise", "error", ("bad", "Label noise")),
+    ],
+)
+def test_a_verdict_has_the_colour_of_its_severity(code: str, severity: Severity, shown: tuple[str, str]) -> None:
+    assert tone_and_title(Finding(code, severity, "seen")) == shown

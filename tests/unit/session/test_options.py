@@ -19,8 +19,8 @@ from tunesmith.events import Evaluated, RunEnded, StepDone
 from tunesmith.fast.in_force import Strategies
 from tunesmith.run.journal import read_journal
 from tunesmith.run.sealed import read_manifest
-from tunesmith.session import saying
-from tunesmith.session.saying import say_model
+from tunesmith.session import planning
+from tunesmith.session.planning import say_model
 from tunesmith.tokens.batches import Padding
 
 
@@ -233,7 +233,7 @@ def test_an_optimizer_added_to_the_table_trains(train: Any, sgd: str) -> None:
 def test_a_line_tells_when_kernels_are_compiled(
     device: str, kept: bool, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saying, "has_triton", lambda: True)
+    monkeypatch.setattr(planning, "has_triton", lambda: True)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
     if kept:
         (tmp_path / "kernels" / "one").mkdir(parents=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tunesmith.events import EpochStarted, Evaluated, Event, RowsEvaluated, SafePoint, Saved, StepDone
-from tunesmith.session import pace
-from tunesmith.session.pace import Pace, RunClock, StepsRead
+from tunesmith.session import forecast
+from tunesmith.session.forecast import Pace, RunClock, StepsRead
 
 
 def reads_of(sizes: list[int], *, steps: int = 1, slow: float = 0.0) -> list[StepsRead]:
     """0.2 s a step and 1 ms a token; the first two reads are slower."""
     return [
-        StepsRead(steps, size, 0.2 * steps + 0.001 * size + (slow if at < pace.WARM_READS else 0.0))
+        StepsRead(steps, size, 0.2 * steps + 0.001 * size + (slow if at < forecast.WARM_READS else 0.0))
         for at, size in enumerate(sizes)
     ]
 
@@ -38,7 +38,7 @@ def test_where_tokens_make_no_difference_steps_are_counted() -> None:
 
 def test_steps_that_are_read_together_are_one_read(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(forecast.time, "monotonic", lambda: now[0])
     phases = RunClock()
 
     def after(seconds: float, event: Event) -> None:

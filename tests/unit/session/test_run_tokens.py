@@ -12,7 +12,7 @@ from tiny_model import sentences
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.predict.predictor import Predictor
-from tunesmith.session.run_tokens import decide_long_texts
+from tunesmith.session.inputs import decide_long_texts
 from tunesmith.tokens.truncation import EncodedRow
 
 

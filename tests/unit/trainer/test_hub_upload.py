@@ -11,7 +11,7 @@ import pytest
 
 from trainer_toys import PretrainedRegression, Recorder, RegressionConfig, RegressionDataset, arguments
 from tunesmith import Trainer
-from tunesmith.trainer import saving
+from tunesmith.trainer import uploads
 
 
 class Client:
@@ -33,7 +33,7 @@ class Client:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     made = Client()
-    monkeypatch.setattr(saving, "_api", lambda: made)
+    monkeypatch.setattr(uploads, "_api", lambda: made)
     return made
 
 

@@ -1,26 +1,87 @@
-"""What happens between two steps: ends of steps and epochs, and the control flags turned into log, evaluation, checkpoint."""
+"""transformers' callbacks around the engine's events: how they are called, and what their control flags ask for between two
+steps: log, evaluation, checkpoint."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from transformers import TrainerCallback, TrainerState
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, ExportableState
 
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.events import Saved
-from tunesmith.keep.record import RunRecord
-from tunesmith.trainer.arguments import Horizon, trainer_log
-from tunesmith.trainer.checkpoints import sealing_again
-from tunesmith.trainer.listeners import listens, tell
-from tunesmith.trainer.stepping import waits_for_metric
+from tunesmith.trainer.arguments import trainer_log
+from tunesmith.trainer.saving import sealing_again
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
+    from tunesmith.trainer.training import TrainerRun
+
+
+def make_handler(trainer: Trainer, callbacks: list[Any] | None) -> Any:
+    """Default flow, trackers, the user's own: transformers' order."""
+    trackers = get_reporting_integration_callbacks(trainer.args.report_to)
+    given = [DefaultFlowCallback, *trackers, *(callbacks or [])]
+    return CallbackHandler(given, trainer.model, trainer.processing_class, trainer.optimizer, trainer.lr_scheduler)
+
+
+def fresh_state(trainer: Trainer) -> Any:
+    """An empty TrainerState that knows the stateful callbacks."""
+    return TrainerState(
+        is_local_process_zero=trainer.is_local_process_zero(),
+        is_world_process_zero=trainer.is_world_process_zero(),
+        stateful_callbacks=_stateful(trainer),
+    )
+
+
+def tell(trainer: Trainer, event: str, **extra: Any) -> None:
+    """Calls one event of all callbacks and keeps the control they return."""
+    call = getattr(trainer.callback_handler, event)
+    trainer.control = call(trainer.args, trainer.state, trainer.control, **extra)
+
+
+def listens(trainer: Trainer, event: str) -> bool:
+    """Whether any callback does something at this event."""
+    default = getattr(TrainerCallback, event)
+    return any(getattr(type(c), event, default) is not default for c in trainer.callback_handler.callbacks)
+
+
+def _stateful(trainer: Trainer) -> list[Any]:
+    return [c for c in [*trainer.callback_handler.callbacks, trainer.control] if isinstance(c, ExportableState)]
+
+
+def export_callback_states(trainer: Trainer) -> None:
+    """Puts the state of every stateful callback into `state.stateful_callbacks`."""
+    found: dict[str, list[Any]] = defaultdict(list)
+    for callback in _stateful(trainer):
+        found[type(callback).__name__].append(callback.state())
+    trainer.state.stateful_callbacks = {name: states if states[1:] else states[0] for name, states in found.items()}
+
+
+def load_callback_states(trainer: Trainer) -> None:
+    """Restores counters of stateful callbacks; with restore_callback_states_from_checkpoint, their arguments too."""
+    whole = trainer.args.restore_callback_states_from_checkpoint
+    for name, stored in trainer.state.stateful_callbacks.items():
+        mine = [c for c in [*trainer.callback_handler.callbacks, trainer.control] if type(c).__name__ == name]
+        if not mine:
+            trainer_log.warning(f"The checkpoint holds the state of a callback that this run does not have: {name}")
+        for callback, data in zip(mine, stored if isinstance(stored, list) else [stored], strict=False):
+            if callback is trainer.control and not whole:
+                continue
+            values = {**(data.get("args", {}) if whole else {}), **data.get("attributes", {})}
+            for key, value in values.items():
+                setattr(callback, key, value)
+
 
 _STORED = ("ended_epochs", "epoch", "epoch_open", "steps_in_epoch", "loss_since_log", "logged_step")
 
@@ -40,7 +101,7 @@ class LoggedSums:
     """What a `_get_learning_rate` of the user returned for the last step."""
     epoch: int = 0
     epoch_open: bool = False
-    """An epoch has begun whose end was not announced yet."""
+    """An epoch has begun, and `on_epoch_end` was not called for it yet."""
     steps_in_epoch: int = 0
     announced_step: int = 0
     """The last step whose end was passed to the callbacks."""
@@ -74,7 +135,7 @@ class LoggedSums:
         return {name: getattr(self, name) for name in _STORED}
 
     def restore(self, notes: Mapping[str, Any]) -> None:
-        """Takes over what `to_json` gave."""
+        """Restores what `to_json` returned."""
         for name in _STORED:
             setattr(self, name, notes[name])
         self.ended_epochs = list(self.ended_epochs)
@@ -85,19 +146,14 @@ class LoggedSums:
         return (self.loss_total + self.loss_since_log) / max(step - self.first_step, 0.001)
 
 
-@dataclass
 class Reactions:
-    """Calls the callbacks of a run at their moments, and does what their control flags ask for."""
+    """Calls the callbacks of a run when an event is due, and does what their control flags ask for."""
 
-    trainer: Trainer
-    horizon: Horizon
-    progress: LoggedSums
-    trial: Any
-    ignore_keys: Any
-    record: RunRecord
+    def __init__(self, run: TrainerRun) -> None:
+        self._run, self.trainer, self.horizon, self.progress = run, run.trainer, run.horizon, run.progress
 
     def wants_numbers(self, step: int) -> bool:
-        """Asked after each step whether its numbers are needed now. Callbacks hear of the step's end here, to decide it."""
+        """Whether the numbers of this step are needed now. `on_step_end` is called here, because callbacks decide it."""
         self.end_step(step)
         control = self.trainer.control
         asked = control.should_log or control.should_evaluate or control.should_save
@@ -118,12 +174,12 @@ class Reactions:
         tell(trainer, "on_step_end")
 
     def next_epoch(self, epoch: int) -> bool:
-        """Closes the epoch before and opens this one; False when there is none left, or a callback asked to stop."""
+        """Ends the previous epoch and begins this one; False when no epoch is left or a callback asked to stop."""
         progress, trainer = self.progress, self.trainer
         if progress.epoch_open:
             if progress.steps_in_epoch == 0:
                 trainer_log.warning(
-                    "not a single batch came out of the training set, stopping training at step "
+                    "the training set gave no batch, stopping training at step "
                     f"{trainer.state.global_step}! A stream that can be read once ends before max_steps."
                 )
                 trainer.control.should_training_stop = True
@@ -137,7 +193,7 @@ class Reactions:
         return True
 
     def end_epoch(self) -> None:
-        """Announces the end of the epoch under way and does what the flags say."""
+        """Calls `on_epoch_end` for the current epoch and does what the flags ask for."""
         if self.progress.epoch_open:
             self.progress.epoch_open = False
             self.progress.ended_epochs.append(self.trainer.state.global_step)
@@ -162,21 +218,21 @@ class Reactions:
             trainer.store_flos()
             trainer.log({name: value for name, value in logs.items() if value is not None}, progress.started)
         if trainer.control.should_evaluate:
-            metrics = trainer._evaluate(self.trial, self.ignore_keys)
-            improved = trainer._determine_best_metric(metrics, self.trial)
+            metrics = trainer._evaluate(self._run.trial, self._run.ignore_keys)
+            improved = trainer._determine_best_metric(metrics, self._run.trial)
             if trainer.args.save_strategy == "best":
                 trainer.control.should_save = improved
         if trainer.control.should_save:
             self._save()
 
     def _save(self) -> None:
-        trainer = self.trainer
-        started = time.perf_counter()
+        trainer, run = self.trainer, self._run
+        assert run.record is not None
+        started, step = time.perf_counter(), trainer.state.global_step
         trainer.store_flos()
-        trainer._save_checkpoint(trainer.model, self.trial)
-        name = f"checkpoint-{trainer.state.global_step}"
-        self.record.on(Saved(trainer.state.global_step, name, time.perf_counter() - started))
-        folder = Path(trainer._get_output_dir(self.trial)) / name
+        trainer._save_checkpoint(trainer.model, run.trial)
+        folder = run.place.checkpoint(step)
+        run.record.on(Saved(step, folder.name, time.perf_counter() - started))
         watched = trainer.runtime.is_main and folder.is_dir() and listens(trainer, "on_save")
         with sealing_again(folder, trainer.model) if watched else contextlib.nullcontext():
             tell(trainer, "on_save")
@@ -191,6 +247,21 @@ def evaluate_in_training(
     if not skip_scheduler and waits_for_metric(trainer.lr_scheduler):
         trainer.lr_scheduler.step(tracked_metric(metrics, trainer.args.metric_for_best_model))
     return metrics
+
+
+def waits_for_metric(scheduler: Any) -> bool:
+    """Whether a scheduler is stepped by an evaluation instead of a training step."""
+    step = getattr(scheduler, "step", None)
+    if step is None:
+        return False
+    plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    return plateau or _takes_metrics(getattr(step, "__func__", step))
+
+
+@functools.lru_cache(maxsize=16)
+def _takes_metrics(step: Callable[..., Any]) -> bool:
+    """Cached, as it is called after every step: reading a signature takes as long as the rest of the call."""
+    return "metrics" in inspect.signature(step).parameters
 
 
 def remember_best(trainer: Trainer, metrics: dict[str, float], trial: Any = None) -> bool:
@@ -211,7 +282,7 @@ def remember_best(trainer: Trainer, metrics: dict[str, float], trial: Any = None
 
 
 def tracked_metric(metrics: dict[str, float], name: str) -> float:
-    """The metric that decides, with or without the prefix `eval_`; a KeyError-like ConfigError lists what there is."""
+    """The value of `metric_for_best_model`, with or without the prefix `eval_`; a ConfigError lists the metrics there are."""
     key = name if name.startswith("eval_") else f"eval_{name}"
     if key not in metrics:
         known = tuple(metrics)

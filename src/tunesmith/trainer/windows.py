@@ -1,112 +1,29 @@
-"""Where training batches come from: our DataLoader with a pure order, a DataLoader of the user, or a stream."""
+"""Where training batches come from: our DataLoader with a pure order, a DataLoader of the user, or a stream; and the workers that
+read them. An error about a worker names it and its rows; no process is left behind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import contextlib
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from tunesmith.engine.state import step_seed
+from tunesmith.errors import WorkerError
 from tunesmith.tokens.batches import Batch, Collate, Window, make_batch, pin_batch
-from tunesmith.tokens.token_rows import Sampling, TokenRows, epoch_order, prefetched
-from tunesmith.trainer.processes import read_batches
+from tunesmith.tokens.token_rows import TokenRows, prefetched
+from tunesmith.trainer.data import EpochBatches, EpochClock
 from tunesmith.trainer.run_identity import UsedRows, can_mark, marked_iterator
 
 Indices = npt.NDArray[np.int64]
-
-
-@dataclass
-class EpochClock:
-    """The epoch under way: loaders that a user wrapped in something else still follow it."""
-
-    epoch: int = 0
-
-
-@dataclass(eq=False, kw_only=True)
-class EpochBatches:
-    """A batch sampler whose order is a pure function of (seed, epoch): row numbers of each micro-batch of this rank."""
-
-    num_rows: int
-    batch_size: int
-    accumulation: int
-    seed: int
-    sampling: Sampling
-    lengths: npt.NDArray[Any] | None
-    drop_last: bool
-    rank: int
-    world: int
-    clock: EpochClock = field(default_factory=EpochClock)
-    _skip: int = 0
-
-    def set_epoch(self, epoch: int, skip: int = 0) -> None:
-        """The next iteration yields this epoch from window number `skip` on."""
-        self.clock.epoch, self._skip = epoch, skip
-
-    def __len__(self) -> int:
-        size = self.batch_size * self.world
-        return self.num_rows // size if self.drop_last else -(-self.num_rows // size)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for pieces, _, _ in self.windows():
-            for piece in pieces:
-                yield piece.tolist()
-
-    def windows(self) -> Iterator[tuple[list[Indices], Indices, bool]]:
-        """(this rank's micro-batches, all ranks' rows, whether this rank's share counts nothing) of each step."""
-        step = self.batch_size * self.accumulation * self.world
-        order = epoch_order(
-            self.num_rows,
-            seed=self.seed,
-            epoch=self.clock.epoch,
-            rows_per_step=step,
-            sampling=self.sampling,
-            lengths=self.lengths,
-        ).rows
-        if self.drop_last:
-            # transformers drops the ragged micro-batch, not the whole window
-            order = order[: len(self) * self.batch_size * self.world]
-        skip, self._skip = self._skip, 0
-        for start in range(skip * step, len(order), step):
-            rows = order[start : start + step]
-            mine = rows[self.rank :: self.world]
-            idle = len(mine) == 0
-            mine = rows[:1] if idle else mine
-            yield [mine[i : i + self.batch_size] for i in range(0, len(mine), self.batch_size)], rows, idle
-
-
-class RowBatches:
-    """A batch sampler for evaluation: rows in order, or longest first; `rows` says where each result belongs."""
-
-    def __init__(self, order: Indices, batch_size: int, drop_last: bool = False) -> None:
-        self.rows, self.batch_size, self.drop_last = order, batch_size, drop_last
-
-    def __len__(self) -> int:
-        size = self.batch_size
-        return len(self.rows) // size if self.drop_last else -(-len(self.rows) // size)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for index in range(len(self)):
-            yield self.rows[index * self.batch_size : (index + 1) * self.batch_size].tolist()
-
-
-class RecordedBatches:
-    """A batch sampler of the user, with a note of the rows it handed out."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-        self.seen: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for batch in self.sampler:
-            self.seen.extend(int(i) for i in batch)
-            yield list(batch)
 
 
 @dataclass
@@ -259,3 +176,115 @@ def count_tokens(features: Any) -> tuple[int, int]:
     mask = features.get("attention_mask")
     padded = int(ids.numel())
     return (int(mask.sum()) if isinstance(mask, torch.Tensor) and mask.device.type == "cpu" else padded), padded
+
+
+SECONDS = 600.0
+"""How long a worker may take for one batch. torch itself would wait forever."""
+_FAILED = re.compile(r"Caught \w+ in DataLoader worker process (\d+)\.")
+_LATE = re.compile(r"DataLoader timed out after ([0-9.]+) seconds")
+_FIX = "See its own output above. Set dataloader_num_workers=0 to read the rows in this process."
+
+
+@dataclass(eq=False)
+class _Reader:
+    """A DataLoader with workers that is being read. Worker w reads the batches w, w + workers, ..."""
+
+    iterator: Any
+    workers: int
+    ahead: int
+    rows: Sequence[Any] | None
+    number: int = 0
+
+    def explain(self, error: Exception) -> WorkerError | None:
+        """The error in one line; None when it is not about a worker of this loader."""
+        text = str(error)
+        processes: Sequence[Any] = getattr(self.iterator, "_workers", ())  # torch has no public name for them
+        if failed := _FAILED.search(text):
+            return self._error(f"{failed[1]} failed", [self.number], f": {text.rstrip().rsplit(chr(10), 1)[-1]}")
+        if late := _LATE.search(text):
+            worker = self.number % self.workers
+            what = f"{worker} (process {processes[worker].pid}) gave nothing for {float(late[1]):g} s"
+            return self._error(what, [self.number])
+        dead = None
+        if "DataLoader worker" in text or isinstance(
+            error, (ConnectionError, EOFError)
+        ):  # it died while it sent a batch
+            dead = _first_dead(processes)
+        if dead is None:
+            return None
+        code = processes[dead].exitcode
+        how = f"was killed by signal {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        # it may have read ahead; what it had ready is lost with it
+        given = range(self.number, self.number + self.workers * self.ahead)
+        lost = [k for k in given if k % self.workers == dead]
+        return self._error(f"{dead} (process {processes[dead].pid}) {how}", lost)
+
+    def _error(self, what: str, batches: list[int], why: str = "") -> WorkerError:
+        if self.rows is None:
+            where = f"batch {' or '.join(str(k) for k in batches)}"
+        else:
+            shown = [[str(int(r)) for r in self.rows[k]] for k in batches if k < len(self.rows)]
+            where = "rows " + " or ".join(", ".join(rows[:8]) + (", ..." if len(rows) > 8 else "") for rows in shown)
+        return WorkerError(f"data-loader worker {what}, reading {where}{why}", fix=_FIX)
+
+    def end(self) -> None:
+        """Ends the other workers now: the error keeps the iterator alive, and its workers with it."""
+        shut_down: Any = getattr(self.iterator, "_shutdown_workers", None)
+        for _ in range(2 if shut_down is not None else 0):
+            with contextlib.suppress(RuntimeError):  # torch's own notice, once more
+                shut_down()
+
+
+def _first_dead(processes: Sequence[Any]) -> int | None:
+    """The number of the first process that has ended, for which it waits a moment."""
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        with contextlib.suppress(RuntimeError):  # torch's own notice of it
+            for number, process in enumerate(processes):
+                if not process.is_alive():
+                    return number
+            time.sleep(0.02)
+    return None
+
+
+_READERS: WeakSet[_Reader] = WeakSet()
+
+
+def read_batches(
+    loader: Any, rows: Sequence[Any] | None = None, start: Callable[[Any], Iterator[Any]] = iter
+) -> Iterator[Any]:
+    """The batches of a DataLoader. `rows[k]` are the row numbers of batch k, where they are known, for the error."""
+    workers = int(getattr(loader, "num_workers", 0) or 0)
+    iterator = start(loader)
+    if workers == 0:
+        yield from iterator
+        return
+    sampler: Any = getattr(loader, "batch_sampler", None)
+    known = list(sampler) if rows is None and hasattr(sampler, "rows") else rows
+    reader = _Reader(iterator, workers, int(getattr(loader, "prefetch_factor", None) or 2), known)
+    _READERS.add(reader)
+    with naming_workers(reader):
+        for features in iterator:
+            yield features
+            reader.number += 1
+    _READERS.discard(reader)
+
+
+@contextlib.contextmanager
+def naming_workers(reader: _Reader | None = None) -> Iterator[None]:
+    """Inside, the end of a worker (of any loader, or of this one) becomes a WorkerError.
+
+    It is needed around whole runs: torch raises the error of a dead worker in whatever line is running.
+    """
+    try:
+        yield
+    except WorkerError:
+        raise
+    except Exception as error:
+        for candidate in list(_READERS) if reader is None else [reader]:
+            lost = candidate.explain(error)
+            if lost is not None:
+                candidate.end()
+                _READERS.discard(candidate)
+                raise lost from error
+        raise

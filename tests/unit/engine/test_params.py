@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conftest import tiny_bert
-from tunesmith.encoder.params import count_layers, depth_of, freeze, param_groups
+from tunesmith.engine.optim import count_layers, depth_of, freeze, param_groups
 from tunesmith.errors import ConfigError
 
 
