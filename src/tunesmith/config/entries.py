@@ -1,6 +1,6 @@
 """Config files as entries: name, value as written, and its place in the file. Only text, lists and mappings are constructed.
 
-PyYAML's safe loader reads `1e-5` as a string, `no` as False, `0123` as 83, and keeps the last of two equal keys. Here the events
+PyYAML's safe loader reads `1e-5` as a string, `no` as False, `0123` as 83, and keeps the last of two equal keys. Here the nodes
 of the parser become text, lists and mappings, each key with its line and column; anchors and tags are refused.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -166,82 +166,70 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 
 
 def read_top_level(text: str, file: str) -> FileEntries:
-    """The entries of the mapping in a YAML file, built from parser events: tags and anchors are never interpreted."""
+    """The entries of the mapping in a YAML file. Values stay as they are written: tags and anchors are never interpreted."""
     import yaml
 
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    builder = _Builder(file, yaml)
     try:
-        return builder.document(iter(yaml.parse(text, Loader=loader)))
+        _check_events(yaml.parse(text, Loader=loader), file, yaml)
+        top = yaml.compose(text, Loader=loader)
     except yaml.MarkedYAMLError as error:
         where = f"{file}:{_mark(error.problem_mark)}" if error.problem_mark else file
         raise ConfigError(f"is not YAML: {error.problem}", where=where) from None
     except yaml.YAMLError as error:
         raise ConfigError(f"is not YAML: {str(error).splitlines()[0]}", where=file) from None
+    if top is None or (isinstance(top, yaml.ScalarNode) and _as_written(top) is None):
+        return FileEntries((), ())
+    if not isinstance(top, yaml.MappingNode):
+        _refuse(top, file, "expected option names and values, such as `learning_rate: 2e-5`")
+    problems: list[str] = []
+    entries = _pairs(top, file, problems)
+    return FileEntries(tuple(entries.values()), tuple(problems))
 
 
-class _Builder:
-    """Turns parser events into values. Reading stops at the first event that is refused."""
-
-    def __init__(self, file: str, yaml: Any) -> None:
-        self.file = file
-        self.yaml = yaml
-        self.problems: list[str] = []
-
-    def document(self, events: Iterator[Any]) -> FileEntries:
-        """The entries of the first document; a second document is refused."""
-        yaml = self.yaml
-        event = self._next(events)
-        while isinstance(event, (yaml.StreamStartEvent, yaml.DocumentStartEvent)):
-            event = self._next(events)
-        if isinstance(event, yaml.StreamEndEvent):
-            return FileEntries((), ())
-        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and event.value in _NULLS:
-            return FileEntries((), ())
-        if not isinstance(event, yaml.MappingStartEvent):
-            self._refuse(event, "expected option names and values, such as `learning_rate: 2e-5`")
-        entries = self._pairs(events, depth=1)
-        self._next(events)
-        if isinstance(self._next(events), yaml.DocumentStartEvent):
-            raise ConfigError("holds more than one YAML document", where=self.file, fix="Keep one")
-        return FileEntries(tuple(entries.values()), tuple(self.problems))
-
-    def _next(self, events: Iterator[Any]) -> Any:
-        event = next(events)
-        if isinstance(event, self.yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            self._refuse(event, "anchors and aliases are not accepted", fix="Write the value out")
+def _check_events(events: Iterable[Any], file: str, yaml: Any) -> None:
+    """Refuses what a config does not need, before values are built: anchors, tags, deep nesting, a second document."""
+    depth = documents = 0
+    for event in events:
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            _refuse(event, file, "anchors and aliases are not accepted", fix="Write the value out")
         if getattr(event, "tag", None) is not None:
-            self._refuse(event, f"the tag {event.tag!r} is not accepted", fix="Write the plain value")
-        return event
+            _refuse(event, file, f"the tag {event.tag!r} is not accepted", fix="Write the plain value")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            _refuse(event, file, "is nested too deeply")
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        if documents > 1:
+            raise ConfigError("holds more than one YAML document", where=file, fix="Keep one")
 
-    def _pairs(self, events: Iterator[Any], depth: int) -> dict[str, Entry]:
-        entries: dict[str, Entry] = {}
-        while not isinstance(key := self._next(events), self.yaml.MappingEndEvent):
-            if not isinstance(key, self.yaml.ScalarEvent):
-                self._refuse(key, "a name must be plain text")
-            where = f"{self.file}:{_mark(key.start_mark)}"
-            if key.value in entries:
-                before = entries[key.value].where
-                self.problems.append(f"{where}: {key.value} is given twice, first at {before}. Keep one of them")
-            value = self._value(self._next(events), events, depth)
-            entries[key.value] = Entry(key.value, value, where)
-            refuse_more(len(entries) + len(self.problems), self.file)
-        return entries
 
-    def _value(self, event: Any, events: Iterator[Any], depth: int) -> Any:
-        if isinstance(event, self.yaml.ScalarEvent):
-            return None if event.implicit[0] and event.value in _NULLS else event.value
-        if depth >= MAX_DEPTH:
-            self._refuse(event, "is nested too deeply")
-        if isinstance(event, self.yaml.MappingStartEvent):
-            return {name: entry.value for name, entry in self._pairs(events, depth + 1).items()}
-        items: list[Any] = []
-        while not isinstance(item := self._next(events), self.yaml.SequenceEndEvent):
-            items.append(self._value(item, events, depth + 1))
-        return items
+def _pairs(mapping: Any, file: str, problems: list[str]) -> dict[str, Entry]:
+    refuse_more(len(mapping.value), file)
+    entries: dict[str, Entry] = {}
+    for key, value in mapping.value:
+        if key.id != "scalar":
+            _refuse(key, file, "a name must be plain text")
+        where = f"{file}:{_mark(key.start_mark)}"
+        if key.value in entries:
+            before = entries[key.value].where
+            problems.append(f"{where}: {key.value} is given twice, first at {before}. Keep one of them")
+        entries[key.value] = Entry(key.value, _value(value, file, problems), where)
+    return entries
 
-    def _refuse(self, event: Any, problem: str, *, fix: str | None = None) -> NoReturn:
-        raise ConfigError(problem, where=f"{self.file}:{_mark(event.start_mark)}", fix=fix)
+
+def _value(node: Any, file: str, problems: list[str]) -> Any:
+    if node.id == "mapping":
+        return {name: entry.value for name, entry in _pairs(node, file, problems).items()}
+    return [_value(item, file, problems) for item in node.value] if node.id == "sequence" else _as_written(node)
+
+
+def _as_written(scalar: Any) -> str | None:
+    """The text of a scalar; None for a null without quotes."""
+    return None if not scalar.style and scalar.value in _NULLS else str(scalar.value)
+
+
+def _refuse(at: Any, file: str, problem: str, *, fix: str | None = None) -> NoReturn:
+    raise ConfigError(problem, where=f"{file}:{_mark(at.start_mark)}", fix=fix)
 
 
 def _mark(mark: Any) -> str:
