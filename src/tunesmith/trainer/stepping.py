@@ -21,7 +21,6 @@ from tunesmith.engine.optim import attach_kernel, in_one_kernel
 from tunesmith.engine.state import StepHooks, TrainState
 from tunesmith.errors import ConfigError
 from tunesmith.fast.in_force import Strategies
-from tunesmith.fast.launches import is_launch_bound
 from tunesmith.ranks.runtime import has_triton
 from tunesmith.tokens.batches import Padding, Window
 from tunesmith.tokens.token_rows import TokenRows
@@ -121,6 +120,7 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
         trainer_log.warning("the speed-ups (batches without padding and the like) are off: the weights are sharded")
         return None
     runtime, captures = trainer.runtime, _may_capture(trainer)
+    from tunesmith.fast.launches import is_launch_bound
     from tunesmith.fast.strategies import choose_strategies  # with all speed-ups
 
     # Launched one by one, float32 attention of packed rows is more kernels than padding costs.
