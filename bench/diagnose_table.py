@@ -18,9 +18,13 @@ TITLES = {
     "outside_choose": "further ones that rules may be chosen on",
     "outside_first": "further ones, looked at once",
     "outside_last": "the last ones, looked at once",
+    "sealed": "tasks of further packages, looked at once after the model was fixed",
 }
 LOOK_FIRST = ("no_signal", "label_noise", "split_mismatch", "not_enough_evidence")
 """Verdicts whose first advice is a look at the data: no options that a program could follow."""
+
+SAME = ("no_signal", "label_noise")
+"""Hardly to be told apart where nothing was learnt; both are about the labels and have the same advice."""
 
 
 def print_runs(runs: list[Run]) -> None:
@@ -48,6 +52,12 @@ def print_table(group: str, runs: list[Run], peers: dict[str, Any] | None = None
     _print_rates("tunesmith", runs, lambda run: (run.verdict,))
     healthy = [r for r in runs if r.key[2] in MADE_WELL]
     able = [r for r in healthy if not r.harm]
+    one = [
+        r for r in runs if r.at_chance and r.verdict in SAME and set(SAME) & set(r.right) and r.verdict not in r.right
+    ]
+    print(
+        f"right where no signal and label noise of a run at chance are one: {_share(_right(runs) + len(one), len(runs))}"
+    )
     print(f"named among the likely ones: {_share(_named(runs), len(runs))}")
     print(f"warnings or errors on runs made healthy: {_share(sum(r.is_alarm for r in healthy), len(healthy))}", end="")
     print(f"; on those above chance without a rise on test rows: {_share(sum(r.is_alarm for r in able), len(able))}")
