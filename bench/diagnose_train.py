@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,10 +94,13 @@ def _prepare(key: Key, options: Mapping[str, Any] | None) -> Material:
 
 
 def _settle(made: Material, loaded: Any) -> None:
-    """What `tunesmith train` decides before the first step: the probe, the recipe, the pooling and the first head."""
+    """What `tunesmith train` decides before the first step: the probe, the recipe, the pooling and the first head.
+
+    Not the pair start, which came later.
+    """
     from tunesmith.encoder.pooling import set_pooling
     from tunesmith.recipes.deciding import decide
-    from tunesmith.recipes.probing import Prober
+    from tunesmith.recipes.probing import Prober, probe_evidence
     from tunesmith.session import settling
     from tunesmith.session.watch import Watch
 
@@ -109,11 +113,13 @@ def _settle(made: Material, loaded: Any) -> None:
                 *(made.padding, made.labels, made.suite, made.runtime, loaded.fresh, "", folder),
             ).look()
         made.floors = probe.floors if probe else {}
-        made.probe_rows = probing.probe_evidence(probe, made.tokens["train"], made.labels) if probe else None
+        made.probe_rows = probe_evidence(probe, made.tokens["train"], made.labels) if probe else None
+    bundle: Any = made  # of a DataBundle only the labels are asked
+    run = settling._Unsettled(
+        *(config, loaded, bundle, Path(), made.tokens, made.padding, made.suite, made.runtime, Watch())
+    )
     if config.recipe == "auto":
-        bundle: Any = made  # of a DataBundle only the labels are asked
-        facts = settling._facts(config, loaded, bundle, made.tokens, made.runtime, probe)
-        decisions = decide(config, replace(facts, metrics=tuple(made.suite.names)))
+        decisions = decide(config, run._facts(probe))
         config = replace(config, **{d.name: d.value for d in decisions})
     made.config = config = settling._closed(config)
     set_pooling(made.model, config.decided.pooling)
@@ -121,8 +127,7 @@ def _settle(made: Material, loaded: Any) -> None:
     if head is not None:
         settling._start_head(made.model, *head)
     if config.contrastive_start == "on":
-        labelled: Any = made
-        settling._contrast(config, loaded, labelled, made.tokens["train"], made.padding, made.runtime, Watch())
+        run.contrast(config)
 
 
 def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
