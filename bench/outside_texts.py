@@ -82,8 +82,30 @@ def rated(place: Path) -> Made:
     yield "films", ONE, [(text, "good" if rate > 0 else "bad") for text, rate in films if abs(rate) > 0.2]
 
 
+def _near(nouns: dict[str, tuple[str, str]]) -> Rows:
+    """Glosses of two nouns with 1 to 5: how much of their ways down from the top of WordNet they share (Wu and Palmer)."""
+    ways: dict[str, list[str]] = {}
+    below: dict[str, list[str]] = {}
+    for name in nouns:
+        way, at = [name], nouns[name][1]
+        while at in nouns and at not in way:
+            way, at = [*way, at], nouns[at][1]
+        if len(way) >= 5:
+            ways[name] = way[::-1]
+            for at in way:
+                below.setdefault(at, []).append(name)
+    pick, names, rows = random.Random(5), sorted(ways), []
+    while len(rows) < 4500:
+        way = ways[first := pick.choice(names)]
+        other = ways[second := pick.choice(below[pick.choice(way[:-1])])]
+        shared = len(set(way) & set(other))
+        if first != second:
+            rows.append((nouns[first][0], nouns[second][0], f"{1 + 8 * shared / (len(way) + len(other)):.3f}"))
+    return rows
+
+
 def glosses(place: Path) -> Made:
-    """Meanings of WordNet: their lexicographer's file, part of speech, and whether one is the kind of the other."""
+    """Meanings of WordNet: their file, part of speech, whether one is the kind of the other, and how near two nouns are."""
     folder = fetch(place, "deb", "wordnet-base") / "usr/share/wordnet"
     found: dict[tuple[str, str], tuple[str, str, str]] = {}
     for part in ("noun", "verb", "adj", "adv"):
@@ -100,6 +122,8 @@ def glosses(place: Path) -> Made:
     yield "gloss_parts", ONE, [(gloss, part) for (part, _), (gloss, _, _) in rows[:6000]]
     pairs = [(gloss, found[part, above][0]) for (part, _), (gloss, _, above) in rows if (part, above) in found][:3000]
     yield "gloss_above", TWO, _pairs([a for a, _ in pairs], [b for _, b in pairs], "above", "other")
+    nouns = {name: (gloss, above) for (part, name), (gloss, _, above) in found.items() if part == "noun"}
+    yield "gloss_near", ("sentence1", "sentence2", "score"), _near(nouns)
 
 
 def jokes(place: Path) -> Made:

@@ -137,7 +137,7 @@ def print_table(runs: list[dict[str, Any]]) -> None:
     gains = {n: paired_gains(runs, "auto", n) for n in beside}
     for cell in sorted({(r["model"], r["task"], r["size"]) for r in scored}):
         here = [r for r in scored if (r["model"], r["task"], r["size"]) == cell]
-        every = [{r["seed"] for r in here if r["recipe"] == n} for n in shown]
+        every = [{r["seed"] for r in here if r["recipe"] == n} for n in shown if any(r["recipe"] == n for r in here)]
         shared = set.intersection(*every) if every else {r["seed"] for r in here}
         cells = [_mean([r["score"] for r in here if r["recipe"] == n and r["seed"] in shared]) for n in shown]
         cells += [f"{statistics.fmean(gains[n][cell]):+.1f}" if cell in gains[n] else "" for n in beside]
