@@ -96,7 +96,7 @@ def _settle(made: Material, loaded: Any) -> None:
     """What `tunesmith train` decides before the first step: the probe, the recipe, the pooling and the first head."""
     from tunesmith.encoder.pooling import set_pooling
     from tunesmith.recipes.deciding import decide
-    from tunesmith.recipes.probing import Prober
+    from tunesmith.recipes.probing import Prober, probe_evidence
     from tunesmith.session import settling
     from tunesmith.session.watch import Watch
 
@@ -109,7 +109,7 @@ def _settle(made: Material, loaded: Any) -> None:
                 *(made.padding, made.labels, made.suite, made.runtime, loaded.fresh, "", folder),
             ).look()
         made.floors = probe.floors if probe else {}
-        made.probe_rows = probing.probe_evidence(probe, made.tokens["train"], made.labels) if probe else None
+        made.probe_rows = probe_evidence(probe, made.tokens["train"], made.labels) if probe else None
     if config.recipe == "auto":
         bundle: Any = made  # of a DataBundle only the labels are asked
         facts = settling._facts(config, loaded, bundle, made.tokens, made.runtime, probe)
