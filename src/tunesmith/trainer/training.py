@@ -293,6 +293,5 @@ class TrainerRun:
         if trainer.args.should_save:
             rotate_run(self, at_end=True)
         tell(trainer, "on_train_end")
-        if trainer.args.push_to_hub:
-            trainer._finish_current_push()
+        trainer._finish_current_push()
         return TrainOutput(state.global_step, loss, metrics)
