@@ -78,6 +78,7 @@ def start_contrastively(
     fit_head: bool,
     seed: int,
     on_step: Callable[[int, int], None],
+    most: int | None = None,
 ) -> None:
     """Trains the encoder and fits the last layer, in place. The model is on its device and has its pooling."""
     assert rows.labels is not None
@@ -92,6 +93,7 @@ def start_contrastively(
         learning_rate=learning_rate,
         seed=seed,
         on_step=on_step,
+        most=most,
     )
     if fit_head:
         refit_head(model, rows, padding, labels, runtime)
@@ -108,9 +110,11 @@ def take_steps(
     learning_rate: float,
     seed: int,
     on_step: Callable[[int, int], None],
+    most: int | None,
     fast: bool = False,
 ) -> None:
-    """Steps of the engine in front of the first one of a run, in place; `fast`: with fused layers and captured steps."""
+    """Steps of the engine in front of the first one of a run, in place, `most` of them to time them; `fast`: with fused layers
+    and captured steps."""
     wish: Wish = "auto" if fast else "off"
     how = choose_strategies(
         model,
@@ -135,6 +139,8 @@ def take_steps(
     for event in train_events(state, batches, plan):
         if isinstance(event, StepDone):
             on_step(event.step, count)
+            if event.step == most:
+                break
     how.disable()
 
 

@@ -180,6 +180,7 @@ def start_with_pairs(
     learning_rate: float,
     seed: int,
     on_step: Callable[[int, int], None],
+    most: int | None = None,
 ) -> None:
     """Trains the model, in place; its last layer is as before afterwards. It is on its device and has its pooling."""
     pairs = make_pairs(readings, min(ROWS_IN_A_BATCH * steps, MOST_PAIRS), seed)
@@ -200,6 +201,7 @@ def start_with_pairs(
             learning_rate=learning_rate,
             seed=seed,
             on_step=on_step,
+            most=most,
             fast=True,
         )
     finally:

@@ -36,7 +36,7 @@ from tunesmith.tokens.token_rows import TokenRows
 
 NAMES = (*(f.name for f in fields(Recipe)), "contrastive_start", "head_start", "metric_for_best_model")
 """Options that a recipe decides."""
-PAIR_STAGE = "learning pairs"
+PAIR_STAGE, CONTRAST_STAGE = "learning pairs", "contrasting"
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,8 @@ class _Unsettled:
         facts = self._facts(probe)
         pairs, facts = self._pairs(prober, probe, facts)
         kept = None if probe is None else probe_evidence(probe, self.splits["train"], self.bundle.labels)
-        lines: tuple[str, ...] = ()
-        if config.recipe != "hf":
-            decisions = decide(config, facts)
-            config = replace(config, **{d.name: d.value for d in decisions})
-            lines = tuple(d.line() for d in decisions)
+        decisions = [] if config.recipe == "hf" else decide(config, facts)
+        config, lines = replace(config, **{d.name: d.value for d in decisions}), tuple(d.line() for d in decisions)
         return Settled(_closed(config), lines, floors, probe, probe_rows=kept, pairs=pairs)
 
     def _pairs(
@@ -222,6 +219,7 @@ class _Unsettled:
             learning_rate=config.decided.learning_rate,
             seed=config.seed,
             on_step=lambda done, total: self.watch.progress(PAIR_STAGE, done, total),
+            most=self.watch.start_steps,
         )
         if config.head_start == "on" and config.contrastive_start != "on":
             refit_head(model, self.splits["train"], self.padding, self.bundle.labels, self.runtime)
@@ -243,7 +241,8 @@ class _Unsettled:
             learning_rate=config.decided.learning_rate,
             fit_head=config.head_start == "on",
             seed=config.seed,
-            on_step=lambda done, total: self.watch.progress("contrasting", done, total),
+            on_step=lambda done, total: self.watch.progress(CONTRAST_STAGE, done, total),
+            most=self.watch.start_steps,
         )
 
 

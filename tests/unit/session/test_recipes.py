@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from tiny_model import sentences
+from tiny_model import sentences, write_csv
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.predict.predictor import Predictor
-from tunesmith.session.settling import pooling_for
+from tunesmith.session.forecast import Forecast
+from tunesmith.session.inputs import read_run_data
+from tunesmith.session.settling import PAIR_STAGE, pooling_for
+from tunesmith.session.short_run import START_STEPS, measure_run
+from tunesmith.session.watch import Watch
 
 
 def mood(count: int) -> list[dict[str, Any]]:
@@ -221,3 +226,21 @@ def test_a_run_that_started_with_pairs_resumes_bit_for_bit(
 def test_a_pair_start_that_is_not_possible_is_refused(train: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--pair_start 6 is not possible"):
         train(pair_start=6, **options)
+
+
+def test_a_plan_takes_few_steps_of_a_start_and_forecasts_the_others(tiny: Path, cache: Path, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "pairs.csv", pairs(60))
+    given = {"train_file": str(file), "model_name_or_path": str(tiny), "cache_dir": str(cache), "use_cpu": True}
+    shown: list[tuple[str, int, int]] = []
+
+    def measure(**options: Any) -> Forecast:
+        config = load_config(None, {**given, "num_train_epochs": 1.0, **options})
+        watch = Watch(progress=lambda *told: shown.append(told))
+        return measure_run(config, read_run_data(config, {}, watch.progress), watch, time.time())
+
+    without, begun = measure(pair_start=0), time.time()
+    found, spent = measure(pair_start=4000), time.time() - begun
+    steps = [told for told in shown if told[0] == PAIR_STAGE]
+    assert steps[-1] == (PAIR_STAGE, START_STEPS, 4000)
+    assert found.steps == without.steps
+    assert found.start_seconds > spent, "the steps of the start that were not taken are counted"
