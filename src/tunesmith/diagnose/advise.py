@@ -20,7 +20,11 @@ from tunesmith.diagnose.thresholds import (
     ABOVE_CONSTANT,
     CLOSE,
     ENOUGH_ROWS,
+    ERROR_RATE,
+    FAR_RISE,
     LARGE_RISE,
+    LATE_FALL,
+    LEAST_CHANGE,
     MIN_EVALUATIONS,
     MIN_ROWS,
     NOTABLE_RISE,
@@ -55,7 +59,7 @@ SEVERITY: dict[str, Severity] = {
     "label_noise": "error",
     "split_mismatch": "error",
 }
-CERTAIN = ("healthy", "diverged", "stopped_too_early")
+CERTAIN = ("healthy", "diverged", "stopped_too_early", "still_learning")
 """Verdicts that do not rest on the validation score alone."""
 
 
@@ -110,29 +114,31 @@ def _verdict(reading: Reading, features: Features) -> list[Finding]:
     likely = weigh_verdicts(features)
     code, sure = next(iter(likely.items()))
     close = [(c, p) for c, p in list(likely.items())[1:3] if p >= CLOSE]
+    if code == "healthy" and _has_overfitted(features):
+        code, sure, close = "overfitting", 1 - ERROR_RATE, []
     evidence, advice = explain_verdict(code, reading, features)
     if close:
         telling = telling_experiment(code, close[0][0], reading)
         same = telling.split(": ")[0]
         advice = [*(line for k, line in enumerate(advice[:2]) if k == 0 or line.split(": ")[0] != same), telling]
+    if reading.running and not _is_over(reading) and _falls_late(code, features):
+        run = reading.curves
+        left = f"let it continue: step {run.last_step}" + (f" of {run.num_steps}" if run.num_steps else "")
+        code, advice = "still_learning", [left]
+    if _was_cut_short(reading) and features.late_fall > LATE_FALL and code in ("healthy", "underfitting"):
+        code, (evidence, advice) = "stopped_too_early", explain_verdict("stopped_too_early", reading, features)
     if code == "healthy" and not reading.chance_known and reading.chance_score is None:
         evidence = f"nothing is wrong with the curves, but what the best constant scores is not known: {evidence}"
         code, advice = (
             "not_enough_evidence",
             ["train with tunesmith, which keeps the class shares and the rows", *advice],
         )
-    if _was_cut_short(reading) and features.late_fall > 0.3 and code in ("healthy", "underfitting"):
-        code, (evidence, advice) = "stopped_too_early", explain_verdict("stopped_too_early", reading, features)
     if code not in CERTAIN and sure < SURE and (unsure := cannot_tell(reading, features)) is not None:
         evidence, advice = f"{unsure[0]}. Most likely otherwise: {code.replace('_', ' ')}", unsure[1]
         code, close = "not_enough_evidence", []
     severity: Severity = SEVERITY.get(code, "warning")
     if code in ("overfitting", "calibration_drift") and not _harms(reading):
         severity = "info"
-    if reading.running and code in ("stopped_too_early", "underfitting") and not _is_over(reading):
-        run = reading.curves
-        left = f"let it continue: step {run.last_step}" + (f" of {run.num_steps}" if run.num_steps else "")
-        code, severity, advice = "still_learning", "info", [left]
     numbers: dict[str, Any] = {"likelihoods": {c: round(p, 2) for c, p in likely.items() if p >= 0.03}}
     if close and code == next(iter(likely)):
         numbers["close"] = {c: round(p, 2) for c, p in close}
@@ -146,6 +152,17 @@ def _harms(reading: Reading) -> bool:
     """Whether the weights that the run keeps have a far higher validation loss than its best ones."""
     kept = reading.kept
     return kept is None or bool(reading.val_loss[kept] > (1 + LARGE_RISE) * reading.val_loss.min())
+
+
+def _has_overfitted(f: Features) -> bool:
+    """Whether a run that keeps better weights went far beyond them: training rows are memorised, validation rows cost more."""
+    return (
+        f.keeps and f.train < 0.5 * f.last and f.rise > FAR_RISE and f.rise_z > 1 and f.rise * f.lowest > LEAST_CHANGE
+    )
+
+
+def _falls_late(code: str, f: Features) -> bool:
+    return code in ("stopped_too_early", "underfitting") or (code == "healthy" and f.late_fall > LATE_FALL)
 
 
 def _is_over(reading: Reading) -> bool:

@@ -45,6 +45,10 @@ USUAL_BATCH = 16
 NOTABLE_RISE, LARGE_RISE = 0.2, 0.4
 """By what share a validation loss is above the lowest one: from the first on it is mentioned, from the second on it is called
 overfitting, and kept weights with such a loss are no longer a note."""
+FAR_RISE = 0.7
+"""From here on a rise comes first, also of a run that keeps its best weights: then as a note."""
+LATE_FALL = 0.3
+"""Share of the gain that came in the second half of a run that is not over: the next steps bring more."""
 SURE_AND_WRONG = 0.74
 """How often the quarter of validation rows that the model is surest of is right. With 40% wrong labels it was 0.44 to 0.64."""
 TRAIN_ABOVE = 2.5

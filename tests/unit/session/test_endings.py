@@ -73,10 +73,10 @@ def test_the_journal_is_parsed_and_diagnosed_once_at_the_end_of_a_run(
 
     count(series, "read_columns")
     count(series, "build_curves")
-    count(diagnosis, "diagnose")
+    count(diagnosis, "judge_reading")
     count(journal, "read_bytes")
     count(reader, "read_bytes")
     result, _ = train(**files(tmp_path), max_steps=2)
     assert result.run.report_file.is_file()
     assert result.run.curves_png.is_file()
-    assert calls == {"read_columns": 1, "build_curves": 1, "diagnose": 1, "read_bytes": 1}
+    assert calls == {"read_columns": 1, "build_curves": 1, "judge_reading": 1, "read_bytes": 1}
