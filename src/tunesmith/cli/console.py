@@ -28,6 +28,8 @@ from tunesmith.session.watch import Watch
 
 SLOW_SECONDS = 2.0
 """Without bars, work that is finished sooner is not reported."""
+STEP_STAGES = ("learning pairs", "contrasting")
+"""Progress that counts steps: what stands in front of the first step of a run."""
 LINE_SECONDS = 10.0
 """Without bars, seconds between two lines about slow work."""
 _ENDS = "{desc} {percentage:3.0f}% |{bar}| "
@@ -109,7 +111,8 @@ class Console:
             self._close_bar()
             self._what, self._begun, self._said = what, time.monotonic(), 0.0
             if self.bars:
-                self._bar = self._open(what, total, BYTES if what == "reading" else BAR, leave=False)
+                kind = BYTES if what == "reading" else TRAINING_BAR if what in STEP_STAGES else BAR
+                self._bar = self._open(what, total, kind, leave=False)
         if self._bar is not None:
             self._bar.total = total
             self._bar.update(done - self._bar.n)
@@ -124,7 +127,10 @@ class Console:
         if spent < SLOW_SECONDS or (not over and spent - self._said < LINE_SECONDS):
             return
         self._said = spent
-        count = f"{format_bytes(done)} of {format_bytes(total)}" if what == "reading" else f"{done:,} of {total:,} rows"
+        unit = "steps" if what in STEP_STAGES else "rows"
+        count = (
+            f"{format_bytes(done)} of {format_bytes(total)}" if what == "reading" else f"{done:,} of {total:,} {unit}"
+        )
         left = "" if over or not done else f", {format_duration(spent * (total - done) / done)} left"
         self._write(f"{what}: {count} in {format_duration(spent)}{left}")
 
