@@ -247,6 +247,17 @@ def test_a_rise_after_the_weights_that_a_run_keeps_is_a_remark_beside_healthy(sy
     )
 
 
+def test_a_loss_that_nearly_doubles_comes_first_and_is_a_note_where_the_kept_weights_are_good_ones(
+    synthetic: SimpleNamespace,
+) -> None:
+    run = {"train": [0.30, 0.10, 0.02], "validation": [0.42, 0.55, 0.80], "accuracy": [0.82, 0.83, 0.81]}
+    curves = curves_from_events(synthetic.make_run(**run))
+    kept = diagnose(curves, synthetic.CONFIG, label_counts=MRPC)[0]
+    assert (kept.code, kept.severity) == ("overfitting", "info")
+    last = diagnose(curves, synthetic.CONFIG | {"load_best_model_at_end": False}, label_counts=MRPC)[0]
+    assert (last.code, last.severity) == ("overfitting", "warning")
+
+
 def test_a_default_run_whose_loss_rises_while_the_score_holds_is_no_alarm(synthetic: SimpleNamespace) -> None:
     """CR with the default recipe: the best accuracy is at the end, the lowest loss is not."""
     run = {"train": [0.30, 0.15, 0.06], "validation": [0.37, 0.40, 0.46], "accuracy": [0.83, 0.85, 0.86]}
