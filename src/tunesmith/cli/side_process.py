@@ -6,6 +6,7 @@ ends. What it cannot do is done here.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -13,8 +14,10 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -36,6 +39,7 @@ class SideProcess(SideWork):
         alone = threading.active_count() == 1 and "torch" not in sys.modules
         if alone and sys.platform == "linux" and len(os.sched_getaffinity(0)) > 1:
             self._fork()
+            threading.Thread(target=_open_torch, name="opening torch", daemon=True).start()
         return self
 
     def _fork(self) -> None:
@@ -100,6 +104,20 @@ class SideProcess(SideWork):
             with loading(), suppress(Exception):
                 while self._modules:
                     import_module(self._modules.pop(0))
+
+
+def _open_torch() -> None:
+    """Opens the shared libraries of torch, in the order of its own import, while that of other modules holds the interpreter.
+
+    A function of C called by ctypes does not hold it; `import` and `CDLL(...)` do. Where LD_LIBRARY_PATH is set, torch
+    chooses between the files of several folders, so the second library is left to it.
+    """
+    found = find_spec("torch")
+    folder = Path(found.origin).parent / "lib" if found is not None and found.origin else Path()
+    modes = {"libtorch_global_deps.so": os.RTLD_GLOBAL | os.RTLD_NOW, "libtorch.so": os.RTLD_LOCAL | os.RTLD_NOW}
+    for name in list(modes)[: 1 if os.environ.get("LD_LIBRARY_PATH") else 2]:
+        with suppress(AttributeError):  # dlopen is not in every C library
+            ctypes.CDLL(None).dlopen(os.fsencode(folder / name), modes[name])
 
 
 def _do_jobs(pipe: Connection, alive: int) -> None:

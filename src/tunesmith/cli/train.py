@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tunesmith.session.from_config import RunResult, Watch
 
 Made = TypeVar("Made")
-LIBRARIES = ("torch", "transformers", "tunesmith.session.drive", "datasets", "transformers.models.auto.modeling_auto")
-"""Loaded while another process reads the data."""
+LIBRARIES = ("datasets", "torch", "transformers", "tunesmith.session.drive", "transformers.models.auto.modeling_auto")
+"""Loaded while another process reads the data; torch not first, as its shared libraries are being opened by a thread."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,13 +58,13 @@ def train(config: RunConfig) -> int:
 def train_on_console(config: RunConfig) -> RunResult:
     """Trains a config with bars or lines on stderr."""
     reach("options")
-    from tunesmith.session.from_config import finetune
-
-    def job(watch: Watch) -> RunResult:
-        watch.aside = aside
-        return finetune(config, watch=watch)
-
     with SideProcess(LIBRARIES) as aside:
+        from tunesmith.session.from_config import finetune
+
+        def job(watch: Watch) -> RunResult:
+            watch.aside = aside
+            return finetune(config, watch=watch)
+
         return with_console(config, job)
 
 
