@@ -39,7 +39,7 @@ class SideProcess(SideWork):
         alone = threading.active_count() == 1 and "torch" not in sys.modules
         if alone and sys.platform == "linux" and len(os.sched_getaffinity(0)) > 1:
             self._fork()
-            threading.Thread(target=_open_torch, name="opening torch", daemon=True).start()
+            threading.Thread(target=_open_torch, name="opening torch").start()  # a process that ends meanwhile waits
         return self
 
     def _fork(self) -> None:

@@ -37,7 +37,7 @@ from tunesmith.session.finish import (
 from tunesmith.session.inputs import is_installed
 from tunesmith.session.planning import announce_plan, make_plan
 from tunesmith.session.prepare import Prepared
-from tunesmith.session.run_pages import draw_ahead, draw_and_explain, load_pages, write_card
+from tunesmith.session.run_pages import draw_ahead, draw_and_explain, write_card
 from tunesmith.session.watch import RunEnding, RunResult, Watch
 
 
@@ -73,8 +73,6 @@ def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
 
 def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding | None = None) -> RunResult:
     """Trains what was prepared, in this folder; resumes an unfinished run that is there."""
-    if watch.pages:
-        watch.aside.start(load_pages)
     state = prepared.state
     has_validation = "validation" in prepared.tokenized
     on_gpu = prepared.runtime.device.type == "cuda"
