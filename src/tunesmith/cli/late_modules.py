@@ -27,8 +27,9 @@ _SHARDED = "torch.distributed.tensor"
 _META = "torch._meta_registrations"
 _QUANTIZED = ("ao", "quantization", "nn.intrinsic", "nn.qat", "nn.quantizable", "nn.quantized")
 LATE: dict[str, tuple[str, ...]] = {
-    **{f"torch.{name}": () for name in (*_QUANTIZED, "distributions", "export", "masked")},
+    **{f"torch.{name}": () for name in (*_QUANTIZED, "export", "masked")},
     _META: (),
+    "torch.distributions": ("constraints",),
     "sympy": ("Basic", "Expr"),
     "torch._dynamo": ("allow_in_graph", "assume_constant_result", "disable", "forbid_in_graph", "graph_break"),
     "torch._dynamo._trace_wrapped_higher_order_op": ("TransformGetItemToIndex",),
@@ -65,6 +66,11 @@ class Placeholder(type):
         if "home" not in vars(cls) or (cls.__name__ in PLACEMENTS and is_late(cls.home)):
             return super().__call__() if "home" in vars(cls) else super().__call__(*args, **options)
         return getattr(load_now(cls.home), cls.__name__)(*args, **options)
+
+    def __getattr__(cls, name: str) -> Any:
+        if "home" not in vars(cls) or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(getattr(load_now(cls.home), cls.__name__), name)
 
     def __instancecheck__(cls, one: Any) -> bool:
         if "home" not in vars(cls):

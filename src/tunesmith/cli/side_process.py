@@ -123,6 +123,7 @@ def _open_torch() -> None:
 def _do_jobs(pipe: Connection, alive: int) -> None:
     """The other process: one job after the other, to the end of the command."""
     try:
+        import gc; gc.set_threshold(200_000)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command
         threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
         number = 0
