@@ -6,7 +6,7 @@ ends. What it cannot do is done here.
 
 from __future__ import annotations
 
-import ctypes
+import gc
 import os
 import signal
 import sys
@@ -14,10 +14,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from importlib.util import find_spec
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -39,7 +37,6 @@ class SideProcess(SideWork):
         alone = threading.active_count() == 1 and "torch" not in sys.modules
         if alone and sys.platform == "linux" and len(os.sched_getaffinity(0)) > 1:
             self._fork()
-            threading.Thread(target=_open_torch, name="opening torch").start()  # a process that ends meanwhile waits
         return self
 
     def _fork(self) -> None:
@@ -106,24 +103,10 @@ class SideProcess(SideWork):
                     import_module(self._modules.pop(0))
 
 
-def _open_torch() -> None:
-    """Opens the shared libraries of torch, in the order of its own import, while that of other modules holds the interpreter.
-
-    A function of C called by ctypes does not hold it; `import` and `CDLL(...)` do. Where LD_LIBRARY_PATH is set, torch
-    chooses between the files of several folders, so the second library is left to it.
-    """
-    found = find_spec("torch")
-    folder = Path(found.origin).parent / "lib" if found is not None and found.origin else Path()
-    modes = {"libtorch_global_deps.so": os.RTLD_GLOBAL | os.RTLD_NOW, "libtorch.so": os.RTLD_LOCAL | os.RTLD_NOW}
-    for name in list(modes)[: 1 if os.environ.get("LD_LIBRARY_PATH") else 2]:
-        with suppress(AttributeError):  # dlopen is not in every C library
-            ctypes.CDLL(None).dlopen(os.fsencode(folder / name), modes[name])
-
-
 def _do_jobs(pipe: Connection, alive: int) -> None:
     """The other process: one job after the other, to the end of the command."""
     try:
-        import gc; gc.set_threshold(200_000)
+        gc.set_threshold(200_000)  # what is imported stays: 0.4 s of walks over it
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command
         threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
         number = 0

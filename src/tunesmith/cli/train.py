@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tunesmith.session.from_config import RunResult, Watch
 
 Made = TypeVar("Made")
-LIBRARIES = ("datasets", "torch", "transformers", "tunesmith.session.drive", "transformers.models.auto.modeling_auto")
-"""Loaded while another process reads the data; torch not first, as its shared libraries are being opened by a thread."""
+LIBRARIES = ("torch", "transformers", "tunesmith.session.drive", "datasets", "transformers.models.auto.modeling_auto")
+"""Loaded while another process reads the data."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
