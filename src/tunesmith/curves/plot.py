@@ -54,8 +54,15 @@ def new_figure(
 
 def figure_bytes(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     """The picture as a file's content. SVG text is drawn as shapes: it looks the same everywhere."""
-    out = io.BytesIO()
-    figure.savefig(out, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    out = io.BytesIO()  # `savefig` would draw twice, once for the layout alone
+    if kind == "svg":
+        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
+    else:
+        figure.set_dpi(150)
+        FigureCanvasAgg(figure).print_png(out)
     return out.getvalue()
 
 
