@@ -57,12 +57,11 @@ def figure_bytes(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    out = io.BytesIO()  # `savefig` would draw twice, once for the layout alone
-    if kind == "svg":
-        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None})
-    else:
-        figure.set_dpi(150)
-        FigureCanvasAgg(figure).print_png(out)
+    kinds: dict[str, Any] = {"png": FigureCanvasAgg, "svg": FigureCanvasSVG}
+    figure.set_dpi(150)
+    out = io.BytesIO()
+    canvas = kinds[kind](figure)  # `savefig` would draw twice, once for the layout alone
+    canvas.print_svg(out, metadata={"Date": None}) if kind == "svg" else canvas.print_png(out)
     return out.getvalue()
 
 
