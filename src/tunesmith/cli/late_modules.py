@@ -47,6 +47,8 @@ LATE: dict[str, tuple[str, ...]] = {
     "scipy.optimize": ("brentq", "linear_sum_assignment", "linprog", "minimize", "minimize_scalar", "nnls", "newton"),
     "scipy.integrate": ("trapezoid",),
     "scipy.interpolate": ("BSpline",),
+    "sklearn": (),
+    "sklearn.decomposition": ("PCA",),
     "sklearn.metrics": ("roc_curve",),
     "scipy.stats": ("chi2", "gmean", "rankdata", "spearmanr"),
     _BATCHING: ("ContinuousMixin", "PagedAttentionCache"),
@@ -55,6 +57,9 @@ LATE: dict[str, tuple[str, ...]] = {
 """Module -> the names that other modules import from it without using them at once."""
 PLACEMENTS = ("Partial", "Replicate", "Shard")
 """Made while a module is imported, as values of tables that only sharded models read."""
+
+LOOKED_FOR = ("local_shard_size_and_offset",)
+"""Methods that transformers 5.17 looks for while it is imported: every version of torch that was tried has them."""
 
 
 class Placeholder(type):
@@ -70,6 +75,8 @@ class Placeholder(type):
     def __getattr__(cls, name: str) -> Any:
         if "home" not in vars(cls) or name.startswith("__"):
             raise AttributeError(name)
+        if name in LOOKED_FOR and is_late(cls.home):
+            return lambda *args: getattr(getattr(load_now(cls.home), cls.__name__), name)(*args)
         return getattr(getattr(load_now(cls.home), cls.__name__), name)
 
     def __instancecheck__(cls, one: Any) -> bool:
@@ -110,7 +117,7 @@ class StandIn(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         own = self.__name__
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__version__":
             raise AttributeError(name)
         if not is_late(own) or name not in LATE[own]:
             return getattr(load_now(own), name)
@@ -165,7 +172,9 @@ class LateFinder(MetaPathFinder):
         if not parent:
             return None
         load_now(parent)
-        return ModuleSpec(name, _Reuse(import_module(name)))
+        found = import_module(name)
+        del sys.modules[name]  # importlib would take the spec of a module that it finds there, and run its code again
+        return ModuleSpec(name, _Reuse(found))
 
 
 @contextmanager

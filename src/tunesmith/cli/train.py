@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import logging
+import os
 import shlex
 import shutil
 import sys
 import textwrap
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from tunesmith.cli.parser import add_config_arguments, config_from_args
@@ -21,7 +25,10 @@ if TYPE_CHECKING:
     from tunesmith.session.from_config import RunResult, Watch
 
 Made = TypeVar("Made")
-LIBRARIES = ("torch", "transformers", "tunesmith.session.drive", "datasets", "transformers.models.auto.modeling_auto")
+LIBRARIES = (
+    *("torch", "transformers", "tunesmith.session.drive", "datasets"),
+    *("transformers.models.auto.modeling_auto", "transformers.modeling_layers"),
+)
 """Loaded while another process reads the data."""
 READERS = ("tunesmith.session.inputs", "datasets")
 """Loaded by that one."""
@@ -60,7 +67,10 @@ def train(config: RunConfig) -> int:
 def train_on_console(config: RunConfig) -> RunResult:
     """Trains a config with bars or lines on stderr."""
     reach("options")
-    with SideProcess(LIBRARIES, READERS) as aside:
+    gpu = not config.use_cpu and read_launch().world == 1 and os.path.exists("/dev/nvidiactl")
+    with SideProcess((*LIBRARIES, "triton") if gpu else LIBRARIES, READERS) as aside:
+        if gpu:
+            threading.Thread(target=_open_gpu, name="opening the GPU", daemon=True).start()  # not before the fork
         from tunesmith.session.from_config import finetune
 
         def job(watch: Watch) -> RunResult:
@@ -68,6 +78,14 @@ def train_on_console(config: RunConfig) -> RunResult:
             return finetune(config, watch=watch)
 
         return with_console(config, job)
+
+
+def _open_gpu() -> None:
+    """Makes the context of the first GPU, which torch uses later. What is wrong with the driver is reported there."""
+    with suppress(OSError, AttributeError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        if driver.cuInit(0) == 0:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
 
 
 def with_console(config: RunConfig, job: Callable[[Watch], Made]) -> Made:

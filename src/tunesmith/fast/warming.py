@@ -26,11 +26,12 @@ def finish_warming(thread: threading.Thread) -> None:
 
 
 def _warm(device: torch.device) -> None:
-    """The context of the device, cuBLAS in both precisions, triton with its key: an error comes again where it is used."""
+    """cuBLAS in both precisions, cuSOLVER, triton with its key: an error comes again where it is used."""
     with suppress(Exception):
         for dtype in (torch.float32, torch.bfloat16):
             some = torch.ones(64, 64, dtype=dtype, device=device)
             torch.mm(some, some)
+        torch.linalg.eigh(torch.eye(2, device=device))
         if has_triton():
             import_module("tunesmith.fast.attention_kernels")
             import_module("triton.runtime.cache").triton_key()

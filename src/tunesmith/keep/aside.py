@@ -1,11 +1,12 @@
-"""Work that a run does in a thread of its own: checkpoints, the model folder, hashes."""
+"""Work that a run does in a thread of its own: checkpoints, the model folder, hashes; and its copies of what is on a GPU."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -45,3 +46,41 @@ class Aside:
             return job.result()
         finally:
             self._job = None
+
+
+STAGE = "stage"
+"""Key of the buffer that copies go through."""
+
+
+@contextmanager
+def beside_steps(device: torch.device) -> Iterator[None]:
+    """Inside, what is copied from the device does not hold up what it computes meanwhile."""
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+    with nullcontext() if stream is None else torch.cuda.stream(stream):
+        yield
+
+
+def buffered(buffers: dict[str, torch.Tensor], tensor: torch.Tensor, key: str) -> torch.Tensor:
+    """A copy on the host; `buffers` is used again where it fits: fresh memory costs five times as much as the copy."""
+    held = buffers.get(key)
+    if held is tensor:
+        return held
+    if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+        held = buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype)
+    if not tensor.is_cuda:
+        return held.copy_(tensor)
+    if STAGE not in buffers:
+        buffers[STAGE] = torch.empty(1 << 25, dtype=torch.uint8, pin_memory=True)
+    copy_staged(tensor, buffers[STAGE], held)
+    return held
+
+
+def copy_staged(tensor: torch.Tensor, stage: torch.Tensor, held: torch.Tensor) -> None:
+    """Copies a tensor piece by piece through `stage`, memory that the system does not move: a GPU copies faster into it."""
+    there, here = tensor.contiguous().view(-1).view(torch.uint8), held.view(-1).view(torch.uint8)
+    for start in range(0, len(here), len(stage)):
+        part = stage[: len(here) - start]
+        part.copy_(there[start : start + len(stage)], non_blocking=True)
+        if tensor.is_cuda:
+            torch.cuda.current_stream(tensor.device).synchronize()
+        here[start : start + len(stage)].copy_(part)

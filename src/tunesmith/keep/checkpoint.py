@@ -22,13 +22,12 @@ from tunesmith.engine.state import TrainState, generator_states, restore_generat
 from tunesmith.engine.stopping import BestSoFar
 from tunesmith.errors import CheckpointError
 from tunesmith.files import MAX_JSON_BYTES, read_plain
+from tunesmith.keep.aside import beside_steps, buffered
 from tunesmith.keep.plain import pack_optimizer, unpack_optimizer
 from tunesmith.keep.record import Identity
 from tunesmith.keep.weight_files import (
     WEIGHTS,
     Take,
-    beside_steps,
-    buffered,
     contiguous,
     copy_weights,
     load_weights,

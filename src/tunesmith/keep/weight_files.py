@@ -10,9 +10,8 @@ import ctypes
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -162,24 +161,6 @@ def contiguous(
         out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
         seen.add(tensor.data_ptr())
     return out
-
-
-@contextmanager
-def beside_steps(device: torch.device) -> Iterator[None]:
-    """Inside, what is copied from the device does not hold up what it computes meanwhile."""
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    with nullcontext() if stream is None else torch.cuda.stream(stream):
-        yield
-
-
-def buffered(buffers: dict[str, torch.Tensor], tensor: torch.Tensor, key: str) -> torch.Tensor:
-    """A copy on the host; `buffers` is used again where it fits: fresh memory costs five times as much as the copy."""
-    held = buffers.get(key)
-    if held is tensor:
-        return held
-    if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
-        held = buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype)
-    return held.copy_(tensor)
 
 
 def require_finite(weights: Mapping[str, torch.Tensor], step: int) -> None:

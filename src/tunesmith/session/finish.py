@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ import torch
 from tunesmith.engine.evaluate import Predictions, predict_rows
 from tunesmith.events import RowsEvaluated
 from tunesmith.fast.strategies import choose_strategies
-from tunesmith.keep.aside import Aside
-from tunesmith.keep.weight_files import beside_steps, contiguous, load_weights, require_finite
+from tunesmith.keep.aside import Aside, beside_steps, buffered
+from tunesmith.keep.weight_files import contiguous, load_weights, require_finite
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, fit_thresholds
 from tunesmith.metrics.row_evidence import BestConstant, describe_constant, encode_rows, keep_rows
@@ -256,7 +257,7 @@ def writing_model(run: RunDir, prepared: Prepared) -> Iterator[Callable[[Prepare
 
     def write() -> None:
         with beside_steps(runtime.device):
-            held = contiguous(weights)
+            held = contiguous(weights, partial(buffered, {}))
         require_finite(held, state.step)
         export_model(run.model, held, rest.result)
 

@@ -9,6 +9,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from tunesmith.errors import CheckpointError
+from tunesmith.keep.aside import copy_staged
 from tunesmith.keep.weight_files import contiguous, holds, load_weights
 
 
@@ -39,3 +40,12 @@ def test_weights_of_another_model_do_not_fit(tmp_path: Path) -> None:
         load_weights(tied(0, vocabulary=21), tmp_path)
     with pytest.raises(CheckpointError, match=r"has no model\.safetensors"):
         load_weights(tied(0), tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("shape", [(), (0, 3), (5, 7)])
+def test_a_copy_in_pieces_has_every_byte(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    given = torch.randn(shape[::-1]).mul(9).to(dtype).T if len(shape) == 2 else torch.tensor(3).to(dtype)
+    held = torch.empty(shape, dtype=dtype)
+    copy_staged(given, torch.empty(16, dtype=torch.uint8), held)
+    assert torch.equal(held, given)
