@@ -159,12 +159,21 @@ class _Reuse(Loader):
         module.__spec__ = self.spec or module.__spec__
 
 
+def _allow_generators() -> None:
+    """From 2.13 on torch makes no Generator before one of the modules behind its meta kernels has set this."""
+    core = sys.modules["torch._C"]
+    if hasattr(core, "_set_generator_metaclass"):
+        core._set_generator_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
+
+
 class LateFinder(MetaPathFinder):
     """Answers imports of late modules with stand-ins, and loads one whose submodule is wanted."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The spec of a stand-in, or None for what is none of our business."""
         if name in _waiting:
+            if name == _META:
+                _allow_generators()
             return ModuleSpec(name, _Reuse(StandIn(name)), is_package=True)
         parent = name.rpartition(".")[0]
         while parent and not isinstance(sys.modules.get(parent), StandIn):

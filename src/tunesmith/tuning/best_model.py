@@ -29,7 +29,7 @@ from tunesmith.session.inputs import read_run_data
 from tunesmith.session.watch import RunEnding, Watch
 from tunesmith.tuning.chosen import Chosen, choose_model
 from tunesmith.tuning.clock import Clock, TimeUp
-from tunesmith.tuning.outcomes import MARGIN, Outcome
+from tunesmith.tuning.outcomes import MARGIN, Outcome, shorten_run
 from tunesmith.tuning.tries import Tries
 from tunesmith.tuning.variants import Variant, variations
 
@@ -221,7 +221,8 @@ class Stages:
             clock.reserve = self.finish_seconds(lead)
         else:
             clock.reserve = PAGES_SECONDS
-            config = self.work.shortened(self.auto)
+            timed = self.work.outcome(self.auto, self.work.folds[0]) or Outcome("stopped", **self.work.start.facts())
+            config = shorten_run(self.work.config, timed, clock.left(), self.work.rows)
         lines = chosen.lines() if chosen else (f"best: {self.config.time_budget} are enough for auto alone",)
         for line in lines:
             self.watch.say(f"Best: {line.removeprefix('best: ')}.")

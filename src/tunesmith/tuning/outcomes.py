@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError
-from tunesmith.recipes.deciding import FEWEST_PAIR_STEPS, PAIRS_IN_A_STEP
-from tunesmith.session.settling import CONTRAST_STAGE, PAIR_STAGE
+from tunesmith.labels import Task
+from tunesmith.recipes.deciding import FEWEST_PAIR_STEPS, PAIRS_IN_A_STEP, RunFacts, epochs_for
+from tunesmith.session.settling import PAIR_STAGE
 
 MARGIN = 1.15
 """How much longer than forecast a run may take."""
-WARM_STEPS = 3
-"""Steps of a start that are not timed: kernels are made in them."""
 SHORTEST_START = 30
 """Steps: a shorter pair start is left out."""
 
@@ -48,40 +45,14 @@ class Outcome:
         return self.step_seconds / max(self.rows * self.epochs, 1)
 
 
-@dataclass
-class StartClock:
-    """Times the steps of a pair start or contrastive start. Each reads PAIRS_IN_A_STEP rows."""
-
-    stage: str | None = None
-    read: list[tuple[int, float]] = field(default_factory=list)
-    """Steps done, and when."""
-    total: int = 0
-
-    def note(self, stage: str, done: int, total: int) -> bool:
-        """Whether a tenth of the steps is done just now: enough to forecast the others."""
-        if stage not in (PAIR_STAGE, CONTRAST_STAGE):
-            return False
-        before = self.read[-1][0] if self.read else 0
-        self.stage, self.total = stage, total
-        self.read.append((done, time.monotonic()))
-        judged = max(total // 10, 2 * WARM_STEPS)
-        return before < judged <= done
-
-    @property
-    def step_seconds(self) -> float:
-        """Of one step; 0: too few were seen."""
-        (first, began), (last, ended) = self.read[min(WARM_STEPS, len(self.read) - 1)], self.read[-1]
-        return (ended - began) / (last - first) if last > first else 0.0
-
-    def facts(self) -> dict[str, Any]:
-        """What an Outcome keeps."""
-        if not self.read:
-            return {}
-        done = self.read[-1][0]
-        return {"start": self.stage, "start_steps": done, "start_seconds": done * self.step_seconds}
+def passes_over(rows: int, config: RunConfig, batch: int) -> float:
+    """Those of `auto`, or as given."""
+    if config.num_train_epochs is not None:
+        return config.num_train_epochs
+    return epochs_for(RunFacts("", 384, 6, rows, 2, Task.BINARY), batch, config.gradient_accumulation_steps)[0]
 
 
-def shorten(config: RunConfig, timed: Outcome, left: float, rows: int, epochs: float) -> RunConfig:
+def shorten_run(config: RunConfig, timed: Outcome, left: float, rows: int) -> RunConfig:
     """The config of `auto` for fewer seconds than it needs: half of them for its pair start, the others for its passes.
 
     What is given stays. Without a timed start nothing is known, and the run is ended when the time is over.
@@ -99,5 +70,6 @@ def shorten(config: RunConfig, timed: Outcome, left: float, rows: int, epochs: f
         return config
     steps = min(int(left / 2 / step), FEWEST_PAIR_STEPS) if timed.start == PAIR_STAGE else 0
     steps = steps if steps >= SHORTEST_START else 0
+    most = passes_over(rows, config, config.decided.per_device_train_batch_size)
     passes = (left - steps * step) / MARGIN / (rows * step / PAIRS_IN_A_STEP)
-    return replace(config, pair_start=steps, num_train_epochs=round(max(min(epochs, passes), 0.1), 2))
+    return replace(config, pair_start=steps, num_train_epochs=round(max(min(most, passes), 0.1), 2))

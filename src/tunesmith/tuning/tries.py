@@ -20,18 +20,18 @@ from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError, NumericsError
 from tunesmith.events import Evaluated, Event, StepDone
 from tunesmith.files import read_json
-from tunesmith.labels import Task
-from tunesmith.recipes.deciding import PAIRS_IN_A_STEP, RunFacts, epochs_for
+from tunesmith.recipes.deciding import PAIRS_IN_A_STEP
 from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import retire
 from tunesmith.run.writing import write_file
 from tunesmith.session.from_config import finetune, is_complete
 from tunesmith.session.settling import NAMES, PAIR_STAGE
+from tunesmith.session.start_clock import StartClock
 from tunesmith.session.watch import Watch
 from tunesmith.tuning.blending import HeldOut, cook_fold, join_folds, read_held_out
 from tunesmith.tuning.clock import Clock, TimeUp
-from tunesmith.tuning.outcomes import MARGIN, Outcome, StartClock, shorten
+from tunesmith.tuning.outcomes import MARGIN, Outcome, passes_over
 from tunesmith.tuning.searching import TrialPruned, larger_is_better, main_metric_of, trial_score
 from tunesmith.tuning.variants import Variant
 
@@ -155,11 +155,7 @@ class Tries:
         return max(per_pass * self._epochs(candidate, rows), self.config.max_steps)
 
     def _epochs(self, candidate: Variant, rows: int) -> float:
-        """The passes of `auto` over so many rows."""
-        if self.config.num_train_epochs is not None:
-            return self.config.num_train_epochs
-        facts = RunFacts("", 384, 6, rows, 2, Task.BINARY)
-        return epochs_for(facts, self._batch(candidate), self.config.gradient_accumulation_steps)[0]
+        return passes_over(rows, self.config, self._batch(candidate))
 
     def _batch(self, candidate: Variant) -> int:
         options = {**candidate.settled, **candidate.options}
@@ -177,11 +173,6 @@ class Tries:
         pairs = {**candidate.settled, **candidate.options}.get("pair_start", like.start_steps) or 0
         first = pairs if like.start == PAIR_STAGE else like.start_steps
         return like.other_seconds + steps + like.start_seconds * first / max(like.start_steps, 1)
-
-    def shortened(self, auto: Variant) -> RunConfig:
-        """The config of the model of all rows where the time is enough for nothing else."""
-        timed = self.outcome(auto, self.folds[0]) or Outcome("stopped", **self.start.facts())
-        return shorten(self.config, timed, self.clock.left(), self.rows, self._epochs(auto, self.rows))
 
     def held_out(self, variant: Variant, folds: Sequence[int | None]) -> HeldOut:
         """The rows of these folds, predicted by the models that did not see them."""

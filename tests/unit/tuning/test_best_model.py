@@ -22,6 +22,7 @@ from tunesmith.events import StepDone
 from tunesmith.metrics.calibration import Temperature
 from tunesmith.predict.predictor import Predictor
 from tunesmith.reading.row_cache import read_prediction_columns
+from tunesmith.session import start_clock
 from tunesmith.session.from_config import finetune
 from tunesmith.session.settling import PAIR_STAGE
 from tunesmith.tuning import best_model, outcomes, tries
@@ -227,14 +228,14 @@ def test_a_pair_start_that_the_time_is_not_enough_for_is_shortened(
     """A step of the start takes a second here: 200 for the first try, 200 for the model of all rows and their passes are more
     than 100 s. The first try ends after a tenth, and the last model has as many steps and passes as fit."""
     ticks = [0]
-    noted = outcomes.StartClock.note
+    noted = start_clock.StartClock.note
 
-    def note(self: outcomes.StartClock, stage: str, done: int, total: int) -> bool:
+    def note(self: start_clock.StartClock, stage: str, done: int, total: int) -> bool:
         ticks[0] += stage == PAIR_STAGE
         return noted(self, stage, done, total)
 
-    monkeypatch.setattr(outcomes.StartClock, "note", note)
-    monkeypatch.setattr(outcomes, "time", SimpleNamespace(monotonic=lambda: float(ticks[0])))
+    monkeypatch.setattr(start_clock.StartClock, "note", note)
+    monkeypatch.setattr(start_clock, "time", SimpleNamespace(monotonic=lambda: float(ticks[0])))
     monkeypatch.setattr(Clock, "left", lambda self, now=None: 100.0 - ticks[0] - self.reserve)
     texts = [text for text, _ in sentences(240)]
     rows = [
