@@ -20,6 +20,9 @@ import transformers.models.bert.modeling_bert as bert
 import torch, transformers.masking_utils as masks
 for name in ("torch._dynamo", "torch.distributed.tensor", "sympy", "scipy.optimize"):
     assert is_late(name), f"{name} is loaded"
+from torch.distributed.tensor.placement_types import Shard
+assert hasattr(Shard, "local_shard_size_and_offset") and is_late("torch.distributed.tensor.placement_types")
+assert is_late("sklearn"), "transformers 5.17 imports it for a function of its generation"
 from transformers.distributed.tensor_parallel import DTensor
 assert not isinstance(torch.ones(1), DTensor)
 config = bert.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9)
@@ -38,6 +41,13 @@ assert torch._dynamo.utils is sys.modules["torch._dynamo.utils"]
 from torch.distributed.tensor import DTensor as real
 assert real.__module__ == "torch.distributed.tensor" and real.from_local
 assert not isinstance(sys.modules["torch.distributed.tensor"], StandIn) or real.from_local is not None
+assert Shard.local_shard_size_and_offset(10, 3, 1) == (4, 4)
+from torch.distributed.tensor import placement_types
+assert issubclass(placement_types.Shard, placement_types.Placement), "its code was run twice"
+import sklearn.tree
+assert not is_late("sklearn") and is_late("sklearn.decomposition") and sklearn.__version__
+from sklearn.decomposition import PCA
+assert PCA(1).fit_transform([[0.0, 1.0], [2.0, 0.0]]).shape == (2, 1)
 from scipy.optimize import minimize
 assert abs(minimize(lambda x: float((x[0] - 2) ** 2), [0.0]).x[0] - 2) < 1e-3
 """

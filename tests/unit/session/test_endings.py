@@ -13,6 +13,8 @@ from torch.optim import adam
 from tiny_model import sentences, write_csv
 from tunesmith.errors import ResourceError
 from tunesmith.reading.row_cache import read_prediction_columns
+from tunesmith.session import finish
+from tunesmith.session.watch import RunEnding
 
 
 def files(folder: Path, extra: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -22,12 +24,7 @@ def files(folder: Path, extra: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"train_file": train, "validation_file": validation}
 
 
-def test_memory_that_runs_out_in_the_second_group_ends_with_the_last_checkpoint_named_and_the_run_resumes_exactly(
-    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {**files(tmp_path), "save_strategy": "steps", "save_steps": 1, "weight_decay": 0.1, "max_steps": 4}
-    options["recipe"] = "hf"  # two groups: with and without decay
-    whole, _ = train(**options, output_dir=tmp_path / "whole")
+def fail_in_step_3(train: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = adam.adam, [0]
 
     def fail(*args: Any, **kwargs: Any) -> None:
@@ -40,6 +37,15 @@ def test_memory_that_runs_out_in_the_second_group_ends_with_the_last_checkpoint_
         patch.setattr(adam, "adam", fail)
         with pytest.raises(ResourceError, match=r"update of step 3.*last checkpoint: checkpoint-2"):
             train(**options)
+
+
+def test_memory_that_runs_out_in_the_second_group_ends_with_the_last_checkpoint_named_and_the_run_resumes_exactly(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**files(tmp_path), "save_strategy": "steps", "save_steps": 1, "weight_decay": 0.1, "max_steps": 4}
+    options["recipe"] = "hf"  # two groups: with and without decay
+    whole, _ = train(**options, output_dir=tmp_path / "whole")
+    fail_in_step_3(train, options, monkeypatch)
     again, _ = train(**options)
     expected, got = (load_file(r.run.model / "model.safetensors") for r in (whole, again))
     assert all(torch.equal(expected[n], got[n]) for n in expected)
@@ -80,3 +86,27 @@ def test_the_journal_is_parsed_and_diagnosed_once_at_the_end_of_a_run(
     assert result.run.report_file.is_file()
     assert result.run.curves_png.is_file()
     assert calls == {"read_columns": 1, "build_curves": 1, "judge_reading": 1, "read_bytes": 1}
+
+
+@pytest.mark.parametrize("how", ["whole", "resumed", "changed"])
+def test_the_best_evaluation_is_computed_again_for_the_scores_only_where_it_is_not_known(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    every = {
+        f"{what}_{name}": value for what in ("eval", "save") for name, value in (("strategy", "steps"), ("steps", 1))
+    }
+    options = {**files(tmp_path), **every, "recipe": "hf", "weight_decay": 0.1}
+    options["metric_for_best_model"] = "loss"  # which rises here
+    whole, _ = train(**options, output_dir=tmp_path / "whole")
+    assert whole.best_step in (1, 2), "before the step that fails below"
+    calls: list[int] = []
+    real = finish.predict_rows
+    monkeypatch.setattr(finish, "predict_rows", lambda *args, **named: (calls.append(1), real(*args, **named))[1])
+    if how == "resumed":
+        fail_in_step_3(train, options, monkeypatch)
+    change = RunEnding(change=lambda model: model.classifier.weight.data.zero_()) if how == "changed" else None
+    again, _ = train(**options, ending=change)
+    assert len(calls) == (0 if how == "whole" else 1)
+    expected, got = (read_prediction_columns(run.run.predictions_file)["prob_good"] for run in (whole, again))
+    assert (max(got) - min(got) < 1e-6) == (how == "changed")
+    assert (got == pytest.approx(expected, abs=1e-6)) == (how != "changed")
