@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -85,16 +85,14 @@ class Snapshot:
 
 
 def write_files(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> dict[str, Future[str]]:
-    """Writes tensors by file and name, all files at once; returns futures of their sha256. Weights carry the format `pt`."""
-
-    def write(name: str) -> Future[str]:
+    """Writes tensors by file and name; returns futures of their sha256. Files of weights carry the format `pt`."""
+    known = {}
+    for name, tensors in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).unlink(missing_ok=True)  # a model's own way to save may have written it
         metadata = {"format": "pt"} if name.endswith((WEIGHTS, ADAPTER)) else None
-        return write_tensors(folder / name, files[name], metadata=metadata)
-
-    with ThreadPoolExecutor() as pool:
-        return dict(zip(files, pool.map(write, files), strict=True))
+        known[name] = write_tensors(folder / name, tensors, metadata=metadata)
+    return known
 
 
 def link_files(source: Path, target: Path, names: list[str]) -> None:
