@@ -20,7 +20,7 @@ from tunesmith.session.forecast import WARM_READS, Forecast, Pace, RunClock
 from tunesmith.session.inputs import RunData
 from tunesmith.session.planning import STEPS_A_READ, make_plan, peak_bytes
 from tunesmith.session.prepare import Prepared, prepare, start_runtime
-from tunesmith.session.settling import CONTRAST_STAGE, PAIR_STAGE
+from tunesmith.session.settling import PAIR_STAGE
 from tunesmith.session.watch import ShowProgress, Watch
 from tunesmith.tokens.batches import Batches, Window
 
@@ -31,11 +31,11 @@ EVALUATED_ROWS = {False: 256, True: 2_048}
 
 
 START_STEPS = 30
-"""Of a pair start or contrastive start."""
+"""Of a pair start."""
 
 
 class StartClock:
-    """Times the first steps of a start, the later half of them: kernels are made in the others."""
+    """Times the first steps of a pair start, the later half of them: kernels are made in the others."""
 
     def __init__(self, show: ShowProgress) -> None:
         self.show, self.times, self.left = show, list[float](), 0
@@ -43,7 +43,7 @@ class StartClock:
     def on_progress(self, what: str, done: int, total: int) -> None:
         """Called with the rows or steps done."""
         self.show(what, done, total)
-        if what in (PAIR_STAGE, CONTRAST_STAGE):
+        if what == PAIR_STAGE:
             self.times.append(time.monotonic())
             self.left = total - done
 
