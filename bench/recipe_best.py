@@ -109,8 +109,9 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
     from tunesmith.session.watch import Watch
     from tunesmith.tokens.batches import Batches
     from tunesmith.tuning.blending import HeldOut, join_folds
+    from tunesmith.tuning.outcomes import Outcome
     from tunesmith.tuning.searching import TrialPruned
-    from tunesmith.tuning.tries import FOLDS, Outcome, Tries
+    from tunesmith.tuning.tries import FOLDS, Tries
 
     _, labels, padding = task
     suite = make_suite(labels.task)

@@ -24,9 +24,12 @@ TRIED = {"torch": ((2, 11), (2, 13)), "transformers": ((5, 17), (5, 22))}
 """The lowest and the highest version that the commands were tried with."""
 _BATCHING = "transformers.generation.continuous_batching"
 _SHARDED = "torch.distributed.tensor"
+_META = "torch._meta_registrations"
 _QUANTIZED = ("ao", "quantization", "nn.intrinsic", "nn.qat", "nn.quantizable", "nn.quantized")
 LATE: dict[str, tuple[str, ...]] = {
-    **{f"torch.{name}": () for name in (*_QUANTIZED, "distributions", "export", "masked")},
+    **{f"torch.{name}": () for name in (*_QUANTIZED, "export", "masked")},
+    _META: (),
+    "torch.distributions": ("constraints",),
     "sympy": ("Basic", "Expr"),
     "torch._dynamo": ("allow_in_graph", "assume_constant_result", "disable", "forbid_in_graph", "graph_break"),
     "torch._dynamo._trace_wrapped_higher_order_op": ("TransformGetItemToIndex",),
@@ -42,6 +45,8 @@ LATE: dict[str, tuple[str, ...]] = {
         *("has_guarding_hint", "is_nested_int", "sym_eq"),
     ),
     "scipy.optimize": ("brentq", "linear_sum_assignment", "linprog", "minimize", "minimize_scalar", "nnls", "newton"),
+    "scipy.integrate": ("trapezoid",),
+    "scipy.interpolate": ("BSpline",),
     "sklearn.metrics": ("roc_curve",),
     "scipy.stats": ("chi2", "gmean", "rankdata", "spearmanr"),
     _BATCHING: ("ContinuousMixin", "PagedAttentionCache"),
@@ -61,6 +66,11 @@ class Placeholder(type):
         if "home" not in vars(cls) or (cls.__name__ in PLACEMENTS and is_late(cls.home)):
             return super().__call__() if "home" in vars(cls) else super().__call__(*args, **options)
         return getattr(load_now(cls.home), cls.__name__)(*args, **options)
+
+    def __getattr__(cls, name: str) -> Any:
+        if "home" not in vars(cls) or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(getattr(load_now(cls.home), cls.__name__), name)
 
     def __instancecheck__(cls, one: Any) -> bool:
         if "home" not in vars(cls):
@@ -120,6 +130,8 @@ def load_now(name: str) -> ModuleType:
     if isinstance(sys.modules.get(name), StandIn):
         _waiting.discard(name)
         del sys.modules[name]
+        if name.startswith("torch.") and name != _META:
+            load_now(_META)  # what traces, shards or exports computes shapes on the meta device
     return import_module(name)
 
 
@@ -140,12 +152,21 @@ class _Reuse(Loader):
         module.__spec__ = self.spec or module.__spec__
 
 
+def _allow_generators() -> None:
+    """From 2.13 on torch makes no Generator before one of the modules behind its meta kernels has set this."""
+    core = sys.modules["torch._C"]
+    if hasattr(core, "_set_generator_metaclass"):
+        core._set_generator_metaclass(import_module("torch._opaque_base").OpaqueBaseMeta)
+
+
 class LateFinder(MetaPathFinder):
     """Answers imports of late modules with stand-ins, and loads one whose submodule is wanted."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """The spec of a stand-in, or None for what is none of our business."""
         if name in _waiting:
+            if name == _META:
+                _allow_generators()
             return ModuleSpec(name, _Reuse(StandIn(name)), is_package=True)
         parent = name.rpartition(".")[0]
         while parent and not isinstance(sys.modules.get(parent), StandIn):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 LIBRARIES = ("torch", "transformers", "tunesmith.session.drive", "datasets", "transformers.models.auto.modeling_auto")
 """Loaded while another process reads the data."""
+READERS = ("tunesmith.session.inputs", "datasets")
+"""Loaded by that one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,13 +60,13 @@ def train(config: RunConfig) -> int:
 def train_on_console(config: RunConfig) -> RunResult:
     """Trains a config with bars or lines on stderr."""
     reach("options")
-    from tunesmith.session.from_config import finetune
+    with SideProcess(LIBRARIES, READERS) as aside:
+        from tunesmith.session.from_config import finetune
 
-    def job(watch: Watch) -> RunResult:
-        watch.aside = aside
-        return finetune(config, watch=watch)
+        def job(watch: Watch) -> RunResult:
+            watch.aside = aside
+            return finetune(config, watch=watch)
 
-    with SideProcess(LIBRARIES) as aside:
         return with_console(config, job)
 
 

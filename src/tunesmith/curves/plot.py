@@ -54,8 +54,14 @@ def new_figure(
 
 def figure_bytes(figure: Figure, kind: Literal["png", "svg"]) -> bytes:
     """The picture as a file's content. SVG text is drawn as shapes: it looks the same everywhere."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    kinds: dict[str, Any] = {"png": FigureCanvasAgg, "svg": FigureCanvasSVG}
+    figure.set_dpi(150)
     out = io.BytesIO()
-    figure.savefig(out, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
+    canvas = kinds[kind](figure)  # `savefig` would draw twice, once for the layout alone
+    canvas.print_svg(out, metadata={"Date": None}) if kind == "svg" else canvas.print_png(out)
     return out.getvalue()
 
 

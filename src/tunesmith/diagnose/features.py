@@ -127,7 +127,7 @@ def read_features(reading: Reading) -> Features:
     batch = effective_batch(reading)
     at = len(reading) - 1 if reading.kept is None else reading.kept
     numbers = _from_rows(rows, reading) if rows is not None else _from_curves(reading)
-    rates = reading.curves.learning_rate.finite().value
+    rates, lowest = reading.curves.learning_rate.finite().value, float(reading.val_loss.min())
     return Features(
         first=float(val[first]),
         lowest=float(val.min()),
@@ -147,7 +147,7 @@ def read_features(reading: Reading) -> Features:
         train_rows=reading.curves.train_rows or math.nan,
         classes=math.nan if rows is None else len(rows.validation[-1].constant.values),
         keeps=reading.kept is not None,
-        kept_rise=float(reading.val_loss[at] / reading.val_loss.min() - 1),
+        kept_rise=float(reading.val_loss[at] - lowest) / max(lowest, 1e-9),
         kept_loss=float(reading.val_loss[at] / reading.chance_loss),
         head_start=reading.option("head_start", "off") == "on",
         others=_of_steps(reading) | _of_other_rows(reading, at),

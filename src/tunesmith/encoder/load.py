@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,11 @@ def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
     make: Any = AutoModelForSequenceClassification.from_config
     described = naming("its config.json describes no model", folder)
     with described, without_first_values(), torch.random.fork_rng(devices=[]), torch.device("meta"):
-        model = make(deepcopy(config))
+        try:
+            model = make(deepcopy(config))
+        except NotImplementedError:  # of CTRL, MiniMax: an operator that commands load late for this device
+            _ = import_module("torch._meta_registrations").aten
+            model = make(deepcopy(config))
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     total = sum(tensor.numel() for tensor in tensors.values())
     there = count_parameters(folder)
@@ -193,10 +198,8 @@ def _make_config(folder: Path, labels: LabelMap) -> Any:
         for name in ("_attn_implementation_internal", "_experts_implementation_internal"):
             if hasattr(config, name):
                 setattr(config, name, None)
-        config.num_labels = len(labels)
-        config.id2label = labels.id2label
-        config.label2id = labels.label2id
-        config.problem_type = labels.task.problem_type
+        config.num_labels, config.problem_type = len(labels), labels.task.problem_type
+        config.id2label, config.label2id = labels.id2label, labels.label2id
         if getattr(config, "chunk_size_feed_forward", 0):
             config.chunk_size_feed_forward = 0  # the same maths in pieces, for rows of a multiple of that length only
     return config
@@ -222,9 +225,8 @@ def _quiet() -> Iterator[None]:
 def _fresh_names(
     model: Any, info: Any, stored: dict[str, Any], labels: LabelMap, allow_mismatch: bool, where: str
 ) -> tuple[str, ...]:
-    missing = sorted(info["missing_keys"])
     shapes = {str(name): (tuple(there), tuple(asked)) for name, there, asked in info["mismatched_keys"]}
-    mismatched = sorted(shapes)
+    missing, mismatched = sorted(info["missing_keys"]), sorted(shapes)
     encoder = next((name for name in mismatched if name.startswith(f"{model.base_model_prefix}.")), None)
     if encoder is not None:
         there, asked = shapes[encoder]
@@ -238,8 +240,7 @@ def _fresh_names(
             f"its head was trained for {had} labels and the data has {len(labels)} ({', '.join(labels.names[:6])})"
         )
         raise ConfigError(problem, where=where, fix="Give --ignore_mismatched_sizes to start with a new head.")
-    total = len(list(model.state_dict()))
-    if len(missing) > total // 2:
+    if len(missing) > (total := len(list(model.state_dict()))) // 2:
         problem = f"{len(missing)} of {total} tensors are not in the checkpoint, so it is not a pretrained {type(model).__name__}"
         raise ConfigError(problem, where=where)
     return tuple(missing + mismatched)

@@ -82,11 +82,15 @@ class Timed:
 
 
 def run_timed(words: Callable[[int], Sequence[str]], log: Path) -> Phases:
-    """Runs a command that is given the number of a pipe for its milestones; the time after the last one is `end`."""
+    """Runs a command that is given the number of a pipe for its milestones; the time after the last one is `end`.
+
+    Its modules are compiled once, as pip compiles what it installs, also where PYTHONDONTWRITEBYTECODE is set.
+    """
+    around = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     read, write = os.pipe()
     began = time.time()
     with create(log) as out:
-        process = subprocess.Popen(list(words(write)), stdout=out, stderr=out, pass_fds=(write,))
+        process = subprocess.Popen(list(words(write)), stdout=out, stderr=out, env=around, pass_fds=(write,))
         os.close(write)
         with open(read, encoding="utf-8") as pipe:
             marks = [json.loads(line) for line in pipe]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from tunesmith.config.schema import dump_config, to_dict
-from tunesmith.engine.evaluate import predict_rows
+from tunesmith.engine.evaluate import Predictions, predict_rows
 from tunesmith.engine.loop import Evaluate
 from tunesmith.engine.plan import Plan
 from tunesmith.engine.state import TrainState
@@ -37,7 +37,7 @@ from tunesmith.session.finish import (
 from tunesmith.session.inputs import is_installed
 from tunesmith.session.planning import announce_plan, make_plan
 from tunesmith.session.prepare import Prepared
-from tunesmith.session.run_pages import draw_ahead, draw_and_explain, load_pages, write_card
+from tunesmith.session.run_pages import draw_ahead, draw_and_explain, write_card
 from tunesmith.session.watch import RunEnding, RunResult, Watch
 
 
@@ -73,8 +73,6 @@ def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
 
 def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding | None = None) -> RunResult:
     """Trains what was prepared, in this folder; resumes an unfinished run that is there."""
-    if watch.pages:
-        watch.aside.start(load_pages)
     state = prepared.state
     has_validation = "validation" in prepared.tokenized
     on_gpu = prepared.runtime.device.type == "cuda"
@@ -96,7 +94,8 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding |
     epochs = plan.fraction(plan.num_steps)
     started = RunStarted(prepared.identity.run_id, 0, plan.num_steps, float(per_epoch), epochs, rows, time.time())
     watch.plan(plan.num_steps, float(per_epoch))
-    evaluate = _make_evaluate(prepared, watch, keeper) if has_validation else None
+    seen: dict[int, Predictions] = {}
+    evaluate = _make_evaluate(prepared, watch, keeper, seen) if has_validation else None
     with keeper.stop, keeper.ending_well(RankRoster.gather(prepared.runtime)):
         _begin(run, prepared, keeper, started)
         ending = ending or RunEnding()
@@ -108,7 +107,7 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding |
                 break
         reach("training")
         keeper.stop.raise_at_once()
-        return _finish(run, prepared, keeper, watch, ending)
+        return _finish(run, prepared, keeper, watch, ending, seen)
 
 
 def _make_listeners(run: RunDir, prepared: Prepared, plan: Plan, watch: Watch) -> list[Callable[[Event], None]]:
@@ -145,8 +144,11 @@ def _begin(run: RunDir, prepared: Prepared, keeper: RunKeeper, started: RunStart
         _write_start(run, prepared)
 
 
-def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunKeeper) -> Evaluate:
-    """Metrics of the validation split and of the training sample. Alone, a process gives it up when a signal comes."""
+def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunKeeper, seen: dict[int, Predictions]) -> Evaluate:
+    """Metrics of the validation split and of the training sample. Alone, a process gives it up when a signal comes.
+
+    `seen` holds the predictions for the validation split of the last step and of the best one, by step.
+    """
     alone = prepared.runtime.world == 1  # several ranks would have to agree on it after each batch
     parts = {"validation": prepared.rows("validation")}
     sample = prepared.train_sample()
@@ -180,6 +182,10 @@ def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunKeeper) -> Evalu
                 metrics = prepared.suite.compute(result.logits, result.labels)
                 found[name] = ({"loss": result.loss, **metrics}, len(rows))
                 kept += row_events(state.step, name, constant, result, most)
+                if name == "validation":
+                    for step in seen.keys() - {state.progress.step}:
+                        del seen[step]
+                    seen[state.step] = result
         if state.runtime.is_main:
             for event in kept:
                 keeper.on(event)
@@ -188,7 +194,14 @@ def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunKeeper) -> Evalu
     return evaluate
 
 
-def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch, ending: RunEnding) -> RunResult:
+def _finish(
+    run: RunDir,
+    prepared: Prepared,
+    keeper: RunKeeper,
+    watch: Watch,
+    ending: RunEnding,
+    seen: dict[int, Predictions],
+) -> RunResult:
     state, main = prepared.state, prepared.runtime.is_main
     early = state.step < keeper.plan.num_steps
     if main and watch.pages and keeper.journal is not None:
@@ -196,11 +209,12 @@ def _finish(run: RunDir, prepared: Prepared, keeper: RunKeeper, watch: Watch, en
         watch.aside.start(draw_ahead, run)
     diagnosis: Sequence[str] = ()
     best_step = state.progress.step if keeper.keep_best else None
+    known = seen.get(best_step or state.step) if ending.change is RunEnding.change else None
     with ExitStack() as ends:
         with keeper.best_weights() as best:
             settle_weights(prepared, best, ending.change)
             finish_model = ends.enter_context(writing_model(run, prepared))
-            predictions = predict_splits(prepared, watch.progress)
+            predictions = predict_splits(prepared, watch.progress, known)
         prepared = with_ending(run, move_thresholds(prepared, predictions, watch.say), ending)
         scores = score_splits(prepared, predictions) | ending.scores
         reach("scores")

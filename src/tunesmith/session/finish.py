@@ -46,9 +46,15 @@ def settle_weights(prepared: Prepared, best: Path | None, change: Callable[[Any]
     change(prepared.state.model)
 
 
-def predict_splits(prepared: Prepared, progress: Callable[[str, int, int], None]) -> dict[str, Predictions]:
-    """Predictions of every split but train, by the weights that the run ends with."""
+def predict_splits(
+    prepared: Prepared, progress: Callable[[str, int, int], None], validation: Predictions | None = None
+) -> dict[str, Predictions]:
+    """Predictions of every split but train, by the weights that the run ends with; `validation` where they are known."""
     state, config = prepared.state, prepared.config
+    found: dict[str, Predictions] = {} if validation is None else {"validation": validation}
+    left = {split: part for split, part in prepared.tokenized.items() if split not in ("train", *found)}
+    if not left:
+        return found
     wrong = prepared.strategies.dropped
     strategies = choose_strategies(
         state.model,
@@ -62,10 +68,7 @@ def predict_splits(prepared: Prepared, progress: Callable[[str, int, int], None]
         fused_layers="off" if "fused_layers" in wrong else config.fused_layers,
         cuda_graphs="off",
     )
-    found: dict[str, Predictions] = {}
-    for split, tokenized in prepared.tokenized.items():
-        if split == "train":
-            continue
+    for split, tokenized in left.items():
         found[split] = predict_rows(
             state.model,
             tokenized.rows,

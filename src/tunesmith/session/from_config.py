@@ -8,6 +8,7 @@ folder beside the first.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir, is_run, require_own_folder
 from tunesmith.run.ownership import RunLock, start_ledger
 from tunesmith.run.sealed import verify
-from tunesmith.session.inputs import read_run_data, refuse_what_is_not_built
+from tunesmith.session.inputs import RunData, read_run_data, refuse_what_is_not_built
 from tunesmith.session.watch import RunEnding, RunResult, Watch
 
 INPUTS = (
@@ -71,7 +72,7 @@ def finetune(
         _require_folder(config, run)
     # Several ranks read one after the other: the first builds the table that the others find.
     read = partial(read_run_data, config, data, use_test=use_test)
-    found = watch.aside.start(read, progress=watch.progress)() if launch.world == 1 else None
+    found = _read_aside(read, watch) if launch.world == 1 else None
     reach("data")
     # One rank holds the lock for all of them.
     with RunLock(run.lock_file) if first else nullcontext():
@@ -86,6 +87,17 @@ def finetune(
         with rank_watch(runtime):
             prepared = prepare(config, runtime, lambda: found or read(progress=heard.progress), heard)
             return train_run(run, prepared, heard, ending)
+
+
+def _read_aside(read: Callable[..., RunData], watch: Watch) -> RunData:
+    """The data; behind it, what draws the pages is loaded there: later both cores compute."""
+    found = watch.aside.start(read, progress=watch.progress)
+    if watch.pages:
+        from tunesmith.session.run_pages import load_pages
+
+        watch.aside.start(load_pages)
+    data: RunData = found()
+    return data
 
 
 def _require_folder(config: RunConfig, run: RunDir) -> None:

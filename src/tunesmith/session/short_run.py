@@ -20,8 +20,8 @@ from tunesmith.session.forecast import WARM_READS, Forecast, Pace, RunClock
 from tunesmith.session.inputs import RunData
 from tunesmith.session.planning import STEPS_A_READ, make_plan, peak_bytes
 from tunesmith.session.prepare import Prepared, prepare, start_runtime
-from tunesmith.session.settling import PAIR_STAGE
-from tunesmith.session.watch import ShowProgress, Watch
+from tunesmith.session.start_clock import StartClock
+from tunesmith.session.watch import Watch
 from tunesmith.tokens.batches import Batches, Window
 
 TIMED_READS, GPU_READS = 10, 6
@@ -32,25 +32,6 @@ EVALUATED_ROWS = {False: 256, True: 2_048}
 
 START_STEPS = 30
 """Of a pair start."""
-
-
-class StartClock:
-    """Times the first steps of a pair start, the later half of them: kernels are made in the others."""
-
-    def __init__(self, show: ShowProgress) -> None:
-        self.show, self.times, self.left = show, list[float](), 0
-
-    def on_progress(self, what: str, done: int, total: int) -> None:
-        """Called with the rows or steps done."""
-        self.show(what, done, total)
-        if what == PAIR_STAGE:
-            self.times.append(time.monotonic())
-            self.left = total - done
-
-    def rest(self) -> float:
-        """The seconds of the steps that were not taken."""
-        timed = self.times[len(self.times) // 2 :]
-        return self.left * (timed[-1] - timed[0]) / (len(timed) - 1) if len(timed) > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -75,10 +56,15 @@ def measure_run(config: RunConfig, data: RunData, watch: Watch, begun: float) ->
     `begun`: when the process was started, by time.time().
     """
     with tempfile.TemporaryDirectory(prefix="tunesmith-plan-") as folder:
-        begin = StartClock(watch.progress)
-        timed_start = replace(watch, progress=begin.on_progress, start_steps=START_STEPS)
+        begin = StartClock()
+
+        def progress(what: str, done: int, total: int) -> None:
+            watch.progress(what, done, total)
+            begin.note(what, done, total)
+
+        timed_start = replace(watch, progress=progress, start_steps=START_STEPS)
         prepared = prepare(config, start_runtime(config), lambda: data, timed_start)
-        start = time.time() - begun + begin.rest()
+        start = time.time() - begun + begin.rest_seconds
         has_validation = "validation" in prepared.tokenized
         on_gpu = prepared.runtime.device.type == "cuda"
         plan = make_plan(

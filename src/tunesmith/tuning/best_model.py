@@ -29,7 +29,8 @@ from tunesmith.session.inputs import read_run_data
 from tunesmith.session.watch import RunEnding, Watch
 from tunesmith.tuning.chosen import Chosen, choose_model
 from tunesmith.tuning.clock import Clock, TimeUp
-from tunesmith.tuning.tries import MARGIN, Outcome, Tries
+from tunesmith.tuning.outcomes import MARGIN, Outcome, shorten_run
+from tunesmith.tuning.tries import Tries
 from tunesmith.tuning.variants import Variant, variations
 
 MOST_MEMBERS = 3
@@ -219,7 +220,9 @@ class Stages:
             config = self.work.config_for(lead, run.path, None, all_rows=True)
             clock.reserve = self.finish_seconds(lead)
         else:
-            config, clock.reserve = self.work.config, PAGES_SECONDS
+            clock.reserve = PAGES_SECONDS
+            timed = self.work.outcome(self.auto, self.work.folds[0]) or Outcome("stopped", **self.work.start.facts())
+            config = shorten_run(self.work.config, timed, clock.left(), self.work.rows)
         lines = chosen.lines() if chosen else (f"best: {self.config.time_budget} are enough for auto alone",)
         for line in lines:
             self.watch.say(f"Best: {line.removeprefix('best: ')}.")

@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,18 @@ from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError, NumericsError
 from tunesmith.events import Evaluated, Event, StepDone
 from tunesmith.files import read_json
-from tunesmith.labels import Task
-from tunesmith.recipes.deciding import RunFacts, epochs_for
+from tunesmith.recipes.deciding import PAIRS_IN_A_STEP
 from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import retire
 from tunesmith.run.writing import write_file
 from tunesmith.session.from_config import finetune, is_complete
-from tunesmith.session.settling import NAMES, PAIR_STAGE
+from tunesmith.session.settling import NAMES
+from tunesmith.session.start_clock import StartClock
 from tunesmith.session.watch import Watch
 from tunesmith.tuning.blending import HeldOut, cook_fold, join_folds, read_held_out
 from tunesmith.tuning.clock import Clock, TimeUp
+from tunesmith.tuning.outcomes import MARGIN, Outcome, passes_over
 from tunesmith.tuning.searching import TrialPruned, larger_is_better, main_metric_of, trial_score
 from tunesmith.tuning.variants import Variant
 
@@ -40,38 +41,8 @@ RUNGS = (25, 50)
 """Percent of its steps at which a candidate is compared with the others."""
 WARM_READS, TIMED_READS = 3, 5
 """Reads of step times that are left out, as kernels are made in them, and that are counted (on a GPU one for several steps)."""
-MARGIN = 1.15
-"""How much longer than forecast a run may take."""
 SAVE_STEPS = 500
 """A shorter run starts anew after a crash: its checkpoints would cost more."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: done, stopped or failed. `score` is larger for better; seconds in all, of the steps and of those before
-    the first one."""
-
-    state: str
-    metric: str | None = None
-    score: float | None = None
-    why: str | None = None
-    seconds: float = 0.0
-    step_seconds: float = 0.0
-    steps: int = 0
-    rows: int = 0
-    epochs: float = 0.0
-    start_steps: int = 0
-    start_seconds: float = 0.0
-
-    @property
-    def other_seconds(self) -> float:
-        """Of all but steps."""
-        return max(self.seconds - self.step_seconds - self.start_seconds, 0.0)
-
-    @property
-    def row_seconds(self) -> float:
-        """Of one row in one pass."""
-        return self.step_seconds / max(self.rows * self.epochs, 1)
 
 
 class Tries:
@@ -90,8 +61,8 @@ class Tries:
         self.config, self.folder, self.clock, self.rows = config, folder, clock, rows
         self.folds: tuple[int | None, ...] = tuple(range(1, FOLDS + 1)) if folds else (None,)
         self._data, self._watch = {f"{split}_data": table for split, table in data.items()}, watch
-        self.started = list[tuple[int, float]]()
-        """Steps before the first one of the run that is under way, and when they were done."""
+        self.start = StartClock()
+        """Of the run that is under way, or was last."""
         self._file = folder / "record.json"
         self.record: dict[str, Any] = read_json(self._file) if self._file.is_file() else {"runs": {}, "rungs": {}}
 
@@ -125,7 +96,7 @@ class Tries:
             raise TimeUp  # the last model is under way: what it is made of is settled
         began = time.monotonic()
         found = self._finetune(candidate, RunDir(path), fold, halve, all_rows)
-        found = replace(found, seconds=time.monotonic() - began, **self._start())
+        found = replace(found, seconds=time.monotonic() - began, **self.start.facts())
         self.note("runs", {**self.record["runs"], path.name: asdict(found)})
         self._clear(RunDir(path), found)
         shown = found.why if found.metric is None else f"{found.metric} {abs(found.score or 0.0):.4f}"
@@ -152,13 +123,6 @@ class Tries:
         rows = round(sum(step.examples for step in taken) / epochs) if epochs else size
         seconds = sum(step.seconds for step in taken)
         return Outcome("done", metric, score, None, 0.0, seconds, len(taken), rows, epochs)
-
-    def _start(self) -> dict[str, Any]:
-        """Steps and seconds of the pair start of the last run."""
-        if len(self.started) < 2:
-            return {}
-        (first, began), (last, ended) = self.started[0], self.started[-1]
-        return {"start_steps": last, "start_seconds": (ended - began) * last / max(last - first, 1)}
 
     def config_for(
         self, candidate: Variant, path: Path, fold: int | None, *, halve: bool = False, all_rows: bool = False
@@ -191,11 +155,7 @@ class Tries:
         return max(per_pass * self._epochs(candidate, rows), self.config.max_steps)
 
     def _epochs(self, candidate: Variant, rows: int) -> float:
-        """The passes of `auto` over so many rows."""
-        if self.config.num_train_epochs is not None:
-            return self.config.num_train_epochs
-        facts = RunFacts("", 384, 6, rows, 2, Task.BINARY)
-        return epochs_for(facts, self._batch(candidate), self.config.gradient_accumulation_steps)[0]
+        return passes_over(rows, self.config, self._batch(candidate))
 
     def _batch(self, candidate: Variant) -> int:
         options = {**candidate.settled, **candidate.options}
@@ -210,8 +170,8 @@ class Tries:
         steps = like.row_seconds * rows * self._epochs(candidate, rows)
         if self.config.max_steps > 0:
             steps = like.step_seconds
-        first = {**candidate.settled, **candidate.options}.get("pair_start", like.start_steps) or 0
-        return like.other_seconds + steps + like.start_seconds * first / max(like.start_steps, 1)
+        pairs = {**candidate.settled, **candidate.options}.get("pair_start", like.start_steps) or 0
+        return like.other_seconds + steps + like.start_seconds * pairs / max(like.start_steps, 1)
 
     def held_out(self, variant: Variant, folds: Sequence[int | None]) -> HeldOut:
         """The rows of these folds, predicted by the models that did not see them."""
@@ -234,11 +194,12 @@ class Tries:
 
     def _make_watch(self, candidate: Variant, run: RunDir, halve: bool) -> Watch:
         steps, reads, judged = 0, list[float](), False
-        self.started = []
+        self.start = StartClock()
+        last = candidate.expected and self.outcome(candidate, self.folds[0]) is None
 
         def progress(stage: str, done: int, total: int) -> None:
-            if stage == PAIR_STAGE:
-                self.started.append((done, time.monotonic()))
+            if self.start.note(stage, done, total):
+                self._require_time_after_start(candidate, last)
             self.clock.beat()
 
         def plan(num_steps: int, per_epoch: float) -> None:
@@ -252,7 +213,6 @@ class Tries:
                     reads.append(event.seconds)
                 if not judged and len(reads) >= WARM_READS + TIMED_READS and event.step >= steps // 20:
                     judged = True
-                    last = candidate.expected and self.outcome(candidate, self.folds[0]) is None
                     self._require_time(statistics.median(reads[WARM_READS:]), steps - event.step, steps, last)
             elif isinstance(event, Evaluated) and event.split == "validation" and halve and event.step < steps:
                 self._require_rank(candidate, run, event, round(100 * event.step / steps))
@@ -260,11 +220,22 @@ class Tries:
         return Watch(progress=progress, plan=plan, listeners=[self.clock.beat, listen], pages=False)
 
     def _require_time(self, step_seconds: float, to_do: int, steps: int, last: bool) -> None:
-        """A run that would end too late is given up at a twentieth of its steps. The first one must leave time for the last,
-        and so must one whose kind the last is expected to be."""
+        """A run that would end too late is given up at a twentieth of its steps."""
+        self._require(step_seconds * to_do, MARGIN * step_seconds * steps * FOLDS / (FOLDS - 1), last)
+
+    def _require_time_after_start(self, candidate: Variant, last: bool) -> None:
+        """The same at a tenth of the steps before its first one: a row takes as long in a pass as in them."""
+        step, total = self.start.step_seconds, self.start.total
+        part, whole = (
+            step / PAIRS_IN_A_STEP * rows * self._epochs(candidate, rows)
+            for rows in (self.rows * (FOLDS - 1) // FOLDS, self.rows)
+        )
+        self._require(step * (total - self.start.read[-1][0]) + part, MARGIN * (step * total + whole), last)
+
+    def _require(self, seconds: float, of_last: float, last: bool) -> None:
+        """The first run must leave time for the model of all rows, and so must one whose kind that is expected to be."""
         first = last or not any(found["state"] == "done" for found in self.record["runs"].values())
-        later = MARGIN * steps * FOLDS / (FOLDS - 1) if first else 0.0
-        needed = step_seconds * (to_do + later)
+        needed = seconds + (of_last if first else 0.0)
         left = max(self.clock.left() + (self.clock.reserve if first else 0.0), 0.0)
         if needed > left:
             what = "and then the model of all rows take" if first else "take"

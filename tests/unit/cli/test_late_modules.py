@@ -27,9 +27,12 @@ model = bert.BertForSequenceClassification(config)
 optimizer = torch.optim.AdamW(model.parameters())
 model(torch.ones(2, 3, dtype=torch.long)).logits.sum().backward()
 optimizer.step()
+drawn = torch.randn(3, generator=torch.Generator().manual_seed(1))
+assert is_late("torch._meta_registrations"), "a generator loads the meta kernels"
 assert is_late("torch._dynamo"), "a step of training loads the compiler"
 assert torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(1)).item() == 1.0
-assert not is_late("torch._dynamo")
+assert not is_late("torch._dynamo") and not is_late("torch._meta_registrations")
+assert torch.equal(drawn, torch.randn(3, generator=torch.Generator().manual_seed(1)))
 import torch._dynamo.utils
 assert torch._dynamo.utils is sys.modules["torch._dynamo.utils"]
 from torch.distributed.tensor import DTensor as real

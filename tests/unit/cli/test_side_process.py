@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tunesmith.recipes.probing import word_scores
-from tunesmith.session.drive import draw_and_explain, load_pages
 from tunesmith.session.from_config import read_run_data
+from tunesmith.session.run_pages import draw_and_explain, load_pages
 
 JOBS = """
 import os, sys, time

@@ -269,6 +269,15 @@ def test_a_default_run_whose_loss_rises_while_the_score_holds_is_no_alarm(synthe
     assert not any("--load_best_model_at_end" in line for line in flags), "the run does that already"
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_loss_of_zero_is_healthy(synthetic: SimpleNamespace, kept: bool) -> None:
+    """Rows that are easily told apart: in float32 the loss of a sure and right answer is 0."""
+    run = {"train": [0.1, 0.0, 0.0], "validation": [0.2, 0.0, 0.0], "accuracy": [0.95, 1.0, 1.0]}
+    curves = curves_from_events(synthetic.make_run(**run))
+    found = diagnose(curves, synthetic.CONFIG | {"load_best_model_at_end": kept}, label_counts=MRPC)
+    assert found[0].code == "healthy"
+
+
 def test_a_rise_within_the_noise_of_few_rows_is_no_alarm(synthetic: SimpleNamespace) -> None:
     run = {
         "train": [0.4, 0.25, 0.18, 0.15],

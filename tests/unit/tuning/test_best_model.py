@@ -22,8 +22,10 @@ from tunesmith.events import StepDone
 from tunesmith.metrics.calibration import Temperature
 from tunesmith.predict.predictor import Predictor
 from tunesmith.reading.row_cache import read_prediction_columns
+from tunesmith.session import start_clock
 from tunesmith.session.from_config import finetune
-from tunesmith.tuning import best_model, tries
+from tunesmith.session.settling import PAIR_STAGE
+from tunesmith.tuning import best_model, outcomes, tries
 from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.searching import TrialPruned
 from tunesmith.tuning.variants import Variant
@@ -222,6 +224,42 @@ def test_a_try_of_what_is_to_be_deployed_leaves_time_for_the_model_of_all_rows(e
         work._require_time(1.0, 95, 100, expected)
 
 
+def test_a_pair_start_that_the_time_is_not_enough_for_is_shortened(
+    home: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """A step of the start takes a second here: 200 for the first try, 200 for the model of all rows and their passes are more
+    than 100 s. The first try ends after a tenth, and the last model has as many steps and passes as fit."""
+    ticks = [0]
+    noted = start_clock.StartClock.note
+
+    def note(self: start_clock.StartClock, stage: str, done: int, total: int) -> bool:
+        ticks[0] += stage == PAIR_STAGE
+        return noted(self, stage, done, total)
+
+    monkeypatch.setattr(start_clock.StartClock, "note", note)
+    monkeypatch.setattr(start_clock, "time", SimpleNamespace(monotonic=lambda: float(ticks[0])))
+    monkeypatch.setattr(Clock, "left", lambda self, now=None: 100.0 - ticks[0] - self.reserve)
+    texts = [text for text, _ in sentences(240)]
+    rows = [
+        {"one": texts[i], "two": texts[i if i % 2 else i + 120], "label": ("other", "same")[i % 2]} for i in range(120)
+    ]
+    write_csv(home / "pairs.csv", rows)
+    command = words(home, tmp_path / "run", "--train_file", str(home / "pairs.csv"))
+    for flag in ("--max_steps", "--test_file"):
+        del command[command.index(flag) : command.index(flag) + 2]
+    assert main([*command, "--debug"]) == 0
+    assert ticks[0] == 20
+    assert [run["state"] for run in table(tmp_path / "run")["tried"][0]["runs"].values()] == ["stopped"]
+    config = load_config(tmp_path / "run" / "run.yaml", need_data=False)
+    left = 100 - 20 - best_model.PAGES_SECONDS
+    assert config.pair_start == left // 2
+    assert 0.1 < config.num_train_epochs * len(rows) / 32 * outcomes.MARGIN <= left - config.pair_start
+    asked = [word if word != str(tmp_path / "run") else str(tmp_path / "asked") for word in command]
+    ticks[0] = 0
+    assert main([*asked, "--pair_start", "300"]) == 2
+    assert "--pair_start 300 takes 300 s" in capsys.readouterr().err
+
+
 def test_a_slow_first_try_leaves_half_of_the_time_for_a_model_of_all_rows(
     home: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -248,7 +286,7 @@ def test_no_more_steps_are_taken_than_the_budget_has(home: Path, tmp_path: Path,
         taken[0] += bool(events) and isinstance(events[0], StepDone)
         beat(self, *events)
 
-    def finish(self: Any, *given: Any, **more: Any) -> tries.Outcome:
+    def finish(self: Any, *given: Any, **more: Any) -> outcomes.Outcome:
         found = train(self, *given, **more)
         return replace(found, seconds=float(found.steps), step_seconds=float(found.steps))
 
