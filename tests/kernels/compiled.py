@@ -51,7 +51,11 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     *(
         (kernel, [*[HALF] * tensors, LONG, INTS, INTS, INT, NUMBER, NUMBER, *[INT] * 4], {**SHORT, **sizes})
         for kernel, tensors in ((short_rows._short_forward, 4), (short_rows._short_backward, 7))
-        for sizes in ({"LOW": 0, "KEYS": 64, "QUERIES": 64}, {"LOW": 64, "KEYS": 128, "QUERIES": 32})
+        for sizes in (
+            {"LOW": 0, "KEYS": 64, "QUERIES": 64},
+            {"LOW": 64, "KEYS": 128, "QUERIES": 32},
+            {"LOW": 64, "KEYS": 128, "QUERIES": 128},
+        )
     ),
     (row_kernels._lay, [HALF, HALF, INTS, INT, INT, INT], {"TILE": 64, "SIZE": 64, "BACK": False}),
     (

@@ -54,7 +54,8 @@ def _sum_norm_backward(
     weight = tl.load(gamma + column, mask=inside, other=0.0)
     d_gamma = tl.zeros((BLOCK,), tl.float32)
     d_beta = tl.zeros((BLOCK,), tl.float32)
-    for row in range(first, rows, tl.num_programs(0)):
+    seed = tl.load(seeds + call) if DROP else 0
+    for row in tl.range(first, rows, tl.num_programs(0), num_stages=3):  # the next rows are read meanwhile
         at = row * width + column
         x = tl.load(unit + at, mask=inside, other=0.0).to(tl.float32)
         d_y = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)
@@ -67,7 +68,7 @@ def _sum_norm_backward(
             d_x += tl.load(d_total + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(d_residual + at, d_x, mask=inside)
         if DROP:
-            d_x = tl.where(is_kept(tl.load(seeds + call), at, drop), d_x * (1.0 / (1.0 - drop)), 0.0)
+            d_x = tl.where(is_kept(seed, at, drop), d_x * (1.0 / (1.0 - drop)), 0.0)
         tl.store(d_h + at, d_x, mask=inside)
     place = first * (2 * width if BETA else width) + column
     tl.store(sums + place, d_gamma, mask=inside)

@@ -16,9 +16,11 @@ import triton.language as tl
 from tunesmith.fast.triton_kernels import is_kept
 
 LONGEST = 128
-_FORWARD = ((0, 64, 64, 4), (64, 128, 32, 4))
-_BACKWARD = ((0, 64, 64, 4), (64, 128, 32, 8))
-"""Of each launch: stretches longer than this, of at most so many keys; queries at a time; warps."""
+_FORWARD = ((0, 64, 64, 4, None), (64, 128, 32, 4, None))
+_BACKWARD = ((0, 64, 64, 4, 128), (64, 128, 128, 8, None))
+"""Of each launch: stretches longer than this, of at most so many keys; queries at a time; warps; registers at most."""
+_FIRSTS = (16, 4, None)
+"""The last three for one query a stretch."""
 
 
 @triton.jit
@@ -128,18 +130,18 @@ def _short_backward(
 
 
 def _launch(
-    kernel: Any, launches: tuple[tuple[int, int, int, int], ...], tensors: tuple[Any, ...], bounds: tuple[Any, Any],
+    kernel: Any, launches: tuple[tuple[int, ...], ...], tensors: tuple[Any, ...], bounds: tuple[Any, Any],
     longest: int, scale: float, drop: float, seeds: torch.Tensor, call: int, window: int | None,
 ) -> None:  # fmt: skip
     q, k = tensors[-2:]
     stretches, (heads, size) = bounds[1].shape[0] - 1, q.shape[1:]
-    firsts = q.shape[0] == stretches
-    for low, keys, queries, warps in launches:
+    for low, keys, *rest in launches:
+        queries, warps, registers = _FIRSTS if q.shape[0] == stretches else rest
         if low < longest:
             kernel[(heads, stretches)](
                 *tensors[:-2], seeds, *bounds, call, scale, drop, q.stride(0), k.stride(0), heads, window or 0,
-                D=size, LOW=low, KEYS=keys, QUERIES=16 if firsts else queries, DROP=drop > 0, NEAR=window is not None,
-                num_warps=warps,
+                D=size, LOW=low, KEYS=keys, QUERIES=queries, DROP=drop > 0, NEAR=window is not None, num_warps=warps,
+                maxnreg=registers,
             )  # fmt: skip
 
 

@@ -69,23 +69,24 @@ def _add_norm_backward(
     column = tl.arange(0, BLOCK)
     inside = column < width
     weight = tl.load(gamma + column, mask=inside, other=0.0)
+    seed = tl.load(seeds + call) if DROP else 0
     d_gamma = tl.zeros((BLOCK,), tl.float32)
     d_beta = tl.zeros((BLOCK,), tl.float32)
     d_bias = tl.zeros((BLOCK,), tl.float32)
-    for row in range(first, rows, tl.num_programs(0)):
+    for row in tl.range(first, rows, tl.num_programs(0), num_stages=3):  # the next rows are read meanwhile
         at = row * width + column
         x = tl.load(unit + at, mask=inside, other=0.0).to(tl.float32)
         d_y = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)
         if COPY:
             d_y += tl.load(d_copy + at, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(rstd + row)
         d_gamma += d_y * x
         d_beta += d_y
         d_unit = d_y * weight
-        d_x = (d_unit - x * (tl.sum(x * d_unit, 0) / width) - tl.sum(d_unit, 0) / width) * tl.load(rstd + row)
+        d_x = (d_unit - x * (tl.sum(x * d_unit, 0) / width) - tl.sum(d_unit, 0) / width) * scale
         tl.store(d_residual + at, d_x, mask=inside)
         if DROP:
-            kept = is_kept(tl.load(seeds + call), at, drop)
-            d_x = tl.where(kept, d_x * (1.0 / (1.0 - drop)), 0.0)
+            d_x = tl.where(is_kept(seed, at, drop), d_x * (1.0 / (1.0 - drop)), 0.0)
         tl.store(d_h + at, d_x, mask=inside)
         d_bias += tl.where(inside, d_x, 0.0)
     place = first * 3 * width + column
@@ -118,8 +119,8 @@ def normal_up_to(value):
 @triton.jit
 def _load_tile(x, bias, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """(x + bias of this program's tile, where it lies, what of it is inside, its columns)."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < rows)[:, None] & (column < width)[None, :]
     at = row[:, None] * width + column[None, :]
     shift = tl.load(bias + column, mask=column < width, other=0.0)
@@ -144,7 +145,7 @@ def _bias_gelu_backward(
     d_value = given * slope
     tl.store(out + at, value * share, mask=inside)
     tl.store(d_x + at, d_value, mask=inside)
-    tl.store(sums + tl.program_id(0) * width + column, tl.sum(d_value, 0), mask=column < width)
+    tl.store(sums + tl.program_id(1) * width + column, tl.sum(d_value, 0), mask=column < width)
 
 
 def add_norm_forward(
@@ -187,7 +188,7 @@ def add_norm_backward(
 
 
 def _gelu_grid(x: torch.Tensor) -> tuple[int, int]:
-    return int(triton.cdiv(x.shape[0], _GELU_ROWS)), int(triton.cdiv(x.shape[1], _GELU_COLUMNS))
+    return int(triton.cdiv(x.shape[1], _GELU_COLUMNS)), int(triton.cdiv(x.shape[0], _GELU_ROWS))
 
 
 def bias_gelu_forward(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -201,6 +202,6 @@ def bias_gelu_backward(d_out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor)
     """(GELU(x + bias) once more, gradient of x over that of the output, float32 (parts, width): of bias, to be summed)."""
     grid = _gelu_grid(x)
     out = torch.empty_like(x)
-    sums = torch.empty(grid[0], x.shape[1], device=x.device)
+    sums = torch.empty(grid[1], x.shape[1], device=x.device)
     _bias_gelu_backward[grid](d_out, x, bias, out, d_out, sums, *x.shape, ROWS=_GELU_ROWS, COLUMNS=_GELU_COLUMNS)
     return out, d_out, sums
