@@ -137,11 +137,12 @@ def _launch(
     stretches, (heads, size) = bounds[1].shape[0] - 1, q.shape[1:]
     for low, keys, *rest in launches:
         queries, warps, registers = _FIRSTS if q.shape[0] == stretches else rest
+        limit = {"maxnreg": registers} if registers and not torch.version.hip else {}  # AMD's compiler has none
         if low < longest:
             kernel[(heads, stretches)](
                 *tensors[:-2], seeds, *bounds, call, scale, drop, q.stride(0), k.stride(0), heads, window or 0,
                 D=size, LOW=low, KEYS=keys, QUERIES=queries, DROP=drop > 0, NEAR=window is not None, num_warps=warps,
-                maxnreg=registers,
+                **limit,
             )  # fmt: skip
 
 
