@@ -123,11 +123,8 @@ def _settle(made: Material, loaded: Any) -> None:
         config = replace(config, **{d.name: d.value for d in decisions})
     made.config = config = settling._closed(config)
     set_pooling(made.model, config.decided.pooling)
-    head = settling._head_values(settling.Settled(config, probe=probe))
-    if head is not None:
-        settling._start_head(made.model, *head)
-    if config.contrastive_start == "on":
-        run.contrast(config)
+    if config.head_start == "on":
+        run.start_head()
 
 
 def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -28,8 +28,6 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "pooling mean": {"pooling": "mean"},
     "pooling first, dense trained": {"pooling": "first", "dense": "trained"},
     "pooling mean, dense trained": {"pooling": "mean", "dense": "trained"},
-    "contrastive_start off": {"contrastive_start": "off"},
-    "contrastive_start on": {"contrastive_start": "on", "num_train_epochs": 3.0},
     "pair_start off": {"pair_start": 0},
     "pair_start 600": {"pair_start": 600},
     "head_start on": {"head_start": "on"},
@@ -163,7 +161,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     data: Any = SimpleNamespace(bundle=SimpleNamespace(labels=labels, splits={}), folder=folder)
     began = time.perf_counter()
     settled = settle_recipe(config, loaded, data, {"train": train}, padding, suite, runtime, Watch())
-    settling = time.perf_counter() - began  # the probe, and the contrastive start where there is one
+    settling = time.perf_counter() - began  # the probe, the pair start, the first head
     config, model = settled.config, loaded.model.to(runtime.device)
     if trained:
         dense_of(model).requires_grad_(True)
@@ -209,7 +207,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
         "epochs": chosen.num_train_epochs,
         "pooling": chosen.pooling,
         "seconds": round(seconds, 3),
-        "contrastive": config.contrastive_start,
+        "head_start": config.head_start,
         "pair_start": config.pair_start,
         "probe_seconds": None if config.recipe == "hf" else round(settling, 3),
         "all_seconds": round(time.perf_counter() - began_all, 3),

@@ -37,6 +37,7 @@ def make_state(
     dropout: float,
     accumulation: int = 1,
     weights: Any = None,
+    batch: int = 8,
     **wishes: Any,
 ) -> tuple[TrainState, Batches, Any]:
     """A fresh engine; the same start for all."""
@@ -53,7 +54,7 @@ def make_state(
     batches = Batches(
         rows,
         chosen.train_collate,
-        8,
+        batch,
         seed=1,
         accumulation=accumulation,
         sampling="group_by_length",

@@ -30,10 +30,11 @@ def test_a_hundred_float32_steps_are_those_of_the_plain_step(rows: Any, options:
     assert difference(weights(*plain[::2]), weights(*ours[::2])) < 1e-4
 
 
-def test_bf16_gradients_are_no_further_from_float32_than_those_of_autocast(rows: Any) -> None:
-    exact = gradient(*make_state(rows, LAYERS, "no", 0.0, **OFF)[:2])
-    theirs = gradient(*make_state(rows, LAYERS, "bf16", 0.0, **OFF)[:2])
-    ours = gradient(*make_state(rows, LAYERS, "bf16", 0.0)[:2])
+@pytest.mark.parametrize("batch", [8, 64], ids=["attention tile by tile", "attention row by row"])
+def test_bf16_gradients_are_no_further_from_float32_than_those_of_autocast(rows: Any, batch: int) -> None:
+    exact = gradient(*make_state(rows, LAYERS, "no", 0.0, batch=batch, **OFF)[:2])
+    theirs = gradient(*make_state(rows, LAYERS, "bf16", 0.0, batch=batch, **OFF)[:2])
+    ours = gradient(*make_state(rows, LAYERS, "bf16", 0.0, batch=batch)[:2])
     autocast, fused = (float((g - exact).norm() / exact.norm()) for g in (theirs, ours))
     assert fused < 1.1 * autocast
 
@@ -54,6 +55,15 @@ def test_steps_have_the_same_bits(rows: Any, unbroken: Any, how: str, monkeypatc
     state[0].graphs.off = how == "uncaptured"
     assert train(*state[:2], 60) == unbroken[0]
     assert difference(weights(*state[::2]), unbroken[1]) == 0
+
+
+def test_batches_of_many_rows_have_the_same_bits_on_one_stream(rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = make_state(rows, 2, "bf16", 0.1, batch=64)
+    losses = train(*two[:2], 20)
+    monkeypatch.setattr(SideStream, "MOST_TOKENS", 0)
+    one = make_state(rows, 2, "bf16", 0.1, batch=64)
+    assert train(*one[:2], 20) == losses
+    assert difference(weights(*one[::2]), weights(*two[::2])) == 0
 
 
 def test_a_resumed_run_has_the_same_bits(rows: Any, unbroken: Any, tmp_path: Path) -> None:

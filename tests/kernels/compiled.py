@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tunesmith.fast import adamw_kernel, attention_kernels, modern_kernels, row_kernels, triton_kernels
+from tunesmith.fast import adamw_kernel, attention_kernels, modern_kernels, row_kernels, short_rows, triton_kernels
 
 HALF, FLOAT, DOUBLE, INT, LONG, INTS, NUMBER = "*bf16", "*fp32", "*fp64", "i32", "*i64", "*i32", "fp32"
 BLOCK = {"BLOCK": 1024, "DROP": True, "COPY": True}
@@ -18,6 +18,7 @@ SCORES = {"TILE": 16, "WIDTH": 128}
 SUM = {"BLOCK": 1024, "DROP": True, "TOTAL": True, "BETA": True}
 GATED = {"ROWS": 16, "COLUMNS": 128, "DROP": True}
 HEAD = {"D": 64, "TILE": 64, "DROP": True}
+SHORT = {"D": 64, "DROP": True, "NEAR": False}
 KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     (
         triton_kernels._add_norm_forward,
@@ -34,7 +35,7 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     *(
         (
             attention_kernels._forward,
-            [*[HALF] * 4, FLOAT, LONG, INTS, INTS, INT, NUMBER, NUMBER, *[INT] * 4],
+            [*[HALF] * 4, FLOAT, LONG, INTS, INTS, INT, NUMBER, NUMBER, *[INT] * 5],
             {**HEAD, "NEAR": near},
         )
         for near in (False, True)
@@ -42,10 +43,19 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
     *(
         (
             attention_kernels._backward,
-            [*[HALF] * 5, FLOAT, *[HALF] * 3, LONG, INTS, INTS, INT, NUMBER, NUMBER, *[INT] * 5],
-            {**HEAD, "MERGE": merge, "NEAR": near},
+            [*[HALF] * 5, FLOAT, *[HALF] * 3, LONG, INTS, INTS, INT, NUMBER, NUMBER, *[INT] * 6],
+            {**HEAD, "NEAR": near},
         )
-        for merge, near in ((False, False), (True, False), (True, True))
+        for near in (False, True)
+    ),
+    *(
+        (kernel, [*[HALF] * tensors, LONG, INTS, INTS, INT, NUMBER, NUMBER, *[INT] * 4], {**SHORT, **sizes})
+        for kernel, tensors in ((short_rows._short_forward, 4), (short_rows._short_backward, 7))
+        for sizes in (
+            {"LOW": 0, "KEYS": 64, "QUERIES": 64},
+            {"LOW": 64, "KEYS": 128, "QUERIES": 32},
+            {"LOW": 64, "KEYS": 128, "QUERIES": 128},
+        )
     ),
     (row_kernels._lay, [HALF, HALF, INTS, INT, INT, INT], {"TILE": 64, "SIZE": 64, "BACK": False}),
     (

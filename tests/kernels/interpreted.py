@@ -155,7 +155,7 @@ def check_attention(first_only: bool, many: int, window: int | None = None) -> N
     """Against softmax row by row; with dropout against small changes of q, k and v. Rows of one tile and of several."""
     torch.manual_seed(0)
     attention_kernels._MANY = many
-    lengths, heads, size, scale = (5, 64, 70 if many else 130, 1), 2, 16, 0.25
+    lengths, heads, size, scale = (5, 64, 70, 1) if many else (64, 70, 130, 1), 2, 16, 0.25
     at = [0, *itertools.accumulate(lengths)]
     packed = torch.randn(at[-1], 3, heads, size)
     q = torch.randn(len(lengths), heads, size) if first_only else packed[:, 0]
@@ -165,8 +165,8 @@ def check_attention(first_only: bool, many: int, window: int | None = None) -> N
 
     def forward(q: torch.Tensor, packed: torch.Tensor, drop: float) -> Any:
         return attention_kernels.attention_forward(
-            q, packed[:, 1], packed[:, 2], *bounds, q_longest=1 if first_only else max(lengths), scale=scale, drop=drop,
-            seeds=SEEDS, call=1, window=window,
+            q, packed[:, 1], packed[:, 2], *bounds, q_longest=1 if first_only else max(lengths), longest=max(lengths),
+            scale=scale, drop=drop, seeds=SEEDS, call=1, window=window,
         )  # fmt: skip
 
     def gradients(given: torch.Tensor, drop: float) -> tuple[torch.Tensor, ...]:

@@ -28,7 +28,7 @@ from tunesmith.session.watch import Watch
 
 SLOW_SECONDS = 2.0
 """Without bars, work that is finished sooner is not reported."""
-STEP_STAGES = ("learning pairs", "contrasting")
+STEP_STAGE = "learning pairs"
 """Progress that counts steps: what stands in front of the first step of a run."""
 LINE_SECONDS = 10.0
 """Without bars, seconds between two lines about slow work."""
@@ -111,7 +111,7 @@ class Console:
             self._close_bar()
             self._what, self._begun, self._said = what, time.monotonic(), 0.0
             if self.bars:
-                kind = BYTES if what == "reading" else TRAINING_BAR if what in STEP_STAGES else BAR
+                kind = BYTES if what == "reading" else TRAINING_BAR if what == STEP_STAGE else BAR
                 self._bar = self._open(what, total, kind, leave=False)
         if self._bar is not None:
             self._bar.total = total
@@ -127,7 +127,7 @@ class Console:
         if spent < SLOW_SECONDS or (not over and spent - self._said < LINE_SECONDS):
             return
         self._said = spent
-        unit = "steps" if what in STEP_STAGES else "rows"
+        unit = "steps" if what == STEP_STAGE else "rows"
         count = (
             f"{format_bytes(done)} of {format_bytes(total)}" if what == "reading" else f"{done:,} of {total:,} {unit}"
         )

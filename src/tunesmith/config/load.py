@@ -41,6 +41,7 @@ IGNORED: dict[str, str] = {
     "do_predict": "a run predicts whenever there is a test set",
     "remove_unused_columns": "only the text and label columns reach the model",
     "length_column_name": "lengths come from the tokenized rows",
+    "contrastive_start": "a fitted head does the same in less time",
 }
 """Name -> why it is not needed. A note is given, the value is not used."""
 

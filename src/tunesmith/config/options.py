@@ -144,9 +144,7 @@ class Options:
     pooling: Literal["pooler", "first", "mean"] | None = None
     """What the head reads: the model's own pooler of the first token, the first token, or the mean. Default: by the recipe."""
     head_start: AutoOnOff = "auto"
-    """Start the last layer from a linear model of the frozen features instead of random values. Default: by the recipe."""
-    contrastive_start: AutoOnOff = "auto"
-    """First train the encoder to bring rows of one label together, then fit the head: for few rows. Default: by the recipe."""
+    """Start the last layer from a linear model of what it reads instead of random values. Default: by the recipe."""
     pair_start: FromZero | None = None
     """Steps that first teach a model of pairs what its encoder says of each text read alone. 0: none. Default: by the recipe."""
     gradient_checkpointing: bool = False

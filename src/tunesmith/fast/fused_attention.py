@@ -32,8 +32,8 @@ class _Attention(torch.autograd.Function):
         )  # fmt: skip
         q, k, v = packed.unbind(1) if firsts is None else (firsts, *packed.unbind(1))
         options = {"scale": scale, "drop": drop, "seeds": seeds, "call": call, "window": window}
-        longest = layout.longest if firsts is None else 1
-        out, lse = attention_forward(q, k, v, bounds, layout.bounds, q_longest=longest, **options)  # type: ignore[arg-type]
+        longest = {"longest": layout.longest, "q_longest": layout.longest if firsts is None else 1}
+        out, lse = attention_forward(q, k, v, bounds, layout.bounds, **longest, **options)  # type: ignore[arg-type]
         ctx.save_for_backward(firsts, packed, bounds, layout.bounds, out, lse, seeds)
         ctx.longest, ctx.options = layout.longest, {k: v for k, v in options.items() if k != "seeds"}
         return out

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tunesmith.fast.triton_kernels import backward_programs, is_kept
+from tunesmith.fast.triton_kernels import backward_programs, is_kept, normal_up_to
 
 _ROWS, _COLUMNS = 16, 128
 
@@ -26,7 +26,7 @@ def _sum_norm_forward(
     at = row * width + column
     x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32)
     if DROP:
-        x = tl.where(is_kept(tl.load(seeds + call), at, drop), x / (1.0 - drop), 0.0)
+        x = tl.where(is_kept(tl.load(seeds + call), at, drop), x * (1.0 / (1.0 - drop)), 0.0)
     x += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     if TOTAL:
         tl.store(total + at, x, mask=inside)
@@ -54,7 +54,8 @@ def _sum_norm_backward(
     weight = tl.load(gamma + column, mask=inside, other=0.0)
     d_gamma = tl.zeros((BLOCK,), tl.float32)
     d_beta = tl.zeros((BLOCK,), tl.float32)
-    for row in range(first, rows, tl.num_programs(0)):
+    seed = tl.load(seeds + call) if DROP else 0
+    for row in tl.range(first, rows, tl.num_programs(0), num_stages=3):  # the next rows are read meanwhile
         at = row * width + column
         x = tl.load(unit + at, mask=inside, other=0.0).to(tl.float32)
         d_y = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)
@@ -67,7 +68,7 @@ def _sum_norm_backward(
             d_x += tl.load(d_total + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(d_residual + at, d_x, mask=inside)
         if DROP:
-            d_x = tl.where(is_kept(tl.load(seeds + call), at, drop), d_x / (1.0 - drop), 0.0)
+            d_x = tl.where(is_kept(seed, at, drop), d_x * (1.0 / (1.0 - drop)), 0.0)
         tl.store(d_h + at, d_x, mask=inside)
     place = first * (2 * width if BETA else width) + column
     tl.store(sums + place, d_gamma, mask=inside)
@@ -91,9 +92,10 @@ def _geglu_forward(
     at, place, inside = _tile(rows, width, ROWS, COLUMNS)
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     gate = tl.load(x + place + width, mask=inside, other=0.0).to(tl.float32)
-    y = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476)) * gate
+    share, _ = normal_up_to(value)
+    y = value * share * gate
     if DROP:
-        y = tl.where(is_kept(tl.load(seeds + call), at, drop), y / (1.0 - drop), 0.0)
+        y = tl.where(is_kept(tl.load(seeds + call), at, drop), y * (1.0 / (1.0 - drop)), 0.0)
     tl.store(out + at, y, mask=inside)
 
 
@@ -105,14 +107,14 @@ def _geglu_backward(
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     gate = tl.load(x + place + width, mask=inside, other=0.0).to(tl.float32)
     given = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)
-    share = 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))
-    slope = share + value * 0.3989422804014327 * tl.exp(-0.5 * value * value)
+    share, density = normal_up_to(value)
+    slope = share + value * 0.3989422804014327 * density
     active = value * share
     y = active * gate
     if DROP:
         kept = is_kept(tl.load(seeds + call), at, drop)
-        y = tl.where(kept, y / (1.0 - drop), 0.0)
-        given = tl.where(kept, given / (1.0 - drop), 0.0)
+        y = tl.where(kept, y * (1.0 / (1.0 - drop)), 0.0)
+        given = tl.where(kept, given * (1.0 / (1.0 - drop)), 0.0)
     tl.store(out + at, y, mask=inside)
     tl.store(d_x + place, given * gate * slope, mask=inside)
     tl.store(d_x + place + width, given * active, mask=inside)

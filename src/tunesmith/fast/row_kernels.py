@@ -70,7 +70,7 @@ def _weigh_forward(
     tl.store(plain + at, x, mask=inside)
     if DROP:
         kept = is_kept(tl.load(seeds + call), at, drop)
-        tl.store(weights + at, tl.where(kept, x / (1.0 - drop), 0.0), mask=inside)
+        tl.store(weights + at, tl.where(kept, x * (1.0 / (1.0 - drop)), 0.0), mask=inside)
 
 
 @triton.jit(do_not_specialize=["call"])
@@ -89,7 +89,7 @@ def _weigh_backward(
     at = pair.to(tl.int64) * longest * longest + (i * longest)[:, None] + j[None, :]
     d = tl.load(d_weights + at, mask=real, other=0.0).to(tl.float32)
     if DROP:
-        d = tl.where(is_kept(tl.load(seeds + call), at, drop), d / (1.0 - drop), 0.0)
+        d = tl.where(is_kept(tl.load(seeds + call), at, drop), d * (1.0 / (1.0 - drop)), 0.0)
     p = tl.load(plain + at, mask=real, other=0.0).to(tl.float32)
     d = p * (d - tl.sum(p * d, 1)[:, None]) * scale
     tl.store(d_scores + at, d, mask=inside)

@@ -30,7 +30,7 @@ def is_kept(seed, at, drop):
     x = (x ^ (x >> 16)) * 0x21F0AAAD
     x = (x ^ (x >> 15)) * 0x735A2D97
     x = x ^ (x >> 15)
-    return (x >> 8).to(tl.float32) * 5.9604644775390625e-08 >= drop
+    return x >= (tl.ceil(drop * 16777216.0).to(tl.uint32) << 8)
 
 
 @triton.jit(do_not_specialize=["call"])
@@ -45,7 +45,7 @@ def _add_norm_forward(
     x = tl.load(h + at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + column, mask=inside, other=0.0)
     if DROP:
         kept = is_kept(tl.load(seeds + call), at, drop)
-        x = tl.where(kept, x / (1.0 - drop), 0.0)
+        x = tl.where(kept, x * (1.0 / (1.0 - drop)), 0.0)
     x += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     middle = tl.sum(tl.where(inside, x, 0.0), 0) / width
     centred = tl.where(inside, x - middle, 0.0)
@@ -69,23 +69,24 @@ def _add_norm_backward(
     column = tl.arange(0, BLOCK)
     inside = column < width
     weight = tl.load(gamma + column, mask=inside, other=0.0)
+    seed = tl.load(seeds + call) if DROP else 0
     d_gamma = tl.zeros((BLOCK,), tl.float32)
     d_beta = tl.zeros((BLOCK,), tl.float32)
     d_bias = tl.zeros((BLOCK,), tl.float32)
-    for row in range(first, rows, tl.num_programs(0)):
+    for row in tl.range(first, rows, tl.num_programs(0), num_stages=3):  # the next rows are read meanwhile
         at = row * width + column
         x = tl.load(unit + at, mask=inside, other=0.0).to(tl.float32)
         d_y = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)
         if COPY:
             d_y += tl.load(d_copy + at, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(rstd + row)
         d_gamma += d_y * x
         d_beta += d_y
         d_unit = d_y * weight
-        d_x = (d_unit - x * (tl.sum(x * d_unit, 0) / width) - tl.sum(d_unit, 0) / width) * tl.load(rstd + row)
+        d_x = (d_unit - x * (tl.sum(x * d_unit, 0) / width) - tl.sum(d_unit, 0) / width) * scale
         tl.store(d_residual + at, d_x, mask=inside)
         if DROP:
-            kept = is_kept(tl.load(seeds + call), at, drop)
-            d_x = tl.where(kept, d_x / (1.0 - drop), 0.0)
+            d_x = tl.where(is_kept(seed, at, drop), d_x * (1.0 / (1.0 - drop)), 0.0)
         tl.store(d_h + at, d_x, mask=inside)
         d_bias += tl.where(inside, d_x, 0.0)
     place = first * 3 * width + column
@@ -95,10 +96,31 @@ def _add_norm_backward(
 
 
 @triton.jit
+def normal_up_to(value):
+    """(the normal distribution up to `value`, exp(-value * value / 2)) in half the instructions of `erf`.
+
+    0.5 erfc(a / sqrt 2) is the exponential times a polynomial of t = 1 / (1 + 0.27 a), fitted to 1.2e-6 of its value: GELU is
+    within 2.8e-7 of the exact one for every value from -9 to 9, where float32's own formula with `erf` is within 4.5e-7.
+    """
+    a = tl.abs(value)
+    e = tl.exp2(a * a * -0.7213475204444817)
+    t = tl.rsqrt(1.0 + 0.27 * a)
+    t *= t
+    p = 0.1581799950185999 - 0.06074633766927499 * t
+    p = p * t - 0.023771977253886377
+    p = p * t + 0.11729094861412868
+    p = p * t + 0.09292753121578769
+    p = p * t + 0.10843166437131799
+    p = p * t + 0.10768759295273511
+    p = p * t * e
+    return tl.where(value < 0.0, p, 1.0 - p), e
+
+
+@triton.jit
 def _load_tile(x, bias, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """(x + bias of this program's tile, where it lies, what of it is inside, its columns)."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = (row < rows)[:, None] & (column < width)[None, :]
     at = row[:, None] * width + column[None, :]
     shift = tl.load(bias + column, mask=column < width, other=0.0)
@@ -108,7 +130,8 @@ def _load_tile(x, bias, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit(do_not_specialize=["rows"])
 def _bias_gelu_forward(x, bias, out, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     value, at, inside, _ = _load_tile(x, bias, rows, width, ROWS, COLUMNS)
-    tl.store(out + at, 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476)), mask=inside)
+    share, _ = normal_up_to(value)
+    tl.store(out + at, value * share, mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -116,13 +139,13 @@ def _bias_gelu_backward(
     d_out, x, bias, out, d_x, sums, rows, width, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
     value, at, inside, column = _load_tile(x, bias, rows, width, ROWS, COLUMNS)
-    share = 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))
-    slope = share + value * 0.3989422804014327 * tl.exp(-0.5 * value * value)
+    share, density = normal_up_to(value)
+    slope = share + value * 0.3989422804014327 * density
     given = tl.load(d_out + at, mask=inside, other=0.0).to(tl.float32)
     d_value = given * slope
     tl.store(out + at, value * share, mask=inside)
     tl.store(d_x + at, d_value, mask=inside)
-    tl.store(sums + tl.program_id(0) * width + column, tl.sum(d_value, 0), mask=column < width)
+    tl.store(sums + tl.program_id(1) * width + column, tl.sum(d_value, 0), mask=column < width)
 
 
 def add_norm_forward(
@@ -165,7 +188,7 @@ def add_norm_backward(
 
 
 def _gelu_grid(x: torch.Tensor) -> tuple[int, int]:
-    return int(triton.cdiv(x.shape[0], _GELU_ROWS)), int(triton.cdiv(x.shape[1], _GELU_COLUMNS))
+    return int(triton.cdiv(x.shape[1], _GELU_COLUMNS)), int(triton.cdiv(x.shape[0], _GELU_ROWS))
 
 
 def bias_gelu_forward(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -179,6 +202,6 @@ def bias_gelu_backward(d_out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor)
     """(GELU(x + bias) once more, gradient of x over that of the output, float32 (parts, width): of bias, to be summed)."""
     grid = _gelu_grid(x)
     out = torch.empty_like(x)
-    sums = torch.empty(grid[0], x.shape[1], device=x.device)
+    sums = torch.empty(grid[1], x.shape[1], device=x.device)
     _bias_gelu_backward[grid](d_out, x, bias, out, d_out, sums, *x.shape, ROWS=_GELU_ROWS, COLUMNS=_GELU_COLUMNS)
     return out, d_out, sums

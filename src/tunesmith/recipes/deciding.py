@@ -17,19 +17,17 @@ USUAL_EPOCHS = 3.0
 MOST_EPOCHS = 10.0
 FEWEST_STEPS = 400
 """Fewer updates leave an encoder near where it started: passes are added for small data, up to MOST_EPOCHS."""
+FEW_UPDATES, FEW_ROWS_EPOCHS = 150, 30.0
+"""Where MOST_EPOCHS are fewer updates than that, up to FEW_ROWS_EPOCHS, and the head starts fitted: up to 120 updates that was
+better, from 160 on it was not (docs/how_to/better_models.md)."""
 LARGEST_RATE = 1.5e-4
 USUAL_SIZE, MOST_TIMES = 0.061, 2.0
 """Root mean square of all-MiniLM-L6-v2's matrices, at width 384. A step of Adam has the same length whatever the weights are:
 where they are larger, it changes them less. granite-embedding-30m has 2.6 times the size and was best at twice the rate."""
 RARE = 0.1
 """A label with a smaller share of the rows is one that accuracy hardly sees."""
-FEW_LABELS = 64
-"""Up to so many training rows a label the contrastive start was better than a new head, with three labels or more; with two it
-was not (docs/how_to/better_models.md)."""
 PAIRS_IN_A_STEP, FEWEST_PAIR_STEPS, MOST_PAIR_STEPS = 32, 200, 600
 """With 500 rows 600 steps gained twice what 200 did; as many pairs as rows pass through the model cost about as much as they."""
-FEW_UPDATES = 120
-"""At 75 updates a head that starts fitted was better (TREC, SUBJ, MRPC with 200 rows, 3 epochs), at 190 it was not."""
 
 
 @dataclass(frozen=True)
@@ -80,24 +78,19 @@ def decide(config: RunConfig, facts: RunFacts) -> list[Decision]:
 
 def _is_open(config: RunConfig, name: str) -> bool:
     value = getattr(config, name)
-    return value is None or (name in ("head_start", "contrastive_start") and value == "auto")
+    return value is None or (name == "head_start" and value == "auto")
 
 
 def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
     yield Decision("pooling", facts.pooling, facts.why)
-    contrast, why = _contrastive_start(config, facts)
-    yield Decision("contrastive_start", contrast, why)
-    contrast = contrast if config.contrastive_start == "auto" else config.contrastive_start
-    start, why = _head_start(config, facts, after=contrast)
+    start, why = _head_start(config, facts)
     yield Decision("head_start", "on" if start else "off", why)
     batch, reason = _batch(facts)
     yield Decision("per_device_train_batch_size", batch, reason)
     epochs, reason = epochs_for(facts, config.per_device_train_batch_size or batch, config.gradient_accumulation_steps)
-    if contrast == "on":
-        epochs, reason = USUAL_EPOCHS, "the contrastive start has taught the encoder most of it"
     yield Decision("num_train_epochs", epochs, reason)
     if facts.pairs is not None:
-        yield Decision("pair_start", *_pair_start(config, facts, epochs, after=contrast))
+        yield Decision("pair_start", *_pair_start(facts, epochs))
     rate, reason = _rate(facts)
     yield Decision("learning_rate", rate, reason)
     yield Decision("warmup_steps", 0.1, "a tenth of the steps, while Adam's averages fill")
@@ -105,19 +98,6 @@ def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
     yield Decision("head_lr_scale", 1.0, "a faster head gained nothing")
     yield Decision("weight_decay", 0.0, "decay gained nothing")
     yield from _metric(facts)
-
-
-def _contrastive_start(config: RunConfig, facts: RunFacts) -> tuple[str, str]:
-    """For runs of few rows a label, whose length is left to the recipe."""
-    folds = config.folds if config.fold is not None else None
-    rows = facts.rows if folds is None else facts.rows * folds / (folds - 1)  # a fold is of one kind with all rows
-    each = rows / max(facts.classes, 1)
-    if each > FEW_LABELS or facts.task is not Task.MULTICLASS:
-        return "off", f"it is for three labels or more and up to {FEW_LABELS} rows a label"
-    why_not = why_no_start(config, facts)
-    if why_not is not None:
-        return "off", why_not
-    return "on", f"{each:.0f} rows a label: which rows have one label is learned first, from pairs"
 
 
 def why_no_start(config: RunConfig, facts: RunFacts) -> str | None:
@@ -129,27 +109,23 @@ def why_no_start(config: RunConfig, facts: RunFacts) -> str | None:
     return None
 
 
-def _pair_start(config: RunConfig, facts: RunFacts, epochs: float, *, after: str) -> tuple[int, str]:
+def _pair_start(facts: RunFacts, epochs: float) -> tuple[int, str]:
     """As many pairs as rows pass through the model in training, within limits."""
     if not facts.pairs:
         return 0, facts.why_pairs
-    if after == "on":
-        return 0, "the contrastive start is on"
     steps = round(min(max(epochs * facts.rows / PAIRS_IN_A_STEP, FEWEST_PAIR_STEPS), MOST_PAIR_STEPS))
     return steps, f"{facts.why_pairs}: that is learned first, from pairs without labels"
 
 
-def _head_start(config: RunConfig, facts: RunFacts, *, after: str) -> tuple[bool, str]:
+def _head_start(config: RunConfig, facts: RunFacts) -> tuple[bool, str]:
     """A fitted head pulls the encoder less: it is for runs that end before a new one has learned anything."""
-    if after == "on":
-        return True, "fitted after the contrastive start"
     if not facts.head_fits:
-        return False, "there is no linear model to start from"
+        return False, "the head is not a new linear layer of what the encoder says"
     rows = config.per_device_train_batch_size or _batch(facts)[0]
     epochs = config.num_train_epochs or epochs_for(facts, rows, config.gradient_accumulation_steps)[0]
     steps = epochs * facts.rows / (rows * config.gradient_accumulation_steps * facts.world)
     steps = config.max_steps if config.max_steps > 0 else steps
-    if steps < FEW_UPDATES:
+    if steps <= FEW_UPDATES:
         return True, f"a new head would learn little in {steps:.0f} updates"
     return False, "a new head lets the encoder learn more"
 
@@ -176,9 +152,10 @@ def epochs_for(facts: RunFacts, batch: int, accumulation: int) -> tuple[float, s
     """Passes over the rows, and why."""
     steps = max(1.0, facts.rows / (batch * accumulation * facts.world))
     needed = float(-(-FEWEST_STEPS // steps))
-    epochs = min(max(USUAL_EPOCHS, needed), MOST_EPOCHS)
+    most = max(MOST_EPOCHS, min(FEW_UPDATES // steps, FEW_ROWS_EPOCHS))
+    epochs = min(max(USUAL_EPOCHS, needed), most)
     if epochs > USUAL_EPOCHS:
-        return epochs, f"{facts.rows:,} rows need more passes for about {FEWEST_STEPS} updates"
+        return epochs, f"{facts.rows:,} rows need more passes for {steps * epochs:,.0f} updates"
     return epochs, f"{steps * epochs:,.0f} updates are enough"
 
 

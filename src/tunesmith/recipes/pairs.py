@@ -20,8 +20,8 @@ from torch.nn import functional
 from tunesmith.encoder.pooling import last_linear
 from tunesmith.labels import LabelMap
 from tunesmith.ranks.runtime import Runtime
-from tunesmith.recipes.contrastive import ROWS_IN_A_BATCH, take_steps
 from tunesmith.recipes.linear_fit import FrozenFeatures, LinearFit, fit_linear, targets_of
+from tunesmith.recipes.starting import ROWS_IN_A_BATCH, take_steps
 from tunesmith.tokens.batches import Batch, Padding
 from tunesmith.tokens.token_rows import TokenRows
 

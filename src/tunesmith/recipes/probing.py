@@ -1,8 +1,8 @@
 """The probe: what the frozen encoder and a linear model already know about the task, before the first step.
 
-It sees a sample of the training rows. From it come the pooling that suits checkpoint and data, first values for the last layer,
-floors for the report, probabilities of rows by a model that has not seen them, and a measured rate. The floor of words is a
-linear model on TF-IDF of words and word pairs: a fine-tuned encoder must be better.
+It sees a sample of the training rows. From it come the pooling that suits checkpoint and data, floors for the report,
+probabilities of rows by a model that has not seen them, and a measured rate. The floor of words is a linear model on TF-IDF of
+words and word pairs: a fine-tuned encoder must be better.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Prober:
         """The result, or None for too few rows. Tells `on_rows` how many of how many rows are done."""
         began = time.perf_counter()
         train = self.splits["train"]
-        if len(train) < FEWEST_ROWS or train.labels is None or not _is_known(train.labels).all():
+        if len(train) < FEWEST_ROWS or train.labels is None or not is_known(train.labels).all():
             return None
         seen = rows_to_see(len(train))
         most = min(max(FEWEST_JUDGED, round(SHARE_JUDGED * len(train))), MOST_JUDGED)
@@ -127,7 +127,7 @@ class Prober:
     def look_at_pairs(self, probe: ProbeResult | None, *, asked: bool) -> tuple[PairReadings | None, str]:
         """The two texts of rows read alone, or None, and why; where they are asked for, they are not judged."""
         train = self.splits["train"]
-        if train.labels is None or not _is_known(train.labels).all():
+        if train.labels is None or not is_known(train.labels).all():
             return None, "some rows have no label"
         if probe is None and not asked:
             return None, "too few rows for a probe"
@@ -198,14 +198,15 @@ def choose_pooling(fits: Mapping[Pooling, LinearFit]) -> tuple[Pooling, str]:
     return best, f"best on frozen features (R2 of left-out rows: {shown})"
 
 
-def _is_known(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def is_known(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which rows have a label, or all their labels."""
     known = labels >= 0 if labels.dtype.kind == "i" else np.isfinite(labels)
     return np.asarray(known if known.ndim == 1 else known.all(axis=1))
 
 
 def _some(rows: TokenRows, most: int) -> npt.NDArray[np.int64]:
     """At most so many labelled rows, the same ones each time."""
-    known = np.flatnonzero(_is_known(rows.labels)) if rows.labels is not None else np.zeros(0, dtype=np.int64)
+    known = np.flatnonzero(is_known(rows.labels)) if rows.labels is not None else np.zeros(0, dtype=np.int64)
     if len(known) <= most:
         return known
     return np.sort(np.random.default_rng(0).choice(known, most, replace=False))

@@ -23,10 +23,10 @@ from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.suite import Suite
 from tunesmith.ranks.runtime import Runtime
 from tunesmith.reading.load import DataBundle
-from tunesmith.recipes.contrastive import refit_head, start_contrastively
 from tunesmith.recipes.deciding import Decision, RunFacts, decide, why_no_start
 from tunesmith.recipes.pairs import PairReadings, PairTexts, start_with_pairs
-from tunesmith.recipes.probing import Floors, Prober, ProbeResult, probe_evidence
+from tunesmith.recipes.probing import Floors, Prober, ProbeResult, is_known, probe_evidence, rows_to_see
+from tunesmith.recipes.starting import fit_head
 from tunesmith.run.layout import RunDir, read_summary
 from tunesmith.run.remembered import known_hash
 from tunesmith.session.inputs import RunData
@@ -34,9 +34,9 @@ from tunesmith.session.watch import Say, Watch
 from tunesmith.tokens.batches import Padding
 from tunesmith.tokens.token_rows import TokenRows
 
-NAMES = (*(f.name for f in fields(Recipe)), "contrastive_start", "head_start", "metric_for_best_model")
+NAMES = (*(f.name for f in fields(Recipe)), "head_start", "metric_for_best_model")
 """Options that a recipe decides."""
-PAIR_STAGE, CONTRAST_STAGE = "learning pairs", "contrasting"
+PAIR_STAGE = "learning pairs"
 
 
 @dataclass(frozen=True)
@@ -77,18 +77,16 @@ def settle_recipe(
         lines = [line for line in found.reasons if first is None or not line.startswith(f"{first.name} ")]
         mine = {"values": {n: getattr(found.config, n) for n in NAMES}}
         mine["reasons"] = lines if first is None else [first.line(), *lines]
-        mine |= {"floors": found.floors, "head": _head_values(found), "resumed": found.resumed}
+        mine |= {"floors": found.floors, "resumed": found.resumed}
     told = runtime.gather_objects(mine)[0]
     config = replace(config, **told["values"])
     set_pooling(loaded.model, config.decided.pooling)
-    if told["head"] is not None:
-        _start_head(loaded.model, *told["head"])
     if runtime.is_main:
         _say_settled(watch.say, told["reasons"], told["floors"])
     if config.pair_start and not told["resumed"]:
         run.start_with_pairs(config, pairs)
-    if config.contrastive_start == "on" and not told["resumed"]:
-        run.contrast(config)
+    if config.head_start == "on" and not told["resumed"]:
+        run.start_head()
     kept = found.probe_rows if runtime.is_main else None
     return Settled(config, tuple(told["reasons"]), told["floors"], probe, probe_rows=kept)
 
@@ -131,12 +129,12 @@ class _Unsettled:
     def settle(self) -> Settled:
         """Probes the frozen encoder if the recipe needs it, then decides the options that the user left open."""
         config = self.config
-        wanted = config.recipe != "hf" or config.head_start == "on" or bool(config.pair_start)
+        wanted = config.recipe != "hf" or bool(config.pair_start)
         prober = self._prober() if wanted and self.runtime.sharding is None else None
         shown = partial(self.watch.progress, "probing")
         probe = None if prober is None else prober.look(shown)
-        if config.head_start == "on" and (probe is None or (config.pooling or probe.pooling) not in probe.fits):
-            raise ConfigError("--head_start on is not possible: there is no linear model to start from")
+        if config.head_start == "on" and self.runtime.sharding is not None:
+            raise ConfigError("--head_start on is not possible: the model is sharded", fix="Leave it out.")
         floors = probe.floors if probe else {}
         facts = self._facts(probe)
         pairs, facts = self._pairs(prober, probe, facts)
@@ -195,12 +193,13 @@ class _Unsettled:
             matrix_size=matrix_size(model),
             metrics=tuple(self.suite.names),
         )
-        if probe is None:
-            return replace(facts, pooling="mean") if new_head and "mean" in poolings_of(model) else facts
-        chosen, why = pooling_for(probe.pooling, probe.why, self.loaded.fresh)
-        pooling = self.config.pooling or chosen
-        fits = pooling in probe.fits and reads_linearly(model, pooling) and new_head
-        return replace(facts, pooling=chosen, why=why, head_fits=fits)
+        if probe is not None:
+            chosen, why = pooling_for(probe.pooling, probe.why, self.loaded.fresh)
+            facts = replace(facts, pooling=chosen, why=why)
+        elif new_head and "mean" in poolings_of(model):
+            facts = replace(facts, pooling="mean")
+        fits = new_head and self.runtime.sharding is None
+        return replace(facts, head_fits=fits and reads_linearly(model, self.config.pooling or facts.pooling))
 
     def start_with_pairs(self, config: RunConfig, pairs: PairReadings | None) -> None:
         """The pair start, as the settled config asks for it."""
@@ -209,9 +208,8 @@ class _Unsettled:
                 f"--pair_start {config.pair_start} is not possible: it is for rows of two texts, one process and no --freeze",
                 fix="Leave it out.",
             )
-        model = self.loaded.model.to(self.runtime.device)
         start_with_pairs(
-            model,
+            self.loaded.model.to(self.runtime.device),
             pairs,
             self.padding,
             self.runtime,
@@ -221,35 +219,25 @@ class _Unsettled:
             on_step=lambda done, total: self.watch.progress(PAIR_STAGE, done, total),
             most=self.watch.start_steps,
         )
-        if config.head_start == "on" and config.contrastive_start != "on":
-            refit_head(model, self.splits["train"], self.padding, self.bundle.labels, self.runtime)
 
-    def contrast(self, config: RunConfig) -> None:
-        """The contrastive start, as the settled config asks for it."""
-        labels = self.bundle.labels
-        if labels.task not in (Task.BINARY, Task.MULTICLASS) or self.runtime.world > 1 or config.freeze:
-            raise ConfigError(
-                "--contrastive_start on is not possible: it is for rows of one label each, one process and no --freeze",
-                fix="Leave it out.",
-            )
-        start_contrastively(
-            self.loaded.model.to(self.runtime.device),
-            self.splits["train"],
-            self.padding,
-            labels,
-            self.runtime,
-            learning_rate=config.decided.learning_rate,
-            fit_head=config.head_start == "on",
-            seed=config.seed,
-            on_step=lambda done, total: self.watch.progress(CONTRAST_STAGE, done, total),
-            most=self.watch.start_steps,
-        )
+    def start_head(self) -> None:
+        """The last layer becomes a linear model of what it reads of as many rows as the probe sees, the same on all ranks."""
+        model, rows = self.loaded.model.to(self.runtime.device), self.splits["train"]
+        head = None
+        if self.runtime.is_main:
+            rows = rows.select(rows_to_see(len(rows)))
+            assert rows.labels is not None
+            rows = rows.select(np.flatnonzero(is_known(rows.labels)))
+            head = fit_head(model, rows, self.padding, self.bundle.labels, self.runtime)
+        layer = last_linear(model)
+        with torch.no_grad():
+            for old, new in zip((layer.weight, layer.bias), self.runtime.gather_objects(head)[0], strict=True):
+                old.copy_(torch.from_numpy(new))
 
 
 def _closed(config: RunConfig) -> RunConfig:
-    contrast: AutoOnOff = "on" if config.contrastive_start == "on" else "off"
-    start: AutoOnOff = contrast if config.head_start == "auto" else config.head_start
-    return replace(config, **asdict(config.decided), contrastive_start=contrast, head_start=start)
+    start: AutoOnOff = "on" if config.head_start == "on" else "off"
+    return replace(config, **asdict(config.decided), head_start=start)
 
 
 def pooling_for(pooling: Pooling, why: str, fresh: Sequence[str]) -> tuple[Pooling, str]:
@@ -269,22 +257,6 @@ def _rarest(labels: LabelMap, rows: TokenRows) -> tuple[int, str, float] | None:
     counts = np.bincount(rows.labels[rows.labels >= 0], minlength=len(labels))
     number = int(counts.argmin())
     return number, labels.names[number], float(counts[number] / max(counts.sum(), 1))
-
-
-def _head_values(found: Settled) -> list[npt.NDArray[Any]] | None:
-    if found.probe is None or found.config.head_start != "on":
-        return None
-    if found.config.contrastive_start == "on" or found.config.pair_start:  # fitted after it
-        return None
-    fit = found.probe.fits[found.config.decided.pooling]
-    return [fit.weights.float().cpu().numpy(), fit.bias.float().cpu().numpy()]
-
-
-def _start_head(model: Any, weights: npt.NDArray[Any], bias: npt.NDArray[Any]) -> None:
-    layer = last_linear(model)
-    with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(np.asarray(weights)))
-        layer.bias.copy_(torch.from_numpy(np.asarray(bias)))
 
 
 def _say_settled(say: Say, reasons: Sequence[str], floors: Floors) -> None:

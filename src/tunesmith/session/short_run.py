@@ -31,7 +31,7 @@ EVALUATED_ROWS = {False: 256, True: 2_048}
 
 
 START_STEPS = 30
-"""Of a pair start or contrastive start."""
+"""Of a pair start."""
 
 
 @dataclass(frozen=True)

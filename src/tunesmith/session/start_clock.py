@@ -1,4 +1,4 @@
-"""The time of the steps of a pair start or contrastive start, which come before the first one of a run."""
+"""The time of the steps of a pair start, which come before the first one of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunesmith.session.settling import CONTRAST_STAGE, PAIR_STAGE
+from tunesmith.session.settling import PAIR_STAGE
 
 WARM_STEPS = 3
 """Steps that are not timed: kernels are made in them."""
@@ -14,18 +14,17 @@ WARM_STEPS = 3
 
 @dataclass
 class StartClock:
-    """Times the steps of a start, each of PAIRS_IN_A_STEP rows. `read` has the steps done, and when."""
+    """Times the steps of a pair start, each of PAIRS_IN_A_STEP rows. `read` has the steps done, and when."""
 
-    stage: str | None = None
     read: list[tuple[int, float]] = field(default_factory=list)
     total: int = 0
 
     def note(self, stage: str, done: int, total: int) -> bool:
         """Whether a tenth of the steps is done just now: enough to forecast the others."""
-        if stage not in (PAIR_STAGE, CONTRAST_STAGE):
+        if stage != PAIR_STAGE:
             return False
         before = self.read[-1][0] if self.read else 0
-        self.stage, self.total = stage, total
+        self.total = total
         self.read.append((done, time.monotonic()))
         judged = max(total // 10, 2 * WARM_STEPS)
         return before < judged <= done
@@ -42,8 +41,8 @@ class StartClock:
         return (self.total - self.read[-1][0]) * self.step_seconds if self.read else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """The stage, its steps and their seconds, as `Outcome` of `--recipe best` has them."""
+        """Its steps and their seconds, as `Outcome` of `--recipe best` has them."""
         if not self.read:
             return {}
         done = self.read[-1][0]
-        return {"start": self.stage, "start_steps": done, "start_seconds": done * self.step_seconds}
+        return {"start_steps": done, "start_seconds": done * self.step_seconds}

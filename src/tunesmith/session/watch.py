@@ -49,7 +49,7 @@ class Watch:
     pages: bool = True
     aside: SideWork = field(default_factory=SideWork)
     start_steps: int | None = None
-    """Steps of a pair start or contrastive start at most: `tunesmith plan` times a few and forecasts the others."""
+    """Steps of a pair start at most: `tunesmith plan` times a few and forecasts the others."""
     positive_name: str | None = None
     """The class that F1, precision and recall are about; set before the first event."""
 

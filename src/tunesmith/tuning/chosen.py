@@ -31,7 +31,7 @@ from tunesmith.tuning.blending import (
     shown_worse,
 )
 from tunesmith.tuning.clock import TimeUp
-from tunesmith.tuning.tries import Tries
+from tunesmith.tuning.tries import FOLDS, Tries
 from tunesmith.tuning.variants import Variant
 
 log = logging.getLogger(__name__)
@@ -57,11 +57,19 @@ class Chosen:
     gain: PairedResult | None = None
     temperature: Temperature | None = None
     thresholds: MovedThresholds | None = None
+    more_rows: float = 1.0
+    """Rows of the deployed model for one of those whose held-out rows fitted the temperature."""
 
     @property
     def deployed(self) -> str:
         """In words."""
         return f"soup of {' + '.join(self.soup)}" if self.soup else f"{self.single.name} ({self.single.said})"
+
+    @property
+    def heat(self) -> float:
+        """What the logits of the deployed model are divided by. A model of more rows is surer with reason: by the square root of
+        their ratio (docs/how_to/better_models.md)."""
+        return 1.0 if self.temperature is None else self.temperature.value / self.more_rows**0.5
 
     def lines(self) -> tuple[str, ...]:
         """What was chosen, and why."""
@@ -77,7 +85,8 @@ class Chosen:
             kept = "; it gained on other tasks, and these rows do not show it worse" if self.single.expected else ""
             found.append(f"best: beside auto, {_say(self.gain)}{kept}")
         if self.temperature is not None:
-            found.append(f"best: {self.temperature.line()}")
+            more = f"; {self.heat:.3g} for the model of all rows" if self.more_rows > 1 else ""
+            found.append(f"best: {self.temperature.line()}{more}")
         if self.thresholds is not None:
             found.append(f"best: {self.thresholds.line('held-out').removesuffix('.')}")
         return tuple(found)
@@ -94,6 +103,7 @@ class Chosen:
             "ensemble": self.ensemble,
             "held_out": {k: {n: s.to_json() for n, s in v.items()} for k, v in self.held_out.items()},
             **{name: None if found is None else found.to_json() for name, found in tests.items()},
+            "heat": self.heat,
             "thresholds": None if moved is None else {"kept": moved.thresholds, "line": moved.line("held-out")},
         }
 
@@ -106,7 +116,7 @@ class Chosen:
         if self.soup:
             stir_in(model, {self.models[n]: w for n, w in self.soup.items() if n in self.models})
         if self.temperature is not None:
-            scale_head(model, self.temperature.value)
+            scale_head(model, self.heat)
 
 
 def _say(tested: PairedResult) -> str:
@@ -178,7 +188,8 @@ def choose_model(work: Tries, members: Sequence[Variant], seconds: Callable[...,
     calm = deployed if heat is None else replace(deployed, logits=deployed.logits / heat.value)
     moved = _move(work, calm, metric)
     final = calm.scores(suite, None if moved is None else moved.decisions)
-    return Chosen(metric, single, table, weights, final, soup, models, tested, gain, heat, moved)
+    more = 1.0 if work.folds == (None,) else FOLDS / (FOLDS - 1)
+    return Chosen(metric, single, table, weights, final, soup, models, tested, gain, heat, moved, more)
 
 
 def _best(members: Sequence[Variant], held: Mapping[str, HeldOut], metric: str) -> Variant:

@@ -8,7 +8,6 @@ from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
 from tunesmith.recipes.deciding import FEWEST_PAIR_STEPS, PAIRS_IN_A_STEP, RunFacts, epochs_for
-from tunesmith.session.settling import PAIR_STAGE
 
 MARGIN = 1.15
 """How much longer than forecast a run may take."""
@@ -30,7 +29,6 @@ class Outcome:
     steps: int = 0
     rows: int = 0
     epochs: float = 0.0
-    start: str | None = None
     start_steps: int = 0
     start_seconds: float = 0.0
 
@@ -68,7 +66,7 @@ def shorten_run(config: RunConfig, timed: Outcome, left: float, rows: int) -> Ru
         )
     if config.num_train_epochs is not None or config.max_steps > 0 or config.pair_start is not None:
         return config
-    steps = min(int(left / 2 / step), FEWEST_PAIR_STEPS) if timed.start == PAIR_STAGE else 0
+    steps = min(int(left / 2 / step), FEWEST_PAIR_STEPS)
     steps = steps if steps >= SHORTEST_START else 0
     most = passes_over(rows, config, config.decided.per_device_train_batch_size)
     passes = (left - steps * step) / MARGIN / (rows * step / PAIRS_IN_A_STEP)

@@ -26,7 +26,7 @@ from tunesmith.run.layout import RunDir
 from tunesmith.run.sealed import retire
 from tunesmith.run.writing import write_file
 from tunesmith.session.from_config import finetune, is_complete
-from tunesmith.session.settling import NAMES, PAIR_STAGE
+from tunesmith.session.settling import NAMES
 from tunesmith.session.start_clock import StartClock
 from tunesmith.session.watch import Watch
 from tunesmith.tuning.blending import HeldOut, cook_fold, join_folds, read_held_out
@@ -171,8 +171,7 @@ class Tries:
         if self.config.max_steps > 0:
             steps = like.step_seconds
         pairs = {**candidate.settled, **candidate.options}.get("pair_start", like.start_steps) or 0
-        first = pairs if like.start == PAIR_STAGE else like.start_steps
-        return like.other_seconds + steps + like.start_seconds * first / max(like.start_steps, 1)
+        return like.other_seconds + steps + like.start_seconds * pairs / max(like.start_steps, 1)
 
     def held_out(self, variant: Variant, folds: Sequence[int | None]) -> HeldOut:
         """The rows of these folds, predicted by the models that did not see them."""

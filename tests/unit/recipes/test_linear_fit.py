@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import LogisticRegression, Ridge
 
 from tunesmith.labels import Task
 from tunesmith.recipes import linear_fit
-from tunesmith.recipes.linear_fit import fit_linear
+from tunesmith.recipes.linear_fit import PENALTY, fit_linear, fit_logistic
 
 
 def clusters(rows: int, width: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,3 +67,15 @@ def test_labels_of_which_a_row_has_several() -> None:
     labels = torch.from_numpy((x[:, :2] > 0).astype(np.float32))
     fit = fit_linear(torch.from_numpy(x), labels, Task.MULTILABEL, 2)
     assert ((fit.held_out > 0) == (labels > 0.5)).double().mean() > 0.9
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_a_logistic_model_is_that_of_scikit_learn_with_a_penalty_by_the_length_of_the_features(classes: int) -> None:
+    x, labels = clusters(8 * classes, 30, classes)
+    weights, bias = fit_logistic(x, labels, classes)
+    penalty = PENALTY * float(x.square().sum(1).mean())
+    # Two classes have one row of weights there: the difference of ours, whose squares are half of its.
+    expected = LogisticRegression(C=(2 if classes == 2 else 1) / penalty, tol=1e-8, max_iter=1000).fit(x, labels)
+    ours = (x @ weights.T + bias).softmax(1)
+    assert np.abs(ours.numpy() - expected.predict_proba(x)).max() < 1e-4
+    assert torch.allclose(fit_logistic(x * 10, labels, classes)[0] * 10, weights, atol=1e-4)
