@@ -77,10 +77,10 @@ class VocabularyCut:
             self.kept = self.kept.to(factor.device)
         self.kept.mul_(factor)
 
-    def table(self) -> torch.Tensor:
-        """The whole table (CPU) as plain training would have it now: for saving and evaluating."""
-        table = self._rest * self.kept.cpu().to(self._rest.dtype)
-        table[self._rows] = self.parameter.detach().cpu()
+    def table(self, device: str | torch.device = "cpu") -> torch.Tensor:
+        """The whole table as plain training would have it now: for saving and, on the device of the model, for evaluating."""
+        table = self._rest.to(device, copy=True).mul_(self.kept.to(device, self._rest.dtype))
+        table[self._rows.to(device)] = self.parameter.detach().to(device)
         return table
 
     def enable(self) -> None:
@@ -146,7 +146,7 @@ class VocabularyCut:
     def _install_whole(self, trainable: bool) -> None:
         self._embedding.__class__ = nn.Embedding
         vars(self._embedding).pop("rows_of", None)
-        self._install(nn.Parameter(self.table().to(self.parameter.device), trainable), self._padding)
+        self._install(nn.Parameter(self.table(self.parameter.device), trainable), self._padding)
 
     def _install(self, weight: nn.Parameter, padding: int | None) -> None:
         self._embedding.weight = weight
