@@ -37,20 +37,20 @@ def draw_keep_mask(size: int, drop: float) -> torch.Tensor:
     return mask.mul_(1.0 / (1.0 - drop))
 
 
-class CpuSpeed:
-    """The strategy as applied to one model. `disable` leaves the model as it was."""
+class ClassSwap:
+    """Modules of one model whose class is another for a while. `disable` leaves the model as it was."""
 
-    def __init__(self, model: nn.Module, quick: dict[type[nn.Module], type[nn.Module]]) -> None:
-        self._model, self._quick = model, quick
+    def __init__(self, model: nn.Module, others: dict[type[nn.Module], type[nn.Module]]) -> None:
+        self._model, self._others = model, others
         self._swapped: list[tuple[nn.Module, type[nn.Module]]] = []
         self.enable()
 
     def enable(self) -> None:
-        """Swap the class of every plain module that a quicker one exists for."""
+        """Swap the class of every plain module that another is given for."""
         for module in self._model.modules():
-            if type(module) in self._quick:
+            if type(module) in self._others:
                 self._swapped.append((module, type(module)))
-                module.__class__ = self._quick[type(module)]
+                module.__class__ = self._others[type(module)]
 
     def disable(self) -> None:
         """Give every module its own class back."""
@@ -60,21 +60,21 @@ class CpuSpeed:
             _MEMORY.pop(module, None)
 
 
-def enable_cpu_speed(model: nn.Module, *, dropout: bool = True, linear: bool = True) -> CpuSpeed:
+def enable_cpu_speed(model: nn.Module, *, dropout: bool = True, linear: bool = True) -> ClassSwap:
     """Swap the forward of plain `nn.Dropout`, `nn.Linear` and `nn.Embedding` modules. Parameters and state dict are untouched.
 
     On another device, or in another dtype than float32, the swapped modules do what they did before.
     """
     quick: dict[type[nn.Module], type[nn.Module]] = {}
     if is_compiled(model):
-        return CpuSpeed(model, quick)
+        return ClassSwap(model, quick)
     if dropout:
         quick[nn.Dropout] = QuickDropout
     if linear and _product() is not None:
         quick[nn.Linear] = QuickLinear
     if linear:
         quick[nn.Embedding] = QuickEmbedding
-    return CpuSpeed(model, quick)
+    return ClassSwap(model, quick)
 
 
 def in_float32_here(x: torch.Tensor) -> bool:

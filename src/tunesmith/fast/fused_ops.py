@@ -65,10 +65,10 @@ def nobody_looks(parameters: Sequence[torch.Tensor]) -> bool:
 class SideStream:
     """Gradients of weights on a second stream: nothing waits for them before the update, and small products leave room.
 
-    Not for more tokens than this: memory that the second stream reads is not used again before it is done.
+    For batches of few tokens only: memory that the second stream reads is not used again before it is done.
     """
 
-    MOST_TOKENS = 16384
+    MOST_TOKENS = 2048
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}

@@ -17,6 +17,7 @@ from tunesmith.fast.graphs import StepGraphs
 from tunesmith.fast.in_force import CAPTURED, Strategies
 from tunesmith.fast.packing import FILLER, Packing, bucketed, why_not_captured
 from tunesmith.fast.padding_free import enable_first_token_only, enable_padding_free, why_not_first_token
+from tunesmith.fast.steady_tables import enable_steady_tables
 from tunesmith.fast.vocabulary import VocabularyCut, why_not_restricted
 from tunesmith.ranks.runtime import Precision
 from tunesmith.tokens.batches import Collate, Padding
@@ -75,6 +76,7 @@ def choose_strategies(
     if rows is not None and _wanted("restrict_vocabulary", restrict_vocabulary, whole, notes):
         applied["restrict_vocabulary"] = cut = VocabularyCut.apply(model, _ids_of_batches(model, rows, padding))
         on.append(f"vocabulary of {len(cut.ids)} of {cut.size} tokens")
+    applied |= {} if graphs is None else {"steady_tables": enable_steady_tables(model)}
     if device.type == "cpu" and not sharded:
         applied["cpu_parts"] = enable_cpu_speed(model)
     told = _worth_telling(notes, device)

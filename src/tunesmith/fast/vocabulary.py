@@ -17,6 +17,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from tunesmith.encoder.families import is_hooked, replaced_method
 from tunesmith.errors import CheckpointError, ConfigError
+from tunesmith.fast.steady_tables import look_up
 
 
 class CutEmbedding(nn.Embedding):
@@ -30,6 +31,8 @@ class CutEmbedding(nn.Embedding):
         if self.rows_of.device != input.device:
             self.rows_of = self.rows_of.to(input.device)
         rows = self.rows_of.index_select(0, input.reshape(-1)).view(input.shape)
+        if input.is_cuda:
+            return look_up(self.weight, rows, self.padding_idx)
         return functional.embedding(rows, self.weight, self.padding_idx)
 
 
