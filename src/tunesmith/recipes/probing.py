@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -57,6 +57,8 @@ class ProbeResult:
     seconds: float
     rows_per_second: float | None
     """Of the forward pass; None when the features were found on disk."""
+    read: Mapping[Pooling, torch.Tensor] = field(default_factory=dict)
+    """What the last layer of the head would read of these rows with each pooling."""
 
     @property
     def fit(self) -> LinearFit:
@@ -103,10 +105,8 @@ class Prober:
         words = self._start_words(judged)
         features, rate = self._features(train.select(seen), on_rows, 0, total)
         labels = torch.from_numpy(train.labels[seen])
-        fits = {
-            pooling: fit_linear(self._pooled(features, pooling), labels, self.labels.task, len(self.labels))
-            for pooling in self._candidates()
-        }
+        read = {pooling: self._pooled(features, pooling) for pooling in self._candidates()}
+        fits = {name: fit_linear(some, labels, self.labels.task, len(self.labels)) for name, some in read.items()}
         pooling, why = choose_pooling(fits)
         floors: Floors = {}
         by_words = dict(zip(judged, words(), strict=True))
@@ -122,7 +122,7 @@ class Prober:
                 floor: {m: s.to_json() for m, s in self.suite.compute_with_intervals(scores, gold[rows]).items()}
                 for floor, scores in pairs.items()
             }
-        return ProbeResult(seen, fits, pooling, why, floors, time.perf_counter() - began, rate)
+        return ProbeResult(seen, fits, pooling, why, floors, time.perf_counter() - began, rate, read)
 
     def look_at_pairs(self, probe: ProbeResult | None, *, asked: bool) -> tuple[PairReadings | None, str]:
         """The two texts of rows read alone, or None, and why; where they are asked for, they are not judged."""

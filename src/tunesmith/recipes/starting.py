@@ -84,11 +84,8 @@ def take_steps(
     how.disable()
 
 
-def fit_head(
-    model: nn.Module, rows: TokenRows, padding: Padding, labels: LabelMap, runtime: Runtime
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Weights and bias of a linear model of what the last layer reads of these rows. The model is in training mode after it."""
-    assert rows.labels is not None
+def what_head_reads(model: nn.Module, rows: TokenRows, padding: Padding, runtime: Runtime) -> torch.Tensor:
+    """(rows, width): what the last layer reads. The model is in training mode after it."""
     found = torch.empty(len(rows), last_linear(model).in_features, device=runtime.device)
     model.eval()
     with torch.no_grad(), runtime.autocast():
@@ -96,10 +93,15 @@ def fit_head(
             vectors = read_by_head(model, runtime.move(batch).inputs).float()
             found[torch.from_numpy(batch.rows).to(found.device)] = vectors
     model.train()
-    gold = torch.from_numpy(rows.labels).to(found.device)
+    return found
+
+
+def fit_head(read: torch.Tensor, gold: npt.NDArray[Any], labels: LabelMap) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Weights and bias of a linear model of what the last layer reads."""
+    known = torch.from_numpy(gold).to(read.device)
     if labels.task in (Task.BINARY, Task.MULTICLASS):
-        weights, bias = fit_logistic(found, gold, len(labels))
+        weights, bias = fit_logistic(read, known, len(labels))
     else:
-        fit = fit_linear(found, gold, labels.task, len(labels))
+        fit = fit_linear(read, known, labels.task, len(labels))
         weights, bias = fit.weights, fit.bias
     return weights.float().cpu().numpy(), bias.float().cpu().numpy()

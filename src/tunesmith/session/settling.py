@@ -26,7 +26,7 @@ from tunesmith.reading.load import DataBundle
 from tunesmith.recipes.deciding import Decision, RunFacts, decide, why_no_start
 from tunesmith.recipes.pairs import PairReadings, PairTexts, start_with_pairs
 from tunesmith.recipes.probing import Floors, Prober, ProbeResult, is_known, probe_evidence, rows_to_see
-from tunesmith.recipes.starting import fit_head
+from tunesmith.recipes.starting import fit_head, what_head_reads
 from tunesmith.run.layout import RunDir, read_summary
 from tunesmith.run.remembered import known_hash
 from tunesmith.session.inputs import RunData
@@ -86,7 +86,7 @@ def settle_recipe(
     if config.pair_start and not told["resumed"]:
         run.start_with_pairs(config, pairs)
     if config.head_start == "on" and not told["resumed"]:
-        run.start_head()
+        run.start_head(None if config.pair_start else probe, config.decided.pooling)
     kept = found.probe_rows if runtime.is_main else None
     return Settled(config, tuple(told["reasons"]), told["floors"], probe, probe_rows=kept)
 
@@ -220,15 +220,22 @@ class _Unsettled:
             most=self.watch.start_steps,
         )
 
-    def start_head(self) -> None:
-        """The last layer becomes a linear model of what it reads of as many rows as the probe sees, the same on all ranks."""
+    def start_head(self, probe: ProbeResult | None = None, pooling: Pooling = "pooler") -> None:
+        """The last layer becomes a linear model of what it reads of as many rows as the probe sees, the same on all ranks.
+
+        What it reads is what the probe has read, unless the encoder has learned since.
+        """
         model, rows = self.loaded.model.to(self.runtime.device), self.splits["train"]
         head = None
         if self.runtime.is_main:
             rows = rows.select(rows_to_see(len(rows)))
             assert rows.labels is not None
             rows = rows.select(np.flatnonzero(is_known(rows.labels)))
-            head = fit_head(model, rows, self.padding, self.bundle.labels, self.runtime)
+            assert rows.labels is not None
+            read = None if probe is None or not reads_linearly(model, pooling) else probe.read.get(pooling)
+            if read is None:
+                read = what_head_reads(model, rows, self.padding, self.runtime)
+            head = fit_head(read, rows.labels, self.bundle.labels)
         layer = last_linear(model)
         with torch.no_grad():
             for old, new in zip((layer.weight, layer.bias), self.runtime.gather_objects(head)[0], strict=True):

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, pipeline
@@ -15,6 +16,7 @@ from tiny_model import sentences, write_csv
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.predict.predictor import Predictor
+from tunesmith.session import settling
 from tunesmith.session.forecast import Forecast
 from tunesmith.session.inputs import read_run_data
 from tunesmith.session.settling import PAIR_STAGE, pooling_for
@@ -121,6 +123,28 @@ def test_a_head_of_few_rows_starts_fitted(train: Any, tmp_path: Path, numbers: b
     found = Predictor.load(tmp_path, use_cpu=True).predict([row["text"] for row in rows])
     right = [abs(f - row["label"]) < 0.5 if numbers else f == row["label"] for f, row in zip(found, rows, strict=True)]
     assert sum(right) >= 18, "a random head has about 12"
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "pooler"])
+def test_a_head_fitted_to_what_the_probe_has_read_is_that_of_the_rows_read_again(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pooling: str
+) -> None:
+    once, again = (
+        {"max_steps": 1, "learning_rate": 1e-12, "pooling": pooling, "output_dir": tmp_path / name}
+        for name in ("once", "again")
+    )
+    with monkeypatch.context() as reading:
+        reading.setattr(settling, "what_head_reads", None)  # it would fail
+        train(train_data=mood(80), **once)
+    monkeypatch.setattr(settling, "reads_linearly", lambda model, pooling: False)
+    train(train_data=mood(80), **again, head_start="on")
+    ours, theirs = (
+        AutoModelForSequenceClassification.from_pretrained(tmp_path / name / "model").classifier.weight.detach().numpy()
+        for name in ("once", "again")
+    )
+    alike = float((ours * theirs).sum() / np.linalg.norm(ours) / np.linalg.norm(theirs))
+    assert alike > 0.98, "features are kept in half precision, and those of a tiny model hardly differ"
+    np.testing.assert_allclose(np.linalg.norm(ours), np.linalg.norm(theirs), rtol=0.1)
 
 
 def pairs(count: int, *, told: bool = True) -> list[dict[str, Any]]:
