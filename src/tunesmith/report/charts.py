@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunesmith.curves.panels import THEMES, Panel, Theme, darken, main_panels, more_panels
-from tunesmith.curves.plot import draw_legend, draw_panel, figure_bytes, new_figure, style_axes
+from tunesmith.curves.plot import draw_legend, draw_panel, figure_bytes, labels_width, new_figure, style_axes
 from tunesmith.curves.series import Curves, Floats, Series
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import ReliabilityBin, expected_calibration_error, reliability_bins
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 4.9, 3.3
 """Inches. At 72 points an inch about 350 points wide: text stays readable on a phone."""
 BOTTOM, TOP = 0.15, 0.86
-"""Shares of the height between which the axes lie. Only the labels of the y axis differ in size: matplotlib's own layout,
-which measures everything twice, takes as long as the drawing."""
+"""Shares of the height between which the axes lie. Only the labels of the y axis differ in size."""
 MOST_DOTS = 1500
 """Rows drawn as dots: of more, a sample."""
 
@@ -52,12 +51,11 @@ class Picture:
 
 def _make_picture(draw: Callable[[Axes, Theme], None]) -> Picture:
     """What `draw` draws. It is drawn once: the dark picture is the light one in other colours."""
-    figure = new_figure(width=WIDTH, height=HEIGHT, theme="light", layout=None)
+    figure = new_figure(width=WIDTH, height=HEIGHT, theme="light")
     axes = figure.add_axes((0.1, BOTTOM, 0.87, TOP - BOTTOM))
     draw(axes, THEMES["light"])
     canvas: Any = figure.canvas
-    labels = axes.yaxis.get_tightbbox(canvas.get_renderer())
-    left = 0.025 + (labels.width / figure.bbox.width if labels is not None else 0.0)
+    left = 0.025 + labels_width(axes, canvas.get_renderer())
     axes.set_position((left, BOTTOM, 0.975 - left, TOP - BOTTOM))
     light, (low, high) = figure_bytes(figure, "svg"), axes.get_xlim()
     box = (float(left), 1 - TOP, float(0.975 - left), TOP - BOTTOM)
