@@ -45,11 +45,11 @@ def main() -> None:
         parts = ("held", "gold", "fold", "test", "test_gold")
         cells = {name: {part: stored[f"{name}-{part}"].astype(np.float64) for part in parts} for name in names}
     found = {name: errors_of(cell) for name, cell in cells.items()}
-    sizes = sorted({int(name.split("-")[2]) for name in names})
+    sizes = sorted({int(name.rsplit("-", 2)[1]) for name in names})
     print(f"{len(cells)} cells\n\n| | {' | '.join(f'{n:,} rows' for n in sizes)} | log loss |")
     print("|---" * (len(sizes) + 2) + "|")
     for rule in next(iter(found.values())):
-        errors = [np.mean([t[rule][0] for n, t in found.items() if int(n.split("-")[2]) == size]) for size in sizes]
+        errors = [np.mean([t[rule][0] for n, t in found.items() if int(n.rsplit("-", 2)[1]) == size]) for size in sizes]
         loss = np.mean([table[rule][1] for table in found.values()])
         print(f"| {rule} | {' | '.join(f'{e:.3f}' for e in errors)} | {loss:.3f} |")
 
