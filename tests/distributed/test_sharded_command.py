@@ -12,16 +12,24 @@ import numpy as np
 import pytest
 
 from distributed.launching import accelerate_launch, alive, finish, free_port, start, torchrun
-from distributed.test_command_ranks import alone, compare, numbers, one, place, stopped_run, words
+from distributed.test_command_ranks import alone, compare, numbers, place, stopped_run, words
 from patience import patient
 from tunesmith.events import Note, Resumed, StepDone
 from tunesmith.run.journal import read_journal
 from tunesmith.run.layout import RunDir
 from warm import warm_python
 
-__all__ = ["one", "place"]  # fixtures
+__all__ = ["place"]  # a fixture
 pytestmark = pytest.mark.slow
 KEPT = ("--save_strategy", "steps", "--save_steps", "1", "--save_total_limit", "100")
+
+
+@pytest.fixture(scope="module")
+def one(place: Path) -> dict[str, Any]:
+    """The run on one rank with the whole batch, and a new head: that of a sharded model is not fitted."""
+    ended = alone(*words(place, place / "one-new-head", "--head_start", "off", batch=8))
+    assert ended.code == 0, ended.err
+    return numbers(place / "one-new-head")
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +41,7 @@ def launched(place: Path) -> Path:
     ended = finish(start(command))
     assert ended.code == 0, ended.err[-3000:]
     assert "FSDP: weights, gradients and optimizer state are sharded over 2 ranks." in ended.err
+    assert "Recipe: head_start off: the model is sharded." in ended.err
     for name in ("Padding_free", "Cls_only_last_layer", "Restrict_vocabulary"):
         assert f"{name} is off: the weights are sharded (fsdp)." in ended.err
     return run

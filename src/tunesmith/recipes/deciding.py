@@ -46,7 +46,8 @@ class Decision:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What decisions are made from. `pooling` and `why` are the probe's; `head_fits`: a linear model can start the head."""
+    """What decisions are made from. `pooling` and `why` are the probe's; `no_head`: why no linear
+    model can start the head."""
 
     model_type: str
     width: int
@@ -57,7 +58,7 @@ class RunFacts:
     world: int = 1
     pooling: Pooling = "pooler"
     why: str = "too few rows for a probe"
-    head_fits: bool = False
+    no_head: str | None = "the head is not a new linear layer of what the encoder says"
     new_head: bool = False
     """The last layer is not in the checkpoint."""
     matrix_size: float = 0.0
@@ -119,8 +120,8 @@ def _pair_start(facts: RunFacts, epochs: float) -> tuple[int, str]:
 
 def _head_start(config: RunConfig, facts: RunFacts) -> tuple[bool, str]:
     """A fitted head pulls the encoder less: it is for runs that end before a new one has learned anything."""
-    if not facts.head_fits:
-        return False, "the head is not a new linear layer of what the encoder says"
+    if facts.no_head is not None:
+        return False, facts.no_head
     rows = config.per_device_train_batch_size or _batch(facts)[0]
     epochs = config.num_train_epochs or epochs_for(facts, rows, config.gradient_accumulation_steps)[0]
     steps = epochs * facts.rows / (rows * config.gradient_accumulation_steps * facts.world)

@@ -198,8 +198,10 @@ class _Unsettled:
             facts = replace(facts, pooling=chosen, why=why)
         elif new_head and "mean" in poolings_of(model):
             facts = replace(facts, pooling="mean")
-        fits = new_head and self.runtime.sharding is None
-        return replace(facts, head_fits=fits and reads_linearly(model, self.config.pooling or facts.pooling))
+        if self.runtime.sharding is not None:
+            return replace(facts, no_head="the model is sharded")
+        fits = new_head and reads_linearly(model, self.config.pooling or facts.pooling)
+        return replace(facts, no_head=None) if fits else facts
 
     def start_with_pairs(self, config: RunConfig, pairs: PairReadings | None) -> None:
         """The pair start, as the settled config asks for it."""

@@ -11,7 +11,7 @@ from tunesmith.config.schema import Recipe, RunConfig
 from tunesmith.labels import Task
 from tunesmith.recipes.deciding import FEWEST_STEPS, RunFacts, decide
 
-FACTS = RunFacts("bert", 384, 6, 2000, 2, Task.BINARY, pooling="mean", why="best", head_fits=True)
+FACTS = RunFacts("bert", 384, 6, 2000, 2, Task.BINARY, pooling="mean", why="best", no_head=None)
 
 
 PLAIN = RunConfig()
@@ -80,7 +80,7 @@ def test_a_head_starts_fitted_where_a_new_one_would_learn_little() -> None:
         "on",
         "off",
     ]
-    assert values(RunConfig(max_steps=60), replace(FACTS, head_fits=False))["head_start"] == "off"
+    assert values(RunConfig(max_steps=60), replace(FACTS, no_head="no"))["head_start"] == "off"
 
 
 @pytest.mark.parametrize(("rows", "steps"), [(500, 200), (4000, 375), (50_000, 600)])
