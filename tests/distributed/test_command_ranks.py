@@ -46,6 +46,7 @@ def words(place: Path, run: Path, *more: str, batch: int = 4) -> list[str]:
         *("train", "--train_file", str(place / "train.csv"), "--validation_file", str(place / "validation.csv")),
         *("--model_name_or_path", str(place / "model"), "--output_dir", str(run), "--use_cpu"),
         *("--per_device_train_batch_size", str(batch), "--num_train_epochs", "2", "--learning_rate", "1e-3"),
+        *("--load_best_model_at_end", "true"),
         *("--eval_strategy", "steps", "--eval_steps", "3", "--cache_dir", str(place / "cache"), *more),
     ]
 

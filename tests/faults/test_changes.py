@@ -31,6 +31,7 @@ OPTIONS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
     "learning_rate": 1e-3,
     "train_sample_size": 0,
+    "load_best_model_at_end": True,
     "save_strategy": "steps",
     "save_steps": 4,
     "class_weights": (1.0, 2.0),

@@ -42,6 +42,7 @@ class Lab:
             *("train", "--train_file", str(self.root / "train.csv"), "--validation_file", str(self.root / "val.csv")),
             *("--model_name_or_path", str(self.root / "model"), "--output_dir", str(run), "--use_cpu"),
             *("--per_device_train_batch_size", "4", "--num_train_epochs", "2", "--learning_rate", "1e-3"),
+            *("--load_best_model_at_end", "true"),
             *("--save_strategy", "steps", "--save_steps", "2", "--eval_strategy", "steps", "--eval_steps", "4"),
             *("--cache_dir", str(self.root / "cache"), *more),
         ]

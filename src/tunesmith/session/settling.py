@@ -34,7 +34,7 @@ from tunesmith.session.watch import Say, Watch
 from tunesmith.tokens.batches import Padding
 from tunesmith.tokens.token_rows import TokenRows
 
-NAMES = (*(f.name for f in fields(Recipe)), "head_start", "metric_for_best_model")
+NAMES = (*(f.name for f in fields(Recipe)), "head_start", "metric_for_best_model", "load_best_model_at_end")
 """Options that a recipe decides."""
 PAIR_STAGE = "learning pairs"
 
@@ -188,6 +188,7 @@ class _Unsettled:
             classes=len(labels),
             task=labels.task,
             world=self.runtime.world,
+            judged=len(self.splits["validation"]) if "validation" in self.splits else None,
             rarest=_rarest(labels, self.splits["train"]),
             new_head=new_head,
             matrix_size=matrix_size(model),

@@ -52,6 +52,8 @@ def words(root: Path, run: Path | str, *more: str) -> list[str]:
             "2",
             "--train_sample_size",
             "8",
+            "--load_best_model_at_end",
+            "true",
             *more,
         ),
     ]

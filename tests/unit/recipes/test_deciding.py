@@ -17,6 +17,14 @@ FACTS = RunFacts("bert", 384, 6, 2000, 2, Task.BINARY, pooling="mean", why="best
 PLAIN = RunConfig()
 
 
+def test_few_validation_rows_choose_no_weights() -> None:
+    few = replace(FACTS, judged=19)
+    assert values(facts=few)["load_best_model_at_end"] is False
+    assert "load_best_model_at_end" not in values(facts=replace(FACTS, judged=20))
+    assert "load_best_model_at_end" not in values(RunConfig(load_best_model_at_end=True), few)
+    assert "load_best_model_at_end" not in values(RunConfig(early_stopping_patience=2), few)
+
+
 def values(config: RunConfig = PLAIN, facts: RunFacts = FACTS) -> dict[str, Any]:
     return {d.name: d.value for d in decide(config, facts)}
 

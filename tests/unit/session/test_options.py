@@ -163,7 +163,12 @@ def test_early_stopping_ends_the_run_and_says_why(train: Any) -> None:
 
 def test_the_best_weights_are_exported_and_not_the_last(train: Any) -> None:
     result, _ = train(
-        train_data=mood(), max_steps=12, eval_strategy="steps", eval_steps=2, metric_for_best_model="loss"
+        train_data=mood(),
+        max_steps=12,
+        eval_strategy="steps",
+        eval_steps=2,
+        metric_for_best_model="loss",
+        load_best_model_at_end=True,
     )
     events = read_journal(result.run.journal_file)
     by_step = {e.step: e.metrics["loss"] for e in events if isinstance(e, Evaluated) and e.split == "validation"}

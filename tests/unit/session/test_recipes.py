@@ -147,6 +147,15 @@ def test_a_head_fitted_to_what_the_probe_has_read_is_that_of_the_rows_read_again
     np.testing.assert_allclose(np.linalg.norm(ours), np.linalg.norm(theirs), rtol=0.1)
 
 
+def test_the_last_weights_are_kept_where_few_rows_judge(train: Any, tmp_path: Path) -> None:
+    result, said = train(train_data=mood(40))
+    assert "Recipe: load_best_model_at_end false: 4 validation rows cannot tell which weights are the best." in said
+    assert result.best_step is None
+    assert load_config(result.run.config_file, need_data=False).load_best_model_at_end is False
+    _, said = train(train_data=mood(40), validation_data=mood(30), output_dir=tmp_path / "more")
+    assert not any("load_best_model_at_end" in line for line in said)
+
+
 def pairs(count: int, *, told: bool = True) -> list[dict[str, Any]]:
     """Two sentences that are the same or not; the label says so, or nothing."""
     texts = [text for text, _ in sentences(count)]

@@ -62,7 +62,7 @@ def test_a_file_becomes_a_run_folder_whose_model_other_tools_load(case: str, tra
     make, task, names, text = CASES[case]
     rows = make()
     file = write_jsonl(tmp_path / "data.jsonl", rows)
-    result, said = train(train_file=file)
+    result, said = train(train_file=file, load_best_model_at_end=True)
     run = result.run
     for path in (run.config_file, run.environment_file, run.journal_file, run.model, run.predictions_file, run.best):
         assert path.exists(), path
