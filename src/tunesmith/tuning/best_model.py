@@ -223,7 +223,11 @@ class Stages:
             clock.reserve = PAGES_SECONDS
             timed = self.work.outcome(self.auto, self.work.folds[0]) or Outcome("stopped", **self.work.start.facts())
             config = shorten_run(self.work.config, timed, clock.left(), self.work.rows)
-        lines = chosen.lines() if chosen else (f"best: {self.config.time_budget} are enough for auto alone",)
+        lines = (
+            chosen.lines()
+            if chosen
+            else (f"best: {self.config.time_budget} are enough for auto alone{_part_of(config)}",)
+        )
         for line in lines:
             self.watch.say(f"Best: {line.removeprefix('best: ')}.")
         ending = (
@@ -278,6 +282,13 @@ class Stages:
             "steps": result.steps,
             "test": {name: score.to_json() for name, score in result.scores.get("test", {}).items()},
         }
+
+
+def _part_of(config: RunConfig) -> str:
+    """What of it, where that is less than `auto` would take."""
+    if config.pair_start is None or config.num_train_epochs is None:
+        return ""
+    return f", with {config.pair_start} steps of its pair start and {config.num_train_epochs:g} passes over the rows"
 
 
 def _nothing(model: Any) -> None:

@@ -252,6 +252,10 @@ def test_a_pair_start_that_the_time_is_not_enough_for_is_shortened(
     assert [run["state"] for run in table(tmp_path / "run")["tried"][0]["runs"].values()] == ["stopped"]
     config = load_config(tmp_path / "run" / "run.yaml", need_data=False)
     left = 100 - 20 - best_model.PAGES_SECONDS
+    assert (
+        f"Best: 1h are enough for auto alone, with {left // 2:.0f} steps of its pair start and "
+        in capsys.readouterr().err
+    )
     assert config.pair_start == left // 2
     assert 0.1 < config.num_train_epochs * len(rows) / 32 * outcomes.MARGIN <= left - config.pair_start
     asked = [word if word != str(tmp_path / "run") else str(tmp_path / "asked") for word in command]
