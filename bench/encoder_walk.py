@@ -1,22 +1,32 @@
 """Every model type that transformers registers for sequence classification, tiny and with random weights: which path it takes.
 
     .venv/bin/python bench/encoder_walk.py [--types bert roformer ...] [--output docs/performance/encoder_walk.json]
+    python bench/encoder_walk.py --cuda --jobs 12 --output $OUT/encoder_walk_h200.json      # on a machine with a GPU
 
 For each type: whether rows are packed without padding and why not; whether a GPU may try to capture its padded steps, by what a
 step does on the host (reads of values and random numbers end a capture; a tensor copied from the host does, too, which shows on a
 GPU alone); and how far loss and gradients of the fast step are from those of the plain one: digits of agreement, of the largest
 difference of a gradient over the norm of all.
 `buckets` compares batches padded to a multiple of 16 with batches padded to their longest row.
+
+With `--cuda` each type trains there: eight float32 steps with all speed-ups and eight without, on the same rows. Was the step
+captured, if not why, how far apart are the losses, and how long does a step take either way (processes share the GPU: a ratio
+of a type means little, the median over all types more).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
+import multiprocessing
+import statistics
 import sys
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -85,6 +95,8 @@ OWN: dict[str, dict[str, Any]] = {
     "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
 }  # fmt: skip
 LENGTHS = (5, 19, 33, 12)
+STEPS = 8
+OFF = dict.fromkeys(("pack_rows", "first_token_only", "restrict_vocabulary", "fused_layers", "cuda_graphs"), "off")
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "equal.default", "is_nonzero")
 MOST = 30_000_000
 
@@ -199,38 +211,115 @@ def look_at(kind: str) -> dict[str, Any]:
     return line
 
 
+class Said(logging.Handler):
+    """Keeps what was warned of: why a step was not captured."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def take_steps(kind: str, wishes: dict[str, Any]) -> tuple[list[float], float, Any, list[str]]:
+    """(losses, ms of a later step, its captured steps, what was reported) of a few float32 steps on a GPU."""
+    from tunesmith.engine.evaluate import TaskLoss
+    from tunesmith.engine.loop import train_events
+    from tunesmith.engine.optim import make_optimizer
+    from tunesmith.engine.plan import Plan, Schedule
+    from tunesmith.engine.state import TrainState
+    from tunesmith.events import Note, SafePoint, StepDone
+    from tunesmith.fast.strategies import choose_strategies
+    from tunesmith.labels import Task
+    from tunesmith.ranks.runtime import make_runtime
+    from tunesmith.tokens.batches import Batches, Padding
+    from tunesmith.tokens.token_rows import TokenRows
+
+    rng, runtime = np.random.default_rng(0), make_runtime(precision="no")
+    ids = [np.concatenate([rng.integers(5, 100, n - 1), [2]]) for n in LENGTHS]
+    rows = TokenRows.from_lists({"input_ids": ids, "labels": [0, 1, 1, 0]})
+    model = tiny(kind).to(runtime.device)
+    chosen = choose_strategies(model, rows, Padding(), device=runtime.device, **wishes)
+    captured = chosen.graphs is not None
+    optimizer = make_optimizer(model, learning_rate=1e-3, layers=chosen.fused, only_writer=True, captured=captured)
+    objective = TaskLoss(Task.BINARY, 2)
+    state = TrainState(model, optimizer, objective, runtime, cut=chosen.cut, graphs=chosen.graphs, strategies=chosen)
+    plan = Plan(STEPS, tuple(range(1, STEPS + 1)), Schedule("constant", 1e-3, 0, STEPS), seed=1, read_back_every=1)
+    losses, said, times = list[float](), list(chosen.notes), list[float]()
+    for event in train_events(state, Batches(rows, chosen.train_collate, len(LENGTHS), seed=1), plan):
+        if isinstance(event, StepDone):
+            losses.append(math.nan if event.loss is None else event.loss)
+        elif isinstance(event, SafePoint):
+            torch.cuda.synchronize()
+            times.append(time.perf_counter())
+        elif isinstance(event, Note):
+            said.append(event.text)
+    later = [1000 * (b - a) for a, b in pairwise(times[3:])]
+    return losses, statistics.median(later), chosen.graphs, said
+
+
+def train_on_gpu(kind: str) -> dict[str, Any]:
+    """One line of the table of `--cuda`."""
+    heard = Said()
+    logging.getLogger("tunesmith").addHandler(heard)
+    fast, ms, graphs, notes = take_steps(kind, {})
+    plain, plain_ms, _, _ = take_steps(kind, OFF)
+    captured = graphs is not None and len(graphs) > 0 and not graphs.off
+    packed = not any(note.startswith("padding_free") for note in notes)
+    apart = float(np.abs(np.subtract(fast, plain)).max())
+    why = next((n for n in (*heard.lines, *notes) if "captured" in n or n.startswith("cuda_graphs")), None)
+    return {
+        "type": kind, "captured": captured, "packed": packed, "why": None if captured else why, "apart": apart,
+        "digits": round(min(16.0, -math.log10(max(apart / max(abs(plain[0]), 1e-9), 1e-16))), 1) if apart == apart else 0.0,
+        "ms": round(ms, 2), "plain_ms": round(plain_ms, 2), "losses": [round(loss, 6) for loss in plain],
+    }  # fmt: skip
+
+
+def one_line(kind: str, cuda: bool) -> tuple[dict[str, Any], str]:
+    """What was found about a type, and how it is printed."""
+    import transformers
+
+    warnings.simplefilter("ignore")
+    transformers.utils.logging.set_verbosity_error()
+    began = time.perf_counter()
+    try:
+        line = train_on_gpu(kind) if cuda else look_at(kind)
+        if cuda:
+            text = f"{'captured' if line['captured'] else '-':<9} {'packed' if line['packed'] else '-':<7}"
+            text += f"digits {line['digits']:>4}  {line['ms']:>7} ms, plain {line['plain_ms']:>7}  {line['why'] or ''}"
+        else:
+            why = line["gpu_why"] or line["why"] or ""
+            text = f"{line['gpu']:<18} digits {line['digits']:>4}  buckets {line['buckets']:>4}  {why}"
+    except Exception as error:  # of more than a hundred types, each has its own
+        said = str(error).strip().splitlines() or [""]
+        line = {"type": kind, "failed": f"{type(error).__name__}: {said[0][:160]}"}
+        text = f"not looked at: {line['failed']}"
+    return line, f"{kind:<26} {text}  ({time.perf_counter() - began:.1f} s)"
+
+
 def main() -> None:
     """Prints one line for each type, and what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--types", nargs="+", help="only these; with --output their lines of that file are replaced")
+    parser.add_argument("--cuda", action="store_true", help="train each type on a GPU")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--output")
     args = parser.parse_args()
-    warnings.simplefilter("ignore")
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as NAMES
 
-    transformers.utils.logging.set_verbosity_error()
     known = json.loads(Path(args.output).read_text())["types"] if args.types and args.output else []
     lines = [line for line in known if line["type"] not in args.types]
-    for kind in args.types or sorted(NAMES):
-        began = time.perf_counter()
-        try:
-            line = look_at(kind)
-            why = line["gpu_why"] or line["why"] or ""
-            text = f"{line['gpu']:<18} digits {line['digits']:>4}  buckets {line['buckets']:>4}  {why}"
-        except Exception as error:  # of more than a hundred types, each has its own
-            said = str(error).strip().splitlines() or [""]
-            line = {"type": kind, "failed": f"{type(error).__name__}: {said[0][:160]}"}
-            text = f"not looked at: {line['failed']}"
-        lines = sorted([*lines, line], key=lambda one: str(one["type"]))
-        print(f"{kind:<26} {text}  ({time.perf_counter() - began:.1f} s)", flush=True)
-        if args.output:
-            about = {
-                "transformers": transformers.__version__,
-                "torch": torch.__version__,
-                "date": time.strftime("%Y-%m-%d"),
-            }
-            Path(args.output).write_text(json.dumps(about | {"types": lines}, indent=1))
+    about = {"transformers": transformers.__version__, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+    about |= {"device": torch.cuda.get_device_name()} if args.cuda else {}
+    kinds = args.types or sorted(NAMES)
+    with ProcessPoolExecutor(args.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for line, text in pool.map(one_line, kinds, [args.cuda] * len(kinds)):
+            lines = sorted([*lines, line], key=lambda one: str(one["type"]))
+            print(text, flush=True)
+            if args.output:
+                Path(args.output).write_text(json.dumps(about | {"types": lines}, indent=1))
     looked = [line for line in lines if "failed" not in line]
     wrong = [line["type"] for line in looked if line["digits"] < 4]
     print(

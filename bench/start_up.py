@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--max_steps", type=int)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--script_rounds", type=int, help="rounds of the script, where it takes a minute")
     parser.add_argument("--against", nargs="*", default=["script"])
     parser.add_argument(
         "--filled_by", type=int, metavar="STEPS", help="caches are filled by runs of so many steps alone"
@@ -95,6 +96,7 @@ def main() -> None:
         if args.max_steps:
             words += ["--max_steps", str(args.max_steps)]
         words += ["--filled_by", str(args.filled_by)] if args.filled_by else []
+        words += ["--script_rounds", str(args.script_rounds)] if args.script_rounds else []
         words += ["--rounds", str(args.rounds), "--against", *args.against, "--json", str(folder / "out.json")]
         left = None if args.seconds is None else args.seconds - (time.monotonic() - began)
         whole = measure(words, left)

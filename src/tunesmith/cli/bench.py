@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "time whole commands instead, phase by phase: train beside a script with transformers, predict --text",
     )
     add_flag(parser, "--filled_by STEPS", "with --start_up: caches are filled by runs of so many steps alone", type=int)
+    add_flag(parser, "--script_rounds N", "with --start_up: rounds of the script [as of all]", type=int)
     add_flag(parser, "--json FILE", "also write the numbers to a file")
     add_config_arguments(parser, positional=True)
 
@@ -132,6 +133,7 @@ def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="tunesmith-bench-") as name:
         columns = (tuple(found.text), str(found.label))
         options: dict[str, Any] = {"rounds": args.rounds, "filled_by": args.filled_by, "say": _say, "after": write}
+        options["script_rounds"] = args.script_rounds
         timed = time_commands(config, columns, kinds=kinds, folder=Path(name), **options)
     print(f"\n{format_phases(timed)}")
 

@@ -119,10 +119,11 @@ def time_commands(
     say: Any,
     after: Callable[[list[Timed]], None] = lambda timed: None,
     filled_by: int | None = None,
+    script_rounds: int | None = None,
 ) -> list[Timed]:
     """One round more than asked for, as the first of each command fills its caches; not when a run of so many steps does.
 
-    `after` is called after each command with what is there until then.
+    `after` is called after each command with what is there until then. `script_rounds`: fewer of the scripts, which take longest.
     """
     warm = filled_by is not None
     if filled_by is not None:
@@ -130,6 +131,8 @@ def time_commands(
     found = {kind: Timed(kind, [], fills=not warm) for kind in kinds}
     for number in range(rounds if warm else rounds + 1):
         for kind in kinds:
+            if script_rounds is not None and kind.startswith("script") and number >= script_rounds + (not warm):
+                continue
             name = f"{kind}-{number}"
             phases = run_timed(_words(kind, config, columns, folder, name), folder / f"{name}.log")
             found[kind].rounds.append(phases)
