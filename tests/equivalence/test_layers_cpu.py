@@ -25,7 +25,7 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from tunesmith.errors import ConfigError
-from tunesmith.fast import cpu_speed, layers_cpu
+from tunesmith.fast import cpu_speed, layers_cpu, packed_cpu
 from tunesmith.fast.packing import pack
 from tunesmith.fast.padding_free import enable_padding_free
 from tunesmith.fast.strategies import choose_strategies
@@ -106,18 +106,28 @@ def test_what_is_frozen_has_no_gradient_and_the_rest_has_its_own(frozen: str, mo
 
 
 def test_dropped_values_are_those_of_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The masks are drawn in the order in which the modules draw theirs: first tokens alone have other sizes."""
+    """A layer draws its masks together, in the order in which the modules draw theirs: first tokens alone have other sizes."""
     monkeypatch.setattr(cpu_speed, "_ENOUGH_VALUES", 0)
     rows, labels, found = make_rows(RAGGED), make_labels(len(RAGGED)), []
+    drawn, place = cpu_speed.draw_keep_mask(100_000, 0.3), 0
+
+    def next_of_them(size: int, drop: float) -> torch.Tensor:
+        nonlocal place
+        place += size
+        return drawn[place - size : place].clone()
+
+    for module in (cpu_speed, packed_cpu):
+        monkeypatch.setattr(module, "draw_keep_mask", next_of_them)
     for written_out in (False, True):
         model = make_model("bert", dropout=0.3)
         quick = Quick(model, monkeypatch, first_only=False)
         cpu_speed.enable_cpu_speed(model)
         if not written_out:
             quick.stack.disable()
-        torch.manual_seed(7)
+        place = 0
         found.append(gradients(model, quick.batch(rows), labels))
         assert quick.layers == (2 if written_out else 0)
+        assert 0 < place < len(drawn)
     assert abs(found[0][0] - found[1][0]) < 1e-6
     assert largest_difference(found[0][2], found[1][2]) < 1e-5
 

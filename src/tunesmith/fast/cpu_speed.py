@@ -20,7 +20,7 @@ from tunesmith.encoder.families import is_compiled
 
 
 def draw_keep_mask(size: int, drop: float) -> torch.Tensor:
-    """float32 (size): 0 with probability `drop`, else `1 / (1 - drop)`.
+    """float32 (size): 0 with probability `drop`, else 1; what is kept is to be multiplied by `kept_scale(drop)`.
 
     torch draws 53 random bits for each element of a mask. Here 8 decide, but for one element in 256, where 32 more do: the
     probability is off by 2**-41 at most. They come from SFC64, seeded by torch's generator, whose state is all that a resume
@@ -34,7 +34,19 @@ def draw_keep_mask(size: int, drop: float) -> torch.Tensor:
     open_ones = np.flatnonzero(octets == int(edge))
     more = source.random_raw((len(open_ones) + 1) // 2).view(np.uint32)[: len(open_ones)]
     mask.numpy()[open_ones] = more >= round(rest * 2**32)
-    return mask.mul_(1.0 / (1.0 - drop))
+    return mask
+
+
+def draw_keep_masks(sizes: Sequence[int], drops: Sequence[float]) -> Sequence[torch.Tensor | None]:
+    """One mask for each size, None where nothing is dropped. With one probability it is one draw: calls cost what values cost."""
+    if len(set(drops)) == 1 and drops[0] > 0:
+        return draw_keep_mask(sum(sizes), drops[0]).split(list(sizes))
+    return [draw_keep_mask(size, drop) if drop > 0 else None for size, drop in zip(sizes, drops, strict=True)]
+
+
+def kept_scale(drop: float) -> float:
+    """What keeps the mean of dropped values as it was."""
+    return 1.0 / (1.0 - drop)
 
 
 class ClassSwap:
@@ -93,7 +105,7 @@ class QuickDropout(nn.Dropout):
         usual = self.training and 0.0 < self.p < 1.0 and input.numel() >= _ENOUGH_VALUES
         if not usual or not in_float32_here(input):
             return super().forward(input)
-        return input * draw_keep_mask(input.numel(), self.p).view_as(input)
+        return input * draw_keep_mask(input.numel(), self.p).mul_(kept_scale(self.p)).view_as(input)
 
 
 def _product() -> Callable[..., torch.Tensor] | None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from tunesmith.fast.cpu_speed import draw_keep_mask, in_float32_here, multiply, towards_parameters
+from tunesmith.fast.cpu_speed import draw_keep_masks, in_float32_here, kept_scale, multiply, towards_parameters
 from tunesmith.fast.fused_stack import Copies, FusedStack, LayerParts, parts_of, probability
 from tunesmith.fast.packed_cpu import Kept, attend_spread, differentiate_spread, length_groups, plan_rows
 from tunesmith.fast.packing import Layout
@@ -48,41 +48,46 @@ class CpuLayers(FusedStack):
 def run_layer(parts: LayerParts, x: torch.Tensor, layout: Layout, *, first_only: bool, training: bool) -> torch.Tensor:
     """(tokens, width) of one layer, or (stretches, width) of first tokens."""
     three = [p for m in (parts.query, parts.key, parts.value) for p in (m.weight, m.bias)]
-    setting = layout.lengths, parts.heads, parts.attention.scaling, probability(parts.drop_weights, training)
+    drops = [probability(drop, training) for drop in (parts.drop_weights, parts.drop_attention, parts.drop_output)]
+    values = (len(layout.lengths) if first_only else x.shape[0]) * x.shape[1]
+    keeps = draw_keep_masks((_scores_of(layout.lengths, parts.heads, first_only), values, values), drops)
+    setting = layout.lengths, parts.heads, parts.attention.scaling, drops[0], keeps[0]
     if first_only:
         context, x = _AttendFirst.apply(x, *three, layout.starts, *setting)  # type: ignore[no-untyped-call]
     else:
         context = _AttendAll.apply(x, *three, *setting)  # type: ignore[no-untyped-call]
-    drop = probability(parts.drop_attention, training)
-    x = norm_of_sum(context, x, parts.attention_output, parts.attention_norm, drop)
+    x = norm_of_sum(context, x, parts.attention_output, parts.attention_norm, drops[1], keeps[1])
     wide = _Widened.apply(x, parts.widen.weight, parts.widen.bias)  # type: ignore[no-untyped-call]
-    return norm_of_sum(wide, x, parts.narrow, parts.output_norm, probability(parts.drop_output, training))
+    return norm_of_sum(wide, x, parts.narrow, parts.output_norm, drops[2], keeps[2])
+
+
+def _scores_of(lengths: tuple[int, ...], heads: int, first_only: bool) -> int:
+    """How many weights of attention there are."""
+    return heads * sum(lengths) if first_only else plan_rows(lengths, heads, False).clusters[-1].weights.stop
 
 
 def norm_of_sum(
-    h: torch.Tensor, residual: torch.Tensor, projection: nn.Linear, norm: nn.LayerNorm, drop: float
-) -> torch.Tensor:
+    h: torch.Tensor, residual: torch.Tensor, projection: nn.Linear, norm: nn.LayerNorm, drop: float,
+    keep: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
     """The norm of the residual and the projection of `h`, of which `drop` is dropped."""
-    given = projection.weight, projection.bias, norm.weight, norm.bias, norm.eps, drop
+    given = projection.weight, projection.bias, norm.weight, norm.bias, norm.eps, kept_scale(drop), keep
     out: torch.Tensor = _NormedSum.apply(h, residual, *given)  # type: ignore[no-untyped-call]
     return out
-
-
-def _drawn(size: int, drop: float, like: torch.Tensor) -> torch.Tensor | None:
-    return draw_keep_mask(size, drop).to(like.dtype) if drop > 0 else None
 
 
 class _NormedSum(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, h: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor,
-        scale: torch.Tensor, shift: torch.Tensor, eps: float, drop: float,
+        scale: torch.Tensor, shift: torch.Tensor, eps: float, up: float, keep: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         total = multiply(h, weight, bias)
-        keep = _drawn(total.numel(), drop, total)
-        if keep is not None:
-            total.mul_(keep.view_as(total))
-        total.add_(residual)
+        if keep is None:
+            total.add_(residual)
+        else:
+            torch.addcmul(residual, total, keep.view_as(total), value=up, out=total)
+        ctx.up = up
         out, mean, spread = torch.native_layer_norm(total, scale.shape, scale, shift, eps)
         ctx.save_for_backward(h, weight, scale, shift, total, mean, spread, keep)
         return out
@@ -91,15 +96,16 @@ class _NormedSum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         h, weight, scale, shift, total, mean, spread, keep = ctx.saved_tensors
-        need_h, need_residual, *need, need_scale, need_shift, _, _ = ctx.needs_input_grad
+        need_h, need_residual, *need, need_scale, need_shift, _, _, _ = ctx.needs_input_grad
         wanted = [True, need_scale, need_shift]
         to_total, to_scale, to_shift = torch.ops.aten.native_layer_norm_backward(
             grad.contiguous(), total, scale.shape, mean, spread, scale, shift, wanted
         )
-        to_out = to_total if keep is None else to_total * keep.view_as(to_total)
+        none = to_total.new_zeros(())
+        to_out = to_total if keep is None else torch.addcmul(none, to_total, keep.view_as(to_total), value=ctx.up)
         to_h = multiply(to_out, weight.t(), None) if need_h else None
         to_residual = to_total if need_residual else None
-        return to_h, to_residual, *towards_parameters(to_out, h, need), to_scale, to_shift, None, None
+        return to_h, to_residual, *towards_parameters(to_out, h, need), to_scale, to_shift, None, None, None
 
 
 class _Widened(torch.autograd.Function):
@@ -128,15 +134,15 @@ class _AttendAll(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, q_weight: torch.Tensor, q_bias: torch.Tensor, k_weight: torch.Tensor,
         k_bias: torch.Tensor, v_weight: torch.Tensor, v_bias: torch.Tensor, lengths: tuple[int, ...], heads: int,
-        scale: float, drop: float,
+        scale: float, drop: float, keep: torch.Tensor | None,
     ) -> torch.Tensor:  # fmt: skip
         plan = plan_rows(lengths, heads, False)
         shape = torch.Size((x.shape[0], heads, q_weight.shape[0] // heads))
         pairs = (q_weight, q_bias), (k_weight, k_bias), (v_weight, v_bias)
         asked, known, given = (plan.spread(multiply(x, *pair).view(shape)) for pair in pairs)
-        out, kept = attend_spread(plan, asked, known, given, scale, drop)
-        ctx.save_for_backward(x, q_weight, k_weight, v_weight, asked, known, given, kept.weights, kept.used, kept.keep)
-        ctx.plan, ctx.scale, ctx.shape = plan, scale, shape
+        out, kept = attend_spread(plan, asked, known, given, scale, drop, keep=keep)
+        ctx.save_for_backward(x, q_weight, k_weight, v_weight, asked, known, given, kept.weights, kept.used, keep)
+        ctx.plan, ctx.scale, ctx.shape, ctx.kept_scale = plan, scale, shape, kept.scale
         return plan.gather(out, shape).view(x.shape[0], -1)
 
     @staticmethod
@@ -144,8 +150,8 @@ class _AttendAll(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, *weights, asked, known, given, shares, used, keep = ctx.saved_tensors
         plan, inputs, found = ctx.plan, (asked, known, given), [torch.empty_like(t) for t in (asked, known, given)]
-        spread = plan.spread_gradient(grad.reshape(ctx.shape))
-        differentiate_spread(plan, Kept(shares, used, keep), ctx.scale, spread, inputs, found)
+        spread, kept = plan.spread_gradient(grad.reshape(ctx.shape)), Kept(shares, used, keep, ctx.kept_scale)
+        differentiate_spread(plan, kept, ctx.scale, spread, inputs, found)
         need_x, *need = ctx.needs_input_grad[:7]
         to_x, parameters = None, list[torch.Tensor | None]()
         for number, weight in enumerate(weights):
@@ -154,7 +160,7 @@ class _AttendAll(torch.autograd.Function):
             if need_x:
                 share = multiply(one, weight.t(), None)
                 to_x = share if to_x is None else to_x.add_(share)
-        return to_x, *parameters, None, None, None, None
+        return to_x, *parameters, None, None, None, None, None
 
 
 class _AttendFirst(torch.autograd.Function):
@@ -167,7 +173,7 @@ class _AttendFirst(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, q_weight: torch.Tensor, q_bias: torch.Tensor, k_weight: torch.Tensor,
         k_bias: torch.Tensor, v_weight: torch.Tensor, v_bias: torch.Tensor, starts: torch.Tensor,
-        lengths: tuple[int, ...], heads: int, scale: float, drop: float,
+        lengths: tuple[int, ...], heads: int, scale: float, drop: float, keep: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         firsts, groups = x.index_select(0, starts), list(length_groups(lengths, heads, True))
         count, width = firsts.shape
@@ -179,7 +185,7 @@ class _AttendFirst(torch.autograd.Function):
             scores, hidden = weights[w_at].view(rows, heads, keys), x[k_at].view(rows, keys, width)
             torch.baddbmm(scores, asked[q_at], hidden.transpose(1, 2), beta=0, alpha=scale, out=scores)
             torch.softmax(scores, -1, out=scores)
-        keep = _drawn(weights.numel(), drop, x)
+        keep = None if keep is None else keep * kept_scale(drop)
         used, sums = weights if keep is None else weights * keep, x.new_zeros(count, heads)
         for q_at, k_at, w_at, rows, _, keys in groups:
             shares = used[w_at].view(rows, heads, keys)
@@ -210,7 +216,7 @@ class _AttendFirst(torch.autograd.Function):
         to_value = torch.bmm(by_head.transpose(1, 2), seen.transpose(0, 1)).view(-1, width) if need[4] else None
         to_value_bias = (by_head * sums.t().unsqueeze(-1)).sum(1).view(-1) if need[5] else None
         to_query = towards_parameters(to_q, firsts, need[:2])
-        return to_x, *to_query, to_key, to_key_bias, to_value, to_value_bias, *[None] * 5
+        return to_x, *to_query, to_key, to_key_bias, to_value, to_value_bias, *[None] * 6
 
 
 def _towards_hidden(ctx: Any, to_seen: torch.Tensor, to_sums: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:

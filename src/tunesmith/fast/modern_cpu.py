@@ -123,7 +123,7 @@ class _RotaryAttention(torch.autograd.Function):
         turned = _turn(spread[:2], *angles)
         out, kept = attend_spread(plan, turned[0], turned[1], spread[2], scale, drop)
         ctx.save_for_backward(turned, spread[2], *angles, kept.weights, kept.used, kept.keep)
-        ctx.plan, ctx.lengths, ctx.scale, ctx.shape = plan, lengths, scale, qkv.shape
+        ctx.plan, ctx.lengths, ctx.scale, ctx.shape, ctx.kept_scale = plan, lengths, scale, qkv.shape, kept.scale
         return plan.gather(out, torch.Size((qkv.shape[0], heads, size)))
 
     @staticmethod
@@ -133,7 +133,8 @@ class _RotaryAttention(torch.autograd.Function):
         plan, (tokens, _, heads, size) = ctx.plan, ctx.shape
         found = given.new_empty(3, *given.shape)
         inputs = (turned[0], turned[1], given)
-        differentiate_spread(plan, Kept(weights, used, keep), ctx.scale, plan.spread_gradient(grad), inputs, found)
+        kept = Kept(weights, used, keep, ctx.kept_scale)
+        differentiate_spread(plan, kept, ctx.scale, plan.spread_gradient(grad), inputs, found)
         found[:2] = _turn(found[:2], cos, -sin.roll(size // 2, -1))
         _, back, _ = _places(ctx.lengths, heads)
         to_qkv = found.view(-1, size).index_select(0, back).view(-1, 3, heads, size)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from tunesmith.fast.cpu_speed import draw_keep_mask
+from tunesmith.fast.cpu_speed import draw_keep_mask, kept_scale
 from tunesmith.fast.packing import Layout
 
 CALLS = 8192
@@ -188,15 +188,17 @@ class Kept:
 
     weights: torch.Tensor
     used: torch.Tensor
-    """The weights after dropout."""
+    """Those that were kept, and zero for the others."""
     keep: torch.Tensor | None
+    scale: float = 1.0
+    """Of what was kept."""
 
 
 def attend_spread(
     plan: RowPlan, asked: torch.Tensor, known: torch.Tensor, given: torch.Tensor, scale: float, dropout: float,
-    bias: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, keep: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Kept]:  # fmt: skip
-    """The attention of queries, keys and values that lie as the plan has them."""
+    """The attention of queries, keys and values that lie as the plan has them; without a `keep` the mask is drawn here."""
     weights = asked.new_empty(plan.clusters[-1].weights.stop)
     for one in plan.clusters:
         scores = weights[one.weights].view(-1, one.queries, one.keys)
@@ -208,14 +210,16 @@ def attend_spread(
         if one.mask is not None:
             by_head.add_(one.mask)
         torch.softmax(scores, -1, out=scores)
-    keep = draw_keep_mask(weights.numel(), dropout).to(asked.dtype) if dropout > 0 else None
-    used = weights if keep is None else weights * keep
+    if keep is None and dropout > 0:
+        keep = draw_keep_mask(weights.numel(), dropout).to(asked.dtype)
+    kept = Kept(weights, weights if keep is None else weights * keep, keep, kept_scale(dropout))
     whole = sum(one.asked.stop - one.asked.start for one in plan.clusters) == asked.shape[0]
     out = asked.new_empty(asked.shape) if whole else asked.new_zeros(asked.shape)
     for one in plan.clusters:
-        shares, values = used[one.weights].view(-1, one.queries, one.keys), _cut(given, one.known, one.keys)
-        torch.bmm(shares, values, out=_cut(out, one.asked, one.queries))
-    return out, Kept(weights, used, keep)
+        shares, values = kept.used[one.weights].view(-1, one.queries, one.keys), _cut(given, one.known, one.keys)
+        place = _cut(out, one.asked, one.queries)
+        torch.baddbmm(place, shares, values, beta=0, alpha=kept.scale, out=place)
+    return out, kept
 
 
 def differentiate_spread(
@@ -230,9 +234,10 @@ def differentiate_spread(
     to_weights = torch.empty_like(kept.weights)
     for one in plan.clusters:
         shares, to_out = kept.used[one.weights].view(-1, one.queries, one.keys), _cut(grad, one.asked, one.queries)
-        values = _cut(given, one.known, one.keys)
-        torch.bmm(to_out, values.transpose(1, 2), out=to_weights[one.weights].view_as(shares))
-        torch.bmm(shares.transpose(1, 2), to_out, out=_cut(to_given, one.known, one.keys))
+        values, to_values = (_cut(x, one.known, one.keys) for x in (given, to_given))
+        to_shares = to_weights[one.weights].view_as(shares)
+        torch.baddbmm(to_shares, to_out, values.transpose(1, 2), beta=0, alpha=kept.scale, out=to_shares)
+        torch.baddbmm(to_values, shares.transpose(1, 2), to_out, beta=0, alpha=kept.scale, out=to_values)
     if kept.keep is not None:
         to_weights.mul_(kept.keep)
     for one in plan.clusters:
@@ -260,7 +265,7 @@ class _PackedAttention(torch.autograd.Function):
         known, given = plan.spread(k), plan.spread(v)
         out, kept = attend_spread(plan, asked, known, given, scale, dropout, bias)
         ctx.save_for_backward(asked, known, given, kept.weights, kept.used, kept.keep)
-        ctx.plan, ctx.scale, ctx.first_only = plan, scale, first_only
+        ctx.plan, ctx.scale, ctx.first_only, ctx.kept_scale = plan, scale, first_only, kept.scale
         ctx.shapes = q.shape, k.shape, None if bias is None else bias.shape
         return out.view(q.shape) if first_only else plan.gather(out, q.shape)
 
@@ -272,6 +277,6 @@ class _PackedAttention(torch.autograd.Function):
         to_bias = grad.new_zeros(bias_shape) if ctx.needs_input_grad[3] else None
         grad = grad.reshape(inputs[0].shape) if ctx.first_only else plan.spread_gradient(grad)
         found = [torch.zeros_like(inputs[0]), *(torch.empty_like(x) for x in inputs[1:])]
-        differentiate_spread(plan, Kept(weights, used, keep), ctx.scale, grad, inputs, found, to_bias)
+        differentiate_spread(plan, Kept(weights, used, keep, ctx.kept_scale), ctx.scale, grad, inputs, found, to_bias)
         to_q = found[0].view(q_shape) if ctx.first_only else plan.gather(found[0], q_shape)
         return to_q, plan.gather(found[1], k_shape), plan.gather(found[2], k_shape), to_bias, *[None] * 5

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from tunesmith.fast.attention import attend_by_row
-from tunesmith.fast.cpu_speed import draw_keep_mask
+from tunesmith.fast.cpu_speed import draw_keep_mask, kept_scale
 from tunesmith.fast.packed_cpu import attend_on_cpu
 from tunesmith.fast.packing import Layout
 
@@ -50,7 +50,7 @@ def _weigh(scores: torch.Tensor, v: torch.Tensor, inside: torch.Tensor | None, d
         scores = scores.masked_fill(~inside[:, None, None, :], torch.finfo(scores.dtype).min)
     weights = torch.softmax(scores, -1)
     if drop > 0 and weights.device.type == "cpu" and weights.dtype == torch.float32:
-        weights = weights * draw_keep_mask(weights.numel(), drop).view_as(weights)
+        weights = weights * draw_keep_mask(weights.numel(), drop).mul_(kept_scale(drop)).view_as(weights)
     elif drop > 0:
         weights = functional.dropout(weights, drop)
     return weights.to(v.dtype) @ v
