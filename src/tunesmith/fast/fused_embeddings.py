@@ -33,7 +33,7 @@ _MOST_KINDS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _Told:
     """What the kernels are told beside tables and norm."""
 
     tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -67,7 +67,7 @@ class _Embedded(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, word: torch.Tensor, place: torch.Tensor, kind: torch.Tensor | None, gamma: torch.Tensor,
-        beta: torch.Tensor, told: _Call,
+        beta: torch.Tensor, told: _Told,
     ) -> Any:  # fmt: skip
         from tunesmith.fast.embedding_kernels import embed_forward
 
@@ -145,7 +145,7 @@ class FusedEmbeddings:
         types = None if kind is None else given.get("token_type_ids")
         drop = self._drop()
         seeds, call = self._draw(ids.device, drop > 0)
-        told = _Call(
+        told = _Told(
             (ids.reshape(-1), given["position_ids"].reshape(-1), None if types is None else types.reshape(-1)),
             word.rows_on(ids.device) if isinstance(word, CutEmbedding) else None,
             (_or_none(word.padding_idx), _or_none(place.padding_idx)),
