@@ -20,7 +20,7 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from tunesmith.fast import embedding_kernels, fused_embeddings, fused_layers
-from tunesmith.fast.fused_embeddings import _Told, _Embedded
+from tunesmith.fast.fused_embeddings import _Embedded, _Told
 from tunesmith.fast.packing import pack
 from tunesmith.fast.padding_free import enable_padding_free
 from tunesmith.fast.vocabulary import VocabularyCut

@@ -122,7 +122,7 @@ def _sum_stretches(
     CHUNK: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """One chunk of sorted keys. A stretch of one key that lies inside it is a row of the table; of one that came in from
-    before, the part up to its end goes aside, and so does the part of one that goes on behind the chunk."""
+    before, the part up to its end goes aside, and so does the part of one that continues behind the chunk."""
     chunk = tl.program_id(1)
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     first = chunk * CHUNK
@@ -154,7 +154,7 @@ def _sum_stretches(
 def _join_stretches(
     keys, table, aside, chunks, width, rows, CHUNK: tl.constexpr, COLUMNS: tl.constexpr, JOINED: tl.constexpr
 ):
-    """The row of the key that begins in this chunk and goes on behind it: what it left aside there and in those it reaches."""
+    """The row of the key that begins in this chunk and continues behind it: what it left aside there and in those it reaches."""
     chunk = tl.program_id(1)
     first = chunk * CHUNK
     key = tl.load(keys + first + CHUNK - 1)

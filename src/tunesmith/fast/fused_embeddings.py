@@ -34,7 +34,7 @@ _MOST_KINDS = 2
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What the kernels are told beside tables and norm."""
+    """What the kernels are passed beside tables and norm."""
 
     tokens: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
     """Ids, positions, kinds: of all tokens, one after the other."""
@@ -49,7 +49,7 @@ class _Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class EmbeddedTokens:
     """What the block made, until the layers take it."""
 
     hidden: torch.Tensor
@@ -119,7 +119,7 @@ class FusedEmbeddings:
         self._dtype, self._copied = dtype, copied and dtype != torch.float32
         self._inner = [part for part in module.modules() if part is not module]
         self._listeners = hook_tables(self._inner)
-        self._made: Made | None = None
+        self._made: EmbeddedTokens | None = None
 
     def enable(self) -> None:
         """Let the block run fused."""
@@ -129,7 +129,7 @@ class FusedEmbeddings:
         """Give its module its own forward back."""
         vars(self._module).pop("forward", None)
 
-    def take(self, hidden: torch.Tensor) -> Made | None:
+    def take(self, hidden: torch.Tensor) -> EmbeddedTokens | None:
         """What was made with this, if nothing has changed it since. Asked once: nothing is kept beyond the layers."""
         made, self._made = self._made, None
         return made if made is not None and made.hidden is hidden and made.version == hidden._version else None
@@ -155,7 +155,7 @@ class FusedEmbeddings:
         out = _Embedded.apply(*tables, module.LayerNorm.weight, module.LayerNorm.bias, told)  # type: ignore[no-untyped-call]
         residual, copy = out if self._copied else (out, None)
         hidden: torch.Tensor = residual.unsqueeze(0)
-        self._made = Made(hidden, hidden._version, copy, seeds)
+        self._made = EmbeddedTokens(hidden, hidden._version, copy, seeds)
         return hidden
 
     def _tables(self) -> tuple[nn.Embedding, nn.Embedding, nn.Embedding | None]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from tunesmith.encoder.families import anatomy_of
 from tunesmith.fast.fused_attention import attend_by_distance, attend_fused, attends_fused
-from tunesmith.fast.fused_embeddings import Made, fuse_embeddings
+from tunesmith.fast.fused_embeddings import EmbeddedTokens, fuse_embeddings
 from tunesmith.fast.fused_ops import add_norm, gelu_linear, linear
 from tunesmith.fast.fused_stack import FusedStack, LayerParts, draw_seeds, parts_of, probability
 from tunesmith.fast.packing import Layout
@@ -85,7 +85,7 @@ class FusedLayers(FusedStack):
         states = (out,) if isinstance(self._rows, DebertaRows) else None  # whose model reads the last of them
         return Output(last_hidden_state=out, hidden_states=states)
 
-    def _run(self, residual: torch.Tensor, layout: Layout, made: Made | None) -> torch.Tensor:
+    def _run(self, residual: torch.Tensor, layout: Layout, made: EmbeddedTokens | None) -> torch.Tensor:
         training = self._stack.training
         seeds = self._prepare(3 * len(self._layers), residual.device, None if made is None else made.seeds)
         x = residual.to(self.dtype) if made is None or made.copy is None else made.copy

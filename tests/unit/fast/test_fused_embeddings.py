@@ -22,7 +22,7 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from tunesmith.fast import fused_embeddings
-from tunesmith.fast.fused_embeddings import FusedEmbeddings, Made, fuse_embeddings
+from tunesmith.fast.fused_embeddings import EmbeddedTokens, FusedEmbeddings, fuse_embeddings
 from tunesmith.fast.fused_layers import FusedLayers
 from tunesmith.fast.packing import pack
 from tunesmith.fast.padding_free import enable_padding_free
@@ -187,10 +187,10 @@ def test_layers_take_the_copy_unless_a_hook_on_the_block_changed_what_it_made(
 ) -> None:
     model = make_model("bert")
     _, batch = fused(model, dtype=torch.bfloat16)
-    taken: list[Made | None] = []
+    taken: list[EmbeddedTokens | None] = []
     own = FusedEmbeddings.take
 
-    def noted(self: FusedEmbeddings, hidden: torch.Tensor) -> Made | None:
+    def noted(self: FusedEmbeddings, hidden: torch.Tensor) -> EmbeddedTokens | None:
         taken.append(own(self, hidden))
         return taken[-1]
 
