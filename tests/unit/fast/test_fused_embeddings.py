@@ -24,6 +24,7 @@ from equivalence.strategy_cases import (
 from tunesmith.fast import fused_embeddings
 from tunesmith.fast.fused_embeddings import EmbeddedTokens, FusedEmbeddings, fuse_embeddings
 from tunesmith.fast.fused_layers import FusedLayers
+from tunesmith.fast.fused_stack import why_not_fused
 from tunesmith.fast.packing import pack
 from tunesmith.fast.padding_free import enable_padding_free
 from tunesmith.fast.steady_tables import enable_steady_tables
@@ -46,9 +47,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
             ids, positions, types = told.tokens
             rows = ids if told.rows_of is None else told.rows_of[ids.long()]
             pads = [None if padding < 0 else padding for padding in told.paddings]
-            total = functional.embedding(rows, word, pads[0]) + functional.embedding(positions, place, pads[1])
+            total = functional.embedding(rows, word, pads[0])
             if kind is not None:
                 total = total + functional.embedding(torch.zeros_like(ids) if types is None else types, kind)
+            total = total + functional.embedding(positions, place, pads[1])
             out = functional.layer_norm(total, gamma.shape, gamma, beta, told.eps)
             return (out, out.to(told.dtype)) if told.copied else out
 
@@ -172,6 +174,20 @@ def test_layers_and_embeddings_share_one_draw_of_seeds(calls: Calls) -> None:
     expected = torch.randint(2**62, (3 * LAYERS + 1,))
     assert torch.equal(calls[0].seeds, expected)
     assert (calls[0].call, calls[0].drop, calls[0].copied) == (3 * LAYERS, 0.1, True)
+
+
+def test_in_half_precision_layers_read_the_copy_and_both_gradients_come_back(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model("bert")
+    _, batch = fused(model, dtype=torch.bfloat16)
+    assert why_not_fused(model) is None, "what was put in is known as ours"
+    ours = gradients(model, batch, LABELS)
+    monkeypatch.setattr(fused_embeddings, "runs_kernels", lambda ids: False)
+    plain = gradients(model, batch, LABELS)
+    assert [told.copied for told in calls] == [True]
+    assert ours[0] == plain[0]
+    assert largest_difference(plain[2], ours[2]) < 1e-6
 
 
 HOOKS: dict[str, Any] = {
