@@ -22,7 +22,17 @@ from tunesmith.tokens.batches import Batches, Padding
 from tunesmith.tokens.token_rows import TokenRows
 
 OFF = dict.fromkeys(("pack_rows", "first_token_only", "restrict_vocabulary", "fused_layers", "cuda_graphs"), "off")
-__all__ = ["OFF", "apart", "difference", "engine_rows", "gradient", "make_state", "train", "weights"]
+__all__ = [
+    "OFF",
+    "apart",
+    "difference",
+    "engine_rows",
+    "gradient",
+    "gradients_of_first",
+    "make_state",
+    "train",
+    "weights",
+]
 
 
 def apart(one: Any, other: Any) -> float:
@@ -91,10 +101,18 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
     return max(float((one[n] - other[n]).abs().max()) for n in one)
 
 
-def gradient(state: TrainState, batches: Batches) -> torch.Tensor:
-    """All gradients of the first batch but the word embedding's, as one vector."""
+def gradients_of_first(state: TrainState, batches: Batches) -> dict[str, torch.Tensor]:
+    """Of the first batch, by the name of the parameter; that of a cut word embedding as the whole table has it."""
     window = next(iter(batches.windows(0)))
     state.model.train()
     micro_step(state, state.runtime.move(window.micro_batches[0]), 1 / 8)
-    found = [p.grad.flatten() for n, p in state.model.named_parameters() if p.grad is not None and "word" not in n]
-    return torch.cat(found).double()
+    found = {n: p.grad for n, p in state.model.named_parameters() if p.grad is not None}
+    if state.cut is not None:
+        word = next(n for n, p in state.model.named_parameters() if p is state.cut.parameter)
+        found[word] = state.cut.expand(found[word]).to(found[word].device)
+    return {name: gradient.double() for name, gradient in found.items()}
+
+
+def gradient(state: TrainState, batches: Batches) -> torch.Tensor:
+    """All gradients of the first batch but the word embedding's, as one vector."""
+    return torch.cat([g.flatten() for n, g in gradients_of_first(state, batches).items() if "word" not in n])

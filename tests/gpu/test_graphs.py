@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_engine import OFF, apart, difference, gradient, make_state, train, weights
+from gpu_engine import OFF, apart, difference, gradient, gradients_of_first, make_state, train, weights
 
 from tunesmith.engine.step import micro_step
+from tunesmith.fast import fused_embeddings
 from tunesmith.fast.fused_ops import SideStream
 from tunesmith.keep.checkpoint import WEIGHTS, Identity, capture, load_checkpoint, save_checkpoint
 
@@ -37,6 +38,24 @@ def test_bf16_gradients_are_no_further_from_float32_than_those_of_autocast(rows:
     ours = gradient(*make_state(rows, LAYERS, "bf16", 0.0, batch=batch)[:2])
     autocast, fused = (float((g - exact).norm() / exact.norm()) for g in (theirs, ours))
     assert fused < 1.1 * autocast
+
+
+@pytest.mark.parametrize("batch", [8, 64])
+def test_bf16_gradients_of_tables_are_no_further_from_float32_than_those_of_autocast(
+    rows: Any, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = gradients_of_first(*make_state(rows, LAYERS, "no", 0.0, batch=batch, **OFF)[:2])
+    theirs = gradients_of_first(*make_state(rows, LAYERS, "bf16", 0.0, batch=batch, **OFF)[:2])
+    own, calls = fused_embeddings._Embedded.apply, list[int]()
+    monkeypatch.setattr(fused_embeddings._Embedded, "apply", lambda *given: calls.append(1) or own(*given))
+    ours = gradients_of_first(*make_state(rows, LAYERS, "bf16", 0.0, batch=batch)[:2])
+    assert calls == [1], "the embedding block was not fused"
+    block = [name for name in exact if ".embeddings." in name]
+    assert len(block) == 5
+    far = {n: [float((side[n] - exact[n]).norm()) for side in (theirs, ours)] for n in block}
+    autocast, fused = (sum(errors[i] ** 2 for errors in far.values()) ** 0.5 for i in (0, 1))
+    assert fused < 1.1 * autocast
+    assert all(errors[1] < 1.3 * errors[0] for errors in far.values()), far
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import interpreted_embeddings
 import interpreted_modern
 
 from equivalence.strategy_cases import (
@@ -327,3 +328,4 @@ if __name__ == "__main__":
     check_attention(False, 10**6, window=3)
     check_adamw()
     interpreted_modern.check_all()
+    interpreted_embeddings.check_all()

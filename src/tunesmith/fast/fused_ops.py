@@ -65,10 +65,11 @@ def nobody_looks(parameters: Sequence[torch.Tensor]) -> bool:
 class SideStream:
     """Gradients of weights on a second stream: nothing waits for them before the update, and small products leave room.
 
-    For batches of few tokens only: memory that the second stream reads is not used again before it is done.
+    Not for batches of any size: memory that the second stream reads is not used again before it is done.
     """
 
-    MOST_TOKENS = 2048
+    MOST_TOKENS = 16384
+    """On an H200 3% of a step of BERT-base at 64 rows and up to 2% at 256 (13,824 tokens), with the same bits (0122)."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
