@@ -104,8 +104,8 @@ class StepGraphs:
         """The next step is none that is captured later."""
         self._constants.rest()
 
-    def around_passes(self) -> AbstractContextManager[None]:
-        """What belongs around each forward and backward pass of a step."""
+    def around_forward(self) -> AbstractContextManager[None]:
+        """What belongs around each forward pass of a step."""
         return self._constants.around()
 
     def _capture(self, batches: tuple[Batch, ...], body: Body) -> _Captured | None:
@@ -128,11 +128,11 @@ class StepGraphs:
         """Why the passes of a step cannot be captured, by doing so for a few rows; None where they can."""
         fixed = _place(batch, self._device)
         self._constants.listen()
-        with self.around_passes():
+        with self.around_forward():
             passes(fixed)  # makes what the libraries make when they are first called
         while True:
             try:
-                with _capturing(torch.cuda.CUDAGraph(), None, self._constants), self.around_passes():
+                with _capturing(torch.cuda.CUDAGraph(), None, self._constants), self.around_forward():
                     passes(fixed)
             except _REFUSED as error:
                 if not self._recover():

@@ -1,4 +1,4 @@
-"""Values that the passes of a step copy from the host, kept on the device so that the step can be captured.
+"""Values that a forward pass copies from the host, kept on the device so that the step can be captured.
 
 transformers makes constants on the host in the middle of a forward pass: the 0.0 of a mask, an identity matrix, the number of
 a column. Such a copy ends the capture of a CUDA graph. The first step of a shape runs uncaptured and is listened to: each value
@@ -9,7 +9,8 @@ function of the batch: that lies on the device, and reading from there ends a ca
 in every step, and is refused.
 
 Python's calls are listened to, not torch's operators: under a mode of operators torch itself takes other routes, and its
-attention has the seeds of dropout on the host. What torch copies below Python's calls ends a capture as before.
+attention has the seeds of dropout on the host. What torch copies below Python's calls, and in a backward pass, ends a capture as
+before.
 """
 
 from __future__ import annotations
@@ -64,16 +65,16 @@ class HostConstants:
         self._meet = None
 
     def listen(self) -> None:
-        """The passes that follow show what they copy; they run as they are."""
+        """The forward passes that follow show what they copy; they run as they are."""
         self._meet = self._hear if self._wanted else None
 
     def give(self) -> None:
-        """The passes that follow are captured, with what was heard."""
+        """The forward passes that follow are captured, with what was heard."""
         self._meet, self._lacking = self._look_up if self._wanted else None, None
 
     @contextmanager
     def around(self) -> Iterator[None]:
-        """Around a forward pass and its backward pass."""
+        """Around a forward pass."""
         if self._meet is None:
             yield
             return
@@ -104,7 +105,7 @@ class HostConstants:
                 self.full = True
                 return value
             self._bytes += size
-            self._known[key] = value.to(self._device)
+            self._known[key] = value.to(self._device, copy=True)
         return value
 
     def _look_up(self, value: torch.Tensor) -> torch.Tensor:
@@ -133,17 +134,17 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if makes_on(func, args, kwargs, self._device):
+        if _makes_on(func, args, kwargs, self._device):
             made = func(*args, **{**kwargs, "device": "cpu"})
             return self._met(made).to(self._device)
-        if moves_to(func, args, kwargs, self._device):
+        if _moves_to(func, args, kwargs, self._device):
             args = self._met(args[0]), *args[1:]
-        elif mixes_on(func, args, self._device):
+        elif _mixes_on(func, args, self._device):
             args, kwargs = self._mixed(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _met(self, value: Any) -> Any:
-        return self._meet(value) if is_plain(value) else value
+        return self._meet(value) if _is_plain(value) else value
 
     def _mixed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -161,7 +162,7 @@ class _Calls(TorchFunctionMode):
         return self._met(index) if isinstance(index, torch.Tensor) and index.ndim else index
 
 
-def makes_on(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> bool:
+def _makes_on(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> bool:
     """Whether the call makes a tensor of the device of what is not a tensor."""
     own = func is torch.Tensor.new_tensor
     if func not in _MAKE or len(args) <= own or isinstance(args[own], torch.Tensor) or kwargs.get("requires_grad"):
@@ -170,19 +171,19 @@ def makes_on(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: t
     return _is_on(args[0] if own and place is None else place, device)
 
 
-def moves_to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> bool:
+def _moves_to(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> bool:
     """Whether the call has a tensor, its first argument, on the device."""
     if func not in _MOVE or not args or not isinstance(args[0], torch.Tensor):
         return False
     return func is torch.Tensor.cuda or any(_is_on(value, device) for value in (*args[1:], *kwargs.values()))
 
 
-def mixes_on(func: Any, args: tuple[Any, ...], device: torch.device) -> bool:
+def _mixes_on(func: Any, args: tuple[Any, ...], device: torch.device) -> bool:
     """Whether the call takes tensors of the host for a result on the device. The other way is a read, and stays one."""
     return func in _MIX and any(_is_on(value, device) for value in (args if func in _CHOOSE else args[:1]))
 
 
-def is_plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     """Whether it is a tensor of the host whose values can be kept: pinned memory is read again by every replay."""
     if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout != torch.strided:
         return False

@@ -43,9 +43,9 @@ def replayed(
     return numbers
 
 
-def around_passes(state: TrainState) -> AbstractContextManager[None]:
-    """What the speed-ups have around the forward and the backward pass of a micro-batch."""
-    return nullcontext() if state.graphs is None else state.graphs.around_passes()
+def around_forward(state: TrainState) -> AbstractContextManager[None]:
+    """What the speed-ups have around the forward pass of a micro-batch."""
+    return nullcontext() if state.graphs is None else state.graphs.around_forward()
 
 
 def decay_unused(state: TrainState, rate: float | torch.Tensor, skip: torch.Tensor) -> None:
