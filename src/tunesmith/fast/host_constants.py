@@ -93,9 +93,9 @@ class HostConstants:
         return True
 
     def clear(self) -> None:
-        """Gives the memory back."""
+        """Gives the memory back, and begins anew."""
         self._known.clear()
-        self._bytes, self.full, self._lacking = 0, False, None
+        self._bytes, self._patience, self.full, self._lacking = 0, PATIENCE, False, None
 
     def _hear(self, value: torch.Tensor) -> torch.Tensor:
         key = _content(value)
