@@ -4,9 +4,9 @@
     python bench/encoder_walk.py --cuda --jobs 12 --output $OUT/encoder_walk_h200.json      # on a machine with a GPU
 
 For each type: whether rows are packed without padding and why not; whether a GPU may try to capture its padded steps, by what a
-step does on the host (reads of values and random numbers end a capture; a tensor copied from the host does, too, which shows on a
-GPU alone); and how far loss and gradients of the fast step are from those of the plain one: digits of agreement, of the largest
-difference of a gradient over the norm of all.
+step does on the host (reads of values and random numbers end a capture; copying a constant does not); and how far loss and
+gradients of the fast step are from those of the plain one: digits of agreement, of the largest difference of a gradient over the
+norm of all.
 `buckets` compares batches padded to a multiple of 16 with batches padded to their longest row.
 
 With `--cuda` each type trains there: eight float32 steps with all speed-ups and eight without, on the same rows. Was the step

@@ -24,7 +24,7 @@ from tunesmith.engine.optim import (
 from tunesmith.engine.pushing import TwoReadings, pushed
 from tunesmith.engine.state import TrainState, seed_step
 from tunesmith.errors import ResourceError
-from tunesmith.fast.in_step import decay_unused, free_memory, ready, replayed
+from tunesmith.fast.in_step import around_forward, decay_unused, free_memory, ready, replayed
 from tunesmith.tokens.batches import Batch, Window
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def micro_step(
     objective: Objective | None = None,
 ) -> torch.Tensor:
     """Forward (of the wrapped model, or of one that is given) and backward; returns the share of the window's loss."""
-    with state.runtime.autocast():
+    with around_forward(state), state.runtime.autocast():
         loss_sum, _ = (objective or state.objective).sum(state.wrapped if model is None else model, batch)
     loss = loss_sum * factor
     torch.autograd.backward(loss if state.loss_scale is None else loss * state.loss_scale.scale)

@@ -6,13 +6,14 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tunesmith.errors import short_text
+from tunesmith.fast.host_constants import HostConstants
 from tunesmith.fast.packing import Layout, no_host_randomness
 from tunesmith.tokens.batches import Batch, tensors_of, views_of, with_tensors
 
@@ -46,6 +47,7 @@ class StepGraphs:
 
     def __init__(self, device: torch.device, before: Callable[[], None] | None = None, *, padded: bool = False) -> None:
         self._device, self._padded = device, padded
+        self._constants = HostConstants(device, wanted=padded)
         self.before = [] if before is None else [before]
         """Called before every replay."""
         self._around: Hashable = None
@@ -68,6 +70,7 @@ class StepGraphs:
 
         `around` is what the body has built in: what was captured before it changed is of no use any more.
         """
+        self.stand_by()
         shape = tuple(_shape_of(batch, padded=self._padded) for batch in batches)
         if self.off or None in shape or around is None:
             return None
@@ -78,12 +81,15 @@ class StepGraphs:
         captured = self._graphs.get(shape)
         if captured is None:
             self._seen[shape] += 1
-            if self._seen[shape] < 2 or self._captures >= MOST:
+            if self._captures >= MOST or self._constants.full:
                 return None
-            self._captures += 1
+            if self._seen[shape] < 2:
+                self._constants.listen()
+                return None
             captured = self._capture(batches, body)
             if captured is None:
                 return None
+            self._captures += 1
             self._graphs[shape] = captured
         for prepare in self.before:
             prepare()
@@ -94,6 +100,14 @@ class StepGraphs:
         captured.graph.replay()
         return captured.numbers.clone()
 
+    def stand_by(self) -> None:
+        """The next step is none that is captured later."""
+        self._constants.rest()
+
+    def around_forward(self) -> AbstractContextManager[None]:
+        """What belongs around each forward pass of a step."""
+        return self._constants.around()
+
     def _capture(self, batches: tuple[Batch, ...], body: Body) -> _Captured | None:
         fixed = [_place(batch, self._device) for batch in batches]
         numbers = torch.zeros(3, device=self._device)
@@ -101,25 +115,30 @@ class StepGraphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            with _capturing(graph, self._pool):
+            with _capturing(graph, self._pool, self._constants):
                 numbers.copy_(body(fixed, self._rate, self._factor))
         except _REFUSED as error:
-            log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", short_text(error))
-            self._give_up()
+            reason = short_text(error)
+            if not self._recover():
+                log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", reason)
             return None
         return _Captured(graph, fixed, numbers)
 
     def rehearse(self, batch: Batch, passes: Callable[[Batch], None]) -> str | None:
-        """Why the passes of a step cannot be captured, by doing so once for a few rows; None where they can."""
+        """Why the passes of a step cannot be captured, by doing so for a few rows; None where they can."""
         fixed = _place(batch, self._device)
-        passes(fixed)  # makes what the libraries make when they are first called
-        try:
-            with _capturing(torch.cuda.CUDAGraph(), None):
-                passes(fixed)
-        except _REFUSED as error:
-            self._give_up()
-            return short_text(error)
-        return None
+        self._constants.listen()
+        with self.around_forward():
+            passes(fixed)  # makes what the libraries make when they are first called
+        while True:
+            try:
+                with _capturing(torch.cuda.CUDAGraph(), None, self._constants), self.around_forward():
+                    passes(fixed)
+            except _REFUSED as error:
+                if not self._recover():
+                    return short_text(error)
+            else:
+                return None
 
     def let_go(self) -> bool:
         """Frees what captured steps hold, where there are any: the memory did not suffice for them and an uncaptured one."""
@@ -132,33 +151,42 @@ class StepGraphs:
 
     def close(self) -> None:
         """Gives back what captured steps hold."""
-        if not self._graphs:
-            return
-        if self._device.type == "cuda":
+        if self._graphs and self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._graphs.clear()
         self._pool = None
+        self._constants.clear()
 
-    def _give_up(self) -> None:
-        """Leaves the device as if nothing had been captured; the generator of a broken capture would refuse to draw."""
-        self.off = True
+    def _recover(self) -> bool:
+        """Leaves the device as if nothing had been captured; the generator of a broken capture would refuse to draw.
+
+        Returns whether another capture may succeed: this one lacked a value of the host's, which is there now.
+        """
         self._graphs.clear()
+        self._pool = None  # torch takes nothing from a pool whose graphs are all gone
         torch.cuda.synchronize()
         fresh = torch.Generator(device=self._device)
         torch.cuda.default_generators[self._device.index or 0].graphsafe_set_state(fresh)
+        if self._constants.learn():
+            return True
+        self.off = True
+        self.close()
+        return False
 
 
 @contextmanager
-def _capturing(graph: Any, pool: Any) -> Iterator[None]:
+def _capturing(graph: Any, pool: Any, constants: HostConstants) -> Iterator[None]:
     """Python frees no cycles inside: pinned memory of an earlier run, freed in the middle of a capture, would record its event
     in the captured stream, and every later use of pinned memory would ask that event in vain. Other threads continue (batches
     are pinned, checkpoints copied): only this one must not touch the device."""
     was_on = gc.isenabled()
     gc.disable()
+    constants.give()
     try:
         with no_host_randomness(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             yield
     finally:
+        constants.rest()
         if was_on:
             gc.enable()
 

@@ -7,6 +7,7 @@ Nothing is left behind: weights, gradients, buffers, generators and the model's 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,10 @@ def replayed(
     state: TrainState, window: Window, rate: float, factor: float, body: Body, reseed: Callable[[], None]
 ) -> torch.Tensor | None:
     """The numbers of a step that was captured before and is replayed; None where it runs as it is."""
-    if state.graphs is None or state.rows_limit is not None or state.hooks.inside:
+    if state.graphs is None:
+        return None
+    if state.rows_limit is not None or state.hooks.inside:
+        state.graphs.stand_by()
         return None
     numbers = state.graphs.run(window.micro_batches, rate, factor, body, state.fingerprint.of_step())
     if numbers is None:  # nothing of a capture that failed may be left
@@ -37,6 +41,11 @@ def replayed(
     elif state.hooks.after_update is not None:
         state.hooks.after_update(numbers)
     return numbers
+
+
+def around_forward(state: TrainState) -> AbstractContextManager[None]:
+    """What the speed-ups have around the forward pass of a micro-batch."""
+    return nullcontext() if state.graphs is None else state.graphs.around_forward()
 
 
 def decay_unused(state: TrainState, rate: float | torch.Tensor, skip: torch.Tensor) -> None:
