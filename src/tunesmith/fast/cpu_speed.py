@@ -40,7 +40,7 @@ def draw_keep_mask(size: int, drop: float) -> torch.Tensor:
 def draw_keep_masks(sizes: Sequence[int], drops: Sequence[float]) -> Sequence[torch.Tensor | None]:
     """One mask for each size, None where nothing is dropped. With one probability it is one draw: calls cost what values cost."""
     if len(set(drops)) == 1 and drops[0] > 0:
-        return draw_keep_mask(sum(sizes), drops[0]).split(list(sizes))
+        return draw_keep_mask(sum(sizes), drops[0]).split_with_sizes(list(sizes))
     return [draw_keep_mask(size, drop) if drop > 0 else None for size, drop in zip(sizes, drops, strict=True)]
 
 
