@@ -24,7 +24,7 @@ from tunesmith.engine.optim import (
 from tunesmith.engine.pushing import TwoReadings, pushed
 from tunesmith.engine.state import TrainState, seed_step
 from tunesmith.errors import ResourceError
-from tunesmith.fast.in_step import around_forward, decay_unused, free_memory, ready, replayed
+from tunesmith.fast.in_step import around_forward, around_passes, decay_unused, free_memory, ready, replayed
 from tunesmith.tokens.batches import Batch, Window
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _accumulate(
     for index, (batch, share) in enumerate(zip(batches, shares, strict=True)):
         batch = runtime.move(batch)
         last = index == len(batches) - 1
-        with runtime.sync_when(last, state.wrapped):
+        with runtime.sync_when(last, state.wrapped), around_passes(state):
             own = state.hooks.micro_step
             total += (own or partial(micro_step, state, objective=objective))(batch, share)
         if state.hooks.substep_end is not None and not last:

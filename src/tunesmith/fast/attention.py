@@ -15,6 +15,7 @@ from torch.nn import functional
 from tunesmith.encoder.families import project_keys
 from tunesmith.fast.packed_cpu import attend_on_cpu, length_groups
 from tunesmith.fast.packing import Layout
+from tunesmith.fast.steady_attention import order_gradient
 
 GROUPED = ("cpu",)
 """Devices where stretches of equal length share a product; elsewhere shapes stay fixed."""
@@ -194,7 +195,7 @@ def _attend_by_flash(
         q, k, v, q_bounds, k_bounds, q_longest, layout.longest, dropout, False, False, scale=scale,
         window_size_left=window, window_size_right=window,
     )[0]  # fmt: skip
-    return out
+    return order_gradient(out)
 
 
 def attend_by_padding(

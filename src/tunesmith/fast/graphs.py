@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -183,7 +184,12 @@ def _capturing(graph: Any, pool: Any, constants: HostConstants) -> Iterator[None
     gc.disable()
     constants.give()
     try:
-        with no_host_randomness(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with (
+            warnings.catch_warnings(),
+            no_host_randomness(),
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        ):
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # of a capture that broke off at its beginning
             yield
     finally:
         constants.rest()

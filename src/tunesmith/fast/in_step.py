@@ -19,6 +19,7 @@ from tunesmith.engine.state import TrainState
 from tunesmith.fast.graphs import Body
 from tunesmith.fast.in_force import Strategies
 from tunesmith.fast.packing import collated, tokens_of
+from tunesmith.fast.steady_attention import steady_attention
 from tunesmith.tokens.batches import Batch, Padding, Window
 
 if TYPE_CHECKING:
@@ -41,6 +42,11 @@ def replayed(
     elif state.hooks.after_update is not None:
         state.hooks.after_update(numbers)
     return numbers
+
+
+def around_passes(state: TrainState) -> AbstractContextManager[None]:
+    """What gives a micro-batch one result, around its forward and its backward pass."""
+    return steady_attention(state.runtime.device)
 
 
 def around_forward(state: TrainState) -> AbstractContextManager[None]:

@@ -49,17 +49,17 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, given: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (ids,) = ctx.saved_tensors
-        with _in_one_order():
+        with deterministic():
             return torch.ops.aten.embedding_dense_backward(given, ids, ctx.rows, ctx.padding, False), None, None
 
 
 @contextmanager
-def _in_one_order() -> Iterator[None]:
+def deterministic(*, strict: bool = False) -> Iterator[None]:
     """Deterministic algorithms are asked for, without what torch.use_deterministic_algorithms loads and fills beside that."""
     was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch._C._get_deterministic_fill_uninitialized_memory()
     torch._C._set_deterministic_fill_uninitialized_memory(False)
-    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    torch._C._set_deterministic_algorithms(True, warn_only=not strict)
     try:
         yield
     finally:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tunesmith.fast.steady_tables import SteadyEmbedding, _in_one_order, enable_steady_tables, look_up
+from tunesmith.fast.steady_tables import SteadyEmbedding, deterministic, enable_steady_tables, look_up
 
 
 @pytest.mark.parametrize("padding", [None, 0, 3])
@@ -33,7 +33,7 @@ def test_rows_and_gradient_are_those_of_torch(padding: int | None, dtype: torch.
 def test_torch_is_left_as_it_was_also_after_an_error() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
     filled = torch._C._get_deterministic_fill_uninitialized_memory()
-    with pytest.raises(ZeroDivisionError), _in_one_order():
+    with pytest.raises(ZeroDivisionError), deterministic():
         1 / (not torch.are_deterministic_algorithms_enabled())
     assert not torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()

@@ -1,0 +1,86 @@
+"""Rows of more tokens than one block of torch's attention kernels has: the same bits again, uncaptured, and in float32."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from gpu_engine import OFF
+
+from tunesmith.engine.evaluate import TaskLoss
+from tunesmith.engine.loop import train_events
+from tunesmith.engine.optim import make_optimizer
+from tunesmith.engine.plan import Plan, Schedule
+from tunesmith.engine.state import TrainState, seed_everything
+from tunesmith.events import StepDone
+from tunesmith.fast import in_step
+from tunesmith.fast.strategies import choose_strategies
+from tunesmith.labels import Task
+from tunesmith.ranks.runtime import make_runtime
+from tunesmith.tokens.batches import Batches, Padding
+from tunesmith.tokens.token_rows import TokenRows
+
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def long_rows() -> TokenRows:
+    """Rows of 260 to 420 tokens."""
+    draw = np.random.default_rng(0)
+    ids = [draw.integers(200, 30000, int(n)) for n in draw.integers(260, 420, 96)]
+    return TokenRows.from_lists({"input_ids": ids, "labels": [int(x) for x in draw.integers(0, 2, 96)]})
+
+
+def train(
+    rows: TokenRows, kind: str, precision: Any, *, uncaptured: bool = False, dropout: float = 0.1, **wishes: Any
+) -> Any:
+    """(losses, weights, speed-ups) of a few steps of two layers of base width."""
+    seed_everything(0)
+    runtime = make_runtime(precision=precision)
+    names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "mlp_dropout")
+    given = {"num_labels": 2, "num_hidden_layers": 2, "vocab_size": 30522, **dict.fromkeys(names, dropout)}
+    config = transformers.AutoConfig.for_model(kind, **given)
+    model = transformers.AutoModelForSequenceClassification.from_config(config).to(runtime.device)
+    chosen = choose_strategies(model, rows, Padding(), device=runtime.device, precision=precision, **wishes)
+    batches = Batches(rows, chosen.train_collate, 8, seed=1, sampling="random", ahead=2, pinned=True)
+    optimizer = make_optimizer(model, learning_rate=5e-5, layers=chosen.fused, captured=chosen.graphs is not None)
+    objective = TaskLoss(Task.BINARY, 2)
+    state = TrainState(model, optimizer, objective, runtime, cut=chosen.cut, graphs=chosen.graphs, strategies=chosen)
+    if chosen.graphs is not None:
+        chosen.graphs.off = uncaptured
+    plan = Plan(STEPS, (12, 24), Schedule("constant", 5e-5, 0, STEPS), seed=3, read_back_every=8)
+    losses = [event.loss for event in train_events(state, batches, plan) if isinstance(event, StepDone)]
+    with chosen.whole():
+        weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return losses, weights, chosen.on
+
+
+@pytest.mark.parametrize("precision", ["bf16", "no"])
+@pytest.mark.parametrize("kind", ["bert", "ernie", "modernbert"])
+def test_steps_have_the_same_bits_again_and_uncaptured(long_rows: TokenRows, kind: str, precision: Any) -> None:
+    one = train(long_rows, kind, precision)
+    assert "one launch a step" in one[2]
+    for options in ({}, {"uncaptured": True}):
+        losses, weights, _ = train(long_rows, kind, precision, **options)
+        assert losses == one[0], options
+        assert torch.equal(weights, one[1]), options
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_step_without_speed_ups_has_the_same_bits_again(long_rows: TokenRows) -> None:
+    first, second = (train(long_rows, "bert", "bf16", **OFF) for _ in range(2))
+    assert first[0] == second[0]
+    assert torch.equal(first[1], second[1])
+
+
+def test_the_order_changes_no_loss(long_rows: TokenRows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32, no dropout: packed and captured in one order, beside the plain step as torch runs it."""
+    ours = train(long_rows, "bert", "no", dropout=0.0)
+    monkeypatch.setattr(in_step, "steady_attention", lambda device: nullcontext())
+    plain = train(long_rows, "bert", "no", dropout=0.0, **OFF)
+    assert max(abs(a - b) for a, b in zip(ours[0], plain[0], strict=True)) < 1e-5
+    assert float((ours[1] - plain[1]).abs().max()) < 1e-4
