@@ -41,6 +41,9 @@ COPYING: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Known to no speed-up either. They copy from the host: a number for masks (transformers 5.17), columns by a list of their
 numbers, an identity matrix. XLNet reads the last column: its rows are padded to the longest alone."""
+AMPLIFY = {"rembert": 5, "megatron-bert": 16}
+"""How many times as far as ERNIE's two runs of transformers itself are apart after 60 steps, on a CPU, one of which has a weight
+changed by a millionth: 7.1e-7 and 2.7e-6 in the loss, where ERNIE's are 1.6e-7 apart."""
 STEADY = ("roformer", "rembert", "megatron-bert")
 """Of those, the ones without convolutions, whose gradients have other bits in every run."""
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
@@ -75,7 +78,7 @@ def test_float32_steps_are_those_of_transformers(tmp_path: Path, kind: str, monk
     limits = {"loss": 1e-5, "grad_norm": 1e-4, "learning_rate": 1e-12, "eval_loss": 1e-5, "weights": 1e-4}
     if kind == "xlnet":  # its answer depends on how far a row is padded, and so on the rows beside it in an evaluation
         del found["eval_loss"]
-    assert {n: v for n, v in found.items() if not v < limits[n]} == {}
+    assert {n: v for n, v in found.items() if not v < limits[n] * AMPLIFY.get(kind, 1)} == {}
 
 
 @pytest.mark.parametrize("kind", [*KINDS, *STEADY])
