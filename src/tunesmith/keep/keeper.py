@@ -144,7 +144,7 @@ class RunKeeper(RunRecord):
         """Publishes checkpoint, then best weights, then removes older checkpoints: in this order, and by step.
 
         Without `wait` a large checkpoint may be written after this returns; a signal and the end wait for it. Where one is kept,
-        saves come faster than the disk takes them and the device has room for copies, some are skipped: steps go on, and the
+        saves come faster than the disk takes them and the device has room for copies, some are skipped: steps continue, and the
         newest copy replaces the one that waits. A crash costs what was done since the last checkpoint that was published.
         """
         runtime, buffers = self.state.runtime, self._aside.buffers
