@@ -20,7 +20,7 @@ WHY = {
     "warmup_steps": "by the recipe: a tenth of the steps (--recipe hf: 0)",
     "weight_decay": "by the recipe: 0 with both",
     "eval_strategy": "epoch when there is an evaluation set, and there is one unless you switch it off: a run without one cannot be judged",
-    "save_strategy": "at every evaluation and every 500 steps of a long epoch, so a crash never loses more",
+    "save_strategy": "at every evaluation and every 500 steps of a long epoch, so a crash loses little (decision 0125)",
     "save_total_limit": "the last checkpoint beside the best one: a resume needs the first, you want the second",
     "load_best_model_at_end": "yes when there is an evaluation set: the exported model is the best one",
     "logging_steps": "about 20 times an epoch; every step is in the journal anyway",

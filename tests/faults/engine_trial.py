@@ -24,7 +24,8 @@ from tunesmith.engine.state import TrainState
 from tunesmith.errors import TunesmithError
 from tunesmith.events import RunStarted
 from tunesmith.fast.strategies import choose_strategies
-from tunesmith.keep.checkpoint import Identity
+from tunesmith.keep import keeper as keeper_module
+from tunesmith.keep.checkpoint import Identity, capture
 from tunesmith.keep.keeper import RunKeeper
 from tunesmith.keep.weight_files import contiguous, load_weights, require_finite
 from tunesmith.labels import Task
@@ -61,6 +62,7 @@ DEFAULTS: dict[str, Any] = {
     "watch_bytes": False,
     "rank_timeout": None,
     "aside": False,
+    "stays": False,
     "ahead": 0,
 }
 
@@ -166,7 +168,20 @@ def make_keeper(run: RunDir, options: dict[str, Any]) -> tuple[RunKeeper, Any]:
     keeper = RunKeeper(run, state, identity, plan=plan, describe=describe, **given)
     if options["aside"]:
         keeper.aside_from = 0  # these checkpoints are far below the size from which on it pays
+    if options["stays"]:
+        let_copies_stay()
     return keeper, batches
+
+
+def let_copies_stay() -> None:
+    """From now on this process saves as with a GPU that has room: a copy of its own, which may wait for the disk."""
+
+    def copy(state: TrainState, identity: Identity, buffers: Any, *, stays: bool) -> Any:
+        found = capture(state, identity, None if stays else buffers)
+        return found.copied({}) if stays and found is not None else found
+
+    keeper_module.has_device_room = lambda device, size: True
+    keeper_module.capture = copy  # type: ignore[assignment]
 
 
 def write_model(folder: Path) -> None:
@@ -427,7 +442,23 @@ def alarm_in_save(keeper: RunKeeper, batches: Any, n: str, seconds: str) -> None
     keeper.save = save  # type: ignore[method-assign]
 
 
+def kill_while_one_waits(keeper: RunKeeper, batches: Any, n: str, milliseconds: str) -> Any:
+    """Each write takes this much longer; the process is killed at the n-th step in which a checkpoint waits behind a published
+    one and the steps since."""
+    inner, kill = keeper.describe, Counter(int(n), lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    def describe(folder: Path) -> None:
+        time.sleep(int(milliseconds) / 1000)
+        inner(folder)
+
+    keeper.describe = describe
+    return at_point(
+        keeper, batches, "data", lambda: kill() if keeper._waiting is not None and keeper.run.checkpoints() else None
+    )
+
+
 FAULTS = {
+    "kill_while_one_waits": kill_while_one_waits,
     "alarm_in_save": alarm_in_save,
     "signal": signal_at,
     "nan_gradient": nan_gradient,

@@ -84,6 +84,15 @@ class Snapshot:
         return replace(self, files=files)
 
 
+@dataclass
+class Due:
+    """A checkpoint that is to be published by a thread; `improved`: it holds the best weights so far."""
+
+    step: int
+    snapshot: Snapshot
+    improved: bool
+
+
 def write_files(folder: Path, files: dict[str, dict[str, torch.Tensor]]) -> dict[str, Future[str]]:
     """Writes tensors by file and name; returns futures of their sha256. Files of weights carry the format `pt`."""
     known = {}
@@ -125,7 +134,8 @@ def capture(
     """What a checkpoint of this moment holds, on rank 0; None on the others. All ranks call it.
 
     Tensors that are on the CPU already are the run's own: a caller that continues training copies them first. Those of a device
-    are copied into `buffers`, which must not be in use; or on the device itself, where the copy `stays`.
+    are copied into `buffers`, which must not be in use; or on the device itself, where the copy `stays`; then what the
+    optimizer has on the CPU is copied too.
     """
     state.require_whole("they are not saved")
     generators = state.runtime.gather_objects(generator_states(state.runtime.device))
@@ -136,6 +146,8 @@ def capture(
     weights = weight_files(state.model, _whole_tensors(state), take)
     tensors, plain = pack_optimizer(state.optimizer)
     tensors = contiguous(tensors, take, OPTIMIZER)
+    if stays:  # some optimizers count their steps on the host
+        tensors = {name: tensor if tensor.is_cuda else tensor.clone() for name, tensor in tensors.items()}
     if not state.runtime.is_main:
         return None
     for held in weights.values():

@@ -9,14 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from tunesmith.engine.plan import Plan
 from tunesmith.engine.stopping import StopRequest, is_exhausted
 from tunesmith.errors import CheckpointError, TunesmithError, short_text
 from tunesmith.events import Event, Improved, NonFinite, Resumed, RunStarted, SafePoint, Saved
-from tunesmith.keep.aside import Aside
-from tunesmith.keep.checkpoint import PIECES, VOCABULARY, Snapshot, bytes_of, capture, link_files, load_checkpoint
+from tunesmith.keep.aside import Aside, has_device_room, has_room
+from tunesmith.keep.checkpoint import PIECES, VOCABULARY, Due, Snapshot, bytes_of, capture, link_files, load_checkpoint
 from tunesmith.keep.record import GOOD_ENDS, RunRecord, newest_intact, rotate
 from tunesmith.run.environment import fault_point
 from tunesmith.run.sealed import read_manifest, require_space, sweep, verify, write_sealed
@@ -42,7 +40,8 @@ class RunKeeper(RunRecord):
     aside_from: int = ASIDE_FROM
     """Bytes of a checkpoint from which on the run copies it and continues while a thread writes it."""
     _aside: Aside = field(init=False, default_factory=Aside)
-    _aside_step: int = field(init=False, default=0)
+    _waiting: Due | None = field(init=False, default=None)
+    """A checkpoint on the device that is newer than all that the thread was given."""
     _improved: bool = field(init=False, default=False)
 
     def begin(self, started: RunStarted) -> None:
@@ -134,34 +133,63 @@ class RunKeeper(RunRecord):
             self.save(step, wait=number is not None)
         elif number is not None:
             self._take_save(wait=True)
+        elif not self._aside.is_busy():
+            self._start_waiting()
         fault_point("step.end")
         if number is not None:
             self.end(f"signal {number}")
             raise self.stopped(number, step)
 
     def save(self, step: int, *, wait: bool = True) -> None:
-        """Publishes checkpoint, then best weights, then removes older checkpoints: in this order.
+        """Publishes checkpoint, then best weights, then removes older checkpoints: in this order, and by step.
 
-        Without `wait` a large checkpoint may be written after this returns; the next save, a signal and the end wait.
+        Without `wait` a large checkpoint may be written after this returns; a signal and the end wait for it. Where one is kept,
+        saves come faster than the disk takes them and the device has room for copies, some are skipped: steps continue, and the
+        newest copy replaces the one that waits. A crash costs what was done since the last checkpoint that was published.
         """
-        self._take_save(wait=True)
-        started = time.perf_counter()
-        if self.journal is not None:
-            self.journal.settle()
         runtime, buffers = self.state.runtime, self._aside.buffers
         size = 0 if wait or runtime.world > 1 else bytes_of(self.state)[1]
         aside = size >= max(self.aside_from, 1) and has_room(size)
         stays = aside and has_device_room(runtime.device, size)
+        skips = stays and self.keep_checkpoints == 1
+        improved = self._improved and self.keep_best
+        if not skips:
+            self._take_save(wait=True)
+        elif self._waiting is not None and self._waiting.improved and not improved:
+            self._start_needed(step)
+        started = time.perf_counter()
+        if self.journal is not None:
+            self.journal.settle()
         snapshot = capture(self.state, self.identity, buffers, stays=stays)
-        improved, self._improved = self._improved and self.keep_best, False
+        self._improved = False
         if snapshot is not None and aside:
-            mine = snapshot if stays else snapshot.copied(buffers)
-            self._aside_step = step
-            self._aside.start(lambda: self._publish(step, mine.copied(buffers), improved))
+            self._waiting = Due(step, snapshot if stays else snapshot.copied(buffers), improved)
+            if not skips or self._is_over(step) or not self._aside.is_busy():
+                self._start_waiting()
         elif snapshot is not None:
             self._publish(step, snapshot, improved)
             self._say_saved(step, time.perf_counter() - started)
         runtime.barrier()
+
+    def _is_over(self, step: int) -> bool:
+        return step >= self.plan.num_steps or is_exhausted(self.state.progress, self.plan.patience)
+
+    def _start_needed(self, step: int) -> None:
+        """Starts the waiting checkpoint, which that of this step does not replace. One copy is left to the thread, or the device
+        would fill up; after the last step no further ones come."""
+        self._start_waiting()
+        while len(self._aside.steps()) > 1 and not self._is_over(step):
+            self._report(wait=True)
+
+    def _start_waiting(self) -> None:
+        """Gives the waiting checkpoint to the thread, behind what it still writes."""
+        due, self._waiting = self._waiting, None
+        if due is not None:
+            self._aside.start(lambda: self._publish_aside(due), due.step)
+
+    def _publish_aside(self, due: Due) -> None:
+        due.snapshot = due.snapshot.copied(self._aside.buffers)  # the device's memory is free from here on
+        self._publish(due.step, due.snapshot, due.improved)
 
     def _publish(self, step: int, snapshot: Snapshot, improved: bool) -> None:
         folder = self.run.checkpoint(step)
@@ -174,13 +202,26 @@ class RunKeeper(RunRecord):
             raise disk_error(error, self.run.path) from error
 
     def _take_save(self, *, wait: bool) -> None:
-        """Reports the checkpoint that was written aside once it is published; raises the error that prevented it."""
-        seconds = self._aside.take(wait=wait)
-        if seconds is not None:
-            self._say_saved(self._aside_step, seconds)
+        """Reports the checkpoints that were written aside once they are published, with `wait` all that are due; raises the error
+        that prevented one."""
+        if wait:
+            self._start_waiting()
+        while self._report(wait=wait):
+            pass
+
+    def _report(self, *, wait: bool) -> bool:
+        """Reports the oldest checkpoint of the thread; False when there is none to report."""
+        try:
+            done = self._aside.take(wait=wait)
+        except BaseException:
+            self._waiting = None  # nothing is published behind one that could not be
+            raise
+        if done is not None:
+            self._say_saved(*done)
+        return done is not None
 
     def _settle_save(self) -> None:
-        """Waits for the checkpoint written aside while another error propagates: its own error is only logged."""
+        """Waits for the checkpoints written aside while another error propagates: their own error is only logged."""
         try:
             self._take_save(wait=True)
         except Exception as error:
@@ -212,10 +253,12 @@ class RunKeeper(RunRecord):
 
         They are hashed while they are used; where that finds damage, its error ends the block, whatever else did.
         """
+        self._start_waiting()  # the steps are over
         if not self.keep_best or self.state.progress.step in (None, self.state.step):
             yield None
             return
-        self._take_save(wait=self.state.progress.step == self._aside_step)
+        while self._report(wait=self.state.progress.step in self._aside.steps()):
+            pass
         best, check = self.run.best, Aside()
         held = read_manifest(best)["step"]
         if held != self.state.progress.step:
@@ -246,25 +289,3 @@ class RunKeeper(RunRecord):
         """Closes the journal; raises nothing, as it runs while another error is on its way out."""
         self._settle_save()
         super().close()
-
-
-def has_room(size: int) -> bool:
-    """Whether a copy of this many bytes leaves as much again free, also within the limit of a container."""
-    free = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
-    limits, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
-    if limits and used and limits[0].isdigit():
-        # memory.current counts the page cache, which can be reclaimed: the answer is cautious
-        free.append(int(limits[0]) - int(used[0]))
-    return bool(free) and min(free) > 2 * size
-
-
-def has_device_room(device: torch.device, size: int) -> bool:
-    """Whether a copy of this many bytes on a GPU leaves three times as much free there."""
-    return device.type == "cuda" and torch.cuda.mem_get_info(device)[0] > 4 * size
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
