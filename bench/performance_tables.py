@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,27 @@ def encoder_table(record: Record) -> list[str]:
     ]
 
 
+def walk_table(record: Record) -> list[str]:
+    """What bench/encoder_walk.py found on a GPU: one line a path."""
+    paths: dict[tuple[str, str], list[Record]] = {}
+    for one in (one for one in record["types"] if "failed" not in one):
+        path = ("packed, " if one["packed"] else "padded, ") + ("captured" if one["captured"] else "as transformers")
+        paths.setdefault((path, _why_uncaptured(one["why"] or "")), []).append(one)
+    rows = []
+    for (path, why), some in sorted(paths.items()):
+        ratio = f"{statistics.median(one['plain_ms'] / one['ms'] for one in some):.1f}" if not why else ""
+        names, digits = ", ".join(one["type"] for one in some), min(one["digits"] for one in some)
+        rows.append([f"{path} ({len(some)})", why, names, f"{digits:.1f}", ratio])
+    return make_table(["path", "why", "types", "fewest digits", "plain step by ours, median"], rows)
+
+
+def _why_uncaptured(text: str) -> str:
+    """What ends a capture, in words."""
+    known = {"random numbers on the host": "draws on the host", "Generator": "seeds a generator"}
+    found = (said for part, said in known.items() if part in text)
+    return next(found, "reads from the device") if text else ""
+
+
 def start_table(record: Record) -> list[str]:
     """Whole commands of bench/start_up.py, phase by phase."""
     commands = record["commands"]
@@ -225,4 +247,5 @@ MAKERS: dict[str, Callable[[Record], list[str]]] = {
     "parity": parity_table,
     "encoder": encoder_table,
     "start": start_table,
+    "walk": walk_table,
 }

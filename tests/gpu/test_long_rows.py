@@ -42,7 +42,13 @@ def train(
     seed_everything(0)
     runtime = make_runtime(precision=precision)
     names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "attention_dropout", "mlp_dropout")
-    given = {"num_labels": 2, "num_hidden_layers": 2, "vocab_size": 30522, **dict.fromkeys(names, dropout)}
+    given = {
+        "num_labels": 2,
+        "num_hidden_layers": 2,
+        "vocab_size": 30522,
+        "pad_token_id": 0,
+        **dict.fromkeys(names, dropout),
+    }
     config = transformers.AutoConfig.for_model(kind, **given)
     model = transformers.AutoModelForSequenceClassification.from_config(config).to(runtime.device)
     chosen = choose_strategies(model, rows, Padding(), device=runtime.device, precision=precision, **wishes)

@@ -14,7 +14,10 @@ from tunesmith.fast.packing import Layout
 from tunesmith.ranks.runtime import has_triton
 
 LONGEST_FUSED = 256
-"""Flash attention's larger tiles pay for longer rows."""
+LONGEST_OF_FEW, FEW_TOKENS = 512, 4096
+"""Flash attention's larger tiles pay for longer rows where these are many: its backward pass in one order takes longer (decision
+0126: a step of 3,072 tokens in rows of 260 to 420 takes 6.84 ms with it and 6.27 with the kernels here, one of 14,848 tokens
+in rows of up to 512 takes 22.7 and 24.4)."""
 
 
 class _Attention(torch.autograd.Function):
@@ -79,7 +82,8 @@ def attend_fused(
     """
     window = binding(window, layout)
     size = packed.shape[-1]
-    if packed.device.type == "cuda" and has_triton() and layout.longest <= LONGEST_FUSED and size in (16, 32, 64, 128):
+    longest = LONGEST_OF_FEW if packed.shape[0] <= FEW_TOKENS else LONGEST_FUSED
+    if packed.device.type == "cuda" and has_triton() and layout.longest <= longest and size in (16, 32, 64, 128):
         out: torch.Tensor = _Attention.apply(firsts, packed, layout, scale, drop, seeds, call, window)  # type: ignore[no-untyped-call]
         return out
     q, k, v = packed.unbind(1) if firsts is None else (firsts, *packed.unbind(1))

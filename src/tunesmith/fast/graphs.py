@@ -119,7 +119,7 @@ class StepGraphs:
             with _capturing(graph, self._pool, self._constants):
                 numbers.copy_(body(fixed, self._rate, self._factor))
         except _REFUSED as error:
-            reason = short_text(error)
+            reason = _reason(error)
             if not self._recover():
                 log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", reason)
             return None
@@ -137,7 +137,7 @@ class StepGraphs:
                     passes(fixed)
             except _REFUSED as error:
                 if not self._recover():
-                    return short_text(error)
+                    return _reason(error)
             else:
                 return None
 
@@ -173,6 +173,16 @@ class StepGraphs:
         self.off = True
         self.close()
         return False
+
+
+_READS = ("cudaErrorStreamCapture", "Cannot copy between CPU and CUDA tensors")
+
+
+def _reason(error: BaseException) -> str:
+    """Why a capture was refused. What torch and CUDA say of a read names neither the model nor the read."""
+    if any(text in str(error) for text in _READS):
+        return "the model reads values back from the GPU in the middle of a step"
+    return short_text(error)
 
 
 @contextmanager

@@ -76,7 +76,8 @@ def choose_strategies(
     if rows is not None and _wanted("restrict_vocabulary", restrict_vocabulary, whole, notes):
         applied["restrict_vocabulary"] = cut = VocabularyCut.apply(model, _ids_of_batches(model, rows, padding))
         on.append(f"vocabulary of {len(cut.ids)} of {cut.size} tokens")
-    applied |= {} if graphs is None else {"steady_tables": enable_steady_tables(model)}
+    if device.type == "cuda" and not sharded:
+        applied["steady_tables"] = enable_steady_tables(model)
     if device.type == "cpu" and not sharded:
         applied["cpu_parts"] = enable_cpu_speed(model)
     told = _worth_telling(notes, device)
