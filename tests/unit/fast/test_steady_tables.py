@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+from conftest import tiny_bert
 from tunesmith.fast.steady_tables import SteadyEmbedding, deterministic, enable_steady_tables, look_up
+from tunesmith.fast.strategies import choose_strategies
+from tunesmith.tokens.batches import Padding
 
 
 @pytest.mark.parametrize("padding", [None, 0, 3])
@@ -60,3 +65,14 @@ def test_a_table_that_rescales_its_rows_computes_as_torch_does() -> None:
     table = nn.Embedding(3, 2, max_norm=0.5)
     enable_steady_tables(table)
     assert float(table(torch.tensor([1])).detach().norm()) <= 0.5 + 1e-6
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_every_step_on_a_gpu_has_them_captured_or_not(sharded: bool) -> None:
+    model = tiny_bert()
+    off: dict[str, Any] = dict.fromkeys(("pack_rows", "first_token_only", "fused_layers", "cuda_graphs"), "off")
+    chosen = choose_strategies(model, None, Padding(), device=torch.device("cuda"), sharded=sharded, **off)
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    assert {type(table) for table in tables} == {nn.Embedding if sharded else SteadyEmbedding}
+    chosen.disable()
+    assert {type(table) for table in tables} == {nn.Embedding}
