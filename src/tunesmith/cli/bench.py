@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     """Prints the table; gives the exit code."""
     from tunesmith.cli.console import quiet_libraries
 
-    if args.rounds < 1 or args.steps < 1:
-        raise ConfigError("--rounds and --steps must be 1 or more")
+    if args.rounds < 1 or args.steps < 1 or (args.script_rounds is not None and args.script_rounds < 1):
+        raise ConfigError("--rounds, --steps and --script_rounds must be 1 or more")
     others = SCRIPTS if args.start_up else OTHERS
     unknown = [name for name in args.against or () if name not in others]
     if unknown:

@@ -101,8 +101,9 @@ class _NormedSum(torch.autograd.Function):
         to_total, to_scale, to_shift = torch.ops.aten.native_layer_norm_backward(
             grad.contiguous(), total, scale.shape, mean, spread, scale, shift, wanted
         )
-        none = to_total.new_zeros(())
-        to_out = to_total if keep is None else torch.addcmul(none, to_total, keep.view_as(to_total), value=ctx.up)
+        to_out = to_total
+        if keep is not None:
+            to_out = torch.addcmul(to_total.new_zeros(()), to_total, keep.view_as(to_total), value=ctx.up)
         to_h = multiply(to_out, weight.t(), None) if need_h else None
         to_residual = to_total if need_residual else None
         return to_h, to_residual, *towards_parameters(to_out, h, need), to_scale, to_shift, None, None, None

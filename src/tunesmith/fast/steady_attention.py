@@ -112,7 +112,8 @@ _replaced = _Replaced()
 @contextmanager
 def steady_attention(device: torch.device) -> Iterator[None]:
     """Around the passes of a step, both, as layers may be computed again in the backward pass."""
-    if device.type != "cuda" or torch.are_deterministic_algorithms_enabled():
+    strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    if device.type != "cuda" or strict:
         yield
         return
     _order.settle()

@@ -89,6 +89,20 @@ def test_torchs_attention_is_another_inside_and_its_own_after_it() -> None:
         assert functional.scaled_dot_product_attention is own
 
 
+@pytest.mark.parametrize(("warn_only", "replaced"), [(False, False), (True, True)])
+def test_a_user_who_asks_for_strict_determinism_has_it_and_one_who_asks_for_warnings_gets_the_order(
+    warn_only: bool, replaced: bool
+) -> None:
+    own = functional.scaled_dot_product_attention
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    try:
+        with steady.steady_attention(GPU):
+            assert (functional.scaled_dot_product_attention is not own) == replaced
+        assert asked_for() == (True, warn_only)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_cudnns_kernel_is_not_chosen_unless_it_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
