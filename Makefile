@@ -39,9 +39,9 @@ format: setup
 	$(BIN)/ruff check --fix --quiet src tests bench
 	$(BIN)/ruff format src tests bench
 
-# While you work: format, lint and types are among the contracts; unit tests without those that train whole runs.
+# While you work: unit tests without those that train whole runs.
 quick: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m 'not trains and not slow and not long' tests/contracts tests/unit
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m 'not trains and not slow and not long' tests/unit
 
 # Half an hour: the fault tests at their published sizes, then docs/reliability.md.
 faults: setup

@@ -61,7 +61,6 @@ LONGEST = (
     *(
         "kernels/",
         "docs/test_wheel.py",
-        "contracts/test_tools.py",
         "equivalence/test_trainer_scripts.py",
         "distributed/",
     ),

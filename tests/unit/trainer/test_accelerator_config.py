@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import transformers
+from docs.trainer_page import ACCELERATOR
 from transformers.trainer_pt_utils import AcceleratorConfig
 
-from docs.trainer_page import ACCELERATOR
 from trainer_toys import Regression, RegressionDataset, Stream, arguments
 from tunesmith import Trainer
 from tunesmith.errors import ConfigError

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import transformers
-
 from docs.trainer_page import NOTES, PAGE, PROVIDED, trainer_page
+
 from trainer_toys import Regression, RegressionDataset, arguments
 from tunesmith import Trainer, TrainingArguments
 from tunesmith.errors import ConfigError

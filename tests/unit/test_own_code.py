@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from source_tree import dotted, nodes_of
-
 ROOT = Path(__file__).parents[2]
 FILES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "bench").rglob("*.py")])
 
@@ -33,6 +31,17 @@ FORBIDDEN_CALLS = {
 }
 FORBIDDEN_KEYWORDS = {"shell", "allow_pickle", "trust_remote_code"}
 """Keywords that must not be anything but a plain False."""
+
+
+def dotted(node: ast.AST) -> str:
+    """Return `a.b.c` as it is written, or "" for any other expression."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def faults_in(nodes: list[ast.AST]) -> Iterator[str]:

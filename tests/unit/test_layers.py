@@ -1,0 +1,53 @@
+"""A package imports only packages below it, and the command line starts without torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+SRC = Path(__file__).resolve().parents[2] / "src" / "tunesmith"
+LAYERS = [
+    {"errors", "events", "files", "findings", "labels"},
+    {"sample", "config", "metrics", "run"},
+    {"reading", "tokens", "encoder", "curves"},
+    {"ranks", "engine", "fast", "keep", "audit", "diagnose"},
+    {"predict", "recipes", "report"},
+    {"bulk", "session", "trainer"},
+    {"export", "serve", "ray", "spark", "measure", "tuning"},
+    {"cli"},
+    {"notebook"},
+]
+"""Bottom first. Packages of one layer may import each other."""
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def imported_packages(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tunesmith."):
+            found.add((node.module or "").split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("tunesmith.")}
+    return found
+
+
+def test_packages_import_only_what_is_below_them() -> None:
+    wrong = []
+    for path in sorted(SRC.rglob("*.py")):
+        package = path.relative_to(SRC).parts[0].removesuffix(".py")
+        if package not in ("__init__", "__main__"):
+            above = [name for name in imported_packages(path) if LEVEL[name] > LEVEL[package]]
+            wrong += [f"{path.relative_to(SRC)} imports {name}" for name in above]
+    assert wrong == []
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys\nfrom tunesmith.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
