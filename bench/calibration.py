@@ -13,9 +13,9 @@ import sys
 import numpy as np
 import numpy.typing as npt
 
+from tunesmith.inference.tables import probabilities_of
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import expected_calibration_error, fit_temperature, log_loss_of
-from tunesmith.predict.tables import probabilities_of
 
 Cell = dict[str, npt.NDArray[np.float64]]
 DIVISORS = (1.0, 1.1, 1.2, 1.5**0.5, 1.3, 1.4)

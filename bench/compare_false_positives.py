@@ -27,12 +27,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "browser"))
 from tiny_training import make_hard_table, make_model, train_command
 
+from tunesmith.data.row_cache import read_prediction_columns
 from tunesmith.files import read_json
 from tunesmith.metrics.paired import LEVEL, compare_predictions
-from tunesmith.reading.row_cache import read_prediction_columns
 from tunesmith.report.compare import with_seeds
 from tunesmith.report.pairing import Pair, pair_sides, read_side
-from tunesmith.run.layout import RunDir
+from tunesmith.runs.layout import RunDir
 
 
 def train_seeds(args: argparse.Namespace, folder: Path) -> list[Path]:

@@ -23,7 +23,7 @@ from tunesmith.events import Evaluated, Event, Improved, NonFinite, RowsEvaluate
 from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.row_evidence import BestConstant, describe_constant, encode_rows, keep_rows
 from tunesmith.metrics.suite import Suite, make_suite
-from tunesmith.run.journal import encode_event
+from tunesmith.runs.journal import encode_event
 
 TRAIN_SAMPLE = 192
 
@@ -45,7 +45,7 @@ def _labels(rows: Rows, labels: LabelMap) -> Any:
 
 
 def _tokens(rows: Rows, labels: LabelMap, model: str, length: int) -> Any:
-    from tunesmith.tokens.token_rows import TokenRows
+    from tunesmith.data.token_rows import TokenRows
 
     tokenizer = _tokenizer(model)
     texts = [[t[k] for t, _ in rows] for k in range(len(rows[0][0]))]
@@ -71,11 +71,11 @@ class Material:
 
 def _prepare(key: Key, options: Mapping[str, Any] | None) -> Material:
     """`options`: of an earlier run with changes to them; else what the cause asks for."""
-    from tunesmith.encoder.load import load_model
-    from tunesmith.engine.optim import freeze
-    from tunesmith.engine.state import seed_everything
-    from tunesmith.ranks.runtime import make_runtime
-    from tunesmith.tokens.batches import Padding
+    from tunesmith.data.batches import Padding
+    from tunesmith.models.load import load_model
+    from tunesmith.training.optim import freeze
+    from tunesmith.training.runtime import make_runtime
+    from tunesmith.training.state import seed_everything
 
     rows, labels = make_rows(key), label_map(key[1])
     given = make_options(key, len(rows["train"])) if options is None else options
@@ -98,11 +98,11 @@ def _settle(made: Material, loaded: Any) -> None:
 
     Not the pair start, which came later.
     """
-    from tunesmith.encoder.pooling import set_pooling
-    from tunesmith.recipes.deciding import decide
-    from tunesmith.recipes.probing import Prober, probe_evidence
-    from tunesmith.session import settling
-    from tunesmith.session.watch import Watch
+    from tunesmith.models.pooling import set_pooling
+    from tunesmith.pipeline import settling
+    from tunesmith.pipeline.deciding import decide
+    from tunesmith.pipeline.probing import Prober, probe_evidence
+    from tunesmith.pipeline.watch import Watch
 
     config, probe = made.config, None
     if config.recipe == "auto" or config.head_start == "on":
@@ -129,12 +129,12 @@ def _settle(made: Material, loaded: Any) -> None:
 
 def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """One run: its options, its data summary and its journal; the last evaluation of "test" is of the weights it would keep."""
-    from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
-    from tunesmith.engine.loop import train_events
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.state import TrainState
-    from tunesmith.session.planning import make_plan
-    from tunesmith.tokens.batches import Batches
+    from tunesmith.data.batches import Batches
+    from tunesmith.pipeline.planning import make_plan
+    from tunesmith.training.evaluate import TaskLoss, resolve_class_weights
+    from tunesmith.training.loop import train_events
+    from tunesmith.training.optim import make_optimizer
+    from tunesmith.training.state import TrainState
 
     began, made = time.time(), _prepare(key, options)
     config, decided, labels, train = made.config, made.config.decided, made.labels, made.tokens["train"]
@@ -207,7 +207,7 @@ class _Judge:
         self.best: dict[str, Any] | None = None
 
     def score(self, split: str) -> tuple[dict[str, float | None], int]:
-        from tunesmith.engine.evaluate import predict_rows
+        from tunesmith.training.evaluate import predict_rows
 
         found = predict_rows(
             self.made.model, self.tokens[split], self.made.padding, self.made.runtime, objective=self.state.objective

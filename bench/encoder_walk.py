@@ -146,14 +146,14 @@ def tiny(kind: str) -> Any:
 
 def make_state(model: Any, wish: str) -> tuple[Any, Any, Any]:
     """(engine state, a batch of four rows, its strategies); `wish` for packing."""
-    from tunesmith.engine.evaluate import TaskLoss
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.state import TrainState
-    from tunesmith.fast.strategies import choose_strategies
+    from tunesmith.data.batches import Padding, make_batch
+    from tunesmith.data.token_rows import TokenRows
     from tunesmith.labels import LabelMap
-    from tunesmith.ranks.runtime import make_runtime
-    from tunesmith.tokens.batches import Padding, make_batch
-    from tunesmith.tokens.token_rows import TokenRows
+    from tunesmith.speedups.strategies import choose_strategies
+    from tunesmith.training.evaluate import TaskLoss
+    from tunesmith.training.optim import make_optimizer
+    from tunesmith.training.runtime import make_runtime
+    from tunesmith.training.state import TrainState
 
     rng = np.random.default_rng(0)
     ids = [np.concatenate([rng.integers(5, 100, n - 1), [2]]) for n in LENGTHS]
@@ -176,8 +176,8 @@ def digits(one: Any, other: Any) -> float:
 
 def look_at(kind: str) -> dict[str, Any]:
     """One line of the table."""
-    from tunesmith.fast.compared import measure
-    from tunesmith.fast.packing import bucketed, collated, no_host_randomness, why_not_captured
+    from tunesmith.speedups.compared import measure
+    from tunesmith.speedups.packing import bucketed, collated, no_host_randomness, why_not_captured
 
     state, batch, chosen = make_state(tiny(kind), "auto")
     packed = "padding-free" in chosen.on
@@ -224,17 +224,17 @@ class Said(logging.Handler):
 
 def take_steps(kind: str, wishes: dict[str, Any]) -> tuple[list[float], float, Any, list[str]]:
     """(losses, ms of a later step, its captured steps, what was reported) of a few float32 steps on a GPU."""
-    from tunesmith.engine.evaluate import TaskLoss
-    from tunesmith.engine.loop import train_events
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.plan import Plan, Schedule
-    from tunesmith.engine.state import TrainState
+    from tunesmith.data.batches import Batches, Padding
+    from tunesmith.data.token_rows import TokenRows
     from tunesmith.events import Note, SafePoint, StepDone
-    from tunesmith.fast.strategies import choose_strategies
     from tunesmith.labels import Task
-    from tunesmith.ranks.runtime import make_runtime
-    from tunesmith.tokens.batches import Batches, Padding
-    from tunesmith.tokens.token_rows import TokenRows
+    from tunesmith.speedups.strategies import choose_strategies
+    from tunesmith.training.evaluate import TaskLoss
+    from tunesmith.training.loop import train_events
+    from tunesmith.training.optim import make_optimizer
+    from tunesmith.training.plan import Plan, Schedule
+    from tunesmith.training.runtime import make_runtime
+    from tunesmith.training.state import TrainState
 
     rng, runtime = np.random.default_rng(0), make_runtime(precision="no")
     ids = [np.concatenate([rng.integers(5, 100, n - 1), [2]]) for n in LENGTHS]

@@ -50,16 +50,16 @@ def make_model(shape: str) -> Any:
 
 def our_turns(batch: int, shape: str, epochs: int) -> Turn:
     """Trains so many steps (0: the whole job from a fresh start) and tells how long they took."""
-    from tunesmith.engine.evaluate import TaskLoss
-    from tunesmith.engine.loop import train_events
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
-    from tunesmith.engine.state import TrainState
+    from tunesmith.data.batches import Batches, Padding
     from tunesmith.events import SafePoint, StepDone
-    from tunesmith.fast.strategies import choose_strategies
     from tunesmith.labels import LabelMap
-    from tunesmith.ranks.runtime import make_runtime
-    from tunesmith.tokens.batches import Batches, Padding
+    from tunesmith.speedups.strategies import choose_strategies
+    from tunesmith.training.evaluate import TaskLoss
+    from tunesmith.training.loop import train_events
+    from tunesmith.training.optim import make_optimizer
+    from tunesmith.training.plan import Plan, Schedule, epoch_ends_for
+    from tunesmith.training.runtime import make_runtime
+    from tunesmith.training.state import TrainState
 
     rows, runtime = engine_rows("mrpc", "train"), make_runtime(precision="bf16")
     labels = LabelMap.for_classes(["0", "1"])

@@ -55,17 +55,17 @@ def main() -> int:
 
 def rows_of(run: Path) -> tuple[Path, Any]:
     """A run and its rows."""
-    from tunesmith.export.checked import rows_of_run
-    from tunesmith.predict.facts import model_folder_of, read_facts
-    from tunesmith.run.layout import RunDir
+    from tunesmith.inference.checked import rows_of_run
+    from tunesmith.inference.facts import model_folder_of, read_facts
+    from tunesmith.runs.layout import RunDir
 
     return run, rows_of_run(RunDir(run), read_facts(model_folder_of(run).folder, {}))
 
 
 def trace_once(graph: Path) -> None:
     """Every format of a model starts from one trace, which takes half a minute."""
-    from tunesmith.encoder import onnx_graph
-    from tunesmith.export import exporting
+    from tunesmith.inference import exporting
+    from tunesmith.models import onnx_graph
 
     def write(model: Any, names: list[str], path: Path) -> None:
         if not graph.exists():
@@ -78,9 +78,9 @@ def trace_once(graph: Path) -> None:
 def export_row(source: Path, rows: Any, to: str, output: Path) -> dict[str, Any]:
     """One row of the table; `refused` has the reason and the table of an export that was not written."""
     from tunesmith.errors import TunesmithError
-    from tunesmith.export.checked import rows_per_second
-    from tunesmith.export.exporting import export_model_to
-    from tunesmith.predict.predictor import Predictor
+    from tunesmith.inference.checked import rows_per_second
+    from tunesmith.inference.exporting import export_model_to
+    from tunesmith.inference.predictor import Predictor
 
     start = time.perf_counter()
     try:
@@ -116,10 +116,10 @@ def make_family(folder: Path, name: str, count: int) -> tuple[Path, Any]:
     from transformers import AutoConfig, AutoModelForSequenceClassification, BertTokenizerFast, set_seed
 
     from tiny_model import WORDS, sentences
-    from tunesmith.export.checked import EvidenceRows
+    from tunesmith.inference.checked import EvidenceRows
+    from tunesmith.inference.facts import ModelFacts
+    from tunesmith.inference.predictor import Predictor
     from tunesmith.labels import LabelMap
-    from tunesmith.predict.facts import ModelFacts
-    from tunesmith.predict.predictor import Predictor
 
     labels = LabelMap.for_classes(["a", "b", "c"])
     if not folder.exists():

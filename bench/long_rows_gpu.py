@@ -19,16 +19,16 @@ import numpy as np
 import torch
 import transformers
 
-from tunesmith.engine.evaluate import TaskLoss
-from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.state import TrainState, seed_everything
-from tunesmith.engine.step import train_step
-from tunesmith.fast import attention, fused_attention, in_step, steady_attention
-from tunesmith.fast.strategies import choose_strategies
+from tunesmith.data.batches import Batches, Padding, Window
+from tunesmith.data.token_rows import TokenRows
 from tunesmith.labels import Task
-from tunesmith.ranks.runtime import make_runtime
-from tunesmith.tokens.batches import Batches, Padding, Window
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.speedups import attention, fused_attention, in_step, steady_attention
+from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.training.evaluate import TaskLoss
+from tunesmith.training.optim import make_optimizer
+from tunesmith.training.runtime import make_runtime
+from tunesmith.training.state import TrainState, seed_everything
+from tunesmith.training.step import train_step
 
 WAYS = ("as torch runs it", "in one order", "our kernels")
 OWN = in_step.steady_attention, steady_attention.order_gradient

@@ -25,9 +25,9 @@ RATE, DECAY, WARMUP = 5e-5, 0.01, 5
 
 def load_rows(count: int) -> tuple[Any, Path]:
     """(token rows of the first training pairs, the model folder)."""
-    from tunesmith.encoder.resolve import find_embedded, load_tokenizer
-    from tunesmith.reading.load import load_data
-    from tunesmith.tokens.token_rows import TokenRows
+    from tunesmith.data.load import load_data
+    from tunesmith.data.token_rows import TokenRows
+    from tunesmith.models.resolve import find_embedded, load_tokenizer
 
     folder = find_embedded()
     file = next(iter(sorted(MRPC.glob("*train*"))), None)
@@ -44,9 +44,9 @@ def load_plain(folder: Path) -> Any:
     """The same classifier every time, without dropout."""
     import torch
 
-    from tunesmith.encoder.load import load_model
-    from tunesmith.engine.state import seed_everything
     from tunesmith.labels import LabelMap
+    from tunesmith.models.load import load_model
+    from tunesmith.training.state import seed_everything
 
     seed_everything(42)
     model = load_model(folder, LabelMap.for_classes(("0", "1"))).model
@@ -104,16 +104,16 @@ def train_theirs(rows: Any, model: Any, steps: int, batch: int, accumulation: in
 
 def train_ours(rows: Any, model: Any, steps: int, batch: int, accumulation: int, wish: Any) -> list[float]:
     """Losses of our engine, plain ("off") or with every exact strategy ("auto"); the model is whole again afterwards."""
-    from tunesmith.engine.evaluate import TaskLoss
-    from tunesmith.engine.loop import train_events
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
-    from tunesmith.engine.state import TrainState
+    from tunesmith.data.batches import Batches, Padding
     from tunesmith.events import StepDone
-    from tunesmith.fast.strategies import choose_strategies
     from tunesmith.labels import Task
-    from tunesmith.ranks.runtime import make_runtime
-    from tunesmith.tokens.batches import Batches, Padding
+    from tunesmith.speedups.strategies import choose_strategies
+    from tunesmith.training.evaluate import TaskLoss
+    from tunesmith.training.loop import train_events
+    from tunesmith.training.optim import make_optimizer
+    from tunesmith.training.plan import Plan, Schedule, epoch_ends_for
+    from tunesmith.training.runtime import make_runtime
+    from tunesmith.training.state import TrainState
 
     runtime = make_runtime(use_cpu=True)
     strategies = choose_strategies(

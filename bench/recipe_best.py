@@ -22,10 +22,10 @@ def train_best(unit: dict[str, Any], auto: dict[str, Any], task: Any, folder: Pa
     """One run of `best`; its score on the test split, calibration error, what was deployed, what it took."""
     from recipe_runs import chance_error
     from tunesmith.config.load import load_config
+    from tunesmith.inference.tables import probabilities_of
     from tunesmith.metrics.calibration import expected_calibration_error
     from tunesmith.metrics.suite import make_suite
-    from tunesmith.predict.tables import probabilities_of
-    from tunesmith.session.watch import Watch
+    from tunesmith.pipeline.watch import Watch
     from tunesmith.tuning.best_model import Stages
     from tunesmith.tuning.chosen import choose_model, scale_head
     from tunesmith.tuning.clock import Clock, TimeUp
@@ -94,20 +94,20 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
     import torch
 
     from tunesmith.config.schema import dump_config
-    from tunesmith.encoder.load import load_model
-    from tunesmith.engine.evaluate import TaskLoss, predict_rows
-    from tunesmith.engine.loop import train_events
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.state import TrainState, seed_everything
+    from tunesmith.data.batches import Batches
     from tunesmith.events import SafePoint, StepDone
-    from tunesmith.fast.strategies import choose_strategies
     from tunesmith.metrics.suite import make_suite
-    from tunesmith.run.layout import RunDir
-    from tunesmith.run.writing import make_folder, write_file
-    from tunesmith.session.planning import make_plan
-    from tunesmith.session.settling import NAMES, settle_recipe
-    from tunesmith.session.watch import Watch
-    from tunesmith.tokens.batches import Batches
+    from tunesmith.models.load import load_model
+    from tunesmith.pipeline.planning import make_plan
+    from tunesmith.pipeline.settling import NAMES, settle_recipe
+    from tunesmith.pipeline.watch import Watch
+    from tunesmith.runs.layout import RunDir
+    from tunesmith.runs.writing import make_folder, write_file
+    from tunesmith.speedups.strategies import choose_strategies
+    from tunesmith.training.evaluate import TaskLoss, predict_rows
+    from tunesmith.training.loop import train_events
+    from tunesmith.training.optim import make_optimizer
+    from tunesmith.training.state import TrainState, seed_everything
     from tunesmith.tuning.blending import HeldOut, join_folds
     from tunesmith.tuning.outcomes import Outcome
     from tunesmith.tuning.searching import TrialPruned

@@ -62,9 +62,9 @@ Found = dict[str, Any]
 @cache
 def _task(pack: Path, model: str, task: str) -> Any:
     """Both splits as TokenRows, the label map, and the padding of the model."""
+    from tunesmith.data.batches import Padding
+    from tunesmith.data.token_rows import TokenRows
     from tunesmith.labels import LabelMap, Task
-    from tunesmith.tokens.batches import Padding
-    from tunesmith.tokens.token_rows import TokenRows
 
     special = json.loads((pack / model / "special.json").read_text(encoding="utf-8"))
     stored = np.load(pack / model / f"{task}.npz")
@@ -95,8 +95,8 @@ def rows_of(unit: Unit, rows: Any) -> Any:
 
 def shown(rows: Any, recipe: str, *, drawn: bool) -> Any:
     """The rows as `--long_texts` of a recipe shows them to the model."""
-    from tunesmith.tokens.token_rows import TokenRows
-    from tunesmith.tokens.truncation import TextWindows
+    from tunesmith.data.token_rows import TokenRows
+    from tunesmith.data.truncation import TextWindows
 
     if recipe not in LONG:
         return rows
@@ -129,20 +129,20 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     import torch
 
     from tunesmith.config.load import load_config
-    from tunesmith.encoder.load import load_model
-    from tunesmith.encoder.pooling import dense_of
-    from tunesmith.engine.evaluate import TaskLoss, predict_rows, resolve_class_weights
-    from tunesmith.engine.loop import train_events
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.state import TrainState, seed_everything
-    from tunesmith.fast.strategies import choose_strategies
+    from tunesmith.data.batches import Batches
+    from tunesmith.inference.tables import probabilities_of
     from tunesmith.metrics.calibration import expected_calibration_error
     from tunesmith.metrics.suite import make_suite
-    from tunesmith.predict.tables import probabilities_of
-    from tunesmith.session.planning import make_plan
-    from tunesmith.session.settling import settle_recipe
-    from tunesmith.session.watch import Watch
-    from tunesmith.tokens.batches import Batches
+    from tunesmith.models.load import load_model
+    from tunesmith.models.pooling import dense_of
+    from tunesmith.pipeline.planning import make_plan
+    from tunesmith.pipeline.settling import settle_recipe
+    from tunesmith.pipeline.watch import Watch
+    from tunesmith.speedups.strategies import choose_strategies
+    from tunesmith.training.evaluate import TaskLoss, predict_rows, resolve_class_weights
+    from tunesmith.training.loop import train_events
+    from tunesmith.training.optim import make_optimizer
+    from tunesmith.training.state import TrainState, seed_everything
 
     began_all = time.perf_counter()
     splits, labels, padding = _task(pack, unit["model"], unit["task"])
@@ -218,8 +218,8 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
 
 def chance_error(logits: Any, task: Any) -> float:
     """The calibration error that as many rows would show if every probability were right: labels are drawn from them."""
+    from tunesmith.inference.tables import probabilities_of
     from tunesmith.metrics.calibration import expected_calibration_error
-    from tunesmith.predict.tables import probabilities_of
 
     table, rng = probabilities_of(logits, task), np.random.default_rng(0)
     sums = table.cumsum(1) / table.sum(1, keepdims=True)
@@ -298,7 +298,7 @@ def work(todo: Any, done: Any, pack: str, place: str, cpu: bool, warm: Unit | No
 
     import torch
 
-    from tunesmith.ranks.runtime import has_bf16, make_runtime
+    from tunesmith.training.runtime import has_bf16, make_runtime
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from tunesmith.fast.cpu_speed import enable_cpu_speed
-from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
-from tunesmith.fast.vocabulary import VocabularyCut
+from tunesmith.speedups.cpu_speed import enable_cpu_speed
+from tunesmith.speedups.packing import pack
+from tunesmith.speedups.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
+from tunesmith.speedups.vocabulary import VocabularyCut
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 Rows = dict[str, list[np.ndarray]]

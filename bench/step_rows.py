@@ -54,8 +54,8 @@ def write_tokens(path: Path, rows: int) -> None:
 
 def open_rows(path: Path) -> Any:
     """The rows, memory-mapped."""
-    from tunesmith.reading.row_cache import release_pages
-    from tunesmith.tokens.token_rows import TokenRows
+    from tunesmith.data.row_cache import release_pages
+    from tunesmith.data.token_rows import TokenRows
 
     table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     rows = TokenRows.from_arrow(table, known_ids=np.arange(1000, 9000))
@@ -82,7 +82,7 @@ def measure(path: Path, who: str, steps: int) -> dict[str, Any]:
     import torch
 
     from step_turns import our_turns, their_turns
-    from tunesmith.tokens.batches import Batches, Padding
+    from tunesmith.data.batches import Batches, Padding
 
     torch.set_num_threads(1)
     rows = open_rows(path)

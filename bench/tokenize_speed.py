@@ -60,7 +60,7 @@ def main() -> None:
     import datasets
     from transformers import AutoTokenizer
 
-    from tunesmith.tokens.tokenize import tokenize
+    from tunesmith.data.tokenize import tokenize
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=60_000)

@@ -14,19 +14,19 @@ import torch
 from torch import nn
 
 from conftest import tiny_bert, token_lists
-from tunesmith.engine.evaluate import TaskLoss, predict_rows
-from tunesmith.engine.loop import train_events
-from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for
-from tunesmith.engine.state import TrainState
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.events import Improved, StepDone
-from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import Task
-from tunesmith.ranks.runtime import Runtime, make_runtime
-from tunesmith.ranks.sharding import gathered
-from tunesmith.tokens.batches import Batches, Padding
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.training.evaluate import TaskLoss, predict_rows
+from tunesmith.training.loop import train_events
+from tunesmith.training.optim import make_optimizer
+from tunesmith.training.plan import Calendar, Plan, Schedule, epoch_ends_for
+from tunesmith.training.runtime import Runtime, make_runtime
+from tunesmith.training.sharding import gathered
+from tunesmith.training.state import TrainState
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"rows": 48},

@@ -13,20 +13,20 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from distributed.engine_ranks import CASES, evaluate, run_case
-from tunesmith.engine.evaluate import TaskLoss
-from tunesmith.engine.loop import train_events
-from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Plan, Schedule
-from tunesmith.engine.state import TrainState
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.events import NonFinite, StepDone
-from tunesmith.fast.strategies import choose_strategies
-from tunesmith.keep.checkpoint import Identity, load_checkpoint, save_checkpoint
 from tunesmith.labels import Task
-from tunesmith.ranks.runtime import Runtime, make_runtime
-from tunesmith.ranks.sharding import Sharding, gathered, is_sharded
-from tunesmith.tokens.batches import Batches, Padding
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.training.checkpoint import Identity, load_checkpoint, save_checkpoint
+from tunesmith.training.evaluate import TaskLoss
+from tunesmith.training.loop import train_events
+from tunesmith.training.optim import make_optimizer
+from tunesmith.training.plan import Plan, Schedule
+from tunesmith.training.runtime import Runtime, make_runtime
+from tunesmith.training.sharding import Sharding, gathered, is_sharded
+from tunesmith.training.state import TrainState
 
 SHARDED_CASES = [
     "ragged tail",

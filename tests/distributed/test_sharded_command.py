@@ -15,8 +15,8 @@ from distributed.launching import accelerate_launch, alive, finish, free_port, s
 from distributed.test_command_ranks import alone, compare, numbers, place, stopped_run, words
 from patience import patient
 from tunesmith.events import Note, Resumed, StepDone
-from tunesmith.run.journal import read_journal
-from tunesmith.run.layout import RunDir
+from tunesmith.runs.journal import read_journal
+from tunesmith.runs.layout import RunDir
 from warm import warm_python
 
 __all__ = ["place"]  # a fixture

@@ -12,8 +12,8 @@ import pytest
 from distributed.engine_ranks import CASES, evaluate, run_case
 from distributed.launching import TESTS, finish, start, torchrun
 from distributed.sharded_ranks import IDENTITY, SAVED_AT, SHARDED_CASES, go_on, resumed, small_state
-from tunesmith.keep.checkpoint import save_checkpoint
-from tunesmith.ranks.runtime import make_runtime
+from tunesmith.training.checkpoint import save_checkpoint
+from tunesmith.training.runtime import make_runtime
 
 pytestmark = pytest.mark.slow
 Results = dict[str, Any]

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from patience import patient
 from tiny_model import save_tiny_bert
-from tunesmith.export.folder_card import NEEDED
+from tunesmith.inference.folder_card import NEEDED
 
 ROOT = Path(__file__).resolve().parents[2]
 

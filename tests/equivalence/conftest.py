@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tunesmith.fast import cpu_speed
+from tunesmith.speedups import cpu_speed
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -20,9 +20,9 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from tunesmith.errors import ConfigError
-from tunesmith.fast.cpu_speed import enable_cpu_speed
-from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import enable_first_token_only, enable_padding_free, why_not_first_token
+from tunesmith.speedups.cpu_speed import enable_cpu_speed
+from tunesmith.speedups.packing import pack
+from tunesmith.speedups.padding_free import enable_first_token_only, enable_padding_free, why_not_first_token
 
 SHAPES = {"ragged": RAGGED, "one row": (7,), "all of one token": (1, 1, 1), "equal": (6, 6, 6, 6)}
 

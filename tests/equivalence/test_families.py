@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from conftest import token_lists
-from tunesmith.encoder.load import load_model
-from tunesmith.engine.evaluate import TaskLoss, predict_rows
-from tunesmith.engine.loop import train_events
-from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
-from tunesmith.engine.state import TrainState
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.events import StepDone
-from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import LabelMap
-from tunesmith.ranks.runtime import make_runtime
-from tunesmith.tokens.batches import Batches, Padding
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.models.load import load_model
+from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.training.evaluate import TaskLoss, predict_rows
+from tunesmith.training.loop import train_events
+from tunesmith.training.optim import make_optimizer
+from tunesmith.training.plan import Plan, Schedule, epoch_ends_for
+from tunesmith.training.runtime import make_runtime
+from tunesmith.training.state import TrainState
 
 SIZES: dict[str, Any] = {
     "vocab_size": 160,

@@ -24,12 +24,12 @@ from equivalence.strategy_cases import (
     make_rows,
     pad_rows,
 )
+from tunesmith.data.batches import Padding
 from tunesmith.errors import ConfigError
-from tunesmith.fast import cpu_speed, layers_cpu, packed_cpu
-from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import enable_padding_free
-from tunesmith.fast.strategies import choose_strategies
-from tunesmith.tokens.batches import Padding
+from tunesmith.speedups import cpu_speed, layers_cpu, packed_cpu
+from tunesmith.speedups.packing import pack
+from tunesmith.speedups.padding_free import enable_padding_free
+from tunesmith.speedups.strategies import choose_strategies
 
 LIKE_BERT = tuple(kind for kind in CUT_FAMILIES if kind not in RELATIVE)
 CPU = torch.device("cpu")

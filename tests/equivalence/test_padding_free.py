@@ -25,12 +25,12 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from sampling import crossed
-from tunesmith.encoder.families import why_not
 from tunesmith.errors import ConfigError
-from tunesmith.fast import attention
-from tunesmith.fast.cpu_speed import enable_cpu_speed
-from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
+from tunesmith.models.families import why_not
+from tunesmith.speedups import attention
+from tunesmith.speedups.cpu_speed import enable_cpu_speed
+from tunesmith.speedups.packing import pack
+from tunesmith.speedups.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
 
 SHAPES = {"ragged": RAGGED, "one row": (7,), "one token": (1,), "all of one token": (1, 1, 1), "equal": (6, 6, 6, 6)}
 

@@ -14,10 +14,10 @@ from torch import nn
 from equivalence.strategy_cases import PAD, VOCABULARY, largest_difference, make_labels, make_model, make_rows, pad_rows
 from sampling import crossed
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.fast.cpu_speed import enable_cpu_speed
-from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import enable_first_token_only, enable_padding_free
-from tunesmith.fast.vocabulary import VocabularyCut, why_not_restricted
+from tunesmith.speedups.cpu_speed import enable_cpu_speed
+from tunesmith.speedups.packing import pack
+from tunesmith.speedups.padding_free import enable_first_token_only, enable_padding_free
+from tunesmith.speedups.vocabulary import VocabularyCut, why_not_restricted
 
 STEPS = 100
 DECAY = 0.1

@@ -16,27 +16,27 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from tunesmith.cli.main import explain
-from tunesmith.engine.evaluate import TaskLoss, predict_rows
-from tunesmith.engine.loop import train_events
-from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for
-from tunesmith.engine.state import TrainState
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import TunesmithError
 from tunesmith.events import RunStarted
-from tunesmith.fast.strategies import choose_strategies
-from tunesmith.keep import keeper as keeper_module
-from tunesmith.keep.checkpoint import Identity, capture
-from tunesmith.keep.keeper import RunKeeper
-from tunesmith.keep.weight_files import contiguous, load_weights, require_finite
+from tunesmith.inference.facts import export_model
 from tunesmith.labels import Task
-from tunesmith.predict.facts import export_model
-from tunesmith.ranks.roster import RankRoster
-from tunesmith.ranks.runtime import make_runtime
-from tunesmith.run.layout import RunDir
-from tunesmith.run.ownership import RunLock
-from tunesmith.run.writing import write_file
-from tunesmith.tokens.batches import Batches, Padding
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.runs.layout import RunDir
+from tunesmith.runs.ownership import RunLock
+from tunesmith.runs.writing import write_file
+from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.training import keeper as keeper_module
+from tunesmith.training.checkpoint import Identity, capture
+from tunesmith.training.evaluate import TaskLoss, predict_rows
+from tunesmith.training.keeper import RunKeeper
+from tunesmith.training.loop import train_events
+from tunesmith.training.optim import make_optimizer
+from tunesmith.training.plan import Calendar, Plan, Schedule, epoch_ends_for
+from tunesmith.training.roster import RankRoster
+from tunesmith.training.runtime import make_runtime
+from tunesmith.training.state import TrainState
+from tunesmith.training.weight_files import contiguous, load_weights, require_finite
 
 ROWS = 48
 DEFAULTS: dict[str, Any] = {
@@ -197,9 +197,9 @@ def write_model(folder: Path) -> None:
 
 def load_folder(folder: str, text: str) -> int:
     """Loads model and tokenizer of a folder as a run does, and reads one text; gives the exit code of the command line."""
-    from tunesmith.encoder.load import load_model
-    from tunesmith.encoder.resolve import load_tokenizer, resolve_model
     from tunesmith.labels import LabelMap
+    from tunesmith.models.load import load_model
+    from tunesmith.models.resolve import load_tokenizer, resolve_model
 
     try:
         path = resolve_model(folder)
@@ -272,7 +272,7 @@ def follow(keeper: RunKeeper, batches: Any, options: dict[str, Any]) -> None:
 
 def watch_bytes(run: RunDir) -> None:
     """Notes the bytes of the run folder (a hard link counts once) each time a sealed folder is about to be renamed."""
-    from tunesmith.run import sealed
+    from tunesmith.runs import sealed
 
     inner = sealed.fault_point
 

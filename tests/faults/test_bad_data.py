@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tunesmith.data.blocks import DecompressionLimits
+from tunesmith.data.load import load_data
+from tunesmith.data.read import read_source
 from tunesmith.errors import DataError
-from tunesmith.reading.blocks import DecompressionLimits
-from tunesmith.reading.load import load_data
-from tunesmith.reading.read import read_source
 
 HEAD = "text,label\n"
 GOOD = HEAD + "".join(f"sentence number {i},{'pos' if i % 2 else 'neg'}\n" for i in range(20))
@@ -298,7 +298,7 @@ def test_a_gzip_bomb_is_stopped_early(limits: DecompressionLimits, tmp_path: Pat
 def test_a_quote_never_closed_in_a_large_file_does_not_fill_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tunesmith.reading.delimited.MAX_RECORD_CHARS", 1 << 16)
+    monkeypatch.setattr("tunesmith.data.delimited.MAX_RECORD_CHARS", 1 << 16)
     file = tmp_path / "x.csv"
     file.write_text(at_line(6, '"open,pos') + "more,pos\n" * 300_000)
     with pytest.raises(DataError, match=r"x\.csv:6: the quote opened here is not closed within"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from faults.trials import clean, fingerprint, size
-from tunesmith.run.layout import RunDir
+from tunesmith.runs.layout import RunDir
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},

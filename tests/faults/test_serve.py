@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from unit.inference.test_prediction import make_run
 
 from faults.serve_requests import throw
 from faults.serve_stops import Service
 from patience import patient
-from tunesmith.run.sealed import seal
-from unit.serve.test_prediction import make_run
+from tunesmith.runs.sealed import seal
 
 HERE = Path(__file__).parent
 

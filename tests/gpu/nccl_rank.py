@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from gpu_engine import OFF, engine_rows, make_state, train
 
-from tunesmith.ranks.runtime import leave_ranks
-from tunesmith.ranks.sharding import Sharding, shard_model
+from tunesmith.training.runtime import leave_ranks
+from tunesmith.training.sharding import Sharding, shard_model
 
 failures: list[str] = []
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from gpu_engine import OFF, apart, difference, gradient, gradients_of_first, make_state, train, weights
 
-from tunesmith.engine.step import micro_step
-from tunesmith.fast import fused_embeddings
-from tunesmith.fast.fused_ops import SideStream
-from tunesmith.keep.checkpoint import WEIGHTS, Identity, capture, load_checkpoint, save_checkpoint
+from tunesmith.speedups import fused_embeddings
+from tunesmith.speedups.fused_ops import SideStream
+from tunesmith.training.checkpoint import WEIGHTS, Identity, capture, load_checkpoint, save_checkpoint
+from tunesmith.training.step import micro_step
 
 LAYERS = 4
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tunesmith.fast.graphs import StepGraphs
-from tunesmith.tokens.batches import Batch
+from tunesmith.data.batches import Batch
+from tunesmith.speedups.graphs import StepGraphs
 
 CUDA = torch.device("cuda", 0)
 Copies = Callable[[torch.Tensor], torch.Tensor]

@@ -11,18 +11,18 @@ import torch
 import transformers
 from gpu_engine import OFF
 
-from tunesmith.engine.evaluate import TaskLoss
-from tunesmith.engine.loop import train_events
-from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Plan, Schedule
-from tunesmith.engine.state import TrainState, seed_everything
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.token_rows import TokenRows
 from tunesmith.events import StepDone
-from tunesmith.fast import in_step
-from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import Task
-from tunesmith.ranks.runtime import make_runtime
-from tunesmith.tokens.batches import Batches, Padding
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.speedups import in_step
+from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.training.evaluate import TaskLoss
+from tunesmith.training.loop import train_events
+from tunesmith.training.optim import make_optimizer
+from tunesmith.training.plan import Plan, Schedule
+from tunesmith.training.runtime import make_runtime
+from tunesmith.training.state import TrainState, seed_everything
 
 STEPS = 24
 

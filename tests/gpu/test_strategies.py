@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from tunesmith.fast.packing import Layout, pack
-from tunesmith.fast.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
-from tunesmith.fast.vocabulary import VocabularyCut
+from tunesmith.speedups.packing import Layout, pack
+from tunesmith.speedups.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
+from tunesmith.speedups.vocabulary import VocabularyCut
 
 Rows = dict[str, list[np.ndarray]]
 DEVICE = torch.device("cuda")

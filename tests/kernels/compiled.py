@@ -9,7 +9,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from tunesmith.fast import (
+from tunesmith.speedups import (
     adamw_kernel,
     attention_kernels,
     embedding_kernels,

@@ -29,11 +29,11 @@ from equivalence.strategy_cases import (
     make_rows,
     pad_rows,
 )
-from tunesmith.fast import attention_kernels, fused_layers, fused_ops, triton_kernels
-from tunesmith.fast.adamw_kernel import OneKernelAdamW
-from tunesmith.fast.fused_attention import attend_by_distance
-from tunesmith.fast.packing import Layout, pack
-from tunesmith.fast.padding_free import enable_padding_free
+from tunesmith.speedups import attention_kernels, fused_layers, fused_ops, triton_kernels
+from tunesmith.speedups.adamw_kernel import OneKernelAdamW
+from tunesmith.speedups.fused_attention import attend_by_distance
+from tunesmith.speedups.packing import Layout, pack
+from tunesmith.speedups.padding_free import enable_padding_free
 
 
 def check_add_norm() -> None:

@@ -19,11 +19,11 @@ from equivalence.strategy_cases import (
     make_rows,
     pad_rows,
 )
-from tunesmith.fast import embedding_kernels, fused_embeddings, fused_layers
-from tunesmith.fast.fused_embeddings import _Embedded, _Told
-from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import enable_padding_free
-from tunesmith.fast.vocabulary import VocabularyCut
+from tunesmith.speedups import embedding_kernels, fused_embeddings, fused_layers
+from tunesmith.speedups.fused_embeddings import _Embedded, _Told
+from tunesmith.speedups.packing import pack
+from tunesmith.speedups.padding_free import enable_padding_free
+from tunesmith.speedups.vocabulary import VocabularyCut
 
 WORDS, PLACES, WIDTH = 23, 30, 52
 

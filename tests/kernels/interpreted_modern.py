@@ -18,9 +18,9 @@ from equivalence.strategy_cases import (
     make_rows,
     pad_rows,
 )
-from tunesmith.fast import fused_attention, fused_modern, modern_kernels
-from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import enable_padding_free
+from tunesmith.speedups import fused_attention, fused_modern, modern_kernels
+from tunesmith.speedups.packing import pack
+from tunesmith.speedups.padding_free import enable_padding_free
 
 
 def check_sum_norm(with_beta: bool, last: bool) -> None:

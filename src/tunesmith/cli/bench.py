@@ -18,8 +18,8 @@ from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_arg
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError
 from tunesmith.measure.contest import CONTESTANTS, kinds_for
-from tunesmith.run.environment import package_versions
-from tunesmith.run.writing import write_file
+from tunesmith.runs.environment import package_versions
+from tunesmith.runs.writing import write_file
 
 OTHERS = [kind for kind in CONTESTANTS if kind != "tunesmith"]
 SCRIPTS = ("script", "script_bf16")
@@ -68,7 +68,7 @@ def _measure(config: RunConfig, args: argparse.Namespace) -> None:
     from tunesmith.measure.same_maths import compare_losses
     from tunesmith.measure.table import failures_of, format_lines, lines_to_json, make_lines
     from tunesmith.measure.worker import make_prepared
-    from tunesmith.session.inputs import refuse_what_is_not_built
+    from tunesmith.pipeline.inputs import refuse_what_is_not_built
 
     refuse_what_is_not_built(config)
     prepared = make_prepared(config)  # tokens are in the cache from here on: start-up is compared without tokenizing
@@ -114,7 +114,7 @@ def _measure(config: RunConfig, args: argparse.Namespace) -> None:
 def _time_commands(config: RunConfig, args: argparse.Namespace) -> None:
     """Whole commands: from the start of the process to its end."""
     from tunesmith.measure.start_up import Timed, format_phases, phases_to_json, time_commands
-    from tunesmith.session.inputs import read_run_data
+    from tunesmith.pipeline.inputs import read_run_data
 
     if config.train_file is None:
         raise ConfigError("--start_up needs --train_file: the script beside us reads files")

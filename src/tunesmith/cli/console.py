@@ -24,7 +24,7 @@ from tunesmith.events import (
     SafePoint,
     StepDone,
 )
-from tunesmith.session.watch import Watch
+from tunesmith.pipeline.watch import Watch
 
 SLOW_SECONDS = 2.0
 """Without bars, work that is finished sooner is not reported."""

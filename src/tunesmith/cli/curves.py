@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the pictures, prints the sketch and the paths; gives the exit code."""
-    from tunesmith.curves.panels import sketch_curves
-    from tunesmith.curves.plot import save_curves
-    from tunesmith.curves.series import load_curves
+    from tunesmith.report.panels import sketch_curves
+    from tunesmith.report.plot import save_curves
+    from tunesmith.runs.series import load_curves
 
     curves = [load_curves(path) for path in args.runs]
     png, svg = _targets(args.output, args.runs)
@@ -46,8 +46,8 @@ def _free(name: str) -> Path:
 
 def _targets(output: str | None, runs: list[str]) -> tuple[Path, Path]:
     """One run: into its folder. Several: into the current folder."""
-    from tunesmith.run.layout import RunDir
-    from tunesmith.run.writing import make_folder
+    from tunesmith.runs.layout import RunDir
+    from tunesmith.runs.writing import make_folder
 
     if output is None:
         if len(runs) > 1:

@@ -22,9 +22,9 @@ def run(args: argparse.Namespace) -> int:
     """Prints the state of each part; 0 if nothing is damaged, else 5."""
     from tunesmith.config.load import load_config
     from tunesmith.errors import ConfigError
-    from tunesmith.run.doctor import Examined, examine, is_sound, repair
-    from tunesmith.run.layout import RunDir, open_run
-    from tunesmith.run.sealed import MANIFEST
+    from tunesmith.runs.doctor import Examined, examine, is_sound, repair
+    from tunesmith.runs.layout import RunDir, open_run
+    from tunesmith.runs.sealed import MANIFEST
 
     folder = RunDir(args.run_folder)
     if not any(os.path.lexists(checkpoint / MANIFEST) for checkpoint in folder.checkpoints()):

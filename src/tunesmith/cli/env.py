@@ -13,7 +13,7 @@ from typing import Any
 
 from tunesmith import __version__
 from tunesmith.cli.parser import add_flag
-from tunesmith.run.remembered import own_cache
+from tunesmith.runs.remembered import own_cache
 
 PACKAGES = (
     *("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface-hub", "numpy"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tunesmith.cli.parser import add_flag
 from tunesmith.cli.trained_model import add_model_argument
-from tunesmith.predict.facts import FORMATS
+from tunesmith.inference.facts import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exports, measures, prints the table; gives the exit code."""
     from tunesmith.cli.console import quiet_libraries
-    from tunesmith.encoder.model_files import read_config_file
     from tunesmith.errors import ConfigError
-    from tunesmith.export.checked import Tolerance, rows_of_files, rows_of_run, table_of
-    from tunesmith.export.exporting import export_model_to
-    from tunesmith.predict.facts import model_folder_of, read_facts
-    from tunesmith.run.layout import RunDir
+    from tunesmith.inference.checked import Tolerance, rows_of_files, rows_of_run, table_of
+    from tunesmith.inference.exporting import export_model_to
+    from tunesmith.inference.facts import model_folder_of, read_facts
+    from tunesmith.models.model_files import read_config_file
+    from tunesmith.runs.layout import RunDir
 
     for name in ("max_drop", "min_agreement"):
         if not 0 <= getattr(args, name) <= 1:

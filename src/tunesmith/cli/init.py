@@ -11,8 +11,8 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, dump_value, list_options
 from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
-from tunesmith.run.layout import require_not_of_a_run
-from tunesmith.run.writing import require_plain, write_file
+from tunesmith.runs.layout import require_not_of_a_run
+from tunesmith.runs.writing import require_plain, write_file
 
 USUAL = (
     *("train_file", "validation_file", "test_file", "validation_split_fraction", "text_column_names"),
@@ -63,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
 
 def look_at(files: dict[str, str], asked: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Columns and task of the files as options, and the sentences that say why."""
-    from tunesmith.reading.columns import infer_columns
-    from tunesmith.reading.read import read_source
-    from tunesmith.reading.split import follow_split_column
+    from tunesmith.data.columns import infer_columns
+    from tunesmith.data.read import read_source
+    from tunesmith.data.split import follow_split_column
 
     how = {name: asked[name] for name in ("encoding", "delimiter", "quoting", "sheet_name")}
     sources = {

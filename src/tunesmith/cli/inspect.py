@@ -51,10 +51,10 @@ def prepare_rows(config: Any) -> tuple[Any, Any, int, dict[str, Any]]:
     from functools import partial
 
     from tunesmith.cli.console import Console, quiet_libraries
-    from tunesmith.encoder.model_files import read_config_file
-    from tunesmith.encoder.resolve import load_tokenizer, position_limit, require_segments
-    from tunesmith.session.inputs import read_run_data
-    from tunesmith.tokens.tokenize import longest_allowed, tokenize
+    from tunesmith.data.tokenize import longest_allowed, tokenize
+    from tunesmith.models.model_files import read_config_file
+    from tunesmith.models.resolve import load_tokenizer, position_limit, require_segments
+    from tunesmith.pipeline.inputs import read_run_data
 
     quiet_libraries()
     console = Console()
@@ -131,7 +131,7 @@ def describe_lengths(tokenized: dict[str, Any], max_length: int, *, shown: str, 
     """Lengths of every split, the histogram of one, and what is cut."""
     import numpy as np
 
-    from tunesmith.tokens.lengths import count_lengths, draw_histogram, summarize_lengths
+    from tunesmith.data.lengths import count_lengths, draw_histogram, summarize_lengths
 
     lines = ["tokens a row   rows  shortest   mean  median    95%  longest"]
     whole = {}
@@ -149,7 +149,7 @@ def describe_lengths(tokenized: dict[str, Any], max_length: int, *, shown: str, 
 
 def describe_padding(lengths: Any, batch_size: int, max_length: int, config: Any) -> list[str]:
     """What padding costs with three ways of making batches."""
-    from tunesmith.tokens.lengths import compare_padding
+    from tunesmith.data.lengths import compare_padding
 
     seed = config.seed if config.data_seed is None else config.data_seed
     ways = compare_padding(

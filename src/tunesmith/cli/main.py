@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
             traceback.print_exc()
         code, text = explain(error, debug=debug)
         if isinstance(error, DataError):
-            from tunesmith.reading.ready_commands import as_typed
+            from tunesmith.data.ready_commands import as_typed
 
             text = as_typed(text, words)
         try:

@@ -65,10 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predicts and writes the table; gives the exit code."""
     from tunesmith.errors import ConfigError
-    from tunesmith.predict.facts import is_graph_folder
-    from tunesmith.predict.tables import check_format
-    from tunesmith.run.layout import require_not_of_a_run
-    from tunesmith.run.writing import require_plain
+    from tunesmith.inference.facts import is_graph_folder
+    from tunesmith.inference.tables import check_format
+    from tunesmith.runs.layout import require_not_of_a_run
+    from tunesmith.runs.writing import require_plain
 
     if (args.input is None) == (args.text is None):
         raise ConfigError("give either --input FILE or --text")
@@ -110,7 +110,7 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
     # A GPU takes longer to start than a processor needs for a few rows.
     args.use_cpu = args.use_cpu or (len(texts) <= FEW_TEXTS and not args.bf16)
     predictor = load_predictor(args)
-    from tunesmith.predict.tables import predicted_names, sorted_scores
+    from tunesmith.inference.tables import predicted_names, sorted_scores
 
     probabilities = predictor.probabilities(texts, pairs)
     labels = predictor.facts.labels
@@ -128,8 +128,8 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
 
 def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.cli.console import Console
-    from tunesmith.predict.tables import check_cells, choose_column_names, describe_renaming, list_answers
-    from tunesmith.reading.load import read_unlabelled
+    from tunesmith.data.load import read_unlabelled
+    from tunesmith.inference.tables import check_cells, choose_column_names, describe_renaming, list_answers
 
     console = Console()
     given, options = _source(args)
@@ -144,7 +144,7 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     if renamed is not None:
         console.say(renamed)
     predictor = load_predictor(args)
-    from tunesmith.predict.tables import answer_columns, probabilities_of
+    from tunesmith.inference.tables import answer_columns, probabilities_of
 
     logits = predict_dataset(predictor, source.dataset, text, console, max_rows=args.batch_size, what="predicting")
     labels = predictor.facts.labels
@@ -156,8 +156,8 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
 
 def _predict_plain(facts: Any, args: argparse.Namespace) -> int:
     """Rows of a file for an exported folder: needs no package that the graph does not need."""
-    from tunesmith.bulk.work import label_columns, read_whole
-    from tunesmith.predict.tables import check_cells
+    from tunesmith.inference.tables import check_cells
+    from tunesmith.inference.work import label_columns, read_whole
 
     options = reading_options(args)
     empty = options.pop("allow_empty_text")
@@ -171,7 +171,7 @@ def _predict_plain(facts: Any, args: argparse.Namespace) -> int:
 
 
 def _write_rows(output: Path | None, columns: dict[str, Any]) -> int:
-    from tunesmith.predict.tables import write_delimited, write_table
+    from tunesmith.inference.tables import write_delimited, write_table
 
     if output is None:
         write_delimited(print_data(sys.stdout), columns, ",")
@@ -186,7 +186,7 @@ def _source(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     options = reading_options(args)
     if args.input != "-":
         return Path(args.input), options
-    from tunesmith.reading.row_blocks import read_stdin
+    from tunesmith.data.row_blocks import read_stdin
 
     return read_stdin(**{name: options.pop(name) for name in ("encoding", "delimiter", "quoting")}), options
 
@@ -202,10 +202,10 @@ def is_bulk(args: argparse.Namespace) -> bool:
 
 def predict_many(facts: Any, args: argparse.Namespace) -> int:
     """Works off the job, with `--workers` processes; gives the exit code."""
-    from tunesmith.bulk.places import open_place
-    from tunesmith.bulk.units import find_inputs
-    from tunesmith.bulk.work import BulkJob, join_job, work_off
     from tunesmith.errors import ConfigError
+    from tunesmith.inference.places import open_place
+    from tunesmith.inference.units import find_inputs
+    from tunesmith.inference.work import BulkJob, join_job, work_off
 
     if args.output is None or (Path(args.output).suffix and not args.output.endswith("/")):
         raise ConfigError("many files need a folder to write to", fix="Give --output FOLDER/.")

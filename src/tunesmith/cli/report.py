@@ -18,9 +18,9 @@ def run(args: argparse.Namespace) -> int:
     """Writes the page and prints its path; gives the exit code."""
     from tunesmith.report.build import build_report
     from tunesmith.report.render import write_report
-    from tunesmith.run.layout import open_run
-    from tunesmith.run.ownership import require_own
-    from tunesmith.run.writing import make_folder
+    from tunesmith.runs.layout import open_run
+    from tunesmith.runs.ownership import require_own
+    from tunesmith.runs.writing import make_folder
 
     folder = open_run(args.run)
     path = Path(args.output) if args.output else folder.report_file

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
 from tunesmith.errors import ConfigError
-from tunesmith.run.environment import read_launch
+from tunesmith.runs.environment import read_launch
 
 if TYPE_CHECKING:
     from tunesmith.tuning.searching import SearchResult

@@ -21,7 +21,7 @@ from typing import Any
 
 from tunesmith.cli.late_modules import loading
 from tunesmith.errors import TunesmithError
-from tunesmith.session.watch import ShowProgress, SideWork
+from tunesmith.pipeline.watch import ShowProgress, SideWork
 
 
 class SideProcess(SideWork):

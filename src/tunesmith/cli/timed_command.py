@@ -9,7 +9,7 @@ import sys
 import time
 
 from tunesmith.cli.main import entry
-from tunesmith.run.environment import milestones
+from tunesmith.runs.environment import milestones
 
 
 class PipeHandler(logging.Handler):

@@ -19,18 +19,18 @@ from tunesmith.cli.parser import add_config_arguments, config_from_args
 from tunesmith.cli.side_process import SideProcess
 from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError
-from tunesmith.run.environment import reach, read_launch
+from tunesmith.runs.environment import reach, read_launch
 
 if TYPE_CHECKING:
-    from tunesmith.session.from_config import RunResult, Watch
+    from tunesmith.pipeline.from_config import RunResult, Watch
 
 Made = TypeVar("Made")
 LIBRARIES = (
-    *("torch", "transformers", "tunesmith.session.drive", "datasets"),
+    *("torch", "transformers", "tunesmith.pipeline.drive", "datasets"),
     *("transformers.models.auto.modeling_auto", "transformers.modeling_layers"),
 )
 """Loaded while another process reads the data."""
-READERS = ("tunesmith.session.inputs", "datasets")
+READERS = ("tunesmith.pipeline.inputs", "datasets")
 """Loaded by that one."""
 
 
@@ -54,7 +54,7 @@ def train(config: RunConfig) -> int:
     if not first:
         logging.getLogger("tunesmith").setLevel(logging.ERROR)
     result = train_on_console(config)
-    from tunesmith.ranks.runtime import leave_ranks  # with torch, so only when there is something to leave
+    from tunesmith.training.runtime import leave_ranks  # with torch, so only when there is something to leave
 
     leave_ranks()
     if first:
@@ -71,7 +71,7 @@ def train_on_console(config: RunConfig) -> RunResult:
     with SideProcess((*LIBRARIES, "triton") if gpu else LIBRARIES, READERS) as aside:
         if gpu:
             threading.Thread(target=_open_gpu, name="opening the GPU", daemon=True).start()  # not before the fork
-        from tunesmith.session.from_config import finetune
+        from tunesmith.pipeline.from_config import finetune
 
         def job(watch: Watch) -> RunResult:
             watch.aside = aside
@@ -107,7 +107,7 @@ def with_console(config: RunConfig, job: Callable[[Watch], Made]) -> Made:
 
 def _train_repeats(config: RunConfig) -> int:
     """Folds and seeds: trains each run, then prints the pooled scores."""
-    from tunesmith.session.repeats import run_repeats
+    from tunesmith.pipeline.repeats import run_repeats
 
     if read_launch().world > 1:
         raise ConfigError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import WorkerError, short_text
-from tunesmith.run.writing import create
+from tunesmith.runs.writing import create
 
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Unsupported|Failed)\b")
 CONTESTANTS = {

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tunesmith.engine.loop import train_events
-from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
 from tunesmith.events import Event, SafePoint, StepDone
 from tunesmith.measure.contest import Turn
 from tunesmith.measure.hardware import wait_for
-from tunesmith.session.prepare import Prepared
+from tunesmith.pipeline.prepare import Prepared
+from tunesmith.training.loop import train_events
+from tunesmith.training.plan import Plan, Schedule, epoch_ends_for
 
 SHAPES_FIRST = 64
 """Steps in which most shapes were met; they count as start-up, as the compiling of others does."""

@@ -19,10 +19,10 @@ from transformers import (
     TrainingArguments,
 )
 
+from tunesmith.data.token_rows import TokenRows
 from tunesmith.measure.contest import Turn
 from tunesmith.measure.hardware import wait_for
-from tunesmith.session.prepare import Prepared
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.pipeline.prepare import Prepared
 
 Train = Callable[[int], Turn]
 SHAPES_FIRST = 12

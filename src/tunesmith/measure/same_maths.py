@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from transformers import DataCollatorWithPadding, PrinterCallback, Trainer, TrainingArguments
 
-from tunesmith.engine.loop import train_events
-from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
 from tunesmith.events import StepDone
-from tunesmith.keep.checkpoint import full_weights
 from tunesmith.measure.peers import RowsOfDicts, load_plain_model
-from tunesmith.session.prepare import Prepared
+from tunesmith.pipeline.prepare import Prepared
+from tunesmith.training.checkpoint import full_weights
+from tunesmith.training.loop import train_events
+from tunesmith.training.plan import Plan, Schedule, epoch_ends_for
 
 
 def compare_losses(prepared: Prepared, folder: str, *, steps: int) -> list[tuple[float, float]]:

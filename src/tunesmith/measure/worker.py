@@ -12,10 +12,10 @@ from typing import Any
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig
 from tunesmith.measure.contest import Turn
-from tunesmith.session.inputs import read_run_data
-from tunesmith.session.planning import peak_bytes
-from tunesmith.session.prepare import Prepared, prepare, start_runtime
-from tunesmith.session.watch import Watch
+from tunesmith.pipeline.inputs import read_run_data
+from tunesmith.pipeline.planning import peak_bytes
+from tunesmith.pipeline.prepare import Prepared, prepare, start_runtime
+from tunesmith.pipeline.watch import Watch
 
 Train = Callable[[int], Turn]
 """Trains so many steps."""

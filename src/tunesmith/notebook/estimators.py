@@ -14,18 +14,18 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
+from tunesmith.data.in_memory import columns_table, text_columns_of
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.files import read_json
+from tunesmith.inference.predictor import Predictor
+from tunesmith.inference.tables import predicted_names
 from tunesmith.labels import choose_labels
 from tunesmith.notebook.from_data import finetune_data
 from tunesmith.notebook.targets import Targets, as_numbers, as_targets
-from tunesmith.predict.predictor import Predictor
-from tunesmith.predict.tables import predicted_names
-from tunesmith.reading.in_memory import columns_table, text_columns_of
-from tunesmith.run.sealed import MANIFEST, write_sealed
-from tunesmith.run.writing import write_new
-from tunesmith.session.from_config import free_folder
-from tunesmith.session.watch import Watch
+from tunesmith.pipeline.from_config import free_folder
+from tunesmith.pipeline.watch import Watch
+from tunesmith.runs.sealed import MANIFEST, write_sealed
+from tunesmith.runs.writing import write_new
 
 ESTIMATOR_FILE = "estimator.json"
 HOLD_OUT_ROWS = 50

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.config.schema import RunConfig
+from tunesmith.data.ready_commands import as_called
 from tunesmith.errors import ConfigError, DataError, name_the_extra
 from tunesmith.events import Evaluated, Event, Improved, RunEnded, StepDone
-from tunesmith.reading.ready_commands import as_called
-from tunesmith.session.from_config import finetune
-from tunesmith.session.watch import RunResult, Watch
+from tunesmith.pipeline.from_config import finetune
+from tunesmith.pipeline.watch import RunResult, Watch
 
 REDRAW_SECONDS = 0.5
 """A front end that is sent more than this falls behind."""
@@ -50,7 +50,7 @@ def finetune_data(
     rows = train_data if data is None else data
     try:
         if labels is not None:
-            from tunesmith.reading.in_memory import labelled_table
+            from tunesmith.data.in_memory import labelled_table
 
             rows = labelled_table(rows, labels)
         tables = {"train_data": rows, "validation_data": validation_data, "test_data": test_data}

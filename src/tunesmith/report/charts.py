@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunesmith.curves.panels import THEMES, Panel, Theme, darken, main_panels, more_panels
-from tunesmith.curves.plot import draw_legend, draw_panel, figure_bytes, labels_width, new_figure, style_axes
-from tunesmith.curves.series import Curves, Floats, Series
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import ReliabilityBin, expected_calibration_error, reliability_bins
 from tunesmith.report.mistakes import (
@@ -26,7 +23,10 @@ from tunesmith.report.mistakes import (
     find_mistakes,
     find_slices,
 )
+from tunesmith.report.panels import THEMES, Panel, Theme, darken, main_panels, more_panels
+from tunesmith.report.plot import draw_legend, draw_panel, figure_bytes, labels_width, new_figure, style_axes
 from tunesmith.report.predictions import PredictedRows
+from tunesmith.runs.series import Curves, Floats, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

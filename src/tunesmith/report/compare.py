@@ -10,18 +10,18 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from tunesmith.curves.series import Curves, load_curves
+from tunesmith.data.row_cache import read_prediction_columns
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.metrics.paired import LEVEL, PairedResult, compare_predictions
 from tunesmith.metrics.rows import Scale
 from tunesmith.metrics.suite import DEFAULTS, canonical_name, greater_is_better, metric_names
-from tunesmith.reading.row_cache import read_prediction_columns
 from tunesmith.report.diagnosis import diagnose_with, is_in_training, read_run_config
 from tunesmith.report.pairing import labelled_splits, pair_sides, read_side
 from tunesmith.report.predictions import Headline, headline_scores, make_predictions, own_columns, split_rank
-from tunesmith.run.layout import RunDir, open_run, read_metrics, read_summary
+from tunesmith.runs.layout import RunDir, open_run, read_metrics, read_summary
+from tunesmith.runs.series import Curves, load_curves
 
 MAX_RUNS = 8
 """As many line colours as a picture has."""

@@ -9,13 +9,13 @@ from typing import Any
 
 from tunesmith.config.entries import read_entries
 from tunesmith.config.load import resolve
-from tunesmith.curves.series import Curves, load_curves
-from tunesmith.diagnose.advise import judge_reading
-from tunesmith.diagnose.evidence import Reading, read_curves
+from tunesmith.diagnosis.advise import judge_reading
+from tunesmith.diagnosis.evidence import Reading, read_curves
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
-from tunesmith.run.layout import RunDir, open_run, read_summary
-from tunesmith.run.ownership import read_holder
+from tunesmith.runs.layout import RunDir, open_run, read_summary
+from tunesmith.runs.ownership import read_holder
+from tunesmith.runs.series import Curves, load_curves
 
 TITLES = {
     "calibration_drift": "Calibration drifts",

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunesmith.curves.series import Curves
 from tunesmith.labels import Task
 from tunesmith.metrics.uncertainty import wilson_limits
+from tunesmith.runs.series import Curves
 
 KNOWN = ("row", "index", "idx", "split", "label", "prediction", "truncated", "length", "tokens")
 """Columns with a meaning of their own; the text columns are the others, unless the data summary names them."""

@@ -21,8 +21,8 @@ from tunesmith.report.build import Report
 from tunesmith.report.charts import Chart, make_charts, overlay_charts, reliability_chart, value_charts
 from tunesmith.report.diagnosis import tone_and_title
 from tunesmith.report.predictions import Headline, ScoreGrid, make_grid
-from tunesmith.run.ownership import write_own
-from tunesmith.run.writing import write_file
+from tunesmith.runs.ownership import write_own
+from tunesmith.runs.writing import write_file
 
 if TYPE_CHECKING:
     from tunesmith.report.compare import Comparison

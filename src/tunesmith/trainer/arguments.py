@@ -16,10 +16,10 @@ from transformers import TrainingArguments as LibraryArguments
 from transformers.hyperparameter_search import default_hp_search_backend
 from transformers.trainer_utils import HPSearchBackend, has_length
 
-from tunesmith.engine.plan import MOST_EPOCHS, Plan, Schedule
 from tunesmith.errors import ConfigError, did_you_mean
-from tunesmith.ranks.runtime import Precision, Runtime, ddp_handler, make_runtime
-from tunesmith.ranks.sharding import read_sharding
+from tunesmith.training.plan import MOST_EPOCHS, Plan, Schedule
+from tunesmith.training.runtime import Precision, Runtime, ddp_handler, make_runtime
+from tunesmith.training.sharding import read_sharding
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

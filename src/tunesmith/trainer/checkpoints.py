@@ -14,26 +14,26 @@ import numpy as np
 from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_utils import has_length
 
-from tunesmith.encoder.families import has_adapters
 from tunesmith.errors import CheckpointError
 from tunesmith.events import Evaluated, Resumed, RowsEvaluated, RunStarted
-from tunesmith.keep.checkpoint import save_checkpoint, write_files
-from tunesmith.keep.plain import to_plain
-from tunesmith.keep.record import RunRecord, newest_intact, rotate, verify_checkpoint
-from tunesmith.keep.weight_files import load_weights, weight_files, weight_names
-from tunesmith.ranks.sharding import gathered_state, is_sharded
-from tunesmith.run.journal import LOST_JOURNAL, first_event, read_journal, require_journal
-from tunesmith.run.layout import RunDir, checkpoint_step
-from tunesmith.run.ownership import start_ledger
-from tunesmith.run.sealed import (
+from tunesmith.models.families import has_adapters
+from tunesmith.runs.journal import LOST_JOURNAL, first_event, read_journal, require_journal
+from tunesmith.runs.layout import RunDir, checkpoint_step
+from tunesmith.runs.ownership import start_ledger
+from tunesmith.runs.sealed import (
     MANIFEST,
     require_sealed,
     sweep,
     verify,
     write_sealed,
 )
-from tunesmith.run.writing import write_file
+from tunesmith.runs.writing import write_file
 from tunesmith.trainer.arguments import trainer_log
+from tunesmith.training.checkpoint import save_checkpoint, write_files
+from tunesmith.training.plain import to_plain
+from tunesmith.training.record import RunRecord, newest_intact, rotate, verify_checkpoint
+from tunesmith.training.sharding import gathered_state, is_sharded
+from tunesmith.training.weight_files import load_weights, weight_files, weight_names
 
 if TYPE_CHECKING:
     from tunesmith.labels import Task

@@ -22,14 +22,14 @@ from transformers.trainer_utils import (
     speed_metrics,
 )
 
-from tunesmith.ranks.runtime import Runtime
-from tunesmith.ranks.sharding import gathered_weights, is_sharded
 from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.callbacks import tell
 from tunesmith.trainer.checkpoints import journal_evaluation
 from tunesmith.trainer.data import RecordedBatches, RowBatches
 from tunesmith.trainer.objective import COUNT, accepts, count_items
 from tunesmith.trainer.windows import count_rows, naming_workers, read_batches
+from tunesmith.training.runtime import Runtime
+from tunesmith.training.sharding import gathered_weights, is_sharded
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

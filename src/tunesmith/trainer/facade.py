@@ -22,9 +22,8 @@ from transformers.trainer_utils import TrainerMemoryTracker
 from transformers.utils import can_return_loss, find_labels
 from transformers.utils import logging as transformers_logging
 
-from tunesmith.encoder.families import inner_model
-from tunesmith.engine.state import TrainState
 from tunesmith.errors import ConfigError
+from tunesmith.models.families import inner_model
 from tunesmith.trainer import (
     arguments,
     callbacks,
@@ -39,6 +38,7 @@ from tunesmith.trainer import (
 from tunesmith.trainer.training import TrainerRun, attempt_training
 from tunesmith.trainer.validation import check_arguments, check_overrides, refuse_combinations, require_head
 from tunesmith.trainer.windows import SECONDS
+from tunesmith.training.state import TrainState
 
 if TYPE_CHECKING:
     from tunesmith.trainer.trials import TrialSearch

@@ -16,10 +16,10 @@ from typing import Any
 from transformers import TrainerCallback
 
 from tunesmith.events import Evaluated, Event, Improved, NonFinite, Resumed, RunEnded, RunStarted, StepDone
-from tunesmith.run.journal import Journal, require_journal, truncate_journal
-from tunesmith.run.layout import RunDir
-from tunesmith.run.ownership import start_ledger
-from tunesmith.run.writing import make_folder
+from tunesmith.runs.journal import Journal, require_journal, truncate_journal
+from tunesmith.runs.layout import RunDir
+from tunesmith.runs.ownership import start_ledger
+from tunesmith.runs.writing import make_folder
 
 _NOT_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "jit_compilation_time")
 

@@ -15,13 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from tunesmith.encoder.families import inner_model
-from tunesmith.engine.state import TrainState
-from tunesmith.engine.step import micro_step
+from tunesmith.data.batches import Batch, Window
 from tunesmith.errors import ConfigError
-from tunesmith.tokens.batches import Batch, Window
+from tunesmith.models.families import inner_model
 from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.windows import as_batch, count_rows, features_of
+from tunesmith.training.state import TrainState
+from tunesmith.training.step import micro_step
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

@@ -24,14 +24,14 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from tunesmith.encoder.families import has_adapters
-from tunesmith.engine.state import generators_untouched
-from tunesmith.keep.record import Identity, Wording, content_mark
-from tunesmith.ranks.sharding import gathered
-from tunesmith.run.environment import package_versions
-from tunesmith.tokens.token_encoder import padded_fingerprint
+from tunesmith.data.token_encoder import padded_fingerprint
+from tunesmith.models.families import has_adapters
+from tunesmith.runs.environment import package_versions
 from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.content import MARK_BYTES, code_of, content_of, is_arrow_dataset, item_mark, settings_of
+from tunesmith.training.record import Identity, Wording, content_mark
+from tunesmith.training.sharding import gathered
+from tunesmith.training.state import generators_untouched
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

@@ -19,14 +19,11 @@ from huggingface_hub import ModelCard, metadata_load, metadata_save
 from safetensors.torch import save_file
 from transformers.modelcard import TrainingSummary
 
-from tunesmith.encoder.families import is_mixed
 from tunesmith.errors import ResourceError
-from tunesmith.keep.checkpoint import PIECES
-from tunesmith.keep.weight_files import WEIGHTS, contiguous, holds, is_weights
-from tunesmith.ranks.sharding import is_sharded
-from tunesmith.run.ownership import has_ledger, is_ours, start_ledger, write_own
-from tunesmith.run.sealed import CHANGED, MANIFEST, manifest_bytes, read_manifest, remove_tree
-from tunesmith.run.writing import (
+from tunesmith.models.families import is_mixed
+from tunesmith.runs.ownership import has_ledger, is_ours, start_ledger, write_own
+from tunesmith.runs.sealed import CHANGED, MANIFEST, manifest_bytes, read_manifest, remove_tree
+from tunesmith.runs.writing import (
     fsync_path,
     hash_file,
     kind_of,
@@ -37,6 +34,9 @@ from tunesmith.run.writing import (
 )
 from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.checkpoints import TRAINER_STATE, TRAINING_ARGS, gathering, save_companions, weights_to_save
+from tunesmith.training.checkpoint import PIECES
+from tunesmith.training.sharding import is_sharded
+from tunesmith.training.weight_files import WEIGHTS, contiguous, holds, is_weights
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

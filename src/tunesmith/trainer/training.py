@@ -11,18 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_utils import TrainOutput, compare_trainer_and_checkpoint_args, has_length, speed_metrics
 
-from tunesmith.engine.optim import detach_kernel
-from tunesmith.engine.stopping import StopRequest
 from tunesmith.events import EpochStarted, Event, MicroBatchSplit, Note, SafePoint, StepDone
-from tunesmith.fast.in_force import Strategies
-from tunesmith.keep.checkpoint import load_checkpoint
-from tunesmith.keep.plain import from_plain
-from tunesmith.keep.record import RunRecord
-from tunesmith.ranks.roster import RankRoster, rank_watch
-from tunesmith.ranks.sharding import is_sharded
-from tunesmith.run.layout import RunDir
-from tunesmith.run.ownership import RunLock
-from tunesmith.run.sealed import read_manifest
+from tunesmith.runs.layout import RunDir
+from tunesmith.runs.ownership import RunLock
+from tunesmith.runs.sealed import read_manifest
+from tunesmith.speedups.in_force import Strategies
 from tunesmith.trainer.arguments import Horizon, plan_from_arguments, trainer_log
 from tunesmith.trainer.callbacks import LoggedSums, Reactions, fresh_state, tell
 from tunesmith.trainer.checkpoints import (
@@ -37,6 +30,13 @@ from tunesmith.trainer.run_identity import WORDING, UsedRows, compare_used_rows,
 from tunesmith.trainer.stepping import choose_speed_ups, prepared_model, seed_for
 from tunesmith.trainer.validation import check_overrides, label_check, require_rows
 from tunesmith.trainer.windows import TrainWindows, naming_workers
+from tunesmith.training.checkpoint import load_checkpoint
+from tunesmith.training.optim import detach_kernel
+from tunesmith.training.plain import from_plain
+from tunesmith.training.record import RunRecord
+from tunesmith.training.roster import RankRoster, rank_watch
+from tunesmith.training.sharding import is_sharded
+from tunesmith.training.stopping import StopRequest
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tunesmith.keep.record import belongs_to
-from tunesmith.run.layout import RunDir
-from tunesmith.run.sealed import retire
+from tunesmith.runs.layout import RunDir
+from tunesmith.runs.sealed import retire
 from tunesmith.trainer.arguments import make_trainer_runtime, rows_per_rank
+from tunesmith.training.record import belongs_to
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

@@ -16,8 +16,8 @@ from transformers.trainer_utils import has_length
 from transformers.utils import can_return_loss, find_labels
 
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.ranks.sharding import read_sharding
 from tunesmith.trainer.content import is_arrow_dataset
+from tunesmith.training.sharding import read_sharding
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

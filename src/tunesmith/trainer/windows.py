@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tunesmith.engine.state import step_seed
+from tunesmith.data.batches import Batch, Collate, Window, make_batch, pin_batch
+from tunesmith.data.token_rows import TokenRows, prefetched
 from tunesmith.errors import WorkerError
-from tunesmith.tokens.batches import Batch, Collate, Window, make_batch, pin_batch
-from tunesmith.tokens.token_rows import TokenRows, prefetched
 from tunesmith.trainer.data import EpochBatches, EpochClock
 from tunesmith.trainer.run_identity import UsedRows, can_mark, marked_iterator
+from tunesmith.training.state import step_seed
 
 Indices = npt.NDArray[np.int64]
 

@@ -20,13 +20,13 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, dump_config, to_dict
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Event, SafePoint
-from tunesmith.run.layout import BEST_OPTIONS, BEST_RESULT, RunDir, require_own_folder
-from tunesmith.run.ownership import RunLock, start_ledger
-from tunesmith.run.sealed import retire
-from tunesmith.run.writing import make_folder, write_file
-from tunesmith.session.from_config import INPUTS, NOT_COMPARED, RunResult, choose_folder, finetune
-from tunesmith.session.inputs import read_run_data
-from tunesmith.session.watch import RunEnding, Watch
+from tunesmith.pipeline.from_config import INPUTS, NOT_COMPARED, RunResult, choose_folder, finetune
+from tunesmith.pipeline.inputs import read_run_data
+from tunesmith.pipeline.watch import RunEnding, Watch
+from tunesmith.runs.layout import BEST_OPTIONS, BEST_RESULT, RunDir, require_own_folder
+from tunesmith.runs.ownership import RunLock, start_ledger
+from tunesmith.runs.sealed import retire
+from tunesmith.runs.writing import make_folder, write_file
 from tunesmith.tuning.chosen import Chosen, choose_model
 from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.outcomes import MARGIN, Outcome, shorten_run

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from tunesmith.errors import DataError
-from tunesmith.keep.weight_files import read_weights
+from tunesmith.inference.predictor import Predictor
+from tunesmith.inference.tables import probabilities_of
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import log_loss_of
 from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.rows import Array
 from tunesmith.metrics.suite import Suite, make_suite
 from tunesmith.metrics.uncertainty import Score
-from tunesmith.predict.predictor import Predictor
-from tunesmith.predict.tables import probabilities_of
+from tunesmith.pipeline.repeats import held_out_rows
 from tunesmith.report.predictions import PredictedRows
-from tunesmith.run.layout import RunDir
-from tunesmith.run.sealed import is_sealed, write_sealed
-from tunesmith.session.repeats import held_out_rows
+from tunesmith.runs.layout import RunDir
+from tunesmith.runs.sealed import is_sealed, write_sealed
+from tunesmith.training.weight_files import read_weights
 
 ROUNDS = 8
 """Picks of the greedy ensemble, with repetition: weights in eighths."""
@@ -180,9 +180,9 @@ def cook_fold(target: Path, runs: Sequence[Path], weights: Sequence[float], *, u
 
 
 def _fill(folder: Path, like: Path, weights: Mapping[str, Any]) -> dict[str, Future[str]]:
-    from tunesmith.keep.weight_files import WEIGHTS, write_tensors
-    from tunesmith.run.sealed import MANIFEST
-    from tunesmith.run.writing import write_new
+    from tunesmith.runs.sealed import MANIFEST
+    from tunesmith.runs.writing import write_new
+    from tunesmith.training.weight_files import WEIGHTS, write_tensors
 
     for file in like.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and file.name != MANIFEST:

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from tunesmith.encoder.pooling import last_linear
 from tunesmith.errors import ConfigError
 from tunesmith.events import Event
-from tunesmith.keep.weight_files import read_weights
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import MovedThresholds, Temperature, fit_temperature, fit_thresholds
 from tunesmith.metrics.paired import PairedResult
 from tunesmith.metrics.suite import make_suite
 from tunesmith.metrics.uncertainty import Score
-from tunesmith.run.layout import RunDir
-from tunesmith.session.watch import RunEnding
+from tunesmith.models.pooling import last_linear
+from tunesmith.pipeline.watch import RunEnding
+from tunesmith.runs.layout import RunDir
+from tunesmith.training.weight_files import read_weights
 from tunesmith.tuning.blending import (
     HeldOut,
     compare_held_out,

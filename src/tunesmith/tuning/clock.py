@@ -12,7 +12,7 @@ import socket
 import time
 from pathlib import Path
 
-from tunesmith.run.writing import disk_error, make_folder, write_new
+from tunesmith.runs.writing import disk_error, make_folder, write_new
 
 BEAT_SECONDS = 0.5
 

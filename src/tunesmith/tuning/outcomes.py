@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
-from tunesmith.recipes.deciding import FEWEST_PAIR_STEPS, PAIRS_IN_A_STEP, RunFacts, epochs_for
+from tunesmith.pipeline.deciding import FEWEST_PAIR_STEPS, PAIRS_IN_A_STEP, RunFacts, epochs_for
 
 MARGIN = 1.15
 """How much longer than forecast a run may take."""

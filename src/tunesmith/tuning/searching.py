@@ -18,12 +18,12 @@ from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError, NumericsError, ResourceError, TunesmithError
 from tunesmith.events import Evaluated, Event, RunStarted
 from tunesmith.metrics.suite import greater_is_better
+from tunesmith.pipeline.from_config import finetune, is_complete
+from tunesmith.pipeline.watch import Watch
 from tunesmith.report.compare import compare_runs
-from tunesmith.run.layout import SEARCH_RESULT, RunDir, read_metrics, trial_folder
-from tunesmith.run.sealed import retire
-from tunesmith.run.writing import make_folder, write_file
-from tunesmith.session.from_config import finetune, is_complete
-from tunesmith.session.watch import Watch
+from tunesmith.runs.layout import SEARCH_RESULT, RunDir, read_metrics, trial_folder
+from tunesmith.runs.sealed import retire
+from tunesmith.runs.writing import make_folder, write_file
 from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.space import Vary
 from tunesmith.tuning.trial_store import JOURNAL, Claimed, TrialRecord, TrialStore

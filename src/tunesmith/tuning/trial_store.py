@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.run.ownership import RunLock, locked, read_holder
-from tunesmith.run.writing import make_folder, open_in_place
+from tunesmith.runs.ownership import RunLock, locked, read_holder
+from tunesmith.runs.writing import make_folder, open_in_place
 from tunesmith.tuning.space import Vary
 
 JOURNAL = "search.journal"

@@ -20,15 +20,15 @@ from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError, NumericsError
 from tunesmith.events import Evaluated, Event, StepDone
 from tunesmith.files import read_json
-from tunesmith.recipes.deciding import PAIRS_IN_A_STEP
-from tunesmith.run.journal import read_journal
-from tunesmith.run.layout import RunDir
-from tunesmith.run.sealed import retire
-from tunesmith.run.writing import write_file
-from tunesmith.session.from_config import finetune, is_complete
-from tunesmith.session.settling import NAMES
-from tunesmith.session.start_clock import StartClock
-from tunesmith.session.watch import Watch
+from tunesmith.pipeline.deciding import PAIRS_IN_A_STEP
+from tunesmith.pipeline.from_config import finetune, is_complete
+from tunesmith.pipeline.settling import NAMES
+from tunesmith.pipeline.start_clock import StartClock
+from tunesmith.pipeline.watch import Watch
+from tunesmith.runs.journal import read_journal
+from tunesmith.runs.layout import RunDir
+from tunesmith.runs.sealed import retire
+from tunesmith.runs.writing import write_file
 from tunesmith.tuning.blending import HeldOut, cook_fold, join_folds, read_held_out
 from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.outcomes import MARGIN, Outcome, passes_over

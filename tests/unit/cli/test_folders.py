@@ -16,10 +16,10 @@ from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.events import Note, StepDone
-from tunesmith.predict.tables import read_predictions
-from tunesmith.run.journal import read_journal
-from tunesmith.run.layout import RunDir
-from tunesmith.session.from_config import free_folder
+from tunesmith.inference.tables import read_predictions
+from tunesmith.pipeline.from_config import free_folder
+from tunesmith.runs.journal import read_journal
+from tunesmith.runs.layout import RunDir
 
 Command = Callable[..., tuple[int, str]]
 

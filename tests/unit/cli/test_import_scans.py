@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith.run import remembered
-from tunesmith.run.remembered import known_answer
+from tunesmith.runs import remembered
+from tunesmith.runs.remembered import known_answer
 
 SAME = """
 import importlib.metadata, sys

@@ -11,7 +11,7 @@ import pytest
 
 from patience import patient
 from tiny_model import save_tiny_bert, sentences, write_csv
-from tunesmith.predict.tables import read_predictions
+from tunesmith.inference.tables import read_predictions
 from warm import ENVIRONMENT, warm_python
 
 

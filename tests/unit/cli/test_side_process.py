@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith.recipes.probing import word_scores
-from tunesmith.session.from_config import read_run_data
-from tunesmith.session.run_pages import draw_and_explain, load_pages
+from tunesmith.pipeline.from_config import read_run_data
+from tunesmith.pipeline.probing import word_scores
+from tunesmith.pipeline.run_pages import draw_and_explain, load_pages
 
 JOBS = """
 import os, sys, time

@@ -14,12 +14,12 @@ from tunesmith.cli.completion import make_tree
 from tunesmith.cli.main import list_verbs, main
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import list_options
-from tunesmith.run.remembered import own_cache
+from tunesmith.runs.remembered import own_cache
 
 
 @pytest.fixture
 def pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    pytest.importorskip("tunesmith.reading.columns")
+    pytest.importorskip("tunesmith.data.columns")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     rows = "".join(f"first {i},second {i},{'same' if i % 2 else 'other'}\n" for i in range(40))

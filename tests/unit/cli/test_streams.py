@@ -12,7 +12,7 @@ import pytest
 
 from tunesmith.cli.main import main
 from tunesmith.errors import ConfigError
-from tunesmith.run.environment import Launch, read_launch
+from tunesmith.runs.environment import Launch, read_launch
 
 
 def shell(line: str, folder: Path, **environ: str) -> Any:

@@ -16,7 +16,7 @@ from tunesmith.measure.start_up import Timed, Took, format_phases, phases_to_jso
 WORKS = """
 import logging, sys, time
 from tunesmith.cli.timed_command import PipeHandler
-from tunesmith.run.environment import milestones, reach
+from tunesmith.runs.environment import milestones, reach
 logging.getLogger("tunesmith").setLevel(logging.INFO)
 milestones.addHandler(PipeHandler(int(sys.argv[1])))
 reach("options")

@@ -12,12 +12,12 @@ from datasets import Dataset
 
 from tiny_model import save_tiny_bert, sentences
 from tunesmith import finetune
+from tunesmith.data.in_memory import text_columns_of
+from tunesmith.data.load import load_data
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.events import Evaluated, RunEnded, StepDone
 from tunesmith.notebook.from_data import LiveView
-from tunesmith.reading.in_memory import text_columns_of
-from tunesmith.reading.load import load_data
-from tunesmith.session.watch import Watch
+from tunesmith.pipeline.watch import Watch
 
 TEXTS = [text for text, _ in sentences(40)]
 LABELS = ["good" if good else "bad" for _, good in sentences(40)]

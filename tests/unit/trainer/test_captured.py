@@ -18,8 +18,8 @@ from transformers import DataCollatorWithPadding, TrainerCallback
 from conftest import tiny_bert
 from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
-from tunesmith.fast import graphs, strategies
-from tunesmith.fast.graphs import StepGraphs
+from tunesmith.speedups import graphs, strategies
+from tunesmith.speedups.graphs import StepGraphs
 from tunesmith.trainer import stepping
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from tunesmith.curves.series import load_curves
-from tunesmith.diagnose.advise import diagnose
-from tunesmith.run.journal import read_journal
+from tunesmith.diagnosis.advise import diagnose
+from tunesmith.runs.journal import read_journal
+from tunesmith.runs.series import load_curves
 from tunesmith.trainer.journal_callback import JournalCallback
 
 

@@ -11,8 +11,8 @@ from transformers import TrainerCallback
 
 from trainer_toys import Regression, RegressionDataset, arguments
 from tunesmith import Trainer
-from tunesmith.engine.state import LossScale, TrainState
 from tunesmith.errors import NumericsError
+from tunesmith.training.state import LossScale, TrainState
 
 
 class Scaled(Trainer):

@@ -17,7 +17,7 @@ from tunesmith.cli.main import main
 from tunesmith.config.convert import read_duration
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
-from tunesmith.run.journal import read_journal
+from tunesmith.runs.journal import read_journal
 from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.space import read_space
 from tunesmith.tuning.trial_store import JournalLock

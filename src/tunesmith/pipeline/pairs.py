@@ -1,0 +1,208 @@
+"""The pair start, for rows of two texts: before the first step of a run the model that reads both texts at once learns to say
+what the frozen encoder says of them when it reads each alone.
+
+A sentence encoder knows how near two texts are only from separate readings. No label is used: pairs are made of the texts of
+the training rows. The steps are the engine's; a checkpoint has what they left, so that a resumed run does not take them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tunesmith.data.batches import Batch, Padding
+from tunesmith.data.token_rows import TokenRows
+from tunesmith.labels import LabelMap
+from tunesmith.models.pooling import last_linear
+from tunesmith.pipeline.linear_fit import FrozenFeatures, LinearFit, fit_linear, targets_of
+from tunesmith.pipeline.starting import ROWS_IN_A_BATCH, take_steps
+from tunesmith.training.runtime import Runtime
+
+MOST_READ = 4000
+"""Rows whose texts pairs are made of."""
+MOST_PAIRS = 40_000
+REAL, NEAR, NEAREST = 0.25, 0.4, 12
+"""Shares of pairs that are rows, and of a text with one of the nearest to it; the others are drawn at random."""
+
+
+@dataclass(frozen=True)
+class PairTexts:
+    """The texts of rows in token ids, without special ones: `sides[0][i]` and `sides[1][i]` are those of row i."""
+
+    sides: tuple[list[npt.NDArray[Any]], list[npt.NDArray[Any]]]
+    start: int
+    end: int
+    between: int
+    """How often `end` stands between two texts."""
+    second_type: int | None
+    """The token type of the second text."""
+    longest: int
+
+    @classmethod
+    def of(cls, rows: TokenRows) -> PairTexts | None:
+        """None unless each row is: start, a text, end, a text, end."""
+        whole = rows.columns["input_ids"].take(np.arange(len(rows)))
+        start, end = int(whole[0][0]), int(whole[0][-1])
+        inner = [np.flatnonzero(ids[1:-1] == end) for ids in whole]
+        if not all(len(at) and ids[0] == start and ids[-1] == end for ids, at in zip(whole, inner, strict=True)):
+            return None
+        twice = all(len(at) > 1 and at[1] == at[0] + 1 for at in inner)
+        cuts = [int(at[0]) + 1 for at in inner]
+        sides = (
+            [ids[1:cut] for ids, cut in zip(whole, cuts, strict=True)],
+            [ids[cut + 1 + twice : -1] for ids, cut in zip(whole, cuts, strict=True)],
+        )
+        types = rows.columns.get("token_type_ids")
+        second = None if types is None else int(types.take(np.arange(1))[0][-1])
+        return cls(sides, start, end, 1 + twice, second, int(rows.lengths.max()))
+
+    def alone(self, side: int) -> TokenRows:
+        """One text of each row, as a row."""
+        ids = [[self.start, *text, self.end] for text in self.sides[side]]
+        types = {} if self.second_type is None else {"token_type_ids": [[0] * len(row) for row in ids]}
+        return TokenRows.from_lists({"input_ids": ids, **types})
+
+    def together(self, first: Sequence[int], second: Sequence[int], values: npt.NDArray[np.float32]) -> TokenRows:
+        """Rows of the first text of one row and the second of another; no row is longer than those there were."""
+        room = self.longest - 2 - self.between
+        rows, types = list[list[int]](), list[list[int]]()
+        for i, j in zip(first, second, strict=True):
+            a, b = self.sides[0][i], self.sides[1][j]
+            a = a[: max(room - len(b), room // 2)]
+            b = b[: room - len(a)]
+            rows.append([self.start, *a, *[self.end] * self.between, *b, self.end])
+            head = 1 + len(a) + self.between
+            types.append([0] * head + [self.second_type or 0] * (len(rows[-1]) - head))
+        made: dict[str, Any] = {"input_ids": rows, "labels": values}
+        return TokenRows.from_lists(made if self.second_type is None else {**made, "token_type_ids": types})
+
+
+@dataclass(frozen=True)
+class PairReadings:
+    """`vectors[side][i]`: the text `texts.sides[side][i]` as the frozen encoder reads it alone, of length 1."""
+
+    texts: PairTexts
+    vectors: tuple[torch.Tensor, torch.Tensor]
+
+
+def compare_sides(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """What two readings say of a pair: their distance and product in each dimension, and last their cosine."""
+    return torch.cat([(u - v).abs(), u * v, (u * v).sum(1, keepdim=True)], 1)
+
+
+def read_alone(
+    rows: TokenRows,
+    seen: npt.NDArray[np.int64],
+    labels: LabelMap,
+    read: Callable[[TokenRows], FrozenFeatures],
+    together: LinearFit | None,
+) -> tuple[PairReadings | None, str]:
+    """The readings, or None, and why. The rows `seen` judge them by a linear model of the labels: it must explain more than
+    `together`, the one of rows read as they are, and more than a constant beyond doubt; without `together` it is not judged.
+    """
+    some = rows.select(seen)
+    texts = PairTexts.of(some)
+    if texts is None:
+        return None, "rows have one text"
+    assert some.labels is not None
+    known = torch.from_numpy(some.labels)
+    sides = [read(texts.alone(side)) for side in (0, 1)]
+    fits = {
+        name: fit_linear(compare_sides(*_unit(sides, name)), known, labels.task, len(labels))
+        for name in ("first", "mean")
+    }
+    best = max(fits, key=lambda name: fits[name].explained)
+    why = f"R2 of left-out rows {fits[best].explained:.2f} from two texts read alone"
+    if together is not None:
+        why += f", {together.explained:.2f} from both read at once"
+        values = targets_of(known, labels.task, len(labels)).to(fits[best].errors.device)
+        gain = (values - values.mean(0)).square().mean(1) - fits[best].errors
+        sure = float(gain.mean()) > 2 * float(gain.std()) / len(gain) ** 0.5
+        if not sure or fits[best].explained <= together.explained:
+            return None, why
+    if len(rows) > len(seen):
+        drawn = np.random.default_rng(0).choice(len(rows), min(len(rows), MOST_READ), replace=False)
+        texts = PairTexts.of(rows.select(np.sort(drawn)))
+        if texts is None:
+            return None, "some rows have one text"
+        sides = [read(texts.alone(side)) for side in (0, 1)]
+    return PairReadings(texts, _unit(sides, best)), why
+
+
+def _unit(sides: Sequence[FrozenFeatures], name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    u, v = (functional.normalize(getattr(side, name).float(), dim=1) for side in sides)
+    return u, v
+
+
+def make_pairs(readings: PairReadings, count: int, seed: int) -> TokenRows:
+    """Rows of two texts whose labels are what two readings say of them, each value with mean 0 and variance 1."""
+    u, v = readings.vectors
+    rng, rows = np.random.default_rng(seed), len(u)
+    near = (u @ v.T).topk(min(NEAREST, rows), dim=1).indices.cpu().numpy()
+    first, kind = rng.integers(rows, size=count), rng.random(count)
+    second = np.where(kind < REAL, first, rng.integers(rows, size=count))
+    close = (kind >= REAL) & (kind < REAL + NEAR)
+    second[close] = near[first, rng.integers(near.shape[1], size=count)][close]
+    values = compare_sides(u[first], v[second])
+    values = (values - values.mean(0)) / values.std(0).clamp_min(1e-6)
+    return readings.texts.together(first.tolist(), second.tolist(), values.cpu().numpy())
+
+
+class PairLoss:
+    """The mean squared error of the values of a pair; the cosine counts as much as all others."""
+
+    def sum(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The summed loss and the values."""
+        found = model(**batch.inputs).logits
+        assert batch.labels is not None
+        errors = (found.float() - batch.labels).square()
+        return errors[:, -1].sum() + errors[:, :-1].mean(1).sum(), found
+
+    def weight(self, labels: npt.NDArray[Any] | None, rows: int) -> float:
+        """Rows."""
+        return float(rows)
+
+
+def start_with_pairs(
+    model: nn.Module,
+    readings: PairReadings,
+    padding: Padding,
+    runtime: Runtime,
+    *,
+    steps: int,
+    learning_rate: float,
+    seed: int,
+    on_step: Callable[[int, int], None],
+    most: int | None = None,
+) -> None:
+    """Trains the model, in place; its last layer is as before afterwards. It is on its device and has its pooling."""
+    pairs = make_pairs(readings, min(ROWS_IN_A_BATCH * steps, MOST_PAIRS), seed)
+    assert pairs.labels is not None
+    layer, width = last_linear(model), pairs.labels.shape[1]
+    own = layer.weight, layer.bias
+    made = torch.randn(width, layer.in_features, generator=torch.Generator().manual_seed(seed)) * 0.02
+    layer.weight = nn.Parameter(made.to(own[0]))
+    layer.bias = nn.Parameter(torch.zeros(width).to(own[0]))
+    try:
+        take_steps(
+            model,
+            pairs,
+            padding,
+            runtime,
+            PairLoss(),
+            steps=steps,
+            learning_rate=learning_rate,
+            seed=seed,
+            on_step=on_step,
+            most=most,
+            fast=True,
+        )
+    finally:
+        layer.weight, layer.bias = own

@@ -1,0 +1,286 @@
+"""From a config to everything a run needs: data, tokens, model, strategies, plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tunesmith.config.schema import RunConfig
+from tunesmith.data.batches import Batches, Padding, padding_of
+from tunesmith.data.load import DataBundle
+from tunesmith.data.row_audit import require_clean, sort_findings
+from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokenize import Tokenized
+from tunesmith.errors import ConfigError
+from tunesmith.findings import Finding
+from tunesmith.inference.facts import ModelFacts
+from tunesmith.metrics.row_evidence import BestConstant
+from tunesmith.metrics.suite import Suite, make_suite
+from tunesmith.models.load import LoadedModel, load_model, read_model_config
+from tunesmith.models.resolve import load_tokenizer, require_segments
+from tunesmith.pipeline.inputs import (
+    RunData,
+    audit_tokenized,
+    say_data,
+    say_lengths,
+    tokenize_run,
+)
+from tunesmith.pipeline.planning import make_identity, say_model, with_choices
+from tunesmith.pipeline.settling import Settled, settle_recipe
+from tunesmith.pipeline.watch import Say, Watch
+from tunesmith.runs.environment import reach
+from tunesmith.speedups.in_force import Strategies
+from tunesmith.speedups.launches import why_float32, why_not_half
+from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.warming import finish_warming, start_warming
+from tunesmith.training.evaluate import TaskLoss, resolve_class_weights
+from tunesmith.training.loop import require_agreement
+from tunesmith.training.optim import freeze, make_optimizer
+from tunesmith.training.record import Identity
+from tunesmith.training.runtime import Precision, Runtime, has_bf16, make_runtime
+from tunesmith.training.sharding import read_sharding
+from tunesmith.training.state import TrainState, make_deterministic, seed_everything
+
+
+@dataclass
+class Prepared:
+    """Everything that is made before the first step."""
+
+    config: RunConfig
+    runtime: Runtime
+    bundle: DataBundle
+    tokenized: dict[str, Tokenized]
+    tokenizer: Any
+    padding: Padding
+    facts: ModelFacts
+    suite: Suite
+    strategies: Strategies
+    state: TrainState
+    batches: Batches
+    identity: Identity
+    settled: Settled
+
+    def rows(self, split: str) -> TokenRows:
+        """The tokenized rows of a split."""
+        return self.tokenized[split].rows
+
+    @property
+    def evaluation_rows(self) -> int | None:
+        """Rows of an evaluation batch; None on a GPU, where tokens are counted instead."""
+        on_gpu = self.runtime.device.type == "cuda"
+        return None if on_gpu else max(self.config.per_device_eval_batch_size, 64)
+
+    def constant(self) -> BestConstant:
+        """The best constant answer, from the training labels."""
+        labels = self.bundle.labels
+        return BestConstant.of(labels.task, self.rows("train").labels, len(labels))
+
+    def train_sample(self) -> TokenRows | None:
+        """A fixed, seeded sample of the training rows, to be evaluated beside the validation set."""
+        wanted = min(self.config.train_sample_size, len(self.rows("train")))
+        if wanted <= 0:
+            return None
+        rng = np.random.default_rng(self.config.seed)
+        return self.rows("train").select(np.sort(rng.choice(len(self.rows("train")), wanted, replace=False)))
+
+
+def start_runtime(config: RunConfig) -> Runtime:
+    """Joins the other ranks, if this process was launched as one of several."""
+    reach("libraries")
+    precision: Precision = "fp16" if config.fp16 else "no"
+    if config.bf16 or (config.bf16 is None and not config.fp16 and has_bf16(use_cpu=config.use_cpu)):
+        precision = "bf16"
+    sharding = read_sharding(config.fsdp, config.fsdp_config)
+    runtime = make_runtime(
+        precision=precision, use_cpu=config.use_cpu, sharding=sharding, timeout_seconds=config.ddp_timeout
+    )
+    reach("device")
+    return runtime
+
+
+def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], watch: Watch) -> Prepared:
+    """Tokenizes the rows and loads the model. Problems of the input are found here, before the first step."""
+    say = watch.say if runtime.is_main else Watch().say
+    if config.full_determinism:
+        make_deterministic()
+    _set_tf32(config.tf32)
+    warming = start_warming(runtime.device)
+    with runtime.main_first():
+        data = read()
+        bundle, folder = data.bundle, data.folder
+        say_data(say, data)
+        stored = read_model_config(folder)
+        tokenizer = _load_tokenizer(config, folder)
+        require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(folder))
+        tokens = tokenize_run(config, bundle, tokenizer, stored, watch.progress)
+        config, tokenized, length, limit = tokens.config, tokens.splits, tokens.length, tokens.limit
+        _check_rounding(config.pad_to_multiple_of, tokenized, limit)
+    findings = audit_tokenized(bundle, tokenizer, tokenized["train"], length=length, limit=limit)
+    bundle = add_findings(bundle, findings, say, strict=config.strict_data)
+    say_lengths(say, tokenized, length)
+    reach("tokens")
+    task, positive = bundle.labels.task, bundle.labels.positive_name
+    suite = make_suite(task, names=config.metric_name, glue_task=config.task_name, positive_name=positive)
+    watch.positive_name = positive
+    _check_best_metric(config, suite)
+    columns, names = bundle.columns, tuple(suite.names)
+    facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names, tokens.long_texts)
+    seed_everything(config.seed)
+    loaded, runtime, failing = _load(config, data, runtime)
+    reach("model")
+    fixed = length if config.pad_to_max_length else None
+    padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
+    rows = {split: part.rows for split, part in tokenized.items()}
+    settled = settle_recipe(config, loaded, data, rows, padding, suite, runtime, watch, tokens.decision)
+    config = settled.config
+    reach("recipe")
+    identity = make_identity(config, bundle, folder, tokenizer, max_length=length, runtime=runtime)
+    require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
+    strategies, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
+    finish_warming(warming)
+    plain = _choose_float32(config, state, rows["train"])
+    runtime = state.runtime
+    say_model(say, config, loaded, strategies, runtime, failing or plain)
+    batches = _make_batches(config, rows["train"], strategies, runtime)
+    identity = with_choices(identity, batches.sampling, runtime)
+    made = (facts, suite, strategies, state, batches, identity, settled)
+    return Prepared(config, runtime, bundle, tokenized, tokenizer, padding, *made)
+
+
+def add_findings(bundle: DataBundle, findings: Sequence[Finding], say: Say, *, strict: bool) -> DataBundle:
+    """The bundle with findings added, most serious first; warnings are shown."""
+    for finding in findings:
+        if finding.severity != "info":
+            say(finding.line())
+    require_clean(findings, strict=strict)
+    return replace(bundle, findings=tuple(sort_findings([*bundle.findings, *findings])))
+
+
+def _set_tf32(allowed: bool | None) -> None:
+    if allowed is not None:
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _load(config: RunConfig, data: RunData, runtime: Runtime) -> tuple[LoadedModel, Runtime, str | None]:
+    """The model and the runtime: in float32 where it fails in the half precision that was not asked for, with the reason."""
+    sharded = runtime.sharding is not None
+    place = "cpu" if sharded else runtime.device  # whole, it may be too large for one device
+    resize, labels = config.ignore_mismatched_sizes, data.bundle.labels
+    loaded = load_model(data.folder, labels, ignore_mismatched_sizes=resize, new_head=data.new_head, device=place)
+    reason = None if config.bf16 or config.fp16 or sharded else why_not_half(loaded.model, runtime)
+    return loaded, runtime if reason is None else replace(runtime, precision="no"), reason
+
+
+def _load_tokenizer(config: RunConfig, folder: Path) -> Any:
+    if config.tokenizer_name is None:
+        return load_tokenizer(folder)
+    return load_tokenizer(config.tokenizer_name, cache_dir=config.cache_dir, allow_download=config.allow_download)
+
+
+def _check_rounding(multiple: int | None, tokenized: dict[str, Tokenized], limit: int | None) -> None:
+    """Refuses a padding that goes beyond the positions of the model."""
+    longest = max(int(split.rows.lengths.max()) for split in tokenized.values())
+    padded = longest if multiple is None else -(-longest // multiple) * multiple
+    if limit is not None and padded > limit:
+        raise ConfigError(
+            f"pad_to_multiple_of {multiple} pads rows of {longest} tokens to {padded}, and the model takes {limit}",
+            fix="Use a smaller multiple, or a smaller --max_seq_length.",
+        )
+
+
+def _check_best_metric(config: RunConfig, suite: Suite) -> None:
+    name = config.metric_for_best_model
+    if name is not None and name != "loss" and name not in suite.names:
+        raise ConfigError(
+            f"metric_for_best_model {name!r} is not computed; this run computes loss, {', '.join(suite.names)}",
+            fix=f"Add it with --metric_name {','.join(suite.names)},{name}.",
+        )
+
+
+def _make_state(
+    config: RunConfig, model: Any, bundle: DataBundle, rows: TokenRows, padding: Padding, runtime: Runtime
+) -> tuple[Strategies, TrainState]:
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    freeze(model, config.freeze)
+    model.to(runtime.device)  # before the strategies: a cut vocabulary keeps its counters where the table is
+    strategies = choose_strategies(
+        model,
+        rows,
+        padding,
+        device=runtime.device,
+        sharded=runtime.sharding is not None,
+        pack_rows=config.padding_free,
+        first_token_only=config.cls_only_last_layer,
+        restrict_vocabulary=config.restrict_vocabulary,
+        world=runtime.world,
+        precision=runtime.precision,
+        fused_layers=config.fused_layers,
+        cuda_graphs=config.cuda_graphs,
+    )
+    labels = bundle.labels
+    weights = None
+    if config.class_weights is not None:
+        assert rows.labels is not None
+        weights = resolve_class_weights(config.class_weights, rows.labels, labels.names)
+    optimizer = make_optimizer(
+        model,
+        learning_rate=config.decided.learning_rate,
+        weight_decay=config.decided.weight_decay,
+        layerwise_lr_decay=config.decided.layerwise_lr_decay,
+        head_lr_scale=config.decided.head_lr_scale,
+        betas=(config.adam_beta1, config.adam_beta2),
+        epsilon=config.adam_epsilon,
+        optim=config.optim,
+        layers=strategies.fused,
+        only_writer=True,  # a command has no code of the user's between its steps
+        captured=strategies.graphs is not None,
+    )
+    objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
+    if config.adversarial > 0 and runtime.sharding is not None:
+        raise ConfigError(
+            "--adversarial needs the whole word embedding, and fsdp shards it", fix="Leave one of them out."
+        )
+    split, push, graphs = config.auto_find_batch_size, config.adversarial, strategies.graphs
+    state = TrainState(
+        model, optimizer, objective, runtime, may_split=split, push=push, graphs=graphs, strategies=strategies
+    )
+    return strategies, state
+
+
+def _choose_float32(config: RunConfig, state: TrainState, rows: TokenRows) -> str | None:
+    """Computes in float32 where no precision was asked for and bf16 would be slower; gives the reason."""
+    batch = config.token_budget or config.decided.per_device_train_batch_size * float(rows.lengths.mean())
+    reason = why_float32(state, rows, batch) if config.bf16 is None and not config.fp16 else None
+    if reason is not None:
+        state.runtime = replace(state.runtime, precision="no")
+        if state.strategies is not None and state.graphs is not None:
+            state.strategies.stop_capturing()
+    return reason
+
+
+def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, runtime: Runtime) -> Batches:
+    on_gpu = runtime.device.type == "cuda"
+    drawn = None if rows.windows is None else replace(rows.windows, drawn=True)
+    return Batches(
+        replace(rows, windows=drawn),
+        strategies.train_collate,
+        config.decided.per_device_train_batch_size,
+        seed=config.seed if config.data_seed is None else config.data_seed,
+        accumulation=config.gradient_accumulation_steps,
+        sampling=config.train_sampling_strategy or strategies.best_order(runtime.device),
+        shuffle_window=config.shuffle_window,
+        token_budget=config.token_budget,
+        drop_last=config.dataloader_drop_last,
+        rank=runtime.rank,
+        world=runtime.world,
+        ahead=config.dataloader_num_workers or (2 if on_gpu else 0),
+        pinned=on_gpu and config.dataloader_pin_memory,
+    )

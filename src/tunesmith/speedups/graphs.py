@@ -1,0 +1,239 @@
+"""Whole optimizer steps as CUDA graphs: one launch a step, one graph for each shape of window."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tunesmith.data.batches import Batch, tensors_of, views_of, with_tensors
+from tunesmith.errors import short_text
+from tunesmith.speedups.host_constants import HostConstants
+from tunesmith.speedups.packing import Layout, no_host_randomness
+
+log = logging.getLogger(__name__)
+
+Body = Callable[[list[Batch], torch.Tensor, torch.Tensor], torch.Tensor]
+"""(micro-batches on the device, learning rate, factor of the summed loss) -> the step's numbers, after the update."""
+Shape = tuple[Any, ...]
+
+MOST = 48
+"""Captures of a run. Each graph holds the nodes of a step (some MB on the host); all share one pool of device memory."""
+
+
+_REFUSED = (RuntimeError, AssertionError, ValueError, TypeError, NotImplementedError)
+"""What a capture ends with where a step does what cannot be captured."""
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: Any
+    batches: list[Batch]
+    numbers: torch.Tensor
+
+
+class StepGraphs:
+    """Captures a step when its shape comes for the second time; the first runs as it is and warms everything up.
+
+    A captured step reads its batch, rate and factor from fixed places on the device and draws its dropout from torch's
+    generator as it is seeded before the replay, so a step gives the same bits captured or not, and resumes exactly.
+    """
+
+    def __init__(self, device: torch.device, before: Callable[[], None] | None = None, *, padded: bool = False) -> None:
+        self._device, self._padded = device, padded
+        self._constants = HostConstants(device, wanted=padded)
+        self.before = [] if before is None else [before]
+        """Called before every replay."""
+        self._around: Hashable = None
+        self._pool: Any = None
+        self._seen: Counter[Shape] = Counter()
+        self._captures = 0
+        self._graphs: dict[Shape, _Captured] = {}
+        self._rate = torch.zeros((), dtype=torch.float64, device=device)
+        self._factor = torch.zeros((), device=device)
+        self.off = False
+        """Set after a capture that failed; steps run uncaptured from then on."""
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def run(
+        self, batches: tuple[Batch, ...], rate: float, factor: float, body: Body, around: Hashable = ()
+    ) -> torch.Tensor | None:
+        """The numbers of the step, replayed; None when it is to be run uncaptured, as always while `around` is None.
+
+        `around` is what the body has built in: what was captured before it changed is of no use any more.
+        """
+        self.stand_by()
+        shape = tuple(_shape_of(batch, padded=self._padded) for batch in batches)
+        if self.off or None in shape or around is None:
+            return None
+        if around != self._around:
+            self._around = around
+            self._seen.clear()
+            self.close()
+        captured = self._graphs.get(shape)
+        if captured is None:
+            self._seen[shape] += 1
+            if self._captures >= MOST or self._constants.full:
+                return None
+            if self._seen[shape] < 2:
+                self._constants.listen()
+                return None
+            captured = self._capture(batches, body)
+            if captured is None:
+                return None
+            self._captures += 1
+            self._graphs[shape] = captured
+        for prepare in self.before:
+            prepare()
+        self._rate.fill_(rate)
+        self._factor.fill_(factor)
+        for fixed, batch in zip(captured.batches, batches, strict=True):
+            _copy_into(fixed, batch)
+        captured.graph.replay()
+        return captured.numbers.clone()
+
+    def stand_by(self) -> None:
+        """The next step is none that is captured later."""
+        self._constants.rest()
+
+    def around_forward(self) -> AbstractContextManager[None]:
+        """What belongs around each forward pass of a step."""
+        return self._constants.around()
+
+    def _capture(self, batches: tuple[Batch, ...], body: Body) -> _Captured | None:
+        fixed = [_place(batch, self._device) for batch in batches]
+        numbers = torch.zeros(3, device=self._device)
+        graph = torch.cuda.CUDAGraph()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            with _capturing(graph, self._pool, self._constants):
+                numbers.copy_(body(fixed, self._rate, self._factor))
+        except _REFUSED as error:
+            reason = _reason(error)
+            if not self._recover():
+                log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", reason)
+            return None
+        return _Captured(graph, fixed, numbers)
+
+    def rehearse(self, batch: Batch, passes: Callable[[Batch], None]) -> str | None:
+        """Why the passes of a step cannot be captured, by doing so for a few rows; None where they can."""
+        fixed = _place(batch, self._device)
+        self._constants.listen()
+        with self.around_forward():
+            passes(fixed)  # makes what the libraries make when they are first called
+        while True:
+            try:
+                with _capturing(torch.cuda.CUDAGraph(), None, self._constants), self.around_forward():
+                    passes(fixed)
+            except _REFUSED as error:
+                if not self._recover():
+                    return _reason(error)
+            else:
+                return None
+
+    def let_go(self) -> bool:
+        """Frees what captured steps hold, where there are any: the memory did not suffice for them and an uncaptured one."""
+        if not self._graphs:
+            return False
+        log.warning("out of memory: the captured steps are released, and steps run uncaptured, which needs less")
+        self.off = True
+        self.close()
+        return True
+
+    def close(self) -> None:
+        """Gives back what captured steps hold."""
+        if self._graphs and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._graphs.clear()
+        self._pool = None
+        self._constants.clear()
+
+    def _recover(self) -> bool:
+        """Leaves the device as if nothing had been captured; the generator of a broken capture would refuse to draw.
+
+        Returns whether another capture may succeed: this one lacked a value of the host's, which is there now.
+        """
+        self._graphs.clear()
+        self._pool = None  # torch takes nothing from a pool whose graphs are all gone
+        torch.cuda.synchronize()
+        fresh = torch.Generator(device=self._device)
+        torch.cuda.default_generators[self._device.index or 0].graphsafe_set_state(fresh)
+        if self._constants.learn():
+            return True
+        self.off = True
+        self.close()
+        return False
+
+
+_READS = ("cudaErrorStreamCapture", "Cannot copy between CPU and CUDA tensors")
+
+
+def _reason(error: BaseException) -> str:
+    """Why a capture was refused. What torch and CUDA say of a read names neither the model nor the read."""
+    if any(text in str(error) for text in _READS):
+        return "the model reads values back from the GPU in the middle of a step"
+    return short_text(error)
+
+
+@contextmanager
+def _capturing(graph: Any, pool: Any, constants: HostConstants) -> Iterator[None]:
+    """Python frees no cycles inside: pinned memory of an earlier run, freed in the middle of a capture, would record its event
+    in the captured stream, and every later use of pinned memory would ask that event in vain. Other threads continue (batches
+    are pinned, checkpoints copied): only this one must not touch the device."""
+    was_on = gc.isenabled()
+    gc.disable()
+    constants.give()
+    try:
+        with (
+            warnings.catch_warnings(),
+            no_host_randomness(),
+            torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"),
+        ):
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # of a capture that broke off at its beginning
+            yield
+    finally:
+        constants.rest()
+        if was_on:
+            gc.enable()
+
+
+def _shape_of(batch: Batch, *, padded: bool = False) -> Shape | None:
+    """What must be equal for two batches to share a graph; None for a batch that is not packed, unless `padded`."""
+    layout = batch.inputs.get("layout")
+    if batch.labels is None or not (padded or isinstance(layout, Layout)):
+        return None
+    tensors = [(n, tuple(t.shape), t.dtype) for n, t in sorted(batch.inputs.items()) if isinstance(t, torch.Tensor)]
+    if len(tensors) + isinstance(layout, Layout) != len(batch.inputs):
+        return None
+    labels = (tuple(batch.labels.shape), batch.labels.dtype)
+    if not isinstance(layout, Layout):
+        return (*tensors, labels)
+    return (*tensors, labels, layout.longest, tuple(layout.bounds.shape), tuple(layout.order.shape))
+
+
+def _place(batch: Batch, device: torch.device) -> Batch:
+    """A batch of the same shapes on the device, with memory of its own."""
+    tensors = tensors_of(batch)
+    if batch.block is None:
+        return with_tensors(batch, [tensor.to(device, copy=True) for tensor in tensors])
+    block = batch.block.to(device)
+    return with_tensors(batch, views_of(block, tensors), block=block)
+
+
+def _copy_into(fixed: Batch, batch: Batch) -> None:
+    """The batch's values in the memory that a graph reads."""
+    if fixed.block is not None and batch.block is not None:
+        fixed.block.copy_(batch.block, non_blocking=True)
+        return
+    for place, value in zip(tensors_of(fixed), tensors_of(batch), strict=True):
+        place.copy_(value, non_blocking=True)
