@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from unit.inference.test_prediction import make_run
 
 from faults.serve_requests import throw
 from faults.serve_stops import Service
 from patience import patient
 from tunesmith.runs.sealed import seal
+from unit.inference.test_prediction import make_run
 
 HERE = Path(__file__).parent
 

@@ -14,13 +14,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from unit.data.messy_files import FILES, QUEUES, Messy, lines, pick, sentence, table
-from unit.data.more_files import MORE_FILES
 
 from tunesmith.data.load import DataBundle, load_data
 from tunesmith.data.read import read_source
 from tunesmith.data.ready_commands import as_typed
 from tunesmith.errors import ConfigError, DataError
+from unit.data.messy_files import FILES, QUEUES, Messy, lines, pick, sentence, table
+from unit.data.more_files import MORE_FILES
 
 
 def load_file(path: Path, **options: Any) -> DataBundle:

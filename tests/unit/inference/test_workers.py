@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from unit.inference.test_prediction import make_run
 
 from faults.serve_requests import GOOD, KEY, post, send
 from patience import patient
 from tunesmith.runs.sealed import seal
+from unit.inference.test_prediction import make_run
 
 ANSWERED = 'tunesmith_requests_total{route="/predict",status="200"} 10\n'
 

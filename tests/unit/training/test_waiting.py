@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from unit.training.test_resume import ROWS, make_keeper
 
 from patience import patient
 from tunesmith.errors import NumericsError, StoppedBySignal, TunesmithError
@@ -32,6 +31,7 @@ from tunesmith.training.checkpoint import OPTIMIZER, capture
 from tunesmith.training.plan import Calendar
 from tunesmith.training.stopping import BestSoFar
 from tunesmith.training.weight_files import WEIGHTS
+from unit.training.test_resume import ROWS, make_keeper
 
 
 class Trial:
