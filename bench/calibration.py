@@ -1,6 +1,6 @@
 """How well a temperature of fold models calibrates the model of all rows, by what it is divided by.
 
-    .venv/bin/python bench/calibration.py docs/how_to/measurements/fold_logits_h200.npz
+    .venv/bin/python bench/calibration.py docs/research/measurements/fold_logits_h200.npz
 
 The file has for each cell (model-task-rows-seed) the logits of three fold models for the rows that each did not see (`held`,
 `gold`, `fold`) and those of a model of all rows for the test rows (`test`, `test_gold`).

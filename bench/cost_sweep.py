@@ -1,7 +1,7 @@
 """What a step costs against the batch size and against the length of the rows: ours and transformers.Trainer, taking turns.
 
     .venv/bin/python bench/token_ids.py
-    .venv/bin/python bench/cost_sweep.py --output docs/performance/sweep_cpu.json
+    .venv/bin/python bench/cost_sweep.py --output docs/research/performance/sweep_cpu.json
     PYTHONPATH=src python bench/cost_sweep.py --device cuda --precision bf16 --shape bert-base --output FILE.json
 
 Two sweeps: batches of `--batch` rows of MRPC, and batches of 8 rows that have exactly `--length` tokens (no padding in

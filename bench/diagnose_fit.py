@@ -5,7 +5,7 @@
     python bench/diagnose_fit.py --write    # and the model of all runs
 
 Multinomial logistic regression on partial labels: where several verdicts are right, their summed probability is maximised.
-See docs/how_to/measure_the_diagnosis.md.
+See docs/research/diagnosis.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tunesmith.diagnosis.features import read_features  # noqa: E402
 from tunesmith.diagnosis.thresholds import SIGNAL  # noqa: E402
 from tunesmith.diagnosis.weighing import MODEL_FILE, columns_of_signs, is_possible, sign_values  # noqa: E402
 
-TABLE = ROOT / "docs/how_to/measurements/diagnose_signs.json.gz"
+TABLE = ROOT / "docs/research/measurements/diagnose_signs.json.gz"
 VERDICTS = (
     *("healthy", "overfitting", "calibration_drift", "underfitting", "erratic", "diverged", "stopped_too_early"),
     *("no_signal", "label_noise", "split_mismatch", "class_ignored"),

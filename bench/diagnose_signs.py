@@ -1,6 +1,6 @@
 """The signs of every run of a bank as one table: what bench/diagnose_fit.py fits the verdicts to.
 
-    python bench/diagnose_signs.py BANK docs/how_to/measurements/diagnose_signs.json.gz     # two minutes of one core
+    python bench/diagnose_signs.py BANK docs/research/measurements/diagnose_signs.json.gz     # two minutes of one core
 
 The table has numbers only, no texts: each run as it was and, so that a verdict does not rest on how often or on how many rows a
 run evaluates, the same run with one evaluation an epoch, with 100 validation rows, and without row evidence.

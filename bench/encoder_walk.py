@@ -1,6 +1,6 @@
 """Every model type that transformers registers for sequence classification, tiny and with random weights: which path it takes.
 
-    .venv/bin/python bench/encoder_walk.py [--types bert roformer ...] [--output docs/performance/encoder_walk.json]
+    .venv/bin/python bench/encoder_walk.py [--types bert roformer ...] [--output docs/research/performance/encoder_walk.json]
     python bench/encoder_walk.py --cuda --jobs 12 --output $OUT/encoder_walk_h200.json      # on a machine with a GPU
 
 For each type: whether rows are packed without padding and why not; whether a GPU may try to capture its padded steps, by what a

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md and draws docs/images/performance.png, from the files in docs/performance/.
+"""Writes the tables of docs/research/performance.md and draws docs/images/performance.png, from the files in docs/research/performance/.
 
     .venv/bin/python bench/performance_plot.py
 

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, from the files in docs/performance/. bench/performance_plot.py writes them."""
+"""The tables of docs/research/performance.md, from the files in docs/research/performance/. bench/performance_plot.py writes them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/token_ids.py                                        # once: token ids, words, tokenizer
     .venv/bin/python bench/predict_speed.py --rows 2000 --peer_rows 500        # a short run
-    .venv/bin/python bench/predict_speed.py --rows 100000 --peer_rows 4000 --output docs/performance/predict_cpu.json
+    .venv/bin/python bench/predict_speed.py --rows 100000 --peer_rows 4000 --output docs/research/performance/predict_cpu.json
     PYTHONPATH=src python bench/predict_speed.py --device cuda --precision bf16 --shape bert-base --rows 100000
     PYTHONPATH=src python bench/predict_speed.py --device cuda --precision bf16 --shape bert-base --rows 0 --mrpc_times 30 \
         --peer_rows 800 --batch 64 --pipeline_batch 64 --one_process    # text through processes, beside Rust's threads

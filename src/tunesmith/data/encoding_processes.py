@@ -1,7 +1,7 @@
 """Texts tokenized by processes of their own, so that all cores feed one GPU.
 
 The Rust core has threads, but in one process they share one allocator and one address space: 16 cores gave 5,100 rows of MRPC a
-second, processes 29,800 (docs/performance.md). A process gets texts and returns arrays. Pieces go to whichever process is idle
+second, processes 29,800 (docs/research/performance.md). A process gets texts and returns arrays. Pieces go to whichever process is idle
 and come back in their order; the tokens are those of the encoder in this process.
 """
 

@@ -22,7 +22,7 @@ some 200 bytes a character while it is tokenized: one of 16 MB took 4.3 GB. Word
 one, so the tokens up to `max_length` are the same, unless a token has more than 256 characters on average."""
 UNKNOWN = -1
 LongTexts = Literal["head", "head_tail", "windows", "full"]
-"""What the model sees of a row that is too long: docs/how_to/better_models.md."""
+"""What the model sees of a row that is too long: docs/research/recipes.md."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """`--recipe auto`: each option of a Recipe that was not given, decided from model, data and probe, with its reason.
 
-The rules were chosen on some tasks and measured on others: docs/how_to/better_models.md has the table and what did not help.
+The rules were chosen on some tasks and measured on others: docs/research/recipes.md has the table and what did not help.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FEWEST_STEPS = 400
 """Fewer updates leave an encoder near where it started: passes are added for small data, up to MOST_EPOCHS."""
 FEW_UPDATES, FEW_ROWS_EPOCHS = 150, 30.0
 """Where MOST_EPOCHS are fewer updates than that, up to FEW_ROWS_EPOCHS, and the head starts fitted: up to 120 updates that was
-better, from 160 on it was not (docs/how_to/better_models.md)."""
+better, from 160 on it was not (docs/research/recipes.md)."""
 LARGEST_RATE = 1.5e-4
 USUAL_SIZE, MOST_TIMES = 0.061, 2.0
 """Root mean square of all-MiniLM-L6-v2's matrices, at width 384. A step of Adam has the same length whatever the weights are:

@@ -248,7 +248,7 @@ def whole_lengths(tokenized: Tokenized) -> npt.NDArray[np.int64]:
 def decide_long_texts(lengths: npt.NDArray[np.int64], length: int, most: int) -> tuple[Decision, int] | None:
     """What `auto` does about training rows of these lengths, and the row length for it; None when few rows are cut.
 
-    Never head_tail: on newsgroup posts cut at 128 tokens it was 6 points below the head (docs/how_to/better_models.md).
+    Never head_tail: on newsgroup posts cut at 128 tokens it was 6 points below the head (docs/research/recipes.md).
     """
     from tunesmith.pipeline.deciding import Decision  # with torch
 

@@ -159,7 +159,7 @@ def fit_linear(features: torch.Tensor, labels: torch.Tensor, task: Task, classes
 
 PENALTY = 1.5
 """Of a logistic model, in mean squared lengths of a row of features: with 8 to 64 rows a label ten and a hundred times less were
-worse (docs/how_to/better_models.md)."""
+worse (docs/research/recipes.md)."""
 
 
 def fit_logistic(features: torch.Tensor, labels: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,7 @@
 """The plan of a run from its config (how many steps, at which rate, when to evaluate and save), its identity, and one line
 about the whole run as soon as its first steps are measured: time, memory, disk.
 
-The identity is what a checkpoint is compared with when it is resumed. docs/reliability.md lists its fields.
+The identity is what a checkpoint is compared with when it is resumed. docs/concepts/reliability.md lists its fields.
 """
 
 from __future__ import annotations

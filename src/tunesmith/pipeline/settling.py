@@ -254,7 +254,7 @@ def pooling_for(pooling: Pooling, why: str, fresh: Sequence[str]) -> tuple[Pooli
     """What the probe chose; where that is the first token and the dense layer of the head is new, the mean.
 
     The first token would be read through a fixed layer in place of one that the model was to learn. That cost
-    granite-embedding-30m (RoBERTa) up to 9 points; the mean was as good as its own head or better (docs/how_to/better_models.md).
+    granite-embedding-30m (RoBERTa) up to 9 points; the mean was as good as its own head or better (docs/research/recipes.md).
     """
     if pooling == "first" and any("classifier.dense" in name or "pooler.dense" in name for name in fresh):
         return "mean", f"the dense layer of the head is new, and the first token was {why}"

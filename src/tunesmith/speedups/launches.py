@@ -13,7 +13,7 @@ from tunesmith.training.state import TrainState
 
 LARGEST = 3e9
 """Tokens times the weights of a matrix, on average. On an H200 BERT-base's step (1.2 million weights a matrix) takes as long in
-float32 as under autocast at 2,500 tokens; float32 steps of BART and XLNet are the quicker ones at 2e9 (docs/performance.md)."""
+float32 as under autocast at 2,500 tokens; float32 steps of BART and XLNet are the quicker ones at 2e9 (docs/research/performance.md)."""
 
 
 def is_launch_bound(model: nn.Module, tokens: float) -> bool:

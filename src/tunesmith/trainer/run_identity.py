@@ -1,4 +1,4 @@
-"""What a Trainer's checkpoint belongs to: what a resume compares before its first step. docs/reliability.md lists the fields.
+"""What a Trainer's checkpoint belongs to: what a resume compares before its first step. docs/concepts/reliability.md lists the fields.
 
 A dataset that cannot be hashed is compared by the rows that were used. Beside each row goes a mark of 8 bytes, made where the
 row is read (a worker, or this process). A checkpoint keeps the marks of at most 65,536 rows, or one mark for all rows of a

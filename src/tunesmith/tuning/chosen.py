@@ -68,7 +68,7 @@ class Chosen:
     @property
     def heat(self) -> float:
         """What the logits of the deployed model are divided by. A model of more rows is surer with reason: by the square root of
-        their ratio (docs/how_to/better_models.md)."""
+        their ratio (docs/research/recipes.md)."""
         return 1.0 if self.temperature is None else self.temperature.value / self.more_rows**0.5
 
     def lines(self) -> tuple[str, ...]:

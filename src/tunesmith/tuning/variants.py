@@ -9,7 +9,7 @@ from typing import Any
 from tunesmith.config.schema import RunConfig
 
 PUSH = 0.02
-"""Of adversarial steps: gained most on the tasks that it was chosen on (docs/how_to/better_models.md)."""
+"""Of adversarial steps: gained most on the tasks that it was chosen on (docs/research/recipes.md)."""
 LONG_PAIR_START = 600
 """Steps: with 500 rows they gained twice what the 200 of `auto` did."""
 
