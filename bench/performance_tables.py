@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-RECORDS = Path(__file__).resolve().parents[1] / "docs" / "performance"
+RECORDS = Path(__file__).resolve().parents[1] / "docs" / "research" / "performance"
 _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Record = dict[str, Any]
 
