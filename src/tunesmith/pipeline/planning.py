@@ -22,7 +22,7 @@ from tunesmith.data.token_encoder import padded_fingerprint
 from tunesmith.data.token_rows import Sampling
 from tunesmith.errors import ConfigError
 from tunesmith.events import Event, StepDone
-from tunesmith.metrics.suite import Suite
+from tunesmith.metrics.table import Suite
 from tunesmith.models.load import LoadedModel
 from tunesmith.models.model_files import read_config_file
 from tunesmith.models.resolve import EMBEDDED

@@ -18,8 +18,8 @@ from tunesmith.data.tokenize import Tokenized
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.inference.facts import ModelFacts
-from tunesmith.metrics.row_evidence import BestConstant
-from tunesmith.metrics.suite import Suite, make_suite
+from tunesmith.metrics.evidence import BestConstant
+from tunesmith.metrics.table import Suite, make_suite
 from tunesmith.models.load import LoadedModel, load_model, read_model_config
 from tunesmith.models.resolve import load_tokenizer, require_segments
 from tunesmith.pipeline.inputs import (

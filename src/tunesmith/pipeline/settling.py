@@ -20,7 +20,7 @@ from tunesmith.data.load import DataBundle
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.suite import Suite
+from tunesmith.metrics.table import Suite
 from tunesmith.models.load import LoadedModel
 from tunesmith.models.pooling import Pooling, last_linear, poolings_of, reads_linearly, set_pooling
 from tunesmith.pipeline.deciding import Decision, RunFacts, decide, why_no_start

@@ -236,7 +236,7 @@ def _rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated 
     logits, labels = output.predictions, output.label_ids
     if not isinstance(logits, np.ndarray) or not isinstance(labels, np.ndarray):
         return None
-    from tunesmith.metrics.row_evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
+    from tunesmith.metrics.evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
 
     task = infer_task(logits, labels)
     if task is None:
