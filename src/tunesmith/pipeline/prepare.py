@@ -17,7 +17,7 @@ from tunesmith.data.token_rows import TokenRows
 from tunesmith.data.tokenize import Tokenized
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
-from tunesmith.inference.facts import ModelFacts
+from tunesmith.inference.model_folder import ModelFacts
 from tunesmith.metrics.row_evidence import BestConstant
 from tunesmith.metrics.suite import Suite, make_suite
 from tunesmith.models.load import LoadedModel, load_model, read_model_config

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tunesmith.events import Evaluated, NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
-from tunesmith.inference.watchers import LiveRun, encode_message, make_panels
+from tunesmith.inference.live_runs import LiveRun, encode_message, make_panels
 from tunesmith.runs.journal import Journal, encode_event, truncate_journal
 from tunesmith.runs.layout import RunDir
 from tunesmith.runs.ownership import RunLock
