@@ -54,8 +54,8 @@ def write_tokens(path: Path, rows: int) -> None:
 
 def open_rows(path: Path) -> Any:
     """The rows, memory-mapped."""
-    from tunesmith.data.row_cache import release_pages
-    from tunesmith.data.token_rows import TokenRows
+    from tunesmith.data.cache import release_pages
+    from tunesmith.data.tokens import TokenRows
 
     table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     rows = TokenRows.from_arrow(table, known_ids=np.arange(1000, 9000))

@@ -14,7 +14,7 @@ import torch
 from conftest import tiny_bert, token_lists
 from distributed.engine_ranks import CASES, evaluate, run_case
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.events import NonFinite, StepDone
 from tunesmith.labels import Task

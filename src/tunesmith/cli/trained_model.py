@@ -93,7 +93,7 @@ def predict_dataset(
     predictor: Any, dataset: Any, text: tuple[str, ...], console: Any, *, max_rows: int | None, what: str
 ) -> Any:
     """Logits of every row of a Dataset; cut and empty texts are reported."""
-    from tunesmith.data.truncation import describe_empty
+    from tunesmith.data.tokenize import describe_empty
     from tunesmith.inference.predictor import chunks_of_dataset
 
     counter = console.counter(what, len(dataset))

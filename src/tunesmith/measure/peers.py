@@ -19,7 +19,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.measure.contest import Turn
 from tunesmith.measure.hardware import wait_for
 from tunesmith.pipeline.prepare import Prepared

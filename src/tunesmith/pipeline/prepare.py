@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from tunesmith.config.schema import RunConfig
+from tunesmith.data.audit import require_clean, sort_findings
 from tunesmith.data.batches import Batches, Padding, padding_of
-from tunesmith.data.load import DataBundle
-from tunesmith.data.row_audit import require_clean, sort_findings
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.read import DataBundle
 from tunesmith.data.tokenize import Tokenized
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.inference.facts import ModelFacts

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from tunesmith.data.batches import Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.labels import LabelMap
 from tunesmith.metrics.row_evidence import BestConstant, encode_rows, keep_rows

@@ -119,7 +119,7 @@ class RunResult:
         """Every metric with its interval on labelled rows: a table as for training, or texts and their labels."""
         from tunesmith.data.columns import Columns
         from tunesmith.data.in_memory import columns_table
-        from tunesmith.data.load import read_labelled
+        from tunesmith.data.read import read_labelled
         from tunesmith.metrics.suite import make_suite
 
         facts = self.predictor.facts

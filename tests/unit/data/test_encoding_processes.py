@@ -13,9 +13,8 @@ import pytest
 
 from patience import patient
 from tiny_model import save_tiny_bert, sentences
-from tunesmith.data import encoding_processes
-from tunesmith.data.encoding_processes import LEAST_ROWS, PIECE_ROWS, ChunkEncoder
-from tunesmith.data.token_encoder import make_token_encoder
+from tunesmith.data import tokenize as tokenizing
+from tunesmith.data.tokenize import LEAST_ROWS, PIECE_ROWS, ChunkEncoder, make_token_encoder
 from tunesmith.errors import DataError, WorkerError
 from tunesmith.inference.predictor import Predictor, chunks_of
 from tunesmith.models.resolve import load_tokenizer
@@ -110,7 +109,7 @@ def test_an_error_in_a_process_arrives_here(folder: Path, texts: list[str]) -> N
 def test_processes_that_cannot_start_leave_the_work_to_this_one(
     folder: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding_processes, "_PROGRAM", "raise SystemExit(3)")
+    monkeypatch.setattr(tokenizing, "_PROGRAM", "raise SystemExit(3)")
     found, _ = make(folder, 2).encode([texts])
     assert len(found) == len(texts)
 

@@ -11,9 +11,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tunesmith.data.token_encoder import make_token_encoder
-from tunesmith.data.tokenize import tokenize
-from tunesmith.data.truncation import LEAST_CHARS, shorten
+from tunesmith.data.tokenize import LEAST_CHARS, make_token_encoder, shorten, tokenize
 
 WORDS = ("cat", "dog", "sat", "mat", "ran", "##s", "away", "x", "y", "z")
 SPLITTERS: dict[str, Any] = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from tunesmith.data.row_cache import release_pages
+from tunesmith.data.cache import release_pages
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system has no /proc/self/maps")
 

@@ -22,11 +22,9 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from patience import patient
-from tunesmith.data import encoding_processes, token_encoder, truncation
-from tunesmith.data.encoding_processes import ChunkEncoder, make_token_rows
-from tunesmith.data.row_cache import RowCache, content_hash
-from tunesmith.data.token_encoder import RustEncoder, call_within
-from tunesmith.data.tokenize import longest_allowed, tokenize
+from tunesmith.data import tokenize as tokenizing
+from tunesmith.data.cache import RowCache, content_hash
+from tunesmith.data.tokenize import ChunkEncoder, RustEncoder, call_within, longest_allowed, make_token_rows, tokenize
 from tunesmith.errors import ConfigError, DataError, ResourceError, WorkerError
 from tunesmith.runs.sealed import MANIFEST
 
@@ -112,13 +110,13 @@ def test_any_pair_is_cut_as_the_tokenizer_cuts_it(rows: list[tuple[str, str]], m
     long = [i for i, e in enumerate(whole) if len(e) > max_length]
     if long:  # the fast cut is right by itself, not only because the slow one replaces it
         slow = encoder._cut_in_rust([whole[i] for i in long], [[c[i] for i in long] for c in (first, second)])
-        assert [truncation.cut_row(whole[i], max_length, side) for i in long] == slow
+        assert [tokenizing.cut_row(whole[i], max_length, side) for i in long] == slow
 
 
 def test_a_cut_that_differs_from_the_tokenizers_own_is_never_used(
     pairs: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(truncation, "share_longest_first", lambda sizes, room: (0, 0))
+    monkeypatch.setattr(tokenizing, "share_longest_first", lambda sizes, room: (0, 0))
     got = tokenize(pairs, make_tokenizer(), ("first", "second"), max_length=9, cache_dir=tmp_path)
     want = make_tokenizer()(PAIRS["first"], PAIRS["second"], truncation=True, max_length=9)
     assert got.dataset["input_ids"][:] == want["input_ids"]
@@ -241,7 +239,7 @@ def test_progress_ends_at_all_rows(tmp_path: Path) -> None:
 
 
 def test_long_documents_go_in_small_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_encoder, "_BATCH_CHARS", 100)
+    monkeypatch.setattr(tokenizing, "_BATCH_CHARS", 100)
     sizes: list[int] = []
     real = RustEncoder._call
 
@@ -494,7 +492,7 @@ def test_a_worker_that_is_killed_ends_with_an_error_that_names_its_rows(
 ) -> None:
     data = Dataset.from_dict({"a": ["one two"] * 3000})
     with monkeypatch.context() as patched:
-        patched.setattr(encoding_processes, "_PROGRAM", DIES)
+        patched.setattr(tokenizing, "_PROGRAM", DIES)
         patched.setattr(ChunkEncoder, "encode_here", wait_for_a_process)
         with pytest.raises(WorkerError, match=r"a process that tokenized rows \d+ to \d+ of a chunk died") as caught:
             tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir=tmp_path, num_proc=2)

@@ -27,6 +27,7 @@ from tunesmith.runs.writing import create, fsync_path
 if TYPE_CHECKING:
     from datasets import Dataset
 
+
 log = logging.getLogger(__name__)
 _ROWS = "rows.arrow"
 _HASH_ROWS = 10_000
