@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunesmith.data.bad_rows import BadRow, check_texts, sort_out
-from tunesmith.data.cache import CachedRows, RowCache, binary_errors, release_pages
+from tunesmith.data.cache import CachedRows, RowCache, binary_errors
 from tunesmith.data.columns import Columns, infer_columns, listed_names, require_text
 from tunesmith.data.csv_files import (
     DELIMITER_NAMES,
@@ -226,8 +226,6 @@ def _bundle(
             if missing:
                 notes.append(f"{missing:,} of {len(part):,} {split} rows are unlabelled (-1).")
     fingerprint, by_split = fingerprint_parts(parts, columns.text, labels)
-    for dataset in splits.values():
-        release_pages(dataset)
     columns, said = replace(columns, task=labels.task), (*columns.why, *notes)
     return DataBundle(splits, columns, labels, said, fingerprint, by_split, parts, bad_rows=tuple(bad))
 
@@ -403,7 +401,7 @@ def _from_file(file: _File, name: str, cache: RowCache) -> Source:
         raise DataError(f"the file has {what}", where=file.origin, fix="It needs at least one row.")
     delimiter, lines = file.dialect.delimiter if file.dialect else ",", file.kind not in ("parquet", "arrow")
     with binary_errors("a table", file.origin):
-        return Source(name, table.dataset(), file.origin, lines, table.file, _reading_note(file), delimiter)
+        return Source(name, table.dataset(), file.origin, lines, _reading_note(file), delimiter)
 
 
 def _make_table(file: _File, key: str, cache: RowCache) -> CachedRows | None:

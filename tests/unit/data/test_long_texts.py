@@ -72,7 +72,7 @@ def test_a_text_that_was_not_read_to_its_end_counts_as_cut_in_every_way(tmp_path
     for _ in range(2):  # the second time from the cache
         got = tokenize(data, make_tokenizer("bert"), ["text"], max_length=16, cache_dir=tmp_path)
         assert (got.truncated.rows_cut, got.truncated.unread) == (2, 2)
-        assert "2 of 3 rows (66.7%) were cut at 16 tokens, at least " in got.truncated.sentence("train")
+        assert "2 of 3 rows (66.7%) were truncated to 16 tokens, at least " in got.truncated.sentence("train")
         assert got.empty == (1,)
 
 

@@ -19,6 +19,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tunesmith.data import files
 from tunesmith.data.csv_files import choose_dialect, delimited_batches
 from tunesmith.data.json_files import ColumnKinds, json_batches
 from tunesmith.data.read import read_source
