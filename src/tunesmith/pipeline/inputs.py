@@ -30,7 +30,6 @@ from tunesmith.data.tokenize import (
     longest_allowed,
     tokenize,
 )
-from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.inference.tables import describe_renaming, names_of_run
 from tunesmith.labels import Task
@@ -38,7 +37,6 @@ from tunesmith.models.load import HeadNames, read_head_names
 from tunesmith.models.model_files import read_config_file
 from tunesmith.models.resolve import position_limit, resolve_model
 from tunesmith.pipeline.watch import Say, ShowProgress
-from tunesmith.training.sharding import read_sharding
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.deciding import Decision
@@ -157,10 +155,6 @@ def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) ->
         problems.append(
             "--resume_from_checkpoint FOLDER is not built in. Leave FOLDER out: the newest intact checkpoint is used."
         )
-    try:
-        read_sharding(config.fsdp, config.fsdp_config)
-    except ConfigError as error:
-        problems += error.problems or (error.line(),)
     raise_problems(problems)
 
 
