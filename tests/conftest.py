@@ -40,7 +40,8 @@ TRAINS = (
         "unit/pipeline/",
         "unit/tuning/",
         "unit/trainer/",
-        "unit/notebook/",
+        "unit/test_estimators.py",
+        "unit/test_finetune_data.py",
         "unit/training/test_resume.py",
     ),
     *(

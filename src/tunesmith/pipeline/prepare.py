@@ -18,8 +18,8 @@ from tunesmith.data.tokenize import Tokenized
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.inference.facts import ModelFacts
-from tunesmith.metrics.row_evidence import BestConstant
-from tunesmith.metrics.suite import Suite, make_suite
+from tunesmith.metrics.evidence import BestConstant
+from tunesmith.metrics.table import Suite, make_suite
 from tunesmith.models.load import LoadedModel, load_model, read_model_config
 from tunesmith.models.resolve import load_tokenizer, require_segments
 from tunesmith.pipeline.inputs import (
@@ -41,7 +41,6 @@ from tunesmith.training.loop import require_agreement
 from tunesmith.training.optim import freeze, make_optimizer
 from tunesmith.training.record import Identity
 from tunesmith.training.runtime import Precision, Runtime, has_bf16, make_runtime
-from tunesmith.training.sharding import read_sharding
 from tunesmith.training.state import TrainState, make_deterministic, seed_everything
 
 
@@ -92,10 +91,7 @@ def start_runtime(config: RunConfig) -> Runtime:
     precision: Precision = "fp16" if config.fp16 else "no"
     if config.bf16 or (config.bf16 is None and not config.fp16 and has_bf16(use_cpu=config.use_cpu)):
         precision = "bf16"
-    sharding = read_sharding(config.fsdp, config.fsdp_config)
-    return make_runtime(
-        precision=precision, use_cpu=config.use_cpu, sharding=sharding, timeout_seconds=config.ddp_timeout
-    )
+    return make_runtime(precision=precision, use_cpu=config.use_cpu, timeout_seconds=config.ddp_timeout)
 
 
 def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], watch: Watch) -> Prepared:
@@ -163,11 +159,11 @@ def _set_tf32(allowed: bool | None) -> None:
 
 def _load(config: RunConfig, data: RunData, runtime: Runtime) -> tuple[LoadedModel, Runtime, str | None]:
     """The model and the runtime: in float32 where it fails in the half precision that was not asked for, with the reason."""
-    sharded = runtime.sharding is not None
-    place = "cpu" if sharded else runtime.device  # whole, it may be too large for one device
     resize, labels = config.ignore_mismatched_sizes, data.bundle.labels
-    loaded = load_model(data.folder, labels, ignore_mismatched_sizes=resize, new_head=data.new_head, device=place)
-    reason = None if config.bf16 or config.fp16 or sharded else why_not_half(loaded.model, runtime)
+    loaded = load_model(
+        data.folder, labels, ignore_mismatched_sizes=resize, new_head=data.new_head, device=runtime.device
+    )
+    reason = None if config.bf16 or config.fp16 else why_not_half(loaded.model, runtime)
     return loaded, runtime if reason is None else replace(runtime, precision="no"), reason
 
 
@@ -209,7 +205,6 @@ def _make_state(
         rows,
         padding,
         device=runtime.device,
-        sharded=runtime.sharding is not None,
         pack_rows=config.padding_free,
         first_token_only=config.cls_only_last_layer,
         restrict_vocabulary=config.restrict_vocabulary,
@@ -237,10 +232,6 @@ def _make_state(
         captured=strategies.graphs is not None,
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
-    if config.adversarial > 0 and runtime.sharding is not None:
-        raise ConfigError(
-            "--adversarial needs the whole word embedding, and fsdp shards it", fix="Leave one of them out."
-        )
     split, push, graphs = config.auto_find_batch_size, config.adversarial, strategies.graphs
     state = TrainState(
         model, optimizer, objective, runtime, may_split=split, push=push, graphs=graphs, strategies=strategies

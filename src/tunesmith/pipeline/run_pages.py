@@ -9,7 +9,7 @@ import numpy as np
 from tunesmith.config.schema import dump_value
 from tunesmith.labels import Task
 from tunesmith.report.build import build_report
-from tunesmith.report.plot import curve_pictures, write_curves
+from tunesmith.report.plots import curve_pictures, write_curves
 from tunesmith.report.render import write_report
 from tunesmith.runs.layout import RunDir
 
