@@ -166,7 +166,6 @@ class _Unsettled:
             self.loaded.fresh,
             " ".join(known_hash(p) for p in weights),
             self.config.cache_dir,
-            self.watch.aside.start,
         )
 
     def _texts(self, split: str, rows: npt.NDArray[np.int64]) -> Sequence[str]:
