@@ -21,8 +21,8 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.events import Evaluated, Event, Improved, NonFinite, RowsEvaluated, RunEnded, RunStarted
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.row_evidence import BestConstant, describe_constant, encode_rows, keep_rows
-from tunesmith.metrics.suite import Suite, make_suite
+from tunesmith.metrics.evidence import BestConstant, describe_constant, encode_rows, keep_rows
+from tunesmith.metrics.table import Suite, make_suite
 from tunesmith.runs.journal import encode_event
 
 TRAIN_SAMPLE = 192
@@ -45,7 +45,7 @@ def _labels(rows: Rows, labels: LabelMap) -> Any:
 
 
 def _tokens(rows: Rows, labels: LabelMap, model: str, length: int) -> Any:
-    from tunesmith.data.token_rows import TokenRows
+    from tunesmith.data.tokens import TokenRows
 
     tokenizer = _tokenizer(model)
     texts = [[t[k] for t, _ in rows] for k in range(len(rows[0][0]))]

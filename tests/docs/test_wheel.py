@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from tunesmith.inference.export import RUNTIME_PACKAGES
 
 from patience import patient
 from tiny_model import save_tiny_bert
+from tunesmith.inference.export import RUNTIME_PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 

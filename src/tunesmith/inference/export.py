@@ -26,9 +26,9 @@ from tunesmith import __version__
 from tunesmith.config.load import load_config
 from tunesmith.data.batches import padding_of
 from tunesmith.data.columns import Columns
-from tunesmith.data.encoding_processes import make_token_rows
-from tunesmith.data.load import read_labelled
-from tunesmith.data.token_rows import pad_rows
+from tunesmith.data.read import read_labelled
+from tunesmith.data.tokenize import make_token_rows
+from tunesmith.data.tokens import pad_rows
 from tunesmith.errors import ConfigError, NumericsError, TunesmithError
 from tunesmith.inference.model_folder import (
     GRAPH_FILE,
@@ -43,9 +43,9 @@ from tunesmith.inference.predictor import Network, Predictor
 from tunesmith.inference.tables import probabilities_of, remove_leftovers
 from tunesmith.inference.torch_network import TorchNetwork
 from tunesmith.labels import LabelMap, Task, choose_labels
+from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.paired import PairedResult, compare_predictions
-from tunesmith.metrics.suite import make_suite
-from tunesmith.metrics.uncertainty import Score
+from tunesmith.metrics.table import make_suite
 from tunesmith.models.load import load_model
 from tunesmith.models.onnx_graph import write_onnx
 from tunesmith.pipeline.inputs import read_run_data

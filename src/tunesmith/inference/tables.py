@@ -137,8 +137,7 @@ def _cell(value: Any) -> str:
 
 def read_predictions(path: Path) -> dict[str, list[str]]:
     """Return the columns of a csv or tsv file from `write_table`, with the exact text of every cell."""
-    from tunesmith.data.delimited import parse_delimited
-    from tunesmith.data.text_files import Dialect
+    from tunesmith.data.csv_files import Dialect, parse_delimited
 
     header: list[str] = []
     columns: list[list[str]] = []

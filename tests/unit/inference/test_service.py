@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith.inference import tryit
+from tunesmith.inference import batcher as tryit
 from tunesmith.inference.batcher import Classifier, Overloaded
 from tunesmith.inference.bodies import BadRequest, Texts, answer_in_form, parse_question
 from tunesmith.inference.security import key_file, token_file
