@@ -31,7 +31,7 @@ from tunesmith.data.row_cache import read_prediction_columns
 from tunesmith.files import read_json
 from tunesmith.metrics.paired import LEVEL, compare_predictions
 from tunesmith.report.compare import Pair, pair_sides, read_side, with_seeds
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 
 def train_seeds(args: argparse.Namespace, folder: Path) -> list[Path]:

@@ -24,9 +24,9 @@ from tunesmith.data.token_rows import TokenRows
 from tunesmith.labels import Task
 from tunesmith.speedups import attention, fused_attention, in_step, steady_attention
 from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training.evaluate import TaskLoss
-from tunesmith.training.optim import make_optimizer
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss
+from tunesmith.training.optimizer import make_optimizer
 from tunesmith.training.state import TrainState, seed_everything
 from tunesmith.training.step import train_step
 

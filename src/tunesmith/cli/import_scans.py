@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tunesmith.runs.remembered import known_answer
+from tunesmith.runs.writing import known_answer
 
 SCANNING = "transformers.utils.import_utils"
 """The module whose `define_import_structure` reads the files of the models."""

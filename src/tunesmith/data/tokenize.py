@@ -18,7 +18,7 @@ from tunesmith.data.token_encoder import TokenEncoder, make_token_encoder, requi
 from tunesmith.data.token_rows import Ragged, TokenRows
 from tunesmith.data.truncation import CutCount, LongTexts, TruncationCount
 from tunesmith.errors import ConfigError, DataError
-from tunesmith.runs.remembered import own_cache
+from tunesmith.runs.writing import cache_folder
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -69,7 +69,7 @@ def tokenize(
     _check(dataset, tokenizer, text, max_length)
     encoder = make_token_encoder(tokenizer, max_length, long_texts)
     writer = _TokenWriter(dataset, encoder, text, has_types="token_type_ids" in tokenizer.model_input_names)
-    cache, key = RowCache(Path(cache_dir) if cache_dir is not None else own_cache() / "tokens"), writer.key()
+    cache, key = RowCache(Path(cache_dir) if cache_dir is not None else cache_folder() / "tokens"), writer.key()
     if overwrite_cache:
         cache.remove(key)
     found = cache.open(key)

@@ -11,7 +11,7 @@ from tunesmith.measure.contest import Turn
 from tunesmith.measure.hardware import wait_for
 from tunesmith.pipeline.prepare import Prepared
 from tunesmith.training.loop import train_events
-from tunesmith.training.plan import Plan, Schedule, epoch_ends_for
+from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
 
 SHAPES_FIRST = 64
 """Steps in which most shapes were met; they count as start-up, as the compiling of others does."""

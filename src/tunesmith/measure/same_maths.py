@@ -14,7 +14,7 @@ from tunesmith.measure.peers import RowsOfDicts, load_plain_model
 from tunesmith.pipeline.prepare import Prepared
 from tunesmith.training.checkpoint import full_weights
 from tunesmith.training.loop import train_events
-from tunesmith.training.plan import Plan, Schedule, epoch_ends_for
+from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
 
 
 def compare_losses(prepared: Prepared, folder: str, *, steps: int) -> list[tuple[float, float]]:

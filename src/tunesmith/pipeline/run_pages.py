@@ -14,9 +14,9 @@ from tunesmith.report.build import build_report
 from tunesmith.report.charts import Chart, make_charts
 from tunesmith.report.plots import curve_pictures, draw_nothing, write_curves
 from tunesmith.report.render import report_template, write_report
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.reader import ColumnsTail
-from tunesmith.runs.series import Curves, build_curves
+from tunesmith.runs.curves import Curves, build_curves
+from tunesmith.runs.event_log import ColumnsTail
+from tunesmith.runs.folder import RunDir
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.finish import Scores

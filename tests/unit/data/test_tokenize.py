@@ -28,7 +28,7 @@ from tunesmith.data.row_cache import RowCache, content_hash
 from tunesmith.data.token_encoder import RustEncoder, call_within
 from tunesmith.data.tokenize import longest_allowed, tokenize
 from tunesmith.errors import ConfigError, DataError, ResourceError, WorkerError
-from tunesmith.runs.sealed import MANIFEST
+from tunesmith.runs.manifest import MANIFEST
 
 SHARED = Path(__file__).parents[4] / "shared"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared models and data are not beside the checkout")

@@ -11,8 +11,8 @@ from synthetic_runs import make_folder, make_run
 from tunesmith.events import Event, RunEnded, StepDone
 from tunesmith.pipeline import run_pages
 from tunesmith.pipeline.run_pages import draw_ahead, draw_and_explain
-from tunesmith.runs.journal import Journal
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.event_log import Journal
+from tunesmith.runs.folder import RunDir
 
 
 def write_run(folder: Path, events: list[Event]) -> RunDir:

@@ -20,7 +20,7 @@ from tunesmith.data.token_rows import TokenRows, prefetched
 from tunesmith.data.truncation import mean_by_row
 from tunesmith.errors import ResourceError
 from tunesmith.labels import Task
-from tunesmith.training.runtime import Runtime
+from tunesmith.training.distributed import Runtime
 from tunesmith.training.step import split_batch
 
 IGNORED = -100
