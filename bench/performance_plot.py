@@ -1,4 +1,4 @@
-"""Writes the tables of docs/research/performance.md and draws docs/images/performance.png, from the files in docs/research/performance/.
+"""Draw docs/images/performance.png and write the tables of docs/research/performance.md.
 
     .venv/bin/python bench/performance_plot.py
 

@@ -1,4 +1,4 @@
-"""The tables of docs/research/performance.md, from the files in docs/research/performance/. bench/performance_plot.py writes them."""
+"""Write the tables of docs/research/performance.md from the JSON files next to it (called by bench/performance_plot.py)."""
 
 from __future__ import annotations
 

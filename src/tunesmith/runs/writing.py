@@ -8,11 +8,11 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from tunesmith.errors import ResourceError
 
@@ -215,11 +215,6 @@ def file_version(file: Path) -> tuple[int, ...]:
 def folder_version(folder: Path) -> tuple[tuple[object, ...], ...]:
     """Return a value that changes if a file of the folder is written, replaced, added or removed."""
     return tuple((file.name, *file_version(file)) for file in sorted(folder.iterdir()) if file.is_file())
-
-
-def known_answer(name: str, paths: object, ask: Callable[[], Any]) -> Any:
-    """Return `ask()`; used by `cli/import_scans.py`, which goes away."""
-    return ask()
 
 
 def cache_folder() -> Path:

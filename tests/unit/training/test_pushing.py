@@ -9,7 +9,7 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.labels import Task
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss
