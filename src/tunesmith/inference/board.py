@@ -19,7 +19,7 @@ from tunesmith.inference.pages import ASSETS, PageCache, list_page, model_facts,
 from tunesmith.inference.runs import RunIndex, stop_run
 from tunesmith.inference.security import BOARD_TOKEN
 from tunesmith.report.compare import MAX_RUNS
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 STREAM_HEADERS = {"x-accel-buffering": "no"}
 CLASSIFY_SECONDS = 120.0

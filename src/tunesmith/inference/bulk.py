@@ -32,10 +32,17 @@ from tunesmith.inference.tables import (
     list_answers,
     probabilities_of,
 )
-from tunesmith.runs.ownership import RunLock
-from tunesmith.runs.remembered import known_hash
-from tunesmith.runs.sealed import remove_tree
-from tunesmith.runs.writing import TMP_PREFIX, hash_file, make_folder, open_in_place, read_regular, write_file
+from tunesmith.runs.lock import RunLock
+from tunesmith.runs.manifest import remove_tree
+from tunesmith.runs.writing import (
+    TMP_PREFIX,
+    hash_file,
+    known_hash,
+    make_folder,
+    open_in_place,
+    read_regular,
+    write_file,
+)
 
 JOB_FILE = "job.json"
 PARTS_FILE = "parts.jsonl"

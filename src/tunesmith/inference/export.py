@@ -49,8 +49,8 @@ from tunesmith.metrics.table import make_suite
 from tunesmith.models.load import load_model
 from tunesmith.models.onnx_graph import write_onnx
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.sealed import write_sealed
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import write_sealed
 from tunesmith.runs.writing import disk_error, make_folder, write_new
 
 MAX_ROWS = 5_000

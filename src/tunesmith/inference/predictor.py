@@ -37,10 +37,10 @@ from tunesmith.inference.model_folder import (
 from tunesmith.inference.tables import predicted_names, probabilities_of, require_numbers
 from tunesmith.labels import Task
 from tunesmith.models.model_files import Seal, read_config_file
-from tunesmith.runs.sealed import MANIFEST
+from tunesmith.runs.manifest import MANIFEST
 
 if TYPE_CHECKING:
-    from tunesmith.training.runtime import Precision
+    from tunesmith.training.distributed import Precision
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from tunesmith.inference.model_folder import FACTS_FILE, read_facts
 from tunesmith.inference.pages import model_facts
 from tunesmith.inference.supervisor import ServiceCounters
 from tunesmith.models.model_files import check_seal, read_config_file
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 log = logging.getLogger("tunesmith.requests")
 

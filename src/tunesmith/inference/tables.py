@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from tunesmith.errors import ConfigError, DataError, NumericsError, first_few
 from tunesmith.labels import LabelMap, Task, choose_labels
-from tunesmith.runs.sealed import remove_tree
+from tunesmith.runs.manifest import remove_tree
 from tunesmith.runs.writing import TMP_PREFIX, make_folder, replacing
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")

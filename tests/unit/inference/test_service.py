@@ -21,7 +21,7 @@ from tunesmith.inference.bodies import BadRequest, Texts, answer_in_form, parse_
 from tunesmith.inference.security import key_file, token_file
 from tunesmith.inference.service import PredictionService
 from tunesmith.labels import LabelMap, Task
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 LABELS = LabelMap.for_classes(["short", "long"])
 
