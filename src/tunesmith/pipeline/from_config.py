@@ -8,7 +8,6 @@ folder beside the first.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,13 +20,13 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.events import RunEnded
-from tunesmith.pipeline.inputs import RunData, read_run_data, refuse_what_is_not_built
+from tunesmith.pipeline.inputs import read_run_data, refuse_what_is_not_built
 from tunesmith.pipeline.watch import RunEnding, RunResult, Watch
-from tunesmith.runs.environment import reach, read_launch
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.layout import RunDir, is_run, require_own_folder
-from tunesmith.runs.ownership import RunLock, start_ledger
-from tunesmith.runs.sealed import verify
+from tunesmith.runs.environment import read_launch
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir, is_run, require_own_folder
+from tunesmith.runs.lock import RunLock
+from tunesmith.runs.manifest import verify
 
 INPUTS = (
     *("model_name_or_path", "tokenizer_name", "config_name", "dataset_name"),
@@ -72,32 +71,18 @@ def finetune(
         _require_folder(config, run)
     # Several ranks read one after the other: the first builds the table that the others find.
     read = partial(read_run_data, config, data, use_test=use_test)
-    found = _read_aside(read, watch) if launch.world == 1 else None
-    reach("data")
+    found = read(progress=watch.progress) if launch.world == 1 else None
     # One rank holds the lock for all of them.
     with RunLock(run.lock_file) if first else nullcontext():
-        if first:
-            start_ledger(run.path, run.remade_files)
         from tunesmith.pipeline.drive import train_run
         from tunesmith.pipeline.prepare import prepare, start_runtime
-        from tunesmith.training.roster import rank_watch
+        from tunesmith.training.distributed import rank_watch
 
         runtime = start_runtime(config)
         heard = watch if runtime.is_main else Watch()
         with rank_watch(runtime):
             prepared = prepare(config, runtime, lambda: found or read(progress=heard.progress), heard)
             return train_run(run, prepared, heard, ending)
-
-
-def _read_aside(read: Callable[..., RunData], watch: Watch) -> RunData:
-    """The data; behind it, what draws the pages is loaded there: later both cores compute."""
-    found = watch.aside.start(read, progress=watch.progress)
-    if watch.pages:
-        from tunesmith.pipeline.run_pages import load_pages
-
-        watch.aside.start(load_pages)
-    data: RunData = found()
-    return data
 
 
 def _require_folder(config: RunConfig, run: RunDir) -> None:

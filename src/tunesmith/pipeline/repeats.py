@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tunesmith.config.schema import RunConfig
-from tunesmith.data.row_cache import read_prediction_columns
+from tunesmith.data.cache import read_prediction_columns
 from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.calibration import fit_thresholds
 from tunesmith.metrics.intervals import Score
@@ -25,7 +25,7 @@ from tunesmith.metrics.table import make_suite
 from tunesmith.pipeline.from_config import finetune, is_complete
 from tunesmith.pipeline.watch import Say, Watch
 from tunesmith.report.predictions import PredictedRows, make_predictions
-from tunesmith.runs.layout import RunDir, read_summary
+from tunesmith.runs.folder import RunDir, read_summary
 from tunesmith.runs.writing import write_file
 
 SUMMARY = "repeats.json"

@@ -16,8 +16,8 @@ from tunesmith.config.convert import AutoOnOff
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import Recipe, RunConfig
 from tunesmith.data.batches import Padding
-from tunesmith.data.load import DataBundle
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.read import DataBundle
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.table import Suite
@@ -29,10 +29,10 @@ from tunesmith.pipeline.pairs import PairReadings, PairTexts, start_with_pairs
 from tunesmith.pipeline.probing import Floors, Prober, ProbeResult, is_known, probe_evidence, rows_to_see
 from tunesmith.pipeline.starting import fit_head, what_head_reads
 from tunesmith.pipeline.watch import Say, Watch
-from tunesmith.runs.layout import RunDir, read_summary
-from tunesmith.runs.remembered import known_hash
-from tunesmith.training.optim import count_layers, matrix_size
-from tunesmith.training.runtime import Runtime
+from tunesmith.runs.folder import RunDir, read_summary
+from tunesmith.runs.writing import known_hash
+from tunesmith.training.distributed import Runtime
+from tunesmith.training.optimizer import count_layers, matrix_size
 
 NAMES = (*(f.name for f in fields(Recipe)), "head_start", "metric_for_best_model", "load_best_model_at_end")
 """Options that a recipe decides."""
@@ -166,7 +166,6 @@ class _Unsettled:
             self.loaded.fresh,
             " ".join(known_hash(p) for p in weights),
             self.config.cache_dir,
-            self.watch.aside.start,
         )
 
     def _texts(self, split: str, rows: npt.NDArray[np.int64]) -> Sequence[str]:

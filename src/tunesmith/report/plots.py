@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tunesmith.runs.ownership import require_own, write_own
-from tunesmith.runs.series import Curves, Floats, Series
+from tunesmith.runs.curves import Curves, Floats, Series
+from tunesmith.runs.writing import require_plain, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -276,17 +276,9 @@ def curve_pictures(curves: Curves | Sequence[Curves], *, x: XAxis = "step") -> t
 def write_curves(pictures: tuple[bytes, bytes], *, png: Path, svg: Path) -> None:
     """Writes both pictures, or neither where one of them would replace a file of the user."""
     for file in (png, svg):
-        require_own(file)
+        require_plain(file)
     for file, picture in zip((png, svg), pictures, strict=True):
-        write_own(file, picture)
-
-
-def draw_nothing() -> None:
-    """An empty panel that is not kept: fonts are found and modules loaded when the first text is drawn."""
-    figure = new_figure(width=2.0, height=2.0, theme="light")
-    style_axes(figure.subplots(), THEMES["light"], title="loss", x_label="step")
-    for kind in ("png", "svg"):
-        figure_bytes(figure, kind)
+        write_file(file, picture)
 
 
 def style_axes(axes: Axes, theme: Theme, *, title: str, x_label: str) -> None:

@@ -18,15 +18,15 @@ from transformers.trainer import is_optimizer_factory
 from transformers.trainer_utils import align_special_tokens
 
 from tunesmith.data.batches import Padding, Window
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.speedups.in_force import Strategies
 from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.callbacks import listens, tell, waits_for_metric
 from tunesmith.trainer.objective import CONTEXTS
 from tunesmith.trainer.windows import features_of
-from tunesmith.training.optim import attach_kernel, in_one_kernel
-from tunesmith.training.runtime import has_triton
+from tunesmith.training.distributed import has_triton
+from tunesmith.training.optimizer import attach_kernel, in_one_kernel
 from tunesmith.training.state import StepHooks, TrainState
 
 if TYPE_CHECKING:

@@ -53,10 +53,10 @@ from tunesmith.pipeline.settling import NAMES
 from tunesmith.pipeline.start_clock import StartClock
 from tunesmith.pipeline.watch import RunEnding, RunResult, Watch
 from tunesmith.report.diagnosis import diagnose_run
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.layout import BEST_OPTIONS, BEST_RESULT, RunDir, read_metrics, require_own_folder
-from tunesmith.runs.ownership import RunLock, start_ledger
-from tunesmith.runs.sealed import retire
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import BEST_OPTIONS, BEST_RESULT, RunDir, read_metrics, require_own_folder
+from tunesmith.runs.lock import RunLock
+from tunesmith.runs.manifest import retire
 from tunesmith.runs.writing import make_folder, write_file
 from tunesmith.tuning.trials import (
     Clock,
@@ -163,13 +163,12 @@ def run_best(config: RunConfig, watch: Watch, data: Mapping[str, Any] | None = N
     run = RunDir(config.run_folder)
     first = replace(config, model_name_or_path=bases[0])
     require_own_folder(run, {name: getattr(first, name) for name in INPUTS}, cache=config.cache_dir)
+    best = BestSearch(replace(first, output_dir=str(run.path)), bases, tables, watch)
     make_folder(run.path)
-    start_ledger(run.path, run.remade_files)
     options = run.path / BEST_OPTIONS
     with RunLock(options.with_name(".lock")):
         _require_same_options(config, options)
-        best = BestSearch(replace(first, output_dir=str(run.path)), bases, tables, watch)
-        best.clock = Clock(options.with_name("clock.json"), budget - (time.monotonic() - began))
+        best.open_record(Clock(options.with_name("clock.json"), budget - (time.monotonic() - began)))
         with suppress(TimeUp):
             best.explore()
         try:
@@ -199,25 +198,17 @@ class BestSearch:
 
     def __init__(self, config: RunConfig, bases: Sequence[str | None], tables: Mapping[str, Any], watch: Watch) -> None:
         self.config, self.watch, self.tables = config, watch, tables
-        self.folder = config.run_folder / BEST_OPTIONS.parent
-        self.clock = Clock(self.folder / "clock.json", None)
         self.base_names = bases
-        identity, sizes = self._read_inputs()
+        self.folder = config.run_folder / BEST_OPTIONS.parent
+        self.inputs, sizes = self._read_inputs()
         self.rows, self.test_rows = sizes["train"], sizes.get("test", 0)
         held_out = any(split.startswith("validation") for split in sizes)
         self.folds: tuple[int | None, ...] = (None,) if held_out else tuple(range(1, FOLDS + 1))
-        self.record = self._read_record(identity)
         self.auto = Variant("auto", "the auto recipe" if len(bases) == 1 else str(bases[0]))
         self.tried: list[Variant] = []
         self.finalists: list[Variant] = []
         self.start = StartClock()
         """Times the pair warm-up of the current trial."""
-        known = f" {len(self.record['runs'])} trials are finished already." if self.record["runs"] else ""
-        how = "the validation examples" if held_out else f"{FOLDS} folds"
-        watch.say(
-            f"Best: {config.time_budget} for {self.rows:,} examples. Trials are compared on {how}, then one model is trained on "
-            f"all examples. The first trial shows how many others there is time for.{known}"
-        )
 
     def _read_inputs(self) -> tuple[dict[str, str], dict[str, int]]:
         """Return the identity of data and base models, and the number of examples by split."""
@@ -229,26 +220,28 @@ class BestSearch:
         ]
         return inputs_identity(data, *others), {split: len(rows) for split, rows in data.bundle.splits.items()}
 
-    def _require_same_inputs(self) -> None:
-        require_same_inputs(self.record["inputs"], self._read_inputs()[0], self.folder.parent)
-
-    def _read_record(self, identity: dict[str, str]) -> dict[str, Any]:
+    def open_record(self, clock: Clock) -> None:
+        """Read how earlier trials ended. The folder must be locked."""
+        self.clock = clock
+        self.record: dict[str, Any] = {"inputs": self.inputs, "runs": {}}
         self._record_file = self.folder / "record.json"
-        if not self._record_file.is_file():
-            return {"inputs": identity, "runs": {}}
-        record = read_record(self._record_file)
-        runs = record.get("runs")
-        if not isinstance(runs, dict):
-            raise damaged(self._record_file, "does not list the trials")
-        require_same_inputs(record.setdefault("inputs", identity), identity, self.folder.parent)
-        try:
-            done = {name: Outcome(**found) for name, found in runs.items()}
-        except TypeError as error:
-            raise damaged(self._record_file, f"describes a trial that cannot be read ({error})") from None
-        for name, found in done.items():  # a trial whose folder was removed is trained again
-            if found.state == "done" and not RunDir(self.folder / name).predictions_file.is_file():
-                del runs[name]
-        return record
+        if self._record_file.is_file():
+            self.record |= read_record(self._record_file)
+            require_same_inputs(self.record["inputs"], self.inputs, self.folder.parent)
+            runs = self.record["runs"]
+            try:
+                done = {name: Outcome(**found) for name, found in runs.items()}
+            except (AttributeError, TypeError) as error:
+                raise damaged(self._record_file, f"describes a trial that cannot be read ({error})") from None
+            for name, found in done.items():  # a trial whose folder was removed is trained again
+                if found.state == "done" and not RunDir(self.folder / name).predictions_file.is_file():
+                    del runs[name]
+        known = f" {len(self.record['runs'])} trials are finished already." if self.record["runs"] else ""
+        how = "the validation examples" if self.folds == (None,) else f"{FOLDS} folds"
+        self.watch.say(
+            f"Best: {self.config.time_budget} for {self.rows:,} examples. Trials are compared on {how}, then one model is "
+            f"trained on all examples. The first trial shows how many others there is time for.{known}"
+        )
 
     def note(self, key: str, value: Any) -> None:
         """Store a decision, so that it is not made again after a crash."""
@@ -347,7 +340,7 @@ class BestSearch:
         if self.record.get("deploying"):
             raise TimeUp  # the final model is being trained: the choice is made
         if self.record["runs"]:
-            self._require_same_inputs()
+            require_same_inputs(self.inputs, self._read_inputs()[0], self.folder.parent)
         began = time.monotonic()
         found = self._train(variant, RunDir(path), fold)
         found = replace(found, seconds=time.monotonic() - began, **self.start.facts())
@@ -495,7 +488,7 @@ class BestSearch:
                 f"--time_budget {self.config.time_budget} is over before a model is trained",
                 fix="Run the same command with a larger budget to resume.",
             )
-        self._require_same_inputs()
+        require_same_inputs(self.inputs, self._read_inputs()[0], self.folder.parent)
         self.note("deploying", True)
         choice = choose_variant(self) if self.finalists else None
         if choice is not None:

@@ -12,9 +12,8 @@ from tunesmith.errors import CheckpointError, ConfigError, NumericsError, Tunesm
 from tunesmith.files import BadFile, read_json
 from tunesmith.metrics.table import greater_is_better
 from tunesmith.pipeline.inputs import RunData
-from tunesmith.runs.layout import RunDir, read_metrics
-from tunesmith.runs.remembered import known_hash
-from tunesmith.runs.writing import write_file
+from tunesmith.runs.folder import RunDir, read_metrics
+from tunesmith.runs.writing import known_hash, write_file
 
 SAVE_SECONDS = 1.0
 MODEL_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
