@@ -98,10 +98,11 @@ def _settle(made: Material, loaded: Any) -> None:
 
     Not the pair start, which came later.
     """
+    from tunesmith.pipeline.probing import Prober, probe_evidence
+
     from tunesmith.models.pooling import set_pooling
     from tunesmith.pipeline import settling
-    from tunesmith.pipeline.deciding import decide
-    from tunesmith.pipeline.probing import Prober, probe_evidence
+    from tunesmith.pipeline.recipe import decide
     from tunesmith.pipeline.watch import Watch
 
     config, probe = made.config, None
@@ -130,7 +131,7 @@ def _settle(made: Material, loaded: Any) -> None:
 def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """One run: its options, its data summary and its journal; the last evaluation of "test" is of the weights it would keep."""
     from tunesmith.data.batches import Batches
-    from tunesmith.pipeline.planning import make_plan
+    from tunesmith.pipeline.prepare import make_plan
     from tunesmith.training.evaluate import TaskLoss, resolve_class_weights
     from tunesmith.training.loop import train_events
     from tunesmith.training.optim import make_optimizer

@@ -67,7 +67,8 @@ def measure(folder: Path, rows: int, steps: int) -> None:
     import torch
 
     from tiny_model import save_tiny_bert
-    from tunesmith.pipeline.from_config import Watch, finetune
+    from tunesmith.pipeline.train import finetune
+    from tunesmith.pipeline.watch import Watch
 
     torch.set_num_threads(1)
     model = save_tiny_bert(folder / "tiny")

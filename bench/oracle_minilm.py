@@ -27,7 +27,7 @@ def load_rows(count: int) -> tuple[Any, Path]:
     """(token rows of the first training pairs, the model folder)."""
     from tunesmith.data.load import load_data
     from tunesmith.data.token_rows import TokenRows
-    from tunesmith.models.resolve import find_embedded, load_tokenizer
+    from tunesmith.models.files import find_embedded, load_tokenizer
 
     folder = find_embedded()
     file = next(iter(sorted(MRPC.glob("*train*"))), None)

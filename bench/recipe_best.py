@@ -92,14 +92,15 @@ def _average(model: Any, states: dict[str, Any], own: str, weights: dict[str, fl
 def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, clock: Any, runtime: Any) -> Any:
     """The tries of `tunesmith.tuning`, with runs by the engine."""
     import torch
+    from tunesmith.pipeline.settling import settle_recipe
 
     from tunesmith.config.schema import dump_config
     from tunesmith.data.batches import Batches
     from tunesmith.events import SafePoint, StepDone
     from tunesmith.metrics.suite import make_suite
     from tunesmith.models.load import load_model
-    from tunesmith.pipeline.planning import make_plan
-    from tunesmith.pipeline.settling import NAMES, settle_recipe
+    from tunesmith.pipeline.prepare import make_plan
+    from tunesmith.pipeline.recipe import NAMES
     from tunesmith.pipeline.watch import Watch
     from tunesmith.runs.layout import RunDir
     from tunesmith.runs.writing import make_folder, write_file

@@ -127,6 +127,7 @@ def options_of(recipe: str, before: dict[str, Found]) -> dict[str, Any]:
 def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, place: Path, runtime: Any) -> Found:
     """One run; its score on the test split and what it took."""
     import torch
+    from tunesmith.pipeline.settling import settle_recipe
 
     from tunesmith.config.load import load_config
     from tunesmith.data.batches import Batches
@@ -135,8 +136,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.metrics.suite import make_suite
     from tunesmith.models.load import load_model
     from tunesmith.models.pooling import dense_of
-    from tunesmith.pipeline.planning import make_plan
-    from tunesmith.pipeline.settling import settle_recipe
+    from tunesmith.pipeline.prepare import make_plan
     from tunesmith.pipeline.watch import Watch
     from tunesmith.speedups.strategies import choose_strategies
     from tunesmith.training.evaluate import TaskLoss, predict_rows, resolve_class_weights

@@ -23,7 +23,7 @@ SPREAD = 0.2
 @functools.cache
 def small_embedded() -> Path:
     """Makes it, once in a process. The folder is what the package's folder would be."""
-    from tunesmith.models.resolve import find_embedded
+    from tunesmith.models.files import find_embedded
 
     folder = Path(tempfile.mkdtemp(prefix="small-embedded-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -46,7 +46,7 @@ def shrink(source: Path, folder: Path) -> Path:
 
 def replace_embedded(folder: Path) -> dict[str, Any]:
     """From now on the embedded model of this process is the one in `folder`; gives what stood there before."""
-    from tunesmith.models import resolve
+    from tunesmith.config.load import resolve
     from tunesmith.runs.remembered import known_hash
 
     before = {name: getattr(resolve, name) for name in ("find_spec", "EMBEDDED_SHA256")}
@@ -58,7 +58,7 @@ def replace_embedded(folder: Path) -> dict[str, Any]:
 @contextmanager
 def embedded_replaced(folder: Path) -> Iterator[None]:
     """`replace_embedded` for a block."""
-    from tunesmith.models import resolve
+    from tunesmith.config.load import resolve
 
     before = replace_embedded(folder)
     try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.labels import Task
     from tunesmith.metrics.suite import load as load_metric
     from tunesmith.metrics.suite import make_suite
-    from tunesmith.models.resolve import find_embedded
+    from tunesmith.models.files import find_embedded
     from tunesmith.notebook.estimators import TextClassifier, TextRegressor
     from tunesmith.notebook.from_data import finetune_data as finetune
     from tunesmith.report.panels import sketch_curves

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.inference.checked import Tolerance, rows_of_files, rows_of_run, table_of
     from tunesmith.inference.exporting import export_model_to
     from tunesmith.inference.facts import model_folder_of, read_facts
-    from tunesmith.models.model_files import read_config_file
+    from tunesmith.models.files import read_config_file
     from tunesmith.runs.layout import RunDir
 
     for name in ("max_drop", "min_agreement"):

@@ -23,8 +23,8 @@ from tunesmith.cli.train import LIBRARIES
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, name_the_extra
-from tunesmith.pipeline.forecast import Forecast
 from tunesmith.pipeline.inputs import read_run_data, refuse_what_is_not_built
+from tunesmith.pipeline.plan import Forecast
 from tunesmith.pipeline.watch import Watch
 
 ERROR_MARK = "tunesmith-forecast-error: "
@@ -118,7 +118,7 @@ def _measure_here(config: RunConfig, begun: float) -> Forecast:
     try:
         with SideProcess(LIBRARIES) as watch.aside:
             data = watch.aside.start(partial(read_run_data, config, {}), progress=watch.progress)()
-            from tunesmith.pipeline.short_run import measure_run  # with torch, which is loaded while the data is read
+            from tunesmith.pipeline.plan import measure_run
 
             return measure_run(config, data, watch, begun)
     except ModuleNotFoundError as error:

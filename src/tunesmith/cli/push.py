@@ -9,7 +9,7 @@ from pathlib import Path
 from tunesmith.cli.parser import add_flag
 from tunesmith.errors import ConfigError, ResourceError, short_text
 from tunesmith.inference.facts import is_graph_folder, model_folder_of, read_facts, read_graph_facts
-from tunesmith.models.model_files import read_config_file
+from tunesmith.models.files import read_config_file
 
 LOADING = """
 ## How to load

@@ -22,7 +22,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.runs.environment import reach, read_launch
 
 if TYPE_CHECKING:
-    from tunesmith.pipeline.from_config import RunResult, Watch
+    from tunesmith.pipeline.watch import RunResult, Watch
 
 Made = TypeVar("Made")
 LIBRARIES = (
@@ -71,7 +71,7 @@ def train_on_console(config: RunConfig) -> RunResult:
     with SideProcess((*LIBRARIES, "triton") if gpu else LIBRARIES, READERS) as aside:
         if gpu:
             threading.Thread(target=_open_gpu, name="opening the GPU", daemon=True).start()  # not before the fork
-        from tunesmith.pipeline.from_config import finetune
+        from tunesmith.pipeline.train import finetune
 
         def job(watch: Watch) -> RunResult:
             watch.aside = aside
@@ -107,7 +107,7 @@ def with_console(config: RunConfig, job: Callable[[Watch], Made]) -> Made:
 
 def _train_repeats(config: RunConfig) -> int:
     """Folds and seeds: trains each run, then prints the pooled scores."""
-    from tunesmith.pipeline.repeats import run_repeats
+    from tunesmith.pipeline.folds import run_repeats
 
     if read_launch().world > 1:
         raise ConfigError(

@@ -17,8 +17,7 @@ from tunesmith.data.truncation import LongTexts
 from tunesmith.errors import ConfigError
 from tunesmith.files import BadFile, read_json
 from tunesmith.labels import LabelMap, Task
-from tunesmith.models.model_files import Seal, check_seal
-from tunesmith.models.resolve import resolve_model
+from tunesmith.models.files import Seal, check_seal, resolve_model
 from tunesmith.runs.layout import RunDir, best_trial_of
 from tunesmith.runs.sealed import write_sealed
 from tunesmith.runs.writing import write_new

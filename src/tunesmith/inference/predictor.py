@@ -25,7 +25,7 @@ from tunesmith.inference.facts import ModelFacts, is_graph_folder, model_folder_
 from tunesmith.inference.given_texts import given_columns
 from tunesmith.inference.tables import predicted_names, probabilities_of, require_numbers
 from tunesmith.labels import Task
-from tunesmith.models.model_files import Seal, read_config_file
+from tunesmith.models.files import Seal, read_config_file
 from tunesmith.runs.sealed import MANIFEST
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from tunesmith.data.tokenize import longest_allowed
 from tunesmith.data.truncation import LongTexts
 from tunesmith.errors import ConfigError
 from tunesmith.inference.facts import ModelFacts, read_facts
+from tunesmith.models.files import Seal, load_tokenizer, position_limit, require_segments
 from tunesmith.models.load import load_model, read_model_config
-from tunesmith.models.model_files import Seal
-from tunesmith.models.resolve import load_tokenizer, position_limit, require_segments
 from tunesmith.runs.sealed import MANIFEST
 from tunesmith.speedups.strategies import choose_strategies
 from tunesmith.training.evaluate import predict_rows

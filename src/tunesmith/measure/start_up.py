@@ -176,7 +176,7 @@ def _script_options(
     config: RunConfig, columns: tuple[tuple[str, ...], str], folder: Path, name: str, *, half: bool
 ) -> dict[str, Any]:
     same = ("num_train_epochs", "max_steps", "per_device_train_batch_size", "learning_rate", "use_cpu")
-    from tunesmith.models.resolve import resolve_model
+    from tunesmith.models.files import resolve_model
 
     model = resolve_model(config.model_name_or_path, cache_dir=config.cache_dir, allow_download=config.allow_download)
     arguments = {option: getattr(config, option) for option in same if getattr(config, option) is not None}

@@ -13,7 +13,7 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig
 from tunesmith.measure.contest import Turn
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.pipeline.planning import peak_bytes
+from tunesmith.pipeline.plan import peak_bytes
 from tunesmith.pipeline.prepare import Prepared, prepare, start_runtime
 from tunesmith.pipeline.watch import Watch
 

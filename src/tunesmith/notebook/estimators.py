@@ -22,7 +22,7 @@ from tunesmith.inference.tables import predicted_names
 from tunesmith.labels import choose_labels
 from tunesmith.notebook.from_data import finetune_data
 from tunesmith.notebook.targets import Targets, as_numbers, as_targets
-from tunesmith.pipeline.from_config import free_folder
+from tunesmith.pipeline.identity import free_folder
 from tunesmith.pipeline.watch import Watch
 from tunesmith.runs.sealed import MANIFEST, write_sealed
 from tunesmith.runs.writing import write_new

@@ -14,7 +14,7 @@ from tunesmith.config.schema import RunConfig
 from tunesmith.data.ready_commands import as_called
 from tunesmith.errors import ConfigError, DataError, name_the_extra
 from tunesmith.events import Evaluated, Event, Improved, RunEnded, StepDone
-from tunesmith.pipeline.from_config import finetune
+from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import RunResult, Watch
 
 REDRAW_SECONDS = 0.5

@@ -26,13 +26,8 @@ ShowProgress = Callable[[str, int, int], None]
 """Called with (what, done, in all): rows, or bytes while a file is read."""
 
 
-class SideWork:
-    """Runs jobs beside the run. This one has no second process: a job runs when its result is asked for."""
-
-    def start(self, job: Callable[..., Any], *args: Any, progress: ShowProgress | None = None) -> Callable[[], Any]:
-        """Returns a function that returns the result of `job(*args)`; with `progress`, the job gets it as a keyword."""
-        told = {} if progress is None else {"progress": progress}
-        return lambda: job(*args, **told)
+PAIR_STAGE = "pair warm-up"
+"""The name under which the steps of the pair warm-up are shown as progress."""
 
 
 @dataclass
@@ -47,7 +42,6 @@ class Watch:
     plan: Callable[[int, float], None] = lambda num_steps, steps_per_epoch: None
     listeners: list[Callable[[Event], None]] = field(default_factory=list)
     pages: bool = True
-    aside: SideWork = field(default_factory=SideWork)
     start_steps: int | None = None
     """Steps of a pair start at most: `tunesmith plan` times a few and forecasts the others."""
     positive_name: str | None = None

@@ -19,7 +19,7 @@ from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.rows import Array
 from tunesmith.metrics.suite import Suite, make_suite
 from tunesmith.metrics.uncertainty import Score
-from tunesmith.pipeline.repeats import held_out_rows
+from tunesmith.pipeline.folds import held_out_rows
 from tunesmith.report.predictions import PredictedRows
 from tunesmith.runs.layout import RunDir
 from tunesmith.runs.sealed import is_sealed, write_sealed

@@ -14,7 +14,8 @@ from tiny_model import save_tiny_bert, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.schema import RunConfig
 from tunesmith.pipeline import auditing
-from tunesmith.pipeline.from_config import RunResult, finetune
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import RunResult
 
 COLD = ["snow", "ice", "frost", "winter", "blizzard", "glacier", "sledge", "hail"]
 WARM = ["sun", "beach", "heat", "summer", "desert", "swim", "palm", "july"]

@@ -17,7 +17,7 @@ from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.events import Note, StepDone
 from tunesmith.inference.tables import read_predictions
-from tunesmith.pipeline.from_config import free_folder
+from tunesmith.pipeline.identity import free_folder
 from tunesmith.runs.journal import read_journal
 from tunesmith.runs.layout import RunDir
 

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from tunesmith.pipeline.run_pages import load_pages
 
-from tunesmith.pipeline.from_config import read_run_data
-from tunesmith.pipeline.probing import word_scores
-from tunesmith.pipeline.run_pages import draw_and_explain, load_pages
+from tunesmith.pipeline.inputs import read_run_data
+from tunesmith.pipeline.probe import word_scores
+from tunesmith.pipeline.results import draw_and_explain
 
 JOBS = """
 import os, sys, time

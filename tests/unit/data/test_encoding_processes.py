@@ -18,7 +18,7 @@ from tunesmith.data.encoding_processes import LEAST_ROWS, PIECE_ROWS, ChunkEncod
 from tunesmith.data.token_encoder import make_token_encoder
 from tunesmith.errors import DataError, WorkerError
 from tunesmith.inference.predictor import Predictor, chunks_of
-from tunesmith.models.resolve import load_tokenizer
+from tunesmith.models.files import load_tokenizer
 
 ROWS = LEAST_ROWS + PIECE_ROWS // 2
 

@@ -29,7 +29,7 @@ from tunesmith.inference.checked import EvidenceRows, Tolerance, check_quantised
 from tunesmith.inference.exporting import export_model_to
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.quantised import Candidate
-from tunesmith.pipeline.from_config import finetune
+from tunesmith.pipeline.train import finetune
 from tunesmith.runs.layout import RunDir
 
 TEXTS = [text for text, _ in sentences(40, 7)]

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from tunesmith.config.load import resolve
 from tunesmith.errors import ConfigError, ResourceError
-from tunesmith.models import resolve
-from tunesmith.models.resolve import EMBEDDED_SHA256, find_embedded, load_tokenizer, position_limit, resolve_model
+from tunesmith.models.files import EMBEDDED_SHA256, find_embedded, load_tokenizer, position_limit, resolve_model
 
 VOCABULARY = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n##s\n"
 SAFETENSORS = struct.pack("<Q", 2) + b"{}"

@@ -11,7 +11,7 @@ import torch
 
 from tunesmith.events import StepDone
 from tunesmith.pipeline import short_run
-from tunesmith.pipeline.planning import announce_plan
+from tunesmith.pipeline.plan import announce_plan
 from tunesmith.training.evaluate import TOKENS_AT_ONCE
 from tunesmith.training.plan import Plan, Schedule
 

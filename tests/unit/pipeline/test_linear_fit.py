@@ -9,7 +9,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 from tunesmith.labels import Task
 from tunesmith.pipeline import linear_fit
-from tunesmith.pipeline.linear_fit import PENALTY, fit_linear, fit_logistic
+from tunesmith.pipeline.probe import PENALTY, fit_linear, fit_logistic
 
 
 def clusters(rows: int, width: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,9 @@ import pytest
 
 from tiny_model import sentences, write_csv
 from tunesmith.errors import CheckpointError
-from tunesmith.pipeline.from_config import Watch, choose_folder, finetune
+from tunesmith.pipeline.identity import choose_folder
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import Watch
 
 
 def test_a_second_try_with_another_setting_gets_the_next_folder(

@@ -18,7 +18,7 @@ from tunesmith.data.batches import Padding
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Evaluated, RunEnded, StepDone
 from tunesmith.pipeline import planning
-from tunesmith.pipeline.planning import say_model
+from tunesmith.pipeline.prepare import say_model
 from tunesmith.runs.journal import read_journal
 from tunesmith.runs.sealed import read_manifest
 from tunesmith.speedups.in_force import Strategies

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tunesmith.pipeline.forecast import Pace, RunClock, StepsRead
 
 from tunesmith.events import EpochStarted, Evaluated, Event, RowsEvaluated, SafePoint, Saved, StepDone
 from tunesmith.pipeline import forecast
-from tunesmith.pipeline.forecast import Pace, RunClock, StepsRead
 
 
 def reads_of(sizes: list[int], *, steps: int = 1, slow: float = 0.0) -> list[StepsRead]:

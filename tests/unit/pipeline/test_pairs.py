@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tunesmith.pipeline.pairs import start_with_pairs
 
 from conftest import tiny_bert
 from tunesmith.data.batches import Padding
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.labels import LabelMap
 from tunesmith.models.pooling import last_linear
-from tunesmith.pipeline.linear_fit import FrozenFeatures, fit_linear
-from tunesmith.pipeline.pairs import PairReadings, PairTexts, compare_sides, make_pairs, read_alone, start_with_pairs
+from tunesmith.pipeline.pair_warmup import PairReadings, PairTexts, compare_sides, make_pairs, read_alone
+from tunesmith.pipeline.probe import FrozenFeatures, fit_linear
 from tunesmith.training.runtime import make_runtime
 
 LABELS = LabelMap.for_classes(["other", "same"])

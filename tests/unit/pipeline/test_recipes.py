@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, pipeline
+from tunesmith.pipeline.short_run import START_STEPS
 
 from tiny_model import sentences, write_csv
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.inference.predictor import Predictor
 from tunesmith.pipeline import settling
-from tunesmith.pipeline.forecast import Forecast
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.pipeline.settling import PAIR_STAGE, pooling_for
-from tunesmith.pipeline.short_run import START_STEPS, measure_run
-from tunesmith.pipeline.watch import Watch
+from tunesmith.pipeline.plan import Forecast, measure_run
+from tunesmith.pipeline.recipe import pooling_for
+from tunesmith.pipeline.watch import PAIR_STAGE, Watch
 
 
 def mood(count: int) -> list[dict[str, Any]]:

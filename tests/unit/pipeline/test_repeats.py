@@ -16,8 +16,9 @@ from tunesmith.config.load import load_config
 from tunesmith.data.row_cache import read_prediction_columns
 from tunesmith.errors import ConfigError
 from tunesmith.metrics.calibration import MovedThresholds
-from tunesmith.pipeline.from_config import Watch, finetune
-from tunesmith.pipeline.repeats import each_run, run_repeats
+from tunesmith.pipeline.folds import each_run, run_repeats
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import Watch
 
 
 @pytest.fixture

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tunesmith.pipeline.run_pages import draw_ahead
 
 from synthetic_runs import make_folder, make_run
 from tunesmith.events import Event, RunEnded, StepDone
 from tunesmith.pipeline import run_pages
-from tunesmith.pipeline.run_pages import draw_ahead, draw_and_explain
+from tunesmith.pipeline.results import draw_and_explain
 from tunesmith.runs.journal import Journal
 from tunesmith.runs.layout import RunDir
 
