@@ -20,7 +20,7 @@ import numpy as np
 from records import write_record
 from step_turns import our_turns, their_turns
 from token_files import engine_rows, make_rows, trainer_rows
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 
 LENGTH_BATCH = 8
 

@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from tunesmith.data.batches import Batches, Padding, Window
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.labels import Task
 from tunesmith.speedups import attention, fused_attention, in_step, steady_attention
 from tunesmith.speedups.strategies import choose_strategies

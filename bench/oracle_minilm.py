@@ -25,8 +25,8 @@ RATE, DECAY, WARMUP = 5e-5, 0.01, 5
 
 def load_rows(count: int) -> tuple[Any, Path]:
     """(token rows of the first training pairs, the model folder)."""
-    from tunesmith.data.load import load_data
-    from tunesmith.data.token_rows import TokenRows
+    from tunesmith.data.read import load_data
+    from tunesmith.data.tokens import TokenRows
     from tunesmith.models.files import find_embedded, load_tokenizer
 
     folder = find_embedded()

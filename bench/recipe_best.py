@@ -24,7 +24,7 @@ def train_best(unit: dict[str, Any], auto: dict[str, Any], task: Any, folder: Pa
     from tunesmith.config.load import load_config
     from tunesmith.inference.tables import probabilities_of
     from tunesmith.metrics.calibration import expected_calibration_error
-    from tunesmith.metrics.suite import make_suite
+    from tunesmith.metrics.table import make_suite
     from tunesmith.pipeline.watch import Watch
     from tunesmith.tuning.best_model import Stages
     from tunesmith.tuning.chosen import choose_model, scale_head
@@ -92,15 +92,15 @@ def _average(model: Any, states: dict[str, Any], own: str, weights: dict[str, fl
 def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, clock: Any, runtime: Any) -> Any:
     """The tries of `tunesmith.tuning`, with runs by the engine."""
     import torch
-    from tunesmith.pipeline.settling import settle_recipe
 
     from tunesmith.config.schema import dump_config
     from tunesmith.data.batches import Batches
     from tunesmith.events import SafePoint, StepDone
-    from tunesmith.metrics.suite import make_suite
+    from tunesmith.metrics.table import make_suite
     from tunesmith.models.load import load_model
     from tunesmith.pipeline.prepare import make_plan
-    from tunesmith.pipeline.recipe import NAMES
+    from tunesmith.pipeline.probe import LoadedRun
+    from tunesmith.pipeline.recipe import NAMES, choose_recipe
     from tunesmith.pipeline.watch import Watch
     from tunesmith.runs.layout import RunDir
     from tunesmith.runs.writing import make_folder, write_file
@@ -111,7 +111,7 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
     from tunesmith.training.state import TrainState, seed_everything
     from tunesmith.tuning.blending import HeldOut, join_folds
     from tunesmith.tuning.outcomes import Outcome
-    from tunesmith.tuning.searching import TrialPruned
+    from tunesmith.tuning.search import TrialPruned
     from tunesmith.tuning.tries import FOLDS, Tries
 
     _, labels, padding = task
@@ -191,11 +191,12 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
             train = rows if all_rows else rows.select(np.flatnonzero(home_of != fold - 1))
             seed_everything(given.seed)
             loaded = load_model(folder, labels)
-            data: Any = SimpleNamespace(bundle=SimpleNamespace(labels=labels, splits={}), folder=folder)
+            bundle: Any = SimpleNamespace(labels=labels, splits={})
             last = all_rows and self.record.get("deploying")
             watch = self._make_watch(variant, RunDir(path), halve)
             shown = Watch() if last else watch
-            settled = settle_recipe(given, loaded, data, {"train": train}, padding, suite, runtime, shown).config
+            loaded_run = LoadedRun(given, loaded, bundle, {"train": train}, padding, suite, runtime, shown)
+            settled = choose_recipe(loaded_run).config
             self.settled[path.name] = settled
             make_folder(path)
             write_file(RunDir(path).config_file, dump_config(settled).encode())

@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,13 +53,10 @@ def write_tokens(path: Path, rows: int) -> None:
 
 def open_rows(path: Path) -> Any:
     """The rows, memory-mapped."""
-    from tunesmith.data.row_cache import release_pages
-    from tunesmith.data.token_rows import TokenRows
+    from tunesmith.data.tokens import TokenRows
 
     table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    rows = TokenRows.from_arrow(table, known_ids=np.arange(1000, 9000))
-    release_pages(SimpleNamespace(cache_files=[{"filename": str(path)}]))  # as `tokenize` does
-    return rows
+    return TokenRows.from_arrow(table, known_ids=np.arange(1000, 9000))
 
 
 class DictRows:

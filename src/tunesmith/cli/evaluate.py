@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
 
     from tunesmith.cli.console import Console
     from tunesmith.data.columns import Columns
-    from tunesmith.data.load import read_labelled
+    from tunesmith.data.read import read_labelled
     from tunesmith.errors import DataError
-    from tunesmith.metrics.suite import make_suite
+    from tunesmith.metrics.table import make_suite
 
     console = Console()
     facts = read_model_facts(args)

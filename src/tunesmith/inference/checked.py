@@ -15,16 +15,16 @@ import numpy.typing as npt
 
 from tunesmith.config.load import load_config
 from tunesmith.data.columns import Columns
-from tunesmith.data.encoding_processes import make_token_rows
-from tunesmith.data.load import read_labelled
+from tunesmith.data.read import read_labelled
+from tunesmith.data.tokenize import make_token_rows
 from tunesmith.errors import ConfigError
 from tunesmith.inference.facts import ModelFacts
 from tunesmith.inference.predictor import Network
 from tunesmith.inference.tables import probabilities_of
 from tunesmith.labels import LabelMap, Task, choose_labels
+from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.paired import PairedResult, compare_predictions
-from tunesmith.metrics.suite import make_suite
-from tunesmith.metrics.uncertainty import Score
+from tunesmith.metrics.table import make_suite
 from tunesmith.pipeline.inputs import read_run_data
 from tunesmith.runs.layout import RunDir
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from tunesmith.data.truncation import LongTexts
+from tunesmith.data.tokenize import LongTexts
 from tunesmith.errors import ConfigError
 from tunesmith.files import BadFile, read_json
 from tunesmith.labels import LabelMap, Task
@@ -102,7 +102,7 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
 
     def describe(folder: Path) -> None:
         config = type(model.config).from_dict(model.config.to_dict())
-        config.architectures = [type(model).__name__.removeprefix("FSDP")]  # what `fully_shard` calls the class
+        config.architectures = [type(model).__name__]
         config.dtype = "float32"
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from tunesmith.config.schema import RunConfig
-from tunesmith.data.row_cache import read_prediction_columns
+from tunesmith.data.cache import read_prediction_columns
 from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.calibration import fit_thresholds
-from tunesmith.metrics.suite import make_suite
-from tunesmith.metrics.uncertainty import Score
+from tunesmith.metrics.intervals import Score
+from tunesmith.metrics.table import make_suite
 from tunesmith.pipeline.identity import is_finished
 from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import Say, Watch

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
-from tunesmith.data.load import DataBundle
+from tunesmith.data.read import DataBundle
 from tunesmith.errors import CheckpointError, TunesmithError
 from tunesmith.models.files import read_config_file
 from tunesmith.runs.doctor import end_of
@@ -25,7 +25,7 @@ from tunesmith.runs.layout import RunDir, is_run
 from tunesmith.runs.remembered import known_hash
 
 if TYPE_CHECKING:
-    from tunesmith.data.token_rows import Sampling
+    from tunesmith.data.tokens import Sampling
     from tunesmith.training.record import Identity
     from tunesmith.training.runtime import Runtime
 

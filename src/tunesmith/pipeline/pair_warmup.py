@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from tunesmith.data.batches import Batch, Batches
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.events import StepDone
 from tunesmith.labels import LabelMap

@@ -168,7 +168,7 @@ def _few_batches(prepared: Prepared, steps: int) -> Any:
     return replace(prepared.batches, rows=prepared.batches.rows.select(rows))
 
 
-def _spread(sizes: npt.NDArray[np.int64], wanted: int) -> npt.NDArray[np.int64]:
+def _spread(sizes: npt.NDArray[Any], wanted: int) -> npt.NDArray[np.int64]:
     """Positions of this many sizes, evenly spread from the largest to the smallest; ascending."""
     order = np.argsort(-sizes, kind="stable")
     return np.sort(order[np.unique(np.linspace(0, len(order) - 1, min(len(order), wanted)).round().astype(np.int64))])

@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 
 from tunesmith.config.schema import RunConfig
+from tunesmith.data.audit import require_clean, sort_findings
 from tunesmith.data.batches import Batches, Padding, padding_of
-from tunesmith.data.load import DataBundle
-from tunesmith.data.row_audit import require_clean, sort_findings
-from tunesmith.data.token_encoder import padded_fingerprint
-from tunesmith.data.token_rows import TokenRows
-from tunesmith.data.tokenize import Tokenized
+from tunesmith.data.read import DataBundle
+from tunesmith.data.tokenize import Tokenized, padded_fingerprint
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.inference.facts import ModelFacts
 from tunesmith.labels import LabelMap
-from tunesmith.metrics.row_evidence import BestConstant
-from tunesmith.metrics.suite import Suite, make_suite
+from tunesmith.metrics.evidence import BestConstant
+from tunesmith.metrics.table import Suite, make_suite
 from tunesmith.models.files import EMBEDDED, load_tokenizer, require_segments
 from tunesmith.models.load import LoadedModel, load_model, read_model_config
 from tunesmith.pipeline.identity import make_identity

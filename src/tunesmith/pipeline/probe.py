@@ -18,11 +18,11 @@ import torch
 
 from tunesmith.config.schema import RunConfig
 from tunesmith.data.batches import Padding, evaluation_batches
-from tunesmith.data.load import DataBundle
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.read import DataBundle
+from tunesmith.data.tokens import TokenRows
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.row_evidence import BestConstant, encode_rows, keep_rows
-from tunesmith.metrics.suite import Suite
+from tunesmith.metrics.evidence import BestConstant, encode_rows, keep_rows
+from tunesmith.metrics.table import Suite
 from tunesmith.models.load import LoadedModel
 from tunesmith.models.pooling import Pooling, last_linear, pooled_features, poolings_of, reads_linearly
 from tunesmith.pipeline.watch import Watch

@@ -15,7 +15,7 @@ import numpy as np
 from tunesmith.config.convert import AutoOnOff
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import Recipe, RunConfig
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.labels import LabelMap, Task
 from tunesmith.models.pooling import Pooling, poolings_of, reads_linearly, set_pooling

@@ -22,12 +22,12 @@ from tunesmith.inference.facts import describe_model, export_model
 from tunesmith.inference.tables import fill_table, names_of_run, predicted_names, probabilities_of
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, fit_thresholds
-from tunesmith.metrics.row_evidence import BestConstant, describe_constant, encode_rows, keep_rows
-from tunesmith.metrics.uncertainty import Score
+from tunesmith.metrics.evidence import BestConstant, describe_constant, encode_rows, keep_rows
+from tunesmith.metrics.intervals import Score
 from tunesmith.pipeline.prepare import Prepared
 from tunesmith.pipeline.watch import RunEnding, Say
 from tunesmith.report.build import build_report
-from tunesmith.report.plot import curve_pictures, write_curves
+from tunesmith.report.plots import curve_pictures, write_curves
 from tunesmith.report.render import write_report
 from tunesmith.runs.layout import RunDir
 from tunesmith.runs.ownership import write_own, writing_own

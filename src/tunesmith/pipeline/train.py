@@ -212,7 +212,7 @@ def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunKeeper, seen: di
 
     `seen` receives the predictions for the validation split of the last step and of the best one, by step.
     """
-    from tunesmith.metrics.row_evidence import rows_to_keep
+    from tunesmith.metrics.evidence import rows_to_keep
     from tunesmith.pipeline.results import make_counter, row_events
     from tunesmith.training.evaluate import predict_rows
 

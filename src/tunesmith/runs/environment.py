@@ -1,5 +1,5 @@
 """What surrounds this process: its versions, machine, command and commit; what a launcher gave it; faults that a test asks for;
-calls into other people's code that may never return; progress bars of libraries; the milestones of a command.
+calls into other people's code that may never return; progress bars of libraries.
 
 The commit is read from the files of git. No program is started: what a repository configures (`core.fsmonitor`, hooks,
 filters) would run with it.
@@ -8,7 +8,6 @@ filters) would run with it.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import platform
 import re
@@ -230,21 +229,6 @@ _ACTIONS = {
 
 
 @contextlib.contextmanager
-def without_fsdp() -> Iterator[None]:
-    """Inside, accelerate and transformers do not know that the launcher asked for FSDP; `ranks` does the sharding.
-
-    accelerate ignores it without a GPU and wraps the model in another way with one. transformers reads the weights on one
-    rank only and leaves zeros on the others, which would then decide about the model by looking at zeros.
-    """
-    asked = os.environ.pop("ACCELERATE_USE_FSDP", None)
-    try:
-        yield
-    finally:
-        if asked is not None:
-            os.environ["ACCELERATE_USE_FSDP"] = asked
-
-
-@contextlib.contextmanager
 def library_bars_off(library: ModuleType, *, except_on_a_terminal: bool = False) -> Iterator[None]:
     """`library` is `datasets` or `huggingface_hub.utils`; bars that were off before stay off."""
     if library.are_progress_bars_disabled() or (except_on_a_terminal and sys.stderr.isatty()):
@@ -255,11 +239,3 @@ def library_bars_off(library: ModuleType, *, except_on_a_terminal: bool = False)
         yield
     finally:
         library.enable_progress_bars()
-
-
-milestones = logging.getLogger(__name__)
-
-
-def reach(milestone: str) -> None:
-    """Notes that something is done. Costs nothing unless a handler asks for it."""
-    milestones.info(milestone)

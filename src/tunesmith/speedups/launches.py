@@ -6,7 +6,7 @@ import numpy as np
 from torch import nn
 
 from tunesmith.data.batches import Batch, make_batch
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.models.load import compute_row
 from tunesmith.training.runtime import Runtime
 from tunesmith.training.state import TrainState

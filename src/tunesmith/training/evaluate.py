@@ -16,12 +16,10 @@ from torch import nn
 from torch.nn import functional
 
 from tunesmith.data.batches import Batch, Collate, evaluation_batches, pin_batch
-from tunesmith.data.token_rows import TokenRows, prefetched
-from tunesmith.data.truncation import mean_by_row
+from tunesmith.data.tokens import TokenRows, mean_by_row, prefetched
 from tunesmith.errors import ResourceError
 from tunesmith.labels import Task
 from tunesmith.training.runtime import Runtime
-from tunesmith.training.sharding import gathered_weights
 from tunesmith.training.step import split_batch
 
 IGNORED = -100
@@ -166,7 +164,7 @@ def predict_rows(
     outputs: list[torch.Tensor] = []
     loss_sum = torch.zeros((), dtype=torch.float64, device=runtime.device)
     try:
-        with gathered_weights(model), torch.inference_mode():
+        with torch.inference_mode():
             for batch, logits, loss in _forward_all(model, source, runtime, objective):
                 places.append(batch.rows)
                 outputs.append(logits)

@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from torch.optim import adam
 
 from tiny_model import sentences, write_csv
-from tunesmith.data.row_cache import read_prediction_columns
+from tunesmith.data.cache import read_prediction_columns
 from tunesmith.errors import ResourceError
-from tunesmith.pipeline import finish
+from tunesmith.pipeline import results
 from tunesmith.pipeline.watch import RunEnding
 
 
@@ -99,8 +99,8 @@ def test_the_best_evaluation_is_computed_again_for_the_scores_only_where_it_is_n
     whole, _ = train(**options, output_dir=tmp_path / "whole")
     assert whole.best_step in (1, 2), "before the step that fails below"
     calls: list[int] = []
-    real = finish.predict_rows
-    monkeypatch.setattr(finish, "predict_rows", lambda *args, **named: (calls.append(1), real(*args, **named))[1])
+    real = results.predict_rows
+    monkeypatch.setattr(results, "predict_rows", lambda *args, **named: (calls.append(1), real(*args, **named))[1])
     if how == "resumed":
         fail_in_step_3(train, options, monkeypatch)
     change = RunEnding(change=lambda model: model.classifier.weight.data.zero_()) if how == "changed" else None

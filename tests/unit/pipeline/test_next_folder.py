@@ -37,10 +37,10 @@ def test_a_second_try_with_another_setting_gets_the_next_folder(
     assert (scores["f1"]["of"], scores["accuracy"].get("of")) == ("rare", None)
     assert train(learning_rate=1e-3) == Path("runs/tickets-tiny-2")
     assert "this one goes to runs/tickets-tiny-2" in " ".join(said)
-    monkeypatch.setattr("tunesmith.pipeline.from_config.read_run_data", None)  # nothing is read before the refusal
-    with pytest.raises(CheckpointError, match="holds a finished run of this very config"):
+    monkeypatch.setattr("tunesmith.pipeline.train.read_run_data", None)  # nothing is read before the refusal
+    with pytest.raises(CheckpointError, match="contains a finished run of this config"):
         train()
-    with pytest.raises(CheckpointError, match="holds a finished run of another config"):
+    with pytest.raises(CheckpointError, match="contains a finished run of a different config"):
         train(output_dir="runs/tickets-tiny", seed=7)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tunesmith.pipeline.identity import is_finished
 
 from tiny_model import sentences, write_csv
 from tunesmith.config.load import load_config
 from tunesmith.inference.predictor import Predictor
+from tunesmith.pipeline.identity import is_finished
 
 
 def mood(count: int = 60) -> list[dict[str, Any]]:

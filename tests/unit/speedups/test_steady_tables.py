@@ -67,12 +67,11 @@ def test_a_table_that_rescales_its_rows_computes_as_torch_does() -> None:
     assert float(table(torch.tensor([1])).detach().norm()) <= 0.5 + 1e-6
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_every_step_on_a_gpu_has_them_captured_or_not(sharded: bool) -> None:
+def test_every_step_on_a_gpu_has_them_captured_or_not() -> None:
     model = tiny_bert()
     off: dict[str, Any] = dict.fromkeys(("pack_rows", "first_token_only", "fused_layers", "cuda_graphs"), "off")
-    chosen = choose_strategies(model, None, Padding(), device=torch.device("cuda"), sharded=sharded, **off)
+    chosen = choose_strategies(model, None, Padding(), device=torch.device("cuda"), **off)
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    assert {type(table) for table in tables} == {nn.Embedding if sharded else SteadyEmbedding}
+    assert {type(table) for table in tables} == {SteadyEmbedding}
     chosen.disable()
     assert {type(table) for table in tables} == {nn.Embedding}
