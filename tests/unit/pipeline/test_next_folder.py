@@ -36,7 +36,7 @@ def test_a_second_try_with_another_setting_gets_the_next_folder(
     scores = json.loads(Path("runs/tickets-tiny/metrics.json").read_text())["validation"]
     assert (scores["f1"]["of"], scores["accuracy"].get("of")) == ("rare", None)
     assert train(learning_rate=1e-3) == Path("runs/tickets-tiny-2")
-    assert "this one goes to runs/tickets-tiny-2" in " ".join(said)
+    assert "this run is written to runs/tickets-tiny-2" in " ".join(said)
     monkeypatch.setattr("tunesmith.pipeline.train.read_run_data", None)  # nothing is read before the refusal
     with pytest.raises(CheckpointError, match="contains a finished run of this config"):
         train()
