@@ -22,8 +22,8 @@ from tunesmith.errors import CheckpointError, TunesmithError
 from tunesmith.events import Event, Saved
 from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import Watch
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.sealed import MANIFEST
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import MANIFEST
 
 Change = Callable[[Path, dict[str, Any]], None]
 OPTIONS: dict[str, Any] = {

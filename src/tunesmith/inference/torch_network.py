@@ -26,10 +26,10 @@ from tunesmith.errors import ConfigError
 from tunesmith.inference.facts import ModelFacts, read_facts
 from tunesmith.models.files import Seal, load_tokenizer, position_limit, require_segments
 from tunesmith.models.load import load_model, read_model_config
-from tunesmith.runs.sealed import MANIFEST
+from tunesmith.runs.manifest import MANIFEST
 from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training.evaluate import predict_rows
-from tunesmith.training.runtime import Precision, Runtime, make_runtime
+from tunesmith.training.distributed import Precision, Runtime, make_runtime
+from tunesmith.training.evaluation import predict_rows
 
 log = logging.getLogger(__name__)
 

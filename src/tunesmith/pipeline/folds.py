@@ -26,7 +26,7 @@ from tunesmith.pipeline.identity import is_finished
 from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import Say, Watch
 from tunesmith.report.predictions import PredictedRows, make_predictions
-from tunesmith.runs.layout import RunDir, read_summary
+from tunesmith.runs.folder import RunDir, read_summary
 from tunesmith.runs.writing import write_file
 
 SUMMARY = "repeats.json"

@@ -21,13 +21,13 @@ from tunesmith.errors import CheckpointError, TunesmithError
 from tunesmith.models.files import read_config_file
 from tunesmith.runs.doctor import end_of
 from tunesmith.runs.environment import package_versions
-from tunesmith.runs.layout import RunDir, is_run
-from tunesmith.runs.remembered import known_hash
+from tunesmith.runs.folder import RunDir, is_run
+from tunesmith.runs.writing import known_hash
 
 if TYPE_CHECKING:
     from tunesmith.data.tokens import Sampling
-    from tunesmith.training.record import Identity
-    from tunesmith.training.runtime import Runtime
+    from tunesmith.training.checkpoint import Identity
+    from tunesmith.training.distributed import Runtime
 
 INERT_NAMES = """
     output_dir run_name save_strategy save_steps save_total_limit save_only_model resume_from_checkpoint weights_only
@@ -51,7 +51,7 @@ def make_identity(
     config: RunConfig, bundle: DataBundle, folder: Path, tokenizer_print: str, runtime: Runtime, sampling: Sampling
 ) -> Identity:
     """Return the identity of a run whose options are all decided."""
-    from tunesmith.training.record import Identity, content_mark
+    from tunesmith.training.checkpoint import Identity, content_mark
 
     options = {name: value for name, value in to_dict(config).items() if name not in INERT}
     options |= {

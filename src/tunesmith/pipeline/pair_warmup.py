@@ -39,8 +39,8 @@ from tunesmith.pipeline.probe import (
 from tunesmith.pipeline.watch import PAIR_STAGE
 from tunesmith.speedups.strategies import choose_strategies
 from tunesmith.training.loop import train_events
-from tunesmith.training.optim import make_optimizer
-from tunesmith.training.plan import Plan, Schedule, epoch_ends_for
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
 from tunesmith.training.state import TrainState
 
 PAIRS_IN_A_STEP = 32

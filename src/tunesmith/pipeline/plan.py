@@ -21,8 +21,8 @@ from tunesmith.events import Evaluated, Event, Saved, StepDone
 from tunesmith.pipeline.inputs import RunData
 from tunesmith.pipeline.train import train_run
 from tunesmith.pipeline.watch import PAIR_STAGE, Say, Watch
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.ownership import RunLock, start_ledger
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.lock import RunLock
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.prepare import Prepared
@@ -91,7 +91,6 @@ def measure_run(config: RunConfig, data: RunData, watch: Watch, begun: float) ->
         events: list[Event] = []
         run = RunDir(short.config.run_folder)
         with RunLock(run.lock_file):
-            start_ledger(run.path, run.remade_files)
             at = time.monotonic()
             train_run(run, short, replace(watch, listeners=[events.append]))
             spent = time.monotonic() - at

@@ -39,12 +39,12 @@ from tunesmith.speedups.in_force import Strategies
 from tunesmith.speedups.launches import why_float32, why_not_half
 from tunesmith.speedups.strategies import choose_strategies
 from tunesmith.speedups.warming import finish_warming, start_warming
-from tunesmith.training.evaluate import TaskLoss, resolve_class_weights
+from tunesmith.training.checkpoint import Identity
+from tunesmith.training.distributed import Precision, Runtime, has_bf16, has_triton, make_runtime
+from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
 from tunesmith.training.loop import require_agreement
-from tunesmith.training.optim import freeze, make_optimizer
-from tunesmith.training.plan import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
-from tunesmith.training.record import Identity
-from tunesmith.training.runtime import Precision, Runtime, has_bf16, has_triton, make_runtime
+from tunesmith.training.optimizer import freeze, make_optimizer
+from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
 from tunesmith.training.state import TrainState, make_deterministic, seed_everything
 
 

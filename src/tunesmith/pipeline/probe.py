@@ -26,7 +26,7 @@ from tunesmith.metrics.table import Suite
 from tunesmith.models.load import LoadedModel
 from tunesmith.models.pooling import Pooling, last_linear, pooled_features, poolings_of, reads_linearly
 from tunesmith.pipeline.watch import Watch
-from tunesmith.training.runtime import Runtime
+from tunesmith.training.distributed import Runtime
 
 Baselines = dict[str, dict[str, dict[str, Any]]]
 """By split, by name ("frozen features + linear head", "TF-IDF + linear model"), by metric: a score as in metrics.json."""

@@ -22,8 +22,8 @@ from tunesmith.models.pooling import Pooling, poolings_of, reads_linearly, set_p
 from tunesmith.pipeline.inputs import Decision
 from tunesmith.pipeline.pair_warmup import PAIRS_IN_A_STEP, PairReadings, PairTexts, look_at_pairs, warm_up_on_pairs
 from tunesmith.pipeline.probe import Baselines, LoadedRun, ProbeResult, linear_probe, start_head
-from tunesmith.runs.layout import RunDir, read_summary
-from tunesmith.training.optim import count_layers, matrix_size
+from tunesmith.runs.folder import RunDir, read_summary
+from tunesmith.training.optimizer import count_layers, matrix_size
 
 NAMES = (*(f.name for f in fields(Recipe)), "head_start", "metric_for_best_model", "load_best_model_at_end")
 """Options that a recipe decides."""

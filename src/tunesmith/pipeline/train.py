@@ -23,15 +23,16 @@ from tunesmith.pipeline.identity import choose_folder, finished_error, is_finish
 from tunesmith.pipeline.inputs import is_installed, read_run_data, refuse_what_is_not_built
 from tunesmith.pipeline.watch import RunEnding, RunResult, Watch
 from tunesmith.runs.environment import describe_environment, read_launch
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.layout import RunDir, require_own_folder
-from tunesmith.runs.ownership import RunLock, start_ledger, write_own
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir, require_own_folder
+from tunesmith.runs.lock import RunLock
+from tunesmith.runs.writing import write_file
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.prepare import Prepared
-    from tunesmith.training.evaluate import Predictions
-    from tunesmith.training.keeper import RunKeeper
+    from tunesmith.training.evaluation import Predictions
     from tunesmith.training.loop import Evaluate
+    from tunesmith.training.run_writer import RunKeeper
     from tunesmith.training.state import TrainState
 
 INPUTS = (
@@ -72,10 +73,8 @@ def finetune(
     # Several ranks read one after the other: the first builds the table that the others find.
     found = read(progress=watch.progress) if launch.world == 1 else None
     with RunLock(run.lock_file) if is_main else nullcontext():
-        if is_main:
-            start_ledger(run.path, run.remade_files)
         from tunesmith.pipeline.prepare import prepare, start_runtime
-        from tunesmith.training.roster import rank_watch
+        from tunesmith.training.distributed import rank_watch
 
         runtime = start_runtime(config)
         heard = watch if runtime.is_main else Watch()
@@ -114,8 +113,8 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding |
     """Train in this folder, then evaluate, export and report; resume an unfinished run that is there."""
     from tunesmith.inference.facts import describe_model
     from tunesmith.pipeline.plan import announce_plan
-    from tunesmith.training.keeper import RunKeeper
-    from tunesmith.training.roster import RankRoster
+    from tunesmith.training.distributed import RankRoster
+    from tunesmith.training.run_writer import RunKeeper
 
     config, state, plan = prepared.config, prepared.state, prepared.plan
     ending = ending or RunEnding()
@@ -181,9 +180,9 @@ def _refuse_another_run(run: RunDir, prepared: Prepared) -> None:
 def _write_start(run: RunDir, prepared: Prepared) -> None:
     from tunesmith.pipeline.results import write_data_summary
 
-    write_own(run.config_file, dump_config(prepared.config).encode())
+    write_file(run.config_file, dump_config(prepared.config).encode())
     environment = {"run_id": prepared.identity.run_id, "device": str(prepared.runtime.device), **describe_environment()}
-    write_own(run.environment_file, json.dumps(environment, indent=1).encode())
+    write_file(run.environment_file, json.dumps(environment, indent=1).encode())
     write_data_summary(run, prepared)
 
 
@@ -214,7 +213,7 @@ def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunKeeper, seen: di
     """
     from tunesmith.metrics.evidence import rows_to_keep
     from tunesmith.pipeline.results import make_counter, row_events
-    from tunesmith.training.evaluate import predict_rows
+    from tunesmith.training.evaluation import predict_rows
 
     parts = {"validation": prepared.rows("validation")}
     sample = prepared.train_sample()

@@ -17,7 +17,7 @@ from tunesmith.models.families import anatomy_of, hook_tables, is_watched
 from tunesmith.speedups.fused_ops import side_stream, sum_rows
 from tunesmith.speedups.steady_tables import SteadyEmbedding
 from tunesmith.speedups.vocabulary import CutEmbedding
-from tunesmith.training.runtime import has_triton
+from tunesmith.training.distributed import has_triton
 
 _BERT = ("input_ids", "token_type_ids", "position_ids", "inputs_embeds", "past_key_values_length")
 _ARGUMENTS = {

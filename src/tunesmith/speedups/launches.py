@@ -8,7 +8,7 @@ from torch import nn
 from tunesmith.data.batches import Batch, make_batch
 from tunesmith.data.tokens import TokenRows
 from tunesmith.models.load import compute_row
-from tunesmith.training.runtime import Runtime
+from tunesmith.training.distributed import Runtime
 from tunesmith.training.state import TrainState
 
 LARGEST = 3e9

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import torch
 
-from tunesmith.training.runtime import has_triton
+from tunesmith.training.distributed import has_triton
 
 
 def start_warming(device: torch.device) -> threading.Thread:

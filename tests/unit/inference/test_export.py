@@ -30,7 +30,7 @@ from tunesmith.inference.exporting import export_model_to
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.quantised import Candidate
 from tunesmith.pipeline.train import finetune
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 TEXTS = [text for text, _ in sentences(40, 7)]
 

@@ -10,7 +10,7 @@ import torch
 
 from tunesmith.events import StepDone
 from tunesmith.pipeline.plan import announce_plan
-from tunesmith.training.plan import Plan, Schedule
+from tunesmith.training.schedule import Plan, Schedule
 
 
 def said_by(steps: int) -> list[str]:

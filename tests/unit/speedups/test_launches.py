@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from tunesmith.speedups.launches import is_launch_bound, why_not_half
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.distributed import make_runtime
 
 
 @pytest.mark.parametrize(("width", "tokens", "expected"), [(768, 500, True), (768, 5000, False), (384, 5000, True)])
