@@ -20,7 +20,7 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import TunesmithError
 from tunesmith.events import RunStarted
-from tunesmith.inference.facts import export_model
+from tunesmith.inference.model_folder import export_model
 from tunesmith.labels import Task
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock

@@ -364,8 +364,8 @@ def run(finished: Path, tmp_path: Path) -> RunDir:
 def test_row_14_a_model_that_was_changed_is_not_used(
     kind: str, part: str, run: RunDir, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tunesmith.inference.prediction import PredictionService
     from tunesmith.inference.predictor import Predictor
+    from tunesmith.inference.service import PredictionService
 
     folder = run.path / part
     LOADED[kind](folder, {})

@@ -18,7 +18,7 @@ from tunesmith.data.tokenize import Tokenized, padded_fingerprint
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
-from tunesmith.inference.facts import ModelFacts
+from tunesmith.inference.model_folder import ModelFacts
 from tunesmith.labels import LabelMap
 from tunesmith.metrics.evidence import BestConstant
 from tunesmith.metrics.table import Suite, make_suite

@@ -18,7 +18,7 @@ import torch
 
 from tunesmith.config.schema import dump_value
 from tunesmith.events import RowsEvaluated
-from tunesmith.inference.facts import describe_model, export_model
+from tunesmith.inference.model_folder import describe_model, export_model
 from tunesmith.inference.tables import fill_table, names_of_run, predicted_names, probabilities_of
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, fit_thresholds

@@ -111,7 +111,7 @@ def _require_folder(config: RunConfig, run: RunDir) -> None:
 
 def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding | None = None) -> RunResult:
     """Train in this folder, then evaluate, export and report; resume an unfinished run that is there."""
-    from tunesmith.inference.facts import describe_model
+    from tunesmith.inference.model_folder import describe_model
     from tunesmith.pipeline.plan import announce_plan
     from tunesmith.training.distributed import RankRoster
     from tunesmith.training.run_writer import RunKeeper
