@@ -30,8 +30,7 @@ from tiny_training import make_hard_table, make_model, train_command
 from tunesmith.data.row_cache import read_prediction_columns
 from tunesmith.files import read_json
 from tunesmith.metrics.paired import LEVEL, compare_predictions
-from tunesmith.report.compare import with_seeds
-from tunesmith.report.pairing import Pair, pair_sides, read_side
+from tunesmith.report.compare import Pair, pair_sides, read_side, with_seeds
 from tunesmith.runs.layout import RunDir
 
 

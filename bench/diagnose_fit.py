@@ -27,9 +27,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
 from diagnose_textbook import textbook_runs  # noqa: E402
-from tunesmith.diagnosis.features import read_features  # noqa: E402
-from tunesmith.diagnosis.thresholds import SIGNAL  # noqa: E402
-from tunesmith.diagnosis.weighing import MODEL_FILE, columns_of_signs, is_possible, sign_values  # noqa: E402
+from tunesmith.diagnosis.features import (  # noqa: E402
+    SIGNAL,
+    read_features,
+)
+from tunesmith.diagnosis.verdict import MODEL_FILE, columns_of_signs, is_possible, sign_values  # noqa: E402
 
 TABLE = ROOT / "docs/research/measurements/diagnose_signs.json.gz"
 VERDICTS = (

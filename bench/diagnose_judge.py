@@ -15,11 +15,10 @@ from diagnose_causes import CAUSES, COMPARED, LATE, MADE_WELL, RISEN, Key, name_
 from diagnose_drawn import FEWEST_STEPS
 from diagnose_make import advice_of, read_bank
 from diagnose_tasks import TASKS
-from tunesmith.diagnosis.signs import Change, change_between, gain_of_score
-from tunesmith.diagnosis.thresholds import LEAST_CHANGE
+from tunesmith.diagnosis.features import LEAST_CHANGE, Change, change_between, gain_of_score
 from tunesmith.events import RowsEvaluated
 from tunesmith.findings import Finding
-from tunesmith.metrics.row_evidence import RowEvidence, decode_rows
+from tunesmith.metrics.evidence import RowEvidence, decode_rows
 from tunesmith.report.diagnosis import diagnose_with
 from tunesmith.runs.journal import parse_events
 from tunesmith.runs.reader import columns_of
@@ -177,7 +176,7 @@ def is_worse(run: RowEvidence, other: RowEvidence, least: float = LEAST_LOSS) ->
 
 def export_curves(runs: list[Run]) -> dict[str, dict[str, Any]]:
     """The same curves as plain lists, for other packages. A loss that was not finite is None."""
-    from tunesmith.diagnosis.evidence import read_curves
+    from tunesmith.diagnosis.features import read_curves
 
     found = {}
     for run in runs:

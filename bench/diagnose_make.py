@@ -15,7 +15,7 @@ from typing import Any
 from diagnose_causes import Key, name_run
 from diagnose_tasks import TASKS
 from diagnose_train import make_run
-from tunesmith.diagnosis.verdict import advised_options
+from tunesmith.diagnosis.advice import advised_options
 from tunesmith.findings import Finding
 from tunesmith.pipeline.settling import NAMES
 

@@ -25,12 +25,13 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src"), str(Path(__fil
 from diagnose_causes import MADE_WELL  # noqa: E402
 from diagnose_judge import Run, load_runs  # noqa: E402
 from diagnose_sources import GROUPS  # noqa: E402
-from tunesmith.diagnosis.advise import cannot_tell  # noqa: E402
-from tunesmith.diagnosis.evidence import Reading  # noqa: E402
-from tunesmith.diagnosis.features import read_features  # noqa: E402
-from tunesmith.diagnosis.signs import RowSigns  # noqa: E402
-from tunesmith.diagnosis.weighing import is_possible, sign_values  # noqa: E402
-from tunesmith.metrics.row_evidence import RowEvidence  # noqa: E402
+from tunesmith.diagnosis.features import (  # noqa: E402
+    Reading,
+    RowSigns,
+    read_features,
+)
+from tunesmith.diagnosis.verdict import cannot_tell, is_possible, sign_values  # noqa: E402
+from tunesmith.metrics.evidence import RowEvidence  # noqa: E402
 from tunesmith.report.diagnosis import read_with  # noqa: E402
 
 FEW = 100

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunesmith.diagnosis.evidence import Reading, read_curves
+from tunesmith.diagnosis.features import Reading, read_curves
 from tunesmith.events import Evaluated, Event, Improved, RunEnded, RunStarted, StepDone
 from tunesmith.runs.series import Curves, curves_from_events
 

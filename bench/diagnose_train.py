@@ -21,8 +21,8 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.events import Evaluated, Event, Improved, NonFinite, RowsEvaluated, RunEnded, RunStarted
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.row_evidence import BestConstant, describe_constant, encode_rows, keep_rows
-from tunesmith.metrics.suite import Suite, make_suite
+from tunesmith.metrics.evidence import BestConstant, describe_constant, encode_rows, keep_rows
+from tunesmith.metrics.table import Suite, make_suite
 from tunesmith.runs.journal import encode_event
 
 TRAIN_SAMPLE = 192

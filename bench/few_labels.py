@@ -50,7 +50,7 @@ def train_setfit(
     from torch.nn import functional
 
     from tunesmith.data.batches import evaluation_batches, make_batch
-    from tunesmith.metrics.suite import make_suite
+    from tunesmith.metrics.table import make_suite
     from tunesmith.models.load import load_model
     from tunesmith.training.state import seed_everything
 

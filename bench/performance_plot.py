@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from performance_tables import RECORDS, Record, read_record, render_page
-from tunesmith.report.panels import THEMES, Theme
-from tunesmith.report.plot import figure_bytes, new_figure, style_axes
+from tunesmith.report.plots import THEMES, Theme, figure_bytes, new_figure, style_axes
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"

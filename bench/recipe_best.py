@@ -24,7 +24,7 @@ def train_best(unit: dict[str, Any], auto: dict[str, Any], task: Any, folder: Pa
     from tunesmith.config.load import load_config
     from tunesmith.inference.tables import probabilities_of
     from tunesmith.metrics.calibration import expected_calibration_error
-    from tunesmith.metrics.suite import make_suite
+    from tunesmith.metrics.table import make_suite
     from tunesmith.pipeline.watch import Watch
     from tunesmith.tuning.best_model import Stages
     from tunesmith.tuning.chosen import choose_model, scale_head
@@ -96,7 +96,7 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
     from tunesmith.config.schema import dump_config
     from tunesmith.data.batches import Batches
     from tunesmith.events import SafePoint, StepDone
-    from tunesmith.metrics.suite import make_suite
+    from tunesmith.metrics.table import make_suite
     from tunesmith.models.load import load_model
     from tunesmith.pipeline.planning import make_plan
     from tunesmith.pipeline.settling import NAMES, settle_recipe
@@ -110,7 +110,7 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
     from tunesmith.training.state import TrainState, seed_everything
     from tunesmith.tuning.blending import HeldOut, join_folds
     from tunesmith.tuning.outcomes import Outcome
-    from tunesmith.tuning.searching import TrialPruned
+    from tunesmith.tuning.search import TrialPruned
     from tunesmith.tuning.tries import FOLDS, Tries
 
     _, labels, padding = task

@@ -132,7 +132,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.data.batches import Batches
     from tunesmith.inference.tables import probabilities_of
     from tunesmith.metrics.calibration import expected_calibration_error
-    from tunesmith.metrics.suite import make_suite
+    from tunesmith.metrics.table import make_suite
     from tunesmith.models.load import load_model
     from tunesmith.models.pooling import dense_of
     from tunesmith.pipeline.planning import make_plan
@@ -235,7 +235,7 @@ def measure_rare(logits: Any, gold: Any, labels: Any) -> Found | None:
     from tunesmith.labels import Task
     from tunesmith.metrics.calibration import fit_thresholds
     from tunesmith.metrics.rows import softmax
-    from tunesmith.metrics.suite import make_suite
+    from tunesmith.metrics.table import make_suite
 
     half = np.random.default_rng(0).permutation(len(gold)) < len(gold) // 2
     table = softmax(logits.astype(np.float64))

@@ -22,7 +22,7 @@ from tiny_model import save_tiny_bert, sentences, write_csv
 WORKER = r"""
 import json, sys, time
 from tunesmith.cli.main import main
-from tunesmith.tuning import searching
+from tunesmith.tuning import search as searching
 spent = {"training": 0.0, "waiting": 0.0}
 train, nap = searching.finetune, time.sleep
 def timed(*a, **k):

@@ -109,7 +109,7 @@ IMPORTED = (
     *("tunesmith.data.readable", "tunesmith.config.entries", "tunesmith.training.evaluate", "PIL.PngImagePlugin"),
 )
 """What commands import. None of it starts a thread."""
-ROOMS = ("curves", "encoder", "fast", "metrics", "predict", "recipes", "report", "session", "tokens")
+ROOMS = ("data", "inference", "metrics", "models", "pipeline", "report", "speedups")
 """Rooms of which a training command imports most modules, each when it gets there."""
 
 

@@ -21,18 +21,17 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.data.batches import Batches, Padding, padding_of
     from tunesmith.data.hub import load_from_hub as load_dataset
     from tunesmith.data.token_rows import TokenRows
-    from tunesmith.diagnosis.advise import diagnose as diagnose_curves
+    from tunesmith.diagnosis.verdict import diagnose as diagnose_curves
     from tunesmith.inference.predictor import Predictor
     from tunesmith.labels import Task
-    from tunesmith.metrics.suite import load as load_metric
-    from tunesmith.metrics.suite import make_suite
+    from tunesmith.metrics.table import load as load_metric
+    from tunesmith.metrics.table import make_suite
     from tunesmith.models.resolve import find_embedded
-    from tunesmith.notebook.estimators import TextClassifier, TextRegressor
-    from tunesmith.notebook.from_data import finetune_data as finetune
-    from tunesmith.report.panels import sketch_curves
-    from tunesmith.report.plot import draw_curves
+    from tunesmith.report.plots import draw_curves, sketch_curves
     from tunesmith.runs.series import Curves, curves_from_events, load_curves
     from tunesmith.sample import sample_file
+    from tunesmith.sklearn import TextClassifier, TextRegressor
+    from tunesmith.sklearn import finetune_data as finetune
     from tunesmith.speedups.strategies import choose_strategies
     from tunesmith.trainer import Trainer, TrainingArguments
     from tunesmith.training.checkpoint import load_checkpoint, save_checkpoint
@@ -112,8 +111,8 @@ _HOMES: dict[str, str] = {
     "Schedule": "tunesmith.training.plan",
     "Task": "tunesmith.labels",
     "TaskLoss": "tunesmith.training.evaluate",
-    "TextClassifier": "tunesmith.notebook.estimators",
-    "TextRegressor": "tunesmith.notebook.estimators",
+    "TextClassifier": "tunesmith.sklearn",
+    "TextRegressor": "tunesmith.sklearn",
     "TokenRows": "tunesmith.data.token_rows",
     "TrainState": "tunesmith.training.state",
     "Trainer": "tunesmith.trainer",
@@ -121,27 +120,27 @@ _HOMES: dict[str, str] = {
     "TrainingArguments": "tunesmith.trainer",
     "choose_strategies": "tunesmith.speedups.strategies",
     "curves_from_events": "tunesmith.runs.series",
-    "diagnose_curves": "tunesmith.diagnosis.advise:diagnose",
-    "draw_curves": "tunesmith.report.plot",
+    "diagnose_curves": "tunesmith.diagnosis.verdict:diagnose",
+    "draw_curves": "tunesmith.report.plots",
     "epoch_ends_for": "tunesmith.training.plan",
     "find_embedded": "tunesmith.models.resolve",
-    "finetune": "tunesmith.notebook.from_data:finetune_data",
+    "finetune": "tunesmith.sklearn:finetune_data",
     "get_scheduler": "transformers",
     "load_checkpoint": "tunesmith.training.checkpoint",
     "load_config": "tunesmith.config.load",
     "load_curves": "tunesmith.runs.series",
     "load_dataset": "tunesmith.data.hub:load_from_hub",
-    "load_metric": "tunesmith.metrics.suite:load",
+    "load_metric": "tunesmith.metrics.table:load",
     "lr_at": "tunesmith.training.plan",
     "make_optimizer": "tunesmith.training.optim",
     "make_runtime": "tunesmith.training.runtime",
-    "make_suite": "tunesmith.metrics.suite",
+    "make_suite": "tunesmith.metrics.table",
     "padding_of": "tunesmith.data.batches",
     "predict_rows": "tunesmith.training.evaluate",
     "sample_file": "tunesmith.sample",
     "save_checkpoint": "tunesmith.training.checkpoint",
     "set_seed": "transformers",
-    "sketch_curves": "tunesmith.report.panels",
+    "sketch_curves": "tunesmith.report.plots",
     "train_events": "tunesmith.training.loop",
 }
 """Public name -> module it lives in (`module:name` where it is called otherwise there).

@@ -25,7 +25,6 @@ from tunesmith.training.loop import train_events
 from tunesmith.training.optim import make_optimizer
 from tunesmith.training.plan import Calendar, Plan, Schedule, epoch_ends_for
 from tunesmith.training.runtime import Runtime, make_runtime
-from tunesmith.training.sharding import gathered
 from tunesmith.training.state import TrainState
 
 CASES: dict[str, dict[str, Any]] = {
@@ -78,7 +77,7 @@ def run_case(
         metric="loss", greater_is_better=False, patience=patience,
     )  # fmt: skip
     events = list(train_events(state, batches, plan, evaluate=evaluate))
-    weights_now = {name: gathered(tensor) for name, tensor in state.model.state_dict().items()}
+    weights_now = state.model.state_dict()
     return {
         "losses": [e.loss for e in events if isinstance(e, StepDone)],
         "norms": [e.grad_norm for e in events if isinstance(e, StepDone)],

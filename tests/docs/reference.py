@@ -91,7 +91,7 @@ def defaults_page() -> str:
 
 def metrics_page() -> str:
     """Every metric, from the table."""
-    from tunesmith.metrics.metric_table import METRICS as TABLE
+    from tunesmith.metrics.table import METRICS as TABLE
 
     lines = [
         "# Every metric",

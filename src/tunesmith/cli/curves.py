@@ -20,8 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the pictures, prints the sketch and the paths; gives the exit code."""
-    from tunesmith.report.panels import sketch_curves
-    from tunesmith.report.plot import save_curves
+    from tunesmith.report.plots import save_curves, sketch_curves
     from tunesmith.runs.series import load_curves
 
     curves = [load_curves(path) for path in args.runs]

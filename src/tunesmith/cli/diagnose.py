@@ -53,7 +53,7 @@ def _print_likely(likely: dict[str, float]) -> None:
 
 def next_command(path: Path, finding: Finding) -> str | None:
     """The first advice as a command; None if it is not a command."""
-    from tunesmith.diagnosis.verdict import advised_options
+    from tunesmith.diagnosis.advice import advised_options
 
     first = finding.advice[0].split(": ")[0] if finding.advice else ""
     if first.startswith("tunesmith ") and "FILE" not in first:

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.data.columns import Columns
     from tunesmith.data.load import read_labelled
     from tunesmith.errors import DataError
-    from tunesmith.metrics.suite import make_suite
+    from tunesmith.metrics.table import make_suite
 
     console = Console()
     facts = read_model_facts(args)

@@ -22,9 +22,9 @@ from tunesmith.inference.facts import ModelFacts
 from tunesmith.inference.predictor import Network
 from tunesmith.inference.tables import probabilities_of
 from tunesmith.labels import LabelMap, Task, choose_labels
+from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.paired import PairedResult, compare_predictions
-from tunesmith.metrics.suite import make_suite
-from tunesmith.metrics.uncertainty import Score
+from tunesmith.metrics.table import make_suite
 from tunesmith.pipeline.inputs import read_run_data
 from tunesmith.runs.layout import RunDir
 

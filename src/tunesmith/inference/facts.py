@@ -103,7 +103,7 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
 
     def describe(folder: Path) -> None:
         config = type(model.config).from_dict(model.config.to_dict())
-        config.architectures = [type(model).__name__.removeprefix("FSDP")]  # what `fully_shard` calls the class
+        config.architectures = [type(model).__name__]
         config.dtype = "float32"
         config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

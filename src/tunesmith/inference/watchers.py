@@ -21,7 +21,7 @@ from tunesmith.findings import Finding
 from tunesmith.inference.runs import RunIndex, status_of
 from tunesmith.inference.verdicts import with_title
 from tunesmith.report.diagnosis import diagnose_with, read_run_config
-from tunesmith.report.panels import PanelLine, main_panels, more_panels
+from tunesmith.report.plots import PanelLine, main_panels, more_panels
 from tunesmith.runs.layout import RunDir, read_summary
 from tunesmith.runs.reader import ColumnsTail
 from tunesmith.runs.series import Curves, Series, build_curves

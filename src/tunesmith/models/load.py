@@ -20,7 +20,6 @@ from tunesmith.errors import ConfigError, NumericsError, ResourceError
 from tunesmith.labels import LabelMap, match_names
 from tunesmith.models.model_files import count_parameters, name_field, naming, read_config_file
 from tunesmith.models.resolve import find_weights
-from tunesmith.runs.environment import without_fsdp
 
 if TYPE_CHECKING:
     import torch
@@ -151,7 +150,7 @@ def load_model(
     config = _make_config(folder, labels)
     require_fitting(config, stored, folder)
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
-    with _quiet(), without_fsdp(), without_first_values(), naming("the model cannot be loaded", folder):
+    with _quiet(), without_first_values(), naming("the model cannot be loaded", folder):
         model, info = AutoModelForSequenceClassification.from_pretrained(
             folder,
             config=config,

@@ -11,7 +11,7 @@ from tunesmith.config.schema import dump_config, to_dict
 from tunesmith.errors import CheckpointError
 from tunesmith.events import Event, RunEnded, RunStarted, StepDone
 from tunesmith.inference.facts import describe_model
-from tunesmith.metrics.row_evidence import rows_to_keep
+from tunesmith.metrics.evidence import rows_to_keep
 from tunesmith.pipeline.finish import (
     make_counter,
     move_thresholds,

@@ -21,8 +21,8 @@ from tunesmith.inference.facts import describe_model, export_model
 from tunesmith.inference.tables import fill_table, names_of_run, predicted_names, probabilities_of
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, fit_thresholds
-from tunesmith.metrics.row_evidence import BestConstant, describe_constant, encode_rows, keep_rows
-from tunesmith.metrics.uncertainty import Score
+from tunesmith.metrics.evidence import BestConstant, describe_constant, encode_rows, keep_rows
+from tunesmith.metrics.intervals import Score
 from tunesmith.pipeline.prepare import Prepared
 from tunesmith.pipeline.watch import RunEnding, Say
 from tunesmith.runs.layout import RunDir
@@ -30,7 +30,6 @@ from tunesmith.runs.ownership import write_own, writing_own
 from tunesmith.speedups.strategies import choose_strategies
 from tunesmith.training.aside import Aside, beside_steps, buffered
 from tunesmith.training.evaluate import Predictions, predict_rows
-from tunesmith.training.sharding import gathered_state
 from tunesmith.training.weight_files import contiguous, load_weights, require_finite
 
 Scores = dict[str, dict[str, Score]]
@@ -62,7 +61,6 @@ def predict_splits(
         None,
         prepared.padding,
         device=prepared.runtime.device,
-        sharded=prepared.runtime.sharding is not None,
         pack_rows="off" if "padding_free" in wrong else config.padding_free,
         first_token_only="off" if "cls_only_last_layer" in wrong else config.cls_only_last_layer,
         precision=prepared.runtime.precision,
@@ -251,8 +249,7 @@ def writing_model(run: RunDir, prepared: Prepared) -> Iterator[Callable[[Prepare
     The function that is given ends it with the card and what the scores decided; without its call nothing is published.
     """
     state, runtime, aside = prepared.state, prepared.runtime, Aside()
-    whole = gathered_state(state.model, keep=runtime.is_main) if runtime.sharding is not None else None
-    weights = dict(state.model.state_dict()) if whole is None else whole
+    weights = dict(state.model.state_dict())
     rest: Future[tuple[Callable[[Path], None], str]] = Future()
 
     def write() -> None:

@@ -24,7 +24,6 @@ from tunesmith.data.row_audit import audit_rows, require_clean
 from tunesmith.data.text_survey import sample_rows
 from tunesmith.data.tokenize import LONGEST_LENGTH, USUAL_LENGTH, Tokenized, longest_allowed, tokenize
 from tunesmith.data.truncation import LongTexts, describe_empty
-from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.inference.tables import describe_renaming, names_of_run
 from tunesmith.labels import Task
@@ -32,7 +31,6 @@ from tunesmith.models.load import HeadNames, read_head_names
 from tunesmith.models.model_files import read_config_file
 from tunesmith.models.resolve import position_limit, resolve_model
 from tunesmith.pipeline.watch import Say, ShowProgress
-from tunesmith.training.sharding import read_sharding
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.deciding import Decision
@@ -151,10 +149,6 @@ def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) ->
         problems.append(
             "--resume_from_checkpoint FOLDER is not built in. Leave FOLDER out: the newest intact checkpoint is used."
         )
-    try:
-        read_sharding(config.fsdp, config.fsdp_config)
-    except ConfigError as error:
-        problems += error.problems or (error.line(),)
     raise_problems(problems)
 
 

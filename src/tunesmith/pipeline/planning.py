@@ -22,7 +22,7 @@ from tunesmith.data.token_encoder import padded_fingerprint
 from tunesmith.data.token_rows import Sampling
 from tunesmith.errors import ConfigError
 from tunesmith.events import Event, StepDone
-from tunesmith.metrics.suite import Suite
+from tunesmith.metrics.table import Suite
 from tunesmith.models.load import LoadedModel
 from tunesmith.models.model_files import read_config_file
 from tunesmith.models.resolve import EMBEDDED
@@ -117,7 +117,7 @@ INERT_NAMES = """
     overwrite_cache cache_dir allow_changed_data allow_download dataloader_num_workers dataloader_pin_memory
     train_file validation_file test_file test_split_name max_predict_samples model_name_or_path tokenizer_name
     config_name model_revision use_cpu auto_find_batch_size ddp_timeout time_budget
-    fsdp fsdp_config strict_data labels_file
+    strict_data labels_file
 """
 INERT = frozenset(INERT_NAMES.split())
 """Options that may differ when a run is resumed: they change neither data order nor maths. Data, model and tokenizer are
@@ -141,8 +141,6 @@ def make_identity(
     options["eval_steps"] = config.evaluation_steps
     options["bf16"] = runtime.precision == "bf16"  # asked for, or what the device does by itself
     options["processes"] = runtime.world  # each has a batch of its own: another number is another experiment
-    if runtime.sharding is not None:  # by a flag or by the launcher: sums are taken in another order
-        options["fsdp"] = "full_shard" if runtime.sharding.reshard_after_forward else "shard_grad_op"
     versions = {**package_versions(), "device": runtime.device.type}
     return Identity(
         _run_id(options, bundle.fingerprint), bundle.fingerprint, options, bundle.labels.to_json(), versions
@@ -182,8 +180,6 @@ def say_model(
     asked = config.train_sampling_strategy or config.token_budget
     if asked is None and strategies.best_order(runtime.device) == "random":
         say("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
-    if runtime.sharding is not None:
-        say(f"FSDP: weights, gradients and optimizer state are sharded over {runtime.world} ranks.")
     for note in (*loaded.notes, *strategies.notes):
         say(f"{note[0].upper()}{note[1:]}.")
     # where triton keeps compiled kernels for all runs of a user

@@ -18,8 +18,8 @@ from tunesmith.data.tokenize import Tokenized
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.inference.facts import ModelFacts
-from tunesmith.metrics.row_evidence import BestConstant
-from tunesmith.metrics.suite import Suite, make_suite
+from tunesmith.metrics.evidence import BestConstant
+from tunesmith.metrics.table import Suite, make_suite
 from tunesmith.models.load import LoadedModel, load_model, read_model_config
 from tunesmith.models.resolve import load_tokenizer, require_segments
 from tunesmith.pipeline.inputs import (
@@ -34,15 +34,12 @@ from tunesmith.pipeline.settling import Settled, settle_recipe
 from tunesmith.pipeline.watch import Say, Watch
 from tunesmith.runs.environment import reach
 from tunesmith.speedups.in_force import Strategies
-from tunesmith.speedups.launches import why_float32, why_not_half
-from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.speedups.warming import finish_warming, start_warming
+from tunesmith.speedups.strategies import choose_strategies, why_not_half
 from tunesmith.training.evaluate import TaskLoss, resolve_class_weights
 from tunesmith.training.loop import require_agreement
 from tunesmith.training.optim import freeze, make_optimizer
 from tunesmith.training.record import Identity
 from tunesmith.training.runtime import Precision, Runtime, has_bf16, make_runtime
-from tunesmith.training.sharding import read_sharding
 from tunesmith.training.state import TrainState, make_deterministic, seed_everything
 
 
@@ -94,10 +91,7 @@ def start_runtime(config: RunConfig) -> Runtime:
     precision: Precision = "fp16" if config.fp16 else "no"
     if config.bf16 or (config.bf16 is None and not config.fp16 and has_bf16(use_cpu=config.use_cpu)):
         precision = "bf16"
-    sharding = read_sharding(config.fsdp, config.fsdp_config)
-    runtime = make_runtime(
-        precision=precision, use_cpu=config.use_cpu, sharding=sharding, timeout_seconds=config.ddp_timeout
-    )
+    runtime = make_runtime(precision=precision, use_cpu=config.use_cpu, timeout_seconds=config.ddp_timeout)
     reach("device")
     return runtime
 
@@ -108,7 +102,6 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     if config.full_determinism:
         make_deterministic()
     _set_tf32(config.tf32)
-    warming = start_warming(runtime.device)
     with runtime.main_first():
         data = read()
         bundle, folder = data.bundle, data.folder
@@ -141,10 +134,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     identity = make_identity(config, bundle, folder, tokenizer, max_length=length, runtime=runtime)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     strategies, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
-    finish_warming(warming)
-    plain = _choose_float32(config, state, rows["train"])
-    runtime = state.runtime
-    say_model(say, config, loaded, strategies, runtime, failing or plain)
+    say_model(say, config, loaded, strategies, runtime, failing)
     batches = _make_batches(config, rows["train"], strategies, runtime)
     identity = with_choices(identity, batches.sampling, runtime)
     made = (facts, suite, strategies, state, batches, identity, settled)
@@ -170,11 +160,11 @@ def _set_tf32(allowed: bool | None) -> None:
 
 def _load(config: RunConfig, data: RunData, runtime: Runtime) -> tuple[LoadedModel, Runtime, str | None]:
     """The model and the runtime: in float32 where it fails in the half precision that was not asked for, with the reason."""
-    sharded = runtime.sharding is not None
-    place = "cpu" if sharded else runtime.device  # whole, it may be too large for one device
     resize, labels = config.ignore_mismatched_sizes, data.bundle.labels
-    loaded = load_model(data.folder, labels, ignore_mismatched_sizes=resize, new_head=data.new_head, device=place)
-    reason = None if config.bf16 or config.fp16 or sharded else why_not_half(loaded.model, runtime)
+    loaded = load_model(
+        data.folder, labels, ignore_mismatched_sizes=resize, new_head=data.new_head, device=runtime.device
+    )
+    reason = None if config.bf16 or config.fp16 else why_not_half(loaded.model, runtime)
     return loaded, runtime if reason is None else replace(runtime, precision="no"), reason
 
 
@@ -216,7 +206,6 @@ def _make_state(
         rows,
         padding,
         device=runtime.device,
-        sharded=runtime.sharding is not None,
         pack_rows=config.padding_free,
         first_token_only=config.cls_only_last_layer,
         restrict_vocabulary=config.restrict_vocabulary,
@@ -244,26 +233,11 @@ def _make_state(
         captured=strategies.graphs is not None,
     )
     objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
-    if config.adversarial > 0 and runtime.sharding is not None:
-        raise ConfigError(
-            "--adversarial needs the whole word embedding, and fsdp shards it", fix="Leave one of them out."
-        )
     split, push, graphs = config.auto_find_batch_size, config.adversarial, strategies.graphs
     state = TrainState(
         model, optimizer, objective, runtime, may_split=split, push=push, graphs=graphs, strategies=strategies
     )
     return strategies, state
-
-
-def _choose_float32(config: RunConfig, state: TrainState, rows: TokenRows) -> str | None:
-    """Computes in float32 where no precision was asked for and bf16 would be slower; gives the reason."""
-    batch = config.token_budget or config.decided.per_device_train_batch_size * float(rows.lengths.mean())
-    reason = why_float32(state, rows, batch) if config.bf16 is None and not config.fp16 else None
-    if reason is not None:
-        state.runtime = replace(state.runtime, precision="no")
-        if state.strategies is not None and state.graphs is not None:
-            state.strategies.stop_capturing()
-    return reason
 
 
 def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, runtime: Runtime) -> Batches:

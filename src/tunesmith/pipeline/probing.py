@@ -22,8 +22,8 @@ from tunesmith.data.batches import Padding
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.labels import LabelMap
-from tunesmith.metrics.row_evidence import BestConstant, encode_rows, keep_rows
-from tunesmith.metrics.suite import Suite
+from tunesmith.metrics.evidence import BestConstant, encode_rows, keep_rows
+from tunesmith.metrics.table import Suite
 from tunesmith.models.pooling import Pooling, last_linear, pooled_features, poolings_of
 from tunesmith.pipeline.linear_fit import FrozenFeatures, LinearFit, cached_features, compute_features, fit_linear
 from tunesmith.pipeline.pairs import PairReadings, read_alone

@@ -20,8 +20,8 @@ from tunesmith.config.schema import RunConfig
 from tunesmith.data.row_cache import read_prediction_columns
 from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.calibration import fit_thresholds
-from tunesmith.metrics.suite import make_suite
-from tunesmith.metrics.uncertainty import Score
+from tunesmith.metrics.intervals import Score
+from tunesmith.metrics.table import make_suite
 from tunesmith.pipeline.from_config import finetune, is_complete
 from tunesmith.pipeline.watch import Say, Watch
 from tunesmith.report.predictions import PredictedRows, make_predictions

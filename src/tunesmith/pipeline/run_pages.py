@@ -12,7 +12,7 @@ from tunesmith.config.schema import dump_value
 from tunesmith.labels import Task
 from tunesmith.report.build import build_report
 from tunesmith.report.charts import Chart, make_charts
-from tunesmith.report.plot import curve_pictures, draw_nothing, write_curves
+from tunesmith.report.plots import curve_pictures, draw_nothing, write_curves
 from tunesmith.report.render import report_template, write_report
 from tunesmith.runs.layout import RunDir
 from tunesmith.runs.reader import ColumnsTail

@@ -20,7 +20,7 @@ from tunesmith.data.load import DataBundle
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.suite import Suite
+from tunesmith.metrics.table import Suite
 from tunesmith.models.load import LoadedModel
 from tunesmith.models.pooling import Pooling, last_linear, poolings_of, reads_linearly, set_pooling
 from tunesmith.pipeline.deciding import Decision, RunFacts, decide, why_no_start
@@ -130,11 +130,9 @@ class _Unsettled:
         """Probes the frozen encoder if the recipe needs it, then decides the options that the user left open."""
         config = self.config
         wanted = config.recipe != "hf" or bool(config.pair_start)
-        prober = self._prober() if wanted and self.runtime.sharding is None else None
+        prober = self._prober() if wanted else None
         shown = partial(self.watch.progress, "probing")
         probe = None if prober is None else prober.look(shown)
-        if config.head_start == "on" and self.runtime.sharding is not None:
-            raise ConfigError("--head_start on is not possible: the model is sharded", fix="Leave it out.")
         floors = probe.floors if probe else {}
         facts = self._facts(probe)
         pairs, facts = self._pairs(prober, probe, facts)
@@ -199,8 +197,6 @@ class _Unsettled:
             facts = replace(facts, pooling=chosen, why=why)
         elif new_head and "mean" in poolings_of(model):
             facts = replace(facts, pooling="mean")
-        if self.runtime.sharding is not None:
-            return replace(facts, no_head="the model is sharded")
         fits = new_head and reads_linearly(model, self.config.pooling or facts.pooling)
         return replace(facts, no_head=None) if fits else facts
 

@@ -18,7 +18,7 @@ from tunesmith.runs.layout import RunDir
 
 if TYPE_CHECKING:
     from tunesmith.inference.predictor import Predictor
-    from tunesmith.metrics.uncertainty import Score
+    from tunesmith.metrics.intervals import Score
 
 
 Say = Callable[[str], None]
@@ -120,7 +120,7 @@ class RunResult:
         from tunesmith.data.columns import Columns
         from tunesmith.data.in_memory import columns_table
         from tunesmith.data.load import read_labelled
-        from tunesmith.metrics.suite import make_suite
+        from tunesmith.metrics.table import make_suite
 
         facts = self.predictor.facts
         text, label = tuple(facts.text_columns or ()), facts.label_column or "label"

@@ -9,8 +9,8 @@ from typing import Any
 
 from tunesmith.config.entries import read_entries
 from tunesmith.config.load import resolve
-from tunesmith.diagnosis.advise import judge_reading
-from tunesmith.diagnosis.evidence import Reading, read_curves
+from tunesmith.diagnosis.features import Reading, read_curves
+from tunesmith.diagnosis.verdict import judge_reading
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
 from tunesmith.runs.layout import RunDir, open_run, read_summary

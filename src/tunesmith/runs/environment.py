@@ -230,21 +230,6 @@ _ACTIONS = {
 
 
 @contextlib.contextmanager
-def without_fsdp() -> Iterator[None]:
-    """Inside, accelerate and transformers do not know that the launcher asked for FSDP; `ranks` does the sharding.
-
-    accelerate ignores it without a GPU and wraps the model in another way with one. transformers reads the weights on one
-    rank only and leaves zeros on the others, which would then decide about the model by looking at zeros.
-    """
-    asked = os.environ.pop("ACCELERATE_USE_FSDP", None)
-    try:
-        yield
-    finally:
-        if asked is not None:
-            os.environ["ACCELERATE_USE_FSDP"] = asked
-
-
-@contextlib.contextmanager
 def library_bars_off(library: ModuleType, *, except_on_a_terminal: bool = False) -> Iterator[None]:
     """`library` is `datasets` or `huggingface_hub.utils`; bars that were off before stay off."""
     if library.are_progress_bars_disabled() or (except_on_a_terminal and sys.stderr.isatty()):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunesmith.events import Evaluated, Event, Improved, NonFinite, Resumed, RowsEvaluated, RunEnded, RunStarted
-from tunesmith.metrics.suite import greater_is_better
+from tunesmith.metrics.table import greater_is_better
 from tunesmith.runs.layout import open_run
 from tunesmith.runs.reader import JournalColumns, columns_of, read_columns
 

@@ -214,6 +214,7 @@ def attend_by_padding(
     if window is not None:
         mask = mask & _near(queries.shape[2], layout.longest, window, q.device)
     out = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale)
+    out = order_gradient(out)
     return out.squeeze(2) if first_only else gather_rows(out, layout, q.shape[0])
 
 

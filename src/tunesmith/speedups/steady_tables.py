@@ -1,8 +1,8 @@
 """Gradients on a GPU that are summed in one order, so that two equal steps are bit-identical.
 
 Embeddings: torch adds the gradient with atomics if few rows occur often (token types), beginning with 3,073 ids in a batch.
-Flash attention: the gradient of the queries is added with atomics, one addition per block of keys. Both have a deterministic
-algorithm, which is switched on for these two nodes only. `full_determinism` covers everything else.
+Packed attention: flash and memory-efficient kernels add the gradient of the queries with atomics, one addition per block of
+keys. Both have a deterministic algorithm, which is switched on for these nodes only. `full_determinism` covers everything else.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def deterministic(*, strict: bool = False) -> Iterator[None]:
 
 
 class _Order:
-    """Deterministic algorithms while the backward pass of flash attention runs, in whichever thread."""
+    """Deterministic algorithms while the backward pass of an attention runs, in whichever thread."""
 
     def __init__(self) -> None:
         self._held: Any = None
@@ -105,12 +105,25 @@ class _Order:
 _order = _Order()
 
 
+_NODES = ("FlashAttentionBackward", "EfficientAttentionBackward")
+
+
 def order_gradient(out: torch.Tensor) -> torch.Tensor:
-    """The output of flash attention; its backward pass adds in one order."""
-    if out.grad_fn is not None:
-        out.grad_fn.register_prehook(_order.begin)
-        out.grad_fn.register_hook(_order.settle)
+    """The output of an attention; the backward pass of its kernel adds in one order."""
+    node = kernel_node(out.grad_fn) if out.is_cuda else None
+    if node is not None:
+        node.register_prehook(_order.begin)
+        node.register_hook(_order.settle)
     return out
+
+
+def kernel_node(node: Any, depth: int = 4) -> Any:
+    """The autograd node of a kernel with atomics; torch may cut off padding or cast behind it. None if there is none."""
+    if node is None or depth == 0:
+        return None
+    if any(name in node.name() for name in _NODES):
+        return node
+    return next((found for following, _ in node.next_functions if (found := kernel_node(following, depth - 1))), None)
 
 
 @contextmanager

@@ -14,13 +14,14 @@ from tunesmith.data.batches import Collate, Padding
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.models.families import anatomy_of, hook_tables, is_watched, why_not
+from tunesmith.models.load import compute_row
 from tunesmith.speedups.graphs import StepGraphs
 from tunesmith.speedups.in_force import CAPTURED, Strategies
 from tunesmith.speedups.packing import FILLER, Packing, bucketed, why_not_captured
 from tunesmith.speedups.padding_free import enable_first_token_only, enable_padding_free, why_not_first_token
 from tunesmith.speedups.steady_tables import SteadyTables
 from tunesmith.speedups.vocabulary import VocabularyCut, why_not_restricted
-from tunesmith.training.runtime import Precision
+from tunesmith.training.runtime import Precision, Runtime
 
 if TYPE_CHECKING:
     from tunesmith.speedups.fused_stack import FusedStack
@@ -37,7 +38,6 @@ def choose_strategies(
     padding: Padding,
     *,
     device: torch.device,
-    sharded: bool = False,
     world: int = 1,
     precision: Precision = "no",
     pack_rows: Wish = "auto",
@@ -49,16 +49,16 @@ def choose_strategies(
 ) -> Strategies:
     """Applies to the model what it supports and was not refused. Call it before the optimizer is made.
 
-    `sharded`: the weights are, or will be, sharded over the ranks. `longest`: tokens of a row, where `rows` is None.
+    `longest`: tokens of a row, where `rows` is None.
     """
     notes, on, applied = list[str](), list[str](), dict[str, Any]()
-    collate, parts = cast(Any, padding), "the weights are sharded (fsdp)" if sharded else None
+    collate = cast(Any, padding)
     padded = _why_padded(padding) or _repeats_layers(model) or why_not(model)
-    if _wanted("padding_free", pack_rows, parts or padded, notes):
+    if _wanted("padding_free", pack_rows, padded, notes):
         applied["padding_free"] = free = enable_padding_free(model)
         collate = Packing(free.first_position, free.keys, free.skipped_id)
         on.append("padding-free")
-    whole = parts or _repeats_layers(model) or _why_not_cut_layer(model, "padding_free" in applied)
+    whole = _repeats_layers(model) or _why_not_cut_layer(model, "padding_free" in applied)
     if _wanted("cls_only_last_layer", first_token_only, whole, notes):
         applied["cls_only_last_layer"] = enable_first_token_only(model)
         on.append("last layer for the first token only")
@@ -71,7 +71,7 @@ def choose_strategies(
         graphs = StepGraphs(device, before=None if fused is None else fused.refresh_if_changed, padded=not packed)
         on.append(CAPTURED)
     shaped = collate if graphs is None else _shaped(collate, fused, rows, longest, applied)
-    whole = parts or _no_cut(model, rows, restrict_vocabulary)
+    whole = _no_cut(model, rows, restrict_vocabulary)
     if rows is not None and _wanted("restrict_vocabulary", restrict_vocabulary, whole, notes):
         applied["restrict_vocabulary"] = cut = VocabularyCut.apply(model, _ids_of_batches(model, rows, padding))
         on.append(f"vocabulary of {len(cut.ids)} of {cut.size} tokens")
@@ -191,3 +191,15 @@ def _wanted(name: str, wish: Wish, reason: str | None, notes: list[str]) -> bool
         raise ConfigError(f"--{name} on is not possible: {reason}")
     notes.append(f"{name} is off: {reason}")
     return False
+
+
+def why_not_half(model: nn.Module, runtime: Runtime) -> str | None:
+    """Why this model cannot compute in half precision: transformers' DeBERTa (v1) fills masks with float32's smallest number."""
+    if runtime.precision == "no":
+        return None
+    try:
+        with runtime.autocast():
+            compute_row(model)
+    except RuntimeError as error:
+        return f"as this model fails in {runtime.precision} ({str(error).splitlines()[0]})"
+    return None

@@ -19,7 +19,6 @@ from transformers.trainer_utils import HPSearchBackend, has_length
 from tunesmith.errors import ConfigError, did_you_mean
 from tunesmith.training.plan import MOST_EPOCHS, Plan, Schedule
 from tunesmith.training.runtime import Precision, Runtime, ddp_handler, make_runtime
-from tunesmith.training.sharding import read_sharding
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
@@ -124,7 +123,6 @@ def make_trainer_runtime(args: Any, built: dict[str, Any]) -> Runtime:
         precision=precision,
         use_cpu=args.use_cpu,
         handlers=built["kwargs_handlers"],
-        sharding=read_sharding(args.fsdp, args.fsdp_config),
         timeout_seconds=args.ddp_timeout,
         loading={name: getattr(config, name) for name in loading},
         accumulation={**(config.gradient_accumulation_kwargs or {}), "num_steps": 1},
@@ -230,8 +228,6 @@ def hyperparameter_search(
     backend = HPSearchBackend(default_hp_search_backend() if backend is None else backend)
     if backend is not HPSearchBackend.OPTUNA:
         raise ConfigError(f"backend {backend.value!r} is not supported", fix="Use backend='optuna'.")
-    if trainer.runtime.sharding is not None:
-        raise ConfigError("a search with fsdp is not supported", fix="Search without fsdp, then train with it.")
     from tunesmith.trainer.trials import TrialSearch
 
     search = trainer._search = TrialSearch(trainer)

@@ -32,7 +32,6 @@ from tunesmith.trainer.arguments import trainer_log
 from tunesmith.training.checkpoint import save_checkpoint, write_files
 from tunesmith.training.plain import to_plain
 from tunesmith.training.record import RunRecord, newest_intact, rotate, verify_checkpoint
-from tunesmith.training.sharding import gathered_state, is_sharded
 from tunesmith.training.weight_files import load_weights, weight_files, weight_names
 
 if TYPE_CHECKING:
@@ -109,14 +108,7 @@ def save_companions(trainer: Trainer, tmp: Path) -> None:
 @contextlib.contextmanager
 def gathering(trainer: Trainer) -> Iterator[None]:
     """Inside, `weights_to_save` are the whole model on the main process, also where each process holds a part of it."""
-    if not is_sharded(trainer.model) or trainer._gathered is not None:
-        yield
-        return
-    trainer._gathered = gathered_state(trainer.model, keep=trainer.runtime.is_main)
-    try:
-        yield
-    finally:
-        trainer._gathered = None
+    yield
 
 
 def weights_to_save(trainer: Trainer) -> dict[str, Any]:
@@ -236,7 +228,7 @@ def _rows_of_evaluation(trainer: Any, split: str, output: Any) -> RowsEvaluated 
     logits, labels = output.predictions, output.label_ids
     if not isinstance(logits, np.ndarray) or not isinstance(labels, np.ndarray):
         return None
-    from tunesmith.metrics.row_evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
+    from tunesmith.metrics.evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
 
     task = infer_task(logits, labels)
     if task is None:

@@ -29,7 +29,6 @@ from tunesmith.trainer.data import RecordedBatches, RowBatches
 from tunesmith.trainer.objective import COUNT, accepts, count_items
 from tunesmith.trainer.windows import count_rows, naming_workers, read_batches
 from tunesmith.training.runtime import Runtime
-from tunesmith.training.sharding import gathered_weights, is_sharded
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
@@ -81,7 +80,7 @@ def evaluation_loop(
     source, recorder = with_recorded_rows(dataloader)
     kept = Gathered(concatenate=args.eval_do_concat_batches)
     metrics: dict[str, Any] = {}
-    with gathered_weights(model), naming_workers():
+    with naming_workers():
         for step, (inputs, last) in enumerate(_with_last(read_batches(source))):
             part = _predict_batch(trainer, model, inputs, loss_only, ignore_keys)
             tell(trainer, "on_prediction_step")
@@ -169,7 +168,7 @@ def _evaluation_model(trainer: Trainer) -> Any:
     training step sets its own mode.
     """
     model = trainer.model
-    if not is_sharded(model):
+    if True:
         started = time.time()
         model.to(trainer.args.device)
         if (

@@ -139,7 +139,7 @@ class Trainer:
         self._memory_tracker.start()
         transformers_logging.set_verbosity(self.args.get_process_log_level())
         self.runtime = arguments.make_trainer_runtime(self.args, self._build_accelerator_args())
-        self.is_fsdp_enabled = self.runtime.sharding is not None
+        self.is_fsdp_enabled = False
         self.accelerator = stepping.AcceleratorView(self)
         self.gather_function = self.accelerator.gather_for_metrics
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset

@@ -30,7 +30,6 @@ from tunesmith.runs.environment import package_versions
 from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.content import MARK_BYTES, code_of, content_of, is_arrow_dataset, item_mark, settings_of
 from tunesmith.training.record import Identity, Wording, content_mark
-from tunesmith.training.sharding import gathered
 from tunesmith.training.state import generators_untouched
 
 if TYPE_CHECKING:
@@ -257,7 +256,7 @@ def frozen_content(model: Any) -> str:
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             digest.update(name.encode())
-            digest.update(gathered(weight.detach()).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            digest.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -35,7 +35,6 @@ from tunesmith.runs.writing import (
 from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.checkpoints import TRAINER_STATE, TRAINING_ARGS, gathering, save_companions, weights_to_save
 from tunesmith.training.checkpoint import PIECES
-from tunesmith.training.sharding import is_sharded
 from tunesmith.training.weight_files import WEIGHTS, contiguous, holds, is_weights
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def sealing_again(folder: Path, model: Any) -> Iterator[None]:
         changed = _changed_files(folder, manifest["files"], before)
         if not changed:
             return
-        same = not is_sharded(model) and holds(folder, model)
+        same = holds(folder, model)
         altered = [n for n in changed if n in (*PIECES, TRAINER_STATE) or (is_weights(n) and not same)]
         _seal_again(folder, manifest, changed, altered)
     except OSError as error:

@@ -35,7 +35,6 @@ from tunesmith.training.optim import detach_kernel
 from tunesmith.training.plain import from_plain
 from tunesmith.training.record import RunRecord
 from tunesmith.training.roster import RankRoster, rank_watch
-from tunesmith.training.sharding import is_sharded
 from tunesmith.training.stopping import StopRequest
 
 if TYPE_CHECKING:
@@ -141,8 +140,7 @@ class TrainerRun:
         per_step = trainer.get_total_train_batch_size()
         epochs, per_epoch, _, samples, _, batches, steps = trainer.set_initial_training_values(args, loader)
         self.horizon = Horizon(epochs, per_epoch, samples, batches, steps)
-        if not is_sharded(trainer.model):  # by an earlier call of train
-            trainer.model.to(trainer.runtime.device)  # before the speed-ups, which keep copies of weights beside them
+        trainer.model.to(trainer.runtime.device)  # before the speed-ups, which keep copies of weights beside them
         self.windows = self._make_windows(loader)
         if trainer.runtime.is_main:
             require_room(self.place, steps, saves=args.save_strategy != "no")

@@ -17,7 +17,6 @@ from transformers.utils import can_return_loss, find_labels
 
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.trainer.content import is_arrow_dataset
-from tunesmith.training.sharding import read_sharding
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
@@ -47,26 +46,10 @@ LIMITED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "liger_kernel_config": (_unset, _NO_LIGER),
     "parallelism_config": (_unset, _NO_BIG_MODELS),
     "deepspeed": (_unset, f"{_NO_BIG_MODELS} For several devices use torchrun or accelerate launch."),
-    "fsdp": (
-        lambda value: not sharding_problems(value, None),
-        "The other strategies and offloading are not built in.",
-    ),
-    "fsdp_config": (
-        lambda value: not sharding_problems(True, value),
-        "Offloading, activation checkpointing (use gradient_checkpointing), sharded checkpoints, FSDP1 and XLA are refused.",
-    ),
+    "fsdp": (_unset, _NO_BIG_MODELS),
 }
 """Fields of `TrainingArguments` of which some values work: (which, what to use instead of the others). All other fields are
 honoured: docs/reference/trainer_compatibility.md has a line for each."""
-
-
-def sharding_problems(asked: Any, config: Any) -> list[str]:
-    """What `fsdp` and `fsdp_config` ask for and is not done, a sentence each."""
-    try:
-        read_sharding(asked, config)
-    except ConfigError as error:
-        return list(error.problems or (error.line(),))
-    return []
 
 
 def refused(args: Any) -> list[str]:
@@ -75,9 +58,7 @@ def refused(args: Any) -> list[str]:
     for name, (allowed, instead) in LIMITED.items():
         value = getattr(args, name, None)
         if not allowed(value):
-            asked = {"fsdp": (value, None), "fsdp_config": (True, value)}.get(name)
-            why = " ".join(sharding_problems(*asked)) if asked else f"{name}={value!r} is not supported."
-            problems.append(f"{why} {instead}")
+            problems.append(f"{name}={value!r} is not supported. {instead}")
     return problems
 
 

@@ -139,17 +139,14 @@ def capture(
     """
     state.require_whole("they are not saved")
     generators = state.runtime.gather_objects(generator_states(state.runtime.device))
-    if not state.runtime.is_main and state.runtime.sharding is None:
+    if not state.runtime.is_main:
         return None
-    # sharded tensors are gathered here and below: all ranks take part
     take: Take | None = _clone if stays else None if buffers is None else partial(buffered, buffers)
     weights = weight_files(state.model, _whole_tensors(state), take)
     tensors, plain = pack_optimizer(state.optimizer)
     tensors = contiguous(tensors, take, OPTIMIZER)
     if stays:  # some optimizers count their steps on the host
         tensors = {name: tensor if tensor.is_cuda else tensor.clone() for name, tensor in tensors.items()}
-    if not state.runtime.is_main:
-        return None
     for held in weights.values():
         require_finite(held, state.step)
     files = {
@@ -243,9 +240,7 @@ def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, sett
     if plain.get("vocabulary_given_up") and state.cut is not None:
         state.stop_cutting("it was off when the checkpoint was saved")
     if (plain["vocabulary"] is None) != (state.cut is None):
-        raise CheckpointError(
-            "has a cut vocabulary on one side only (restrict_vocabulary, which fsdp switches off)", where=str(folder)
-        )
+        raise CheckpointError("has a cut vocabulary on one side only (restrict_vocabulary)", where=str(folder))
     _load_weights_into(state, folder)
     tensors = load_file(folder / OPTIMIZER)
     unpack_optimizer(state.optimizer, tensors, plain["optimizer"], str(folder), settings=settings)

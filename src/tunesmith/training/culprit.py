@@ -7,18 +7,12 @@ from typing import Any
 
 import torch
 
-from tunesmith.training.sharding import gathered_weights
 from tunesmith.training.state import TrainState, seed_step
 from tunesmith.training.step import StepResult
 
 
 def find_culprit(state: TrainState, result: StepResult, seed: int) -> tuple[str, str]:
     """(what, name) of the first bad tensor: a weight, an output of a module, the loss, or a gradient."""
-    with gathered_weights(state.model):
-        return _look(state, result, seed)
-
-
-def _look(state: TrainState, result: StepResult, seed: int) -> tuple[str, str]:
     for name, parameter in state.model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             return "weight", name

@@ -21,7 +21,6 @@ from tunesmith.data.truncation import mean_by_row
 from tunesmith.errors import ResourceError
 from tunesmith.labels import Task
 from tunesmith.training.runtime import Runtime
-from tunesmith.training.sharding import gathered_weights
 from tunesmith.training.step import split_batch
 
 IGNORED = -100
@@ -166,7 +165,7 @@ def predict_rows(
     outputs: list[torch.Tensor] = []
     loss_sum = torch.zeros((), dtype=torch.float64, device=runtime.device)
     try:
-        with gathered_weights(model), torch.inference_mode():
+        with torch.inference_mode():
             for batch, logits, loss in _forward_all(model, source, runtime, objective):
                 places.append(batch.rows)
                 outputs.append(logits)

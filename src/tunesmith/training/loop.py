@@ -80,7 +80,7 @@ def train_events(
             evaluates = evaluate is not None and plan.evaluate.due(step)
             last = step >= plan.num_steps
             due = len(pending) >= plan.read_back_every or evaluates or last or plan.save.due(step)
-            if due or _agreed(state, wants_read_back(step)):
+            if due or wants_read_back(step):
                 yield from _read_back(state, plan, pending, clock)
                 pending.clear()
             else:
@@ -110,11 +110,6 @@ def _count_empty(before: int, batches: BatchSource, plan: Plan, step: int, began
             fix="A source that can be read once ends there: give one whose windows(epoch) begins anew, or fewer steps.",
         )
     return empty
-
-
-def _agreed(state: TrainState, asked: bool) -> bool:
-    """Sharded ranks read back at the same step: the search for a value that is not finite gathers the weights."""
-    return asked if state.runtime.sharding is None else bool(state.runtime.largest(int(asked)))
 
 
 class StepClock:

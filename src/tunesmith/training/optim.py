@@ -20,7 +20,6 @@ from tunesmith.training.runtime import has_triton
 
 if TYPE_CHECKING:
     from tunesmith.speedups.fused_stack import FusedStack
-from tunesmith.training.sharding import gathered, local
 
 Rate = float | torch.Tensor
 """A number, or where a captured step reads it from."""
@@ -147,14 +146,14 @@ def trained_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def gradient_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
-    """The 2-norm over all gradients (of all ranks, where they are sharded), on the device, in fp32."""
+    """Return the 2-norm of all gradients as a tensor on the device."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    return gathered(torch.nn.utils.get_total_norm(grads))
+    return torch.nn.utils.get_total_norm(grads)
 
 
 def divide_gradients(parameters: list[torch.Tensor], divisor: torch.Tensor) -> None:
-    """Divides all gradients in place, each rank its own part of them."""
-    torch._foreach_div_([local(p.grad) for p in parameters if p.grad is not None], divisor)
+    """Divide all gradients in place."""
+    torch._foreach_div_([p.grad for p in parameters if p.grad is not None], divisor)
 
 
 def make_moments(optimizer: Optimizer) -> None:

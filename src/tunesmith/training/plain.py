@@ -17,7 +17,6 @@ from safetensors.torch import load, save
 from torch.optim import Optimizer
 
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.training.sharding import sharded_like
 
 KIND = "__kind__"
 """Marks what JSON has no word for: {"__kind__": "tuple", "value": [...]}."""
@@ -172,7 +171,7 @@ def unpack_optimizer(
 
             def find(key: str, parameter: torch.Tensor = parameter, with_device: bool = with_device) -> Any:
                 counts = key.startswith("step:") and not with_device  # torch counts on the CPU there
-                return sharded_like(tensors[key] if counts else tensors[key].to(parameter.device), parameter)
+                return tensors[key] if counts else tensors[key].to(parameter.device)
 
             # a parameter without stored state must have none here either
             optimizer.state.pop(parameter, None)
@@ -194,8 +193,6 @@ def _names(optimizer: Optimizer) -> list[list[str]]:
 def _has_own_way(optimizer: Optimizer) -> bool:
     """Whether its class has its own `state_dict` or `load_state_dict`."""
     kind = type(optimizer)
-    if any(hasattr(p, "full_tensor") for group in optimizer.param_groups for p in group["params"]):
-        return False  # the tensors are sharded
     return kind.state_dict is not Optimizer.state_dict or kind.load_state_dict is not Optimizer.load_state_dict
 
 

@@ -16,14 +16,12 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from tunesmith.data.batches import Batch
 from tunesmith.errors import ConfigError, WorkerError, short_text
 from tunesmith.models.families import why_not
-from tunesmith.runs.environment import read_launch, without_fsdp
+from tunesmith.runs.environment import read_launch
 from tunesmith.training.plain import from_bytes, to_bytes
-from tunesmith.training.sharding import Sharding, is_sharded, shard_model, sharding_of_launcher
 
 Precision = Literal["no", "bf16", "fp16"]
 
@@ -44,8 +42,6 @@ class Runtime:
     precision: Precision
     rank: int
     world: int
-    sharding: Sharding | None = None
-    """How the model is sharded over the ranks (FSDP); None: every rank holds a full copy (DDP)."""
     sync_each_batch: bool = False
     """Ranks exchange gradients in every micro-batch: more traffic, and no rank keeps its own sum."""
 
@@ -54,13 +50,10 @@ class Runtime:
         """Whether this rank writes files and talks to the user."""
         return self.rank == 0
 
-    def wrap(self, model: nn.Module, optimizer: Optimizer) -> nn.Module:
-        """The model on its device; on several ranks inside DDP, or sharded, with the optimizer pointed at the parts."""
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return the model on its device, wrapped in DDP on several ranks."""
         if self.world == 1:
             return model.to(self.device)
-        if self.sharding is not None:
-            shard_model(model, optimizer, self.sharding, self.device)
-            return model
         given = self.accelerator.ddp_handler
         if given is None:
             from accelerate import DistributedDataParallelKwargs
@@ -80,11 +73,8 @@ class Runtime:
         return torch.autocast(self.device.type, dtype=dtype)
 
     def sync_when(self, last: bool, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-        """Ranks exchange gradients only in the last backward pass of a step; in each where they are sharded.
-
-        A rank that kept whole gradients until the last pass would need the memory that sharding saves.
-        """
-        if last or self.world == 1 or self.sync_each_batch or is_sharded(model):
+        """Let ranks exchange gradients only in the last backward pass of a step."""
+        if last or self.world == 1 or self.sync_each_batch:
             return contextlib.nullcontext()
         context: contextlib.AbstractContextManager[Any] = self.accelerator.no_sync(model)
         return context
@@ -145,7 +135,6 @@ def make_runtime(
     precision: Precision = "no",
     use_cpu: bool = False,
     handlers: Sequence[Any] = (),
-    sharding: Sharding | None = None,
     timeout_seconds: float | None = None,
     loading: Mapping[str, Any] | None = None,
     accumulation: Mapping[str, Any] | None = None,
@@ -159,14 +148,13 @@ def make_runtime(
     from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
 
     _refuse_what_a_launcher_wants()
-    sharding = sharding or sharding_of_launcher(os.environ)
     given = [h for h in handlers if h != DistributedDataParallelKwargs()]  # nothing asked for: the model decides
     if timeout_seconds is not None and not any(isinstance(h, InitProcessGroupKwargs) for h in given):
         given.append(InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_seconds)))
     asked = read_launch().world
     # Without a GPU accelerate joins the ranks only when told that it is on a CPU.
     on_cpu = use_cpu or (asked > 1 and not torch.accelerator.is_available())
-    with without_fsdp(), _named_when_ranks_do_not_meet(asked):
+    with _named_when_ranks_do_not_meet(asked):
         accelerator = Accelerator(
             cpu=on_cpu,
             mixed_precision="no",
@@ -182,13 +170,10 @@ def make_runtime(
     device = accelerator.device
     _require_precision(precision, device)
     world = accelerator.num_processes
-    if sharding is not None and world == 1:
-        log.warning("fsdp has no effect on one rank: there is no other rank to shard over")
-        sharding = None
     if world > 1 and device.type == "cpu":
         atexit.register(time.sleep, RELEASE_SECONDS)
     each = bool((accumulation or {}).get("sync_each_batch"))
-    return Runtime(accelerator, device, precision, accelerator.process_index, world, sharding, each)
+    return Runtime(accelerator, device, precision, accelerator.process_index, world, each)
 
 
 def _require_precision(precision: Precision, device: torch.device) -> None:
@@ -234,11 +219,12 @@ def leave_ranks() -> None:
 
 def _refuse_what_a_launcher_wants() -> None:
     """Refuses or reports options of `accelerate launch` that this engine does not use."""
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-        raise ConfigError(
-            "DeepSpeed was asked for by the launcher; this engine does not use it",
-            fix="Launch with --use_fsdp to shard the model, or with --multi_gpu for a copy on each device.",
-        )
+    for name, variable in (("DeepSpeed", "ACCELERATE_USE_DEEPSPEED"), ("FSDP", "ACCELERATE_USE_FSDP")):
+        if os.environ.get(variable, "false").lower() in ("true", "1"):
+            raise ConfigError(
+                f"the launcher requests {name}, but this loop trains with DDP",
+                fix="Launch with torchrun or `accelerate launch --multi_gpu`, or use tunesmith.Trainer.",
+            )
     asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if asked not in ("no", ""):
         log.warning("the launcher's mixed precision (%s) is not used: --bf16 or --fp16 of the run decide", asked)

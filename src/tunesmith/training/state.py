@@ -89,7 +89,7 @@ class LossScale:
 
 @dataclass
 class TrainState:
-    """`model` is the plain module, `wrapped` the one that is called (DDP around it on several ranks, itself when sharded)."""
+    """`model` is the plain module, `wrapped` the one that is called (wrapped in DDP on several ranks)."""
 
     model: nn.Module
     optimizer: Optimizer
@@ -180,7 +180,7 @@ class TrainState:
         if self.strategies is not None:
             self.cut = self.strategies.cut
         self.require_exact_cut()
-        self.wrapped = self.runtime.wrap(self.model, self.optimizer)
+        self.wrapped = self.runtime.wrap(self.model)
         self.poisoned = torch.zeros((), device=self.runtime.device)
         self.fingerprint = Fingerprint(self.model, self.optimizer)
         if self.runtime.precision == "fp16":

@@ -125,12 +125,8 @@ def _accumulate(
     if state.hooks.micro_step is None:  # the caller's own does it
         state.wrapped.train()
     total = torch.zeros((), device=runtime.device)
-    shares: list[Rate] = [0.0 if idle else factor] * len(batches)
-    if runtime.sharding is not None:
-        # Each pass is an exchange between ranks: one with fewer micro-batches repeats its first, weighted 0.
-        fewer = runtime.largest(len(batches)) - len(batches)
-        batches, shares = [*batches, *[batches[0]] * fewer], shares + [0.0] * fewer
-    for index, (batch, share) in enumerate(zip(batches, shares, strict=True)):
+    share: Rate = 0.0 if idle else factor
+    for index, batch in enumerate(batches):
         batch = runtime.move(batch)
         last = index == len(batches) - 1
         with runtime.sync_when(last, state.wrapped), around_passes(state):

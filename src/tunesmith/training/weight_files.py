@@ -23,7 +23,6 @@ from tunesmith.errors import CheckpointError, NumericsError
 from tunesmith.models.families import ADAPTER, adapter_files, has_adapters, trained_beside
 from tunesmith.runs.sealed import read_manifest
 from tunesmith.runs.writing import create, hash_file
-from tunesmith.training.sharding import gathered, sharded_like
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 BESIDE = "trained.safetensors"
@@ -155,7 +154,7 @@ def contiguous(
     seen: set[int] = set()
     out = {}
     for name, tensor in tensors.items():
-        tensor = gathered(tensor.detach())
+        tensor = tensor.detach()
         elsewhere = take is not None and tensor.device.type != "cpu"
         tensor = take(tensor, f"{file}/{name}") if take is not None and elsewhere else tensor.cpu().contiguous()
         out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
@@ -245,7 +244,7 @@ def _load_adapters(model: nn.Module, folder: Path) -> None:
 def _copy(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], where: str) -> None:
     with torch.no_grad():
         for name, tensor in _fitting(own, stored, where).items():
-            tensor.copy_(sharded_like(stored[name], tensor))
+            tensor.copy_(stored[name])
 
 
 def _fitting(

@@ -15,10 +15,10 @@ from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import probabilities_of
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import log_loss_of
+from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.rows import Array
-from tunesmith.metrics.suite import Suite, make_suite
-from tunesmith.metrics.uncertainty import Score
+from tunesmith.metrics.table import Suite, make_suite
 from tunesmith.pipeline.repeats import held_out_rows
 from tunesmith.report.predictions import PredictedRows
 from tunesmith.runs.layout import RunDir
@@ -142,7 +142,7 @@ def shown_worse(tested: PairedResult, a: HeldOut, b: HeldOut) -> bool:
     difference, p_value = tested.difference, tested.p_value
     if difference is None or p_value is None:
         return b.loss() > a.loss()
-    from tunesmith.metrics.suite import greater_is_better
+    from tunesmith.metrics.table import greater_is_better
 
     behind = difference < 0 if greater_is_better(tested.metric) else difference > 0
     return behind and (p_value <= 0.05 or b.loss() > a.loss())

@@ -16,9 +16,9 @@ from tunesmith.errors import ConfigError
 from tunesmith.events import Event
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import MovedThresholds, Temperature, fit_temperature, fit_thresholds
+from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.paired import PairedResult
-from tunesmith.metrics.suite import make_suite
-from tunesmith.metrics.uncertainty import Score
+from tunesmith.metrics.table import make_suite
 from tunesmith.models.pooling import last_linear
 from tunesmith.pipeline.watch import RunEnding
 from tunesmith.runs.layout import RunDir

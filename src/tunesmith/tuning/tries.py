@@ -32,7 +32,7 @@ from tunesmith.runs.writing import write_file
 from tunesmith.tuning.blending import HeldOut, cook_fold, join_folds, read_held_out
 from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.outcomes import MARGIN, Outcome, passes_over
-from tunesmith.tuning.searching import TrialPruned, larger_is_better, main_metric_of, trial_score
+from tunesmith.tuning.search import TrialPruned, larger_is_better, main_metric_of, trial_score
 from tunesmith.tuning.variants import Variant
 
 FOLDS = 3

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tunesmith.diagnosis.advise import CODES, diagnose
-from tunesmith.diagnosis.verdict import advised_options, rate_flag
+from tunesmith.diagnosis.advice import advised_options
+from tunesmith.diagnosis.verdict import CODES, diagnose, rate_flag
 from tunesmith.events import StepDone
 from tunesmith.findings import Finding
 from tunesmith.runs.series import curves_from_events

@@ -7,13 +7,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tunesmith.diagnosis.advise import CODES, diagnose
-from tunesmith.diagnosis.evidence import read_curves
-from tunesmith.diagnosis.random_labels import random_share
-from tunesmith.diagnosis.signs import gain_of_score, needed_z, plateau, sure_accuracy, turned
+from tunesmith.diagnosis.features import (
+    gain_of_score,
+    needed_z,
+    plateau,
+    random_share,
+    read_curves,
+    sure_accuracy,
+    turned,
+)
+from tunesmith.diagnosis.verdict import CODES, diagnose
 from tunesmith.events import Evaluated, Event, RowsEvaluated, RunEnded, RunStarted, StepDone
 from tunesmith.labels import Task
-from tunesmith.metrics.row_evidence import BestConstant, RowEvidence, encode_rows, keep_rows, row_losses
+from tunesmith.metrics.evidence import BestConstant, RowEvidence, encode_rows, keep_rows, row_losses
 from tunesmith.runs.series import curves_from_events
 
 WIDTH = {Task.BINARY: 2, Task.MULTICLASS: 6, Task.MULTILABEL: 5, Task.REGRESSION: 1}

@@ -11,10 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tunesmith.diagnosis.advise import CODES
-from tunesmith.diagnosis.evidence import read_curves
-from tunesmith.diagnosis.features import Features, read_features
-from tunesmith.diagnosis.weighing import MODEL_FILE, columns_of_signs, is_possible, weigh_verdicts
+from tunesmith.diagnosis.features import Features, read_curves, read_features
+from tunesmith.diagnosis.verdict import CODES, MODEL_FILE, columns_of_signs, is_possible, weigh_verdicts
 from tunesmith.runs.series import curves_from_events
 
 ROOT = Path(__file__).parents[3]

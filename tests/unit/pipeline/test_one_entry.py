@@ -24,7 +24,7 @@ from tiny_model import sentences, write_csv
 from tunesmith.config.convert import OPTIMIZERS
 from tunesmith.config.schema import list_options
 from tunesmith.data.read import KINDS
-from tunesmith.metrics import metric_table
+from tunesmith.metrics import table as metric_table
 from tunesmith.models.families import FAMILIES, why_not
 from tunesmith.speedups.packing import pack
 from tunesmith.speedups.padding_free import enable_padding_free

@@ -81,7 +81,7 @@ def test_an_order_that_depends_on_the_device_is_said_aloud(device: str, asked: A
     config = RunConfig(train_sampling_strategy=asked, model_name_or_path="tiny")
     parts = {"padding_free": None}
     strategies = Strategies(torch.nn.Identity(), *[Padding()] * 3, None, ("padding-free",), (), parts, {})
-    runtime: Any = SimpleNamespace(device=torch.device(device), precision="no", sharding=None)
+    runtime: Any = SimpleNamespace(device=torch.device(device), precision="no")
     loaded: Any = SimpleNamespace(parameters=10, notes=())
     say_model(said.append, config, loaded, strategies, runtime)
     assert len([line for line in said if line.startswith("Order: random")]) == lines
@@ -244,7 +244,7 @@ def test_a_line_tells_when_kernels_are_compiled(
         (tmp_path / "kernels" / "one").mkdir(parents=True)
     said: list[str] = []
     strategies: Any = SimpleNamespace(on=(), notes=())
-    runtime: Any = SimpleNamespace(device=torch.device(device), precision="no", sharding=None)
+    runtime: Any = SimpleNamespace(device=torch.device(device), precision="no")
     loaded: Any = SimpleNamespace(parameters=10, notes=())
     say_model(said.append, RunConfig(train_sampling_strategy="random"), loaded, strategies, runtime)
     assert len([line for line in said if line.startswith("Kernels:") and str(tmp_path) in line]) == lines

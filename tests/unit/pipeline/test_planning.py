@@ -11,7 +11,7 @@ from tunesmith.config.schema import RunConfig
 from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.token_rows import TokenRows
 from tunesmith.labels import Task
-from tunesmith.metrics.suite import make_suite
+from tunesmith.metrics.table import make_suite
 from tunesmith.pipeline.planning import make_plan
 from tunesmith.training.plan import Plan
 

@@ -15,8 +15,16 @@ from tunesmith.errors import CheckpointError
 from tunesmith.labels import Task
 from tunesmith.report.build import build_report
 from tunesmith.report.diagnosis import diagnose_run
-from tunesmith.report.mistakes import count_confusions, count_labels, find_mistakes, find_slices, word_overlap
-from tunesmith.report.predictions import PredictedRows, headline_scores, make_predictions
+from tunesmith.report.predictions import (
+    PredictedRows,
+    count_confusions,
+    count_labels,
+    find_mistakes,
+    find_slices,
+    headline_scores,
+    make_predictions,
+    word_overlap,
+)
 
 COLUMNS: dict[str, list[Any]] = {
     "row": [0, 1, 2, 3, 4],

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from tunesmith.events import StepDone
-from tunesmith.report.panels import THEMES, darken, sketch_curves
-from tunesmith.report.plot import draw_curves, figure_bytes, save_curves
+from tunesmith.report.plots import THEMES, darken, draw_curves, figure_bytes, save_curves, sketch_curves
 from tunesmith.runs.series import Curves, curves_from_events
 
 
@@ -108,7 +107,7 @@ def contrast(a: str, b: str) -> float:
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES.keys())
 def test_text_and_lines_stand_out_from_the_background(theme: object) -> None:
-    from tunesmith.report.panels import Theme
+    from tunesmith.report.plots import Theme
 
     assert isinstance(theme, Theme)
     assert contrast(theme.text, theme.background) >= 7

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from tunesmith.diagnosis.advise import diagnose
+from tunesmith.diagnosis.verdict import diagnose
 from tunesmith.runs.journal import read_journal
 from tunesmith.runs.series import load_curves
 from tunesmith.trainer.journal_callback import JournalCallback

@@ -27,7 +27,7 @@ from tunesmith.pipeline.from_config import finetune
 from tunesmith.pipeline.settling import PAIR_STAGE
 from tunesmith.tuning import best_model, outcomes, tries
 from tunesmith.tuning.clock import Clock, TimeUp
-from tunesmith.tuning.searching import TrialPruned
+from tunesmith.tuning.search import TrialPruned
 from tunesmith.tuning.variants import Variant
 from warm import ENVIRONMENT, warm_python
 

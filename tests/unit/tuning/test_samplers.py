@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tunesmith.tuning.space import Vary
-from tunesmith.tuning.trial_store import TrialStore
+from tunesmith.tuning.search import TrialStore, Vary
 
 
 def run_study(folder: Path, sampler: str, pruner: str, trials: int) -> tuple[Counter[int], list[float]]:

@@ -19,8 +19,7 @@ from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.runs.journal import read_journal
 from tunesmith.tuning.clock import Clock, TimeUp
-from tunesmith.tuning.space import read_space
-from tunesmith.tuning.trial_store import JournalLock
+from tunesmith.tuning.search import JournalLock, read_space
 from warm import ENVIRONMENT, warm_python
 
 SRC = str(Path(__file__).parents[3] / "src")

@@ -16,8 +16,8 @@ from tunesmith.data.in_memory import text_columns_of
 from tunesmith.data.load import load_data
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.events import Evaluated, RunEnded, StepDone
-from tunesmith.notebook.from_data import LiveView
 from tunesmith.pipeline.watch import Watch
+from tunesmith.sklearn import LiveView
 
 TEXTS = [text for text, _ in sentences(40)]
 LABELS = ["good" if good else "bad" for _, good in sentences(40)]

@@ -19,7 +19,7 @@ import numpy as np
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
 from tunesmith.metrics.rows import Array, softmax
-from tunesmith.metrics.suite import Suite
+from tunesmith.metrics.table import Suite
 
 
 @dataclass(frozen=True, slots=True)
