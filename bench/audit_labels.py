@@ -106,7 +106,7 @@ def model_folder(name: str) -> Path:
 def judge(unit: dict[str, Any]) -> dict[str, Any]:
     """What each judge says about the labels of one task with planted errors; and the processor seconds of each."""
     from tunesmith.config.load import load_config
-    from tunesmith.data.suspects import judge_labels, word_space
+    from tunesmith.data.label_errors import judge_labels, word_space
     from tunesmith.models.resolve import load_tokenizer
     from tunesmith.pipeline.auditing import embed_rows, join_features, judge_by_folds
     from tunesmith.pipeline.watch import Watch

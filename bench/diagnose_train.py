@@ -45,7 +45,7 @@ def _labels(rows: Rows, labels: LabelMap) -> Any:
 
 
 def _tokens(rows: Rows, labels: LabelMap, model: str, length: int) -> Any:
-    from tunesmith.data.token_rows import TokenRows
+    from tunesmith.data.tokens import TokenRows
 
     tokenizer = _tokenizer(model)
     texts = [[t[k] for t, _ in rows] for k in range(len(rows[0][0]))]

@@ -63,7 +63,7 @@ Found = dict[str, Any]
 def _task(pack: Path, model: str, task: str) -> Any:
     """Both splits as TokenRows, the label map, and the padding of the model."""
     from tunesmith.data.batches import Padding
-    from tunesmith.data.token_rows import TokenRows
+    from tunesmith.data.tokens import TokenRows
     from tunesmith.labels import LabelMap, Task
 
     special = json.loads((pack / model / "special.json").read_text(encoding="utf-8"))
@@ -95,8 +95,7 @@ def rows_of(unit: Unit, rows: Any) -> Any:
 
 def shown(rows: Any, recipe: str, *, drawn: bool) -> Any:
     """The rows as `--long_texts` of a recipe shows them to the model."""
-    from tunesmith.data.token_rows import TokenRows
-    from tunesmith.data.truncation import TextWindows
+    from tunesmith.data.tokens import TextWindows, TokenRows
 
     if recipe not in LONG:
         return rows

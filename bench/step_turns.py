@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from token_files import TOKENS, pad
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 
 Turns = Callable[[int], list[float]]
 WARM_UP = {"cpu": 2, "cuda": 5}

@@ -43,7 +43,6 @@ TRAINS = (
         "unit/test_estimators.py",
         "unit/test_finetune_data.py",
         "unit/training/test_resume.py",
-        "unit/measure/test_contest.py",
     ),
     *(
         "unit/cli/test_new_user.py",
@@ -58,7 +57,6 @@ TRAINS = (
         "unit/cli/test_audit.py",
     ),
     *("unit/inference/test_predict_commands.py", "unit/speedups/test_proof.py", "unit/cli/test_segments.py"),
-    *("unit/cli/test_late_modules.py", "unit/measure/test_start_up.py"),
 )
 """Unit tests that train whole runs, or take seconds for other reasons: `make quick` leaves them to `make test`."""
 
@@ -70,7 +68,7 @@ LONGEST = (
         "equivalence/test_trainer_scripts.py",
         "distributed/",
     ),
-    *("docs/test_docs.py", "unit/measure/test_contest.py"),
+    *("docs/test_docs.py",),
 )
 """Tests of up to half a minute each: they come first, so that none of them is left for one worker alone at the end."""
 

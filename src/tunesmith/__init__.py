@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.config.schema import RunConfig
     from tunesmith.data.batches import Batches, Padding, padding_of
     from tunesmith.data.hub import load_from_hub as load_dataset
-    from tunesmith.data.token_rows import TokenRows
+    from tunesmith.data.tokens import TokenRows
     from tunesmith.diagnosis.verdict import diagnose as diagnose_curves
     from tunesmith.inference.predictor import Predictor
     from tunesmith.labels import Task
@@ -113,7 +113,7 @@ _HOMES: dict[str, str] = {
     "TaskLoss": "tunesmith.training.evaluate",
     "TextClassifier": "tunesmith.sklearn",
     "TextRegressor": "tunesmith.sklearn",
-    "TokenRows": "tunesmith.data.token_rows",
+    "TokenRows": "tunesmith.data.tokens",
     "TrainState": "tunesmith.training.state",
     "Trainer": "tunesmith.trainer",
     "TrainerCallback": "transformers",

@@ -15,7 +15,7 @@ from torch import nn
 
 from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.events import Improved, StepDone
 from tunesmith.labels import Task

@@ -11,7 +11,7 @@ import torch
 from conftest import tiny_bert, token_lists
 from sampling import crossed
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import Task
 from tunesmith.speedups.strategies import choose_strategies

@@ -17,7 +17,7 @@ from transformers import Trainer, TrainingArguments
 
 from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import Task
 from tunesmith.training.evaluate import TaskLoss

@@ -17,7 +17,7 @@ import torch
 from conftest import tiny_bert, token_lists
 from tunesmith.cli.main import explain
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import TunesmithError
 from tunesmith.events import RunStarted
 from tunesmith.inference.facts import export_model

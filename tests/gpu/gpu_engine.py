@@ -9,7 +9,7 @@ import torch
 
 from token_files import engine_rows
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import LabelMap
 from tunesmith.speedups.strategies import choose_strategies

@@ -15,7 +15,7 @@ LAYERS = [
     {"training", "speedups", "diagnosis"},
     {"report"},
     {"pipeline", "trainer", "inference"},
-    {"integrations", "measure", "tuning"},
+    {"integrations", "tuning"},
     {"cli"},
     {"notebook"},
 ]

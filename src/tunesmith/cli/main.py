@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
 import logging
-import os
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import Any
 
 from tunesmith import __version__
-from tunesmith.cli.late_modules import load_late
 from tunesmith.cli.standard_streams import LostOutput, drop, prepare_streams
 from tunesmith.errors import (
     ConfigError,
@@ -53,7 +49,6 @@ VERBS: dict[str, dict[str, str]] = {
         "init": "write a commented config for a data file",
         "doctor": "check a run folder",
         "env": "show versions, devices and caches",
-        "bench": "measure speed on this machine",
         "schema": "print the JSON schema of the config",
         "completion": "print a completion script for bash, zsh or fish",
     },
@@ -79,20 +74,7 @@ _ENVIRONMENT_ERRORS = (
 def entry() -> None:
     """The console script."""
     prepare_streams()
-    load_late()
-    leave(main(sys.argv[1:]))
-
-
-def leave(code: int) -> NoReturn:
-    """Ends the process as `sys.exit` does, but for taking every module and object apart: with torch that takes a second."""
-    vars(threading)["_shutdown"]()  # as Python itself does: pools end, then threads are joined
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):  # the reader has gone, or there never was one
-            code = code or 120
-    os._exit(code)
+    sys.exit(main(sys.argv[1:]))
 
 
 def main(argv: Sequence[str]) -> int:

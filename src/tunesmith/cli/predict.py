@@ -128,7 +128,7 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
 
 def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.cli.console import Console
-    from tunesmith.data.load import read_unlabelled
+    from tunesmith.data.read import read_unlabelled
     from tunesmith.inference.tables import check_cells, choose_column_names, describe_renaming, list_answers
 
     console = Console()

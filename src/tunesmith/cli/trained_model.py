@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tunesmith.cli.late_modules import loading
 from tunesmith.cli.parser import add_flag
 
 
@@ -63,8 +62,7 @@ def load_predictor(args: argparse.Namespace, *, threads: int | None = None) -> A
     """The trained model of `args.run`; `threads` are those of a CPU."""
     from tunesmith.inference.predictor import Predictor
 
-    with loading():
-        return Predictor.load(args.run, use_cpu=args.use_cpu, precision="bf16" if args.bf16 else "no", threads=threads)
+    return Predictor.load(args.run, use_cpu=args.use_cpu, precision="bf16" if args.bf16 else "no", threads=threads)
 
 
 def chosen_names(args: argparse.Namespace) -> tuple[str, ...]:
@@ -93,7 +91,7 @@ def predict_dataset(
     predictor: Any, dataset: Any, text: tuple[str, ...], console: Any, *, max_rows: int | None, what: str
 ) -> Any:
     """Logits of every row of a Dataset; cut and empty texts are reported."""
-    from tunesmith.data.truncation import describe_empty
+    from tunesmith.data.tokenize import describe_empty
     from tunesmith.inference.predictor import chunks_of_dataset
 
     counter = console.counter(what, len(dataset))

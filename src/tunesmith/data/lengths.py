@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.data.token_rows import Sampling, epoch_order
+from tunesmith.data.tokens import Sampling, epoch_order
 
 Lengths = npt.NDArray[np.integer[Any]]
 

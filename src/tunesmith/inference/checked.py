@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from tunesmith.config.load import load_config
 from tunesmith.data.columns import Columns
-from tunesmith.data.encoding_processes import make_token_rows
-from tunesmith.data.load import read_labelled
+from tunesmith.data.read import read_labelled
+from tunesmith.data.tokenize import make_token_rows
 from tunesmith.errors import ConfigError
 from tunesmith.inference.facts import ModelFacts
 from tunesmith.inference.predictor import Network

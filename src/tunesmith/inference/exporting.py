@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tunesmith.data.batches import padding_of
-from tunesmith.data.encoding_processes import make_token_rows
-from tunesmith.data.token_rows import pad_rows
+from tunesmith.data.tokenize import make_token_rows
+from tunesmith.data.tokens import pad_rows
 from tunesmith.errors import ConfigError, NumericsError
 from tunesmith.inference.checked import (
     Checked,

@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.data.encoding_processes import ChunkEncoder
-from tunesmith.data.token_encoder import RustEncoder, TokenEncoder, load_plain_tokenizer
-from tunesmith.data.token_rows import TokenRows, length_batches, pad_rows
-from tunesmith.data.truncation import LongTexts, mean_by_row
+from tunesmith.data.tokenize import ChunkEncoder, LongTexts, RustEncoder, TokenEncoder, load_plain_tokenizer
+from tunesmith.data.tokens import TokenRows, length_batches, mean_by_row, pad_rows
 from tunesmith.errors import ConfigError, short_text
 from tunesmith.inference.facts import GraphFacts
 

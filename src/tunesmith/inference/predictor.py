@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.data.encoding_processes import ChunkEncoder, make_token_rows
-from tunesmith.data.token_encoder import TokenEncoder, require_text_cells
-from tunesmith.data.token_rows import TokenRows, prefetched
-from tunesmith.data.truncation import CutCount, EncodedRow, TruncationCount
+from tunesmith.data.tokenize import (
+    ChunkEncoder,
+    CutCount,
+    EncodedRow,
+    TokenEncoder,
+    TruncationCount,
+    make_token_rows,
+    require_text_cells,
+)
+from tunesmith.data.tokens import TokenRows, prefetched
 from tunesmith.errors import ConfigError, DataError, ResourceError, first_few, name_the_extra
 from tunesmith.inference.facts import ModelFacts, is_graph_folder, model_folder_of, read_facts, read_graph_facts
 from tunesmith.inference.given_texts import given_columns

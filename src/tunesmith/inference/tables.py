@@ -127,8 +127,7 @@ def _cell(value: Any) -> str:
 
 def read_predictions(path: Path) -> dict[str, list[str]]:
     """The columns of a csv or tsv that `write_table` wrote, every cell the exact text that went in."""
-    from tunesmith.data.delimited import parse_delimited
-    from tunesmith.data.text_files import Dialect
+    from tunesmith.data.csv_files import Dialect, parse_delimited
 
     header: list[str] = []
     columns: list[list[str]] = []

@@ -13,11 +13,15 @@ import numpy.typing as npt
 import torch
 
 from tunesmith.data.batches import Collate, padding_of
-from tunesmith.data.encoding_processes import SPARED_CORES, ChunkEncoder
-from tunesmith.data.token_encoder import TokenEncoder, make_token_encoder
-from tunesmith.data.token_rows import TokenRows
-from tunesmith.data.tokenize import longest_allowed
-from tunesmith.data.truncation import LongTexts
+from tunesmith.data.tokenize import (
+    SPARED_CORES,
+    ChunkEncoder,
+    LongTexts,
+    TokenEncoder,
+    longest_allowed,
+    make_token_encoder,
+)
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.inference.facts import ModelFacts, read_facts
 from tunesmith.models.load import load_model, read_model_config

@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +68,7 @@ def why_not_original(model: nn.Module, own_head: tuple[str, ...]) -> str | None:
 @functools.lru_cache(maxsize=16)
 def _classes_built(kind: type[Any], config: str) -> Mapping[str, type]:
     """The class of each module of a fresh model; on the meta device, so that nothing is computed or drawn."""
-    with without_first_values(), torch.device("meta"):
+    with torch.device("meta"):
         fresh = kind(kind.config_class.from_dict(json.loads(config)))
     return {name: type(module) for name, module in fresh.named_modules(remove_duplicate=False)}
 
@@ -204,24 +203,6 @@ def project_keys(attention: nn.Module, hidden: torch.Tensor, head_size: int) -> 
 def is_hooked(parameter: torch.Tensor) -> bool:
     """Whether a hook sees the gradient of a parameter as soon as it is there."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
-
-
-@contextmanager
-def without_first_values() -> Iterator[None]:
-    """No random numbers for weights on the meta device: they have none, and drawing them loads the compiler of torch."""
-    kinds: list[Any] = [torch.nn.Linear, torch.nn.Embedding, torch.nn.LayerNorm]
-    drawing = [kind.reset_parameters for kind in kinds]
-
-    def unless_meta(draw: Any) -> Any:
-        return lambda module: None if module.weight is not None and module.weight.is_meta else draw(module)
-
-    for kind, draw in zip(kinds, drawing, strict=True):
-        kind.reset_parameters = unless_meta(draw)
-    try:
-        yield
-    finally:
-        for kind, draw in zip(kinds, drawing, strict=True):
-            kind.reset_parameters = draw
 
 
 ADAPTER = "adapter_model.safetensors"

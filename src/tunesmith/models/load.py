@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,16 +34,10 @@ def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    from tunesmith.models.families import without_first_values
-
     make: Any = AutoModelForSequenceClassification.from_config
     described = naming("its config.json describes no model", folder)
-    with described, without_first_values(), torch.random.fork_rng(devices=[]), torch.device("meta"):
-        try:
-            model = make(deepcopy(config))
-        except NotImplementedError:  # of CTRL, MiniMax: an operator that commands load late for this device
-            _ = import_module("torch._meta_registrations").aten
-            model = make(deepcopy(config))
+    with described, torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = make(deepcopy(config))
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     total = sum(tensor.numel() for tensor in tensors.values())
     there = count_parameters(folder)
@@ -142,15 +135,13 @@ def load_model(
     """The model with a head of the right size and `id2label` set to the real names. `new_head` draws the head anew."""
     from transformers import AutoModelForSequenceClassification
 
-    from tunesmith.models.families import without_first_values
-
     folder = Path(folder)
     stored = read_model_config(folder)
     find_weights(folder, str(folder))
     config = _make_config(folder, labels)
     require_fitting(config, stored, folder)
     options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
-    with _quiet(), without_first_values(), naming("the model cannot be loaded", folder):
+    with _quiet(), naming("the model cannot be loaded", folder):
         model, info = AutoModelForSequenceClassification.from_pretrained(
             folder,
             config=config,

@@ -16,11 +16,12 @@ from typing import Any, Literal
 import numpy as np
 
 from tunesmith.config.schema import RunConfig
-from tunesmith.data.load import DataBundle
-from tunesmith.data.row_audit import sort_findings
-from tunesmith.data.row_cache import read_prediction_columns
-from tunesmith.data.suspects import describe_suspects, format_review, judge_labels, rank_suspects, word_space
-from tunesmith.data.text_survey import Ints, sample_rows
+from tunesmith.data.audit import sort_findings
+from tunesmith.data.cache import read_prediction_columns
+from tunesmith.data.label_errors import describe_suspects, format_review, judge_labels, rank_suspects, word_space
+from tunesmith.data.near_duplicates import sample_rows
+from tunesmith.data.read import DataBundle
+from tunesmith.data.source import Ints
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
 from tunesmith.models.model_files import read_config_file

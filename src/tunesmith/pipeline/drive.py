@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from tunesmith.config.schema import dump_config, to_dict
 from tunesmith.errors import CheckpointError
-from tunesmith.events import Event, RunEnded, RunStarted, StepDone
+from tunesmith.events import Event, RunEnded, RunStarted
 from tunesmith.inference.facts import describe_model
 from tunesmith.metrics.evidence import rows_to_keep
 from tunesmith.pipeline.finish import (
@@ -27,9 +27,9 @@ from tunesmith.pipeline.finish import (
 from tunesmith.pipeline.inputs import is_installed
 from tunesmith.pipeline.planning import announce_plan, make_plan
 from tunesmith.pipeline.prepare import Prepared
-from tunesmith.pipeline.run_pages import draw_ahead, draw_and_explain, write_card
+from tunesmith.pipeline.run_pages import draw_and_explain, write_card
 from tunesmith.pipeline.watch import RunEnding, RunResult, Watch
-from tunesmith.runs.environment import describe_environment, reach
+from tunesmith.runs.environment import describe_environment
 from tunesmith.runs.journal import read_journal
 from tunesmith.runs.layout import RunDir
 from tunesmith.runs.ownership import write_own
@@ -99,13 +99,9 @@ def train_run(run: RunDir, prepared: Prepared, watch: Watch, ending: RunEnding |
     with keeper.stop, keeper.ending_well(RankRoster.gather(prepared.runtime)):
         _begin(run, prepared, keeper, started)
         ending = ending or RunEnding()
-        begun = state.step
         for event in keeper.train(plan, prepared.batches, keeper.wants_read_back, evaluate):
-            if isinstance(event, StepDone) and event.step == begun + 1:
-                reach("first step")
             if ending.enough(event):
                 break
-        reach("training")
         keeper.stop.raise_at_once()
         return _finish(run, prepared, keeper, watch, ending, seen)
 
@@ -204,9 +200,6 @@ def _finish(
 ) -> RunResult:
     state, main = prepared.state, prepared.runtime.is_main
     early = state.step < keeper.plan.num_steps
-    if main and watch.pages and keeper.journal is not None:
-        keeper.journal.settle()
-        watch.aside.start(draw_ahead, run)
     diagnosis: Sequence[str] = ()
     best_step = state.progress.step if keeper.keep_best else None
     known = seen.get(best_step or state.step) if ending.change is RunEnding.change else None
@@ -217,16 +210,13 @@ def _finish(
             predictions = predict_splits(prepared, watch.progress, known)
         prepared = with_ending(run, move_thresholds(prepared, predictions, watch.say), ending)
         scores = score_splits(prepared, predictions) | ending.scores
-        reach("scores")
         if main:
             write_results(run, prepared, predictions, scores)
             card = write_card(prepared, scores, name=prepared.config.name, steps=state.step, best_step=best_step)
             finish_model(prepared, card)
-            reach("model folder")
     if main:
         keeper.end("early_stopping" if early else "completed")
-        diagnosis = watch.aside.start(draw_and_explain, run)() if watch.pages else ()
-        reach("curves and report")
+        diagnosis = draw_and_explain(run) if watch.pages else ()
     prepared.runtime.barrier()
     warnings = tuple(finding.line() for finding in prepared.bundle.findings if finding.severity != "info")
     return RunResult(run, scores, state.step, best_step, tuple(diagnosis), warnings)

@@ -8,7 +8,6 @@ folder beside the first.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -21,9 +20,9 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
 from tunesmith.events import RunEnded
-from tunesmith.pipeline.inputs import RunData, read_run_data, refuse_what_is_not_built
+from tunesmith.pipeline.inputs import read_run_data, refuse_what_is_not_built
 from tunesmith.pipeline.watch import RunEnding, RunResult, Watch
-from tunesmith.runs.environment import reach, read_launch
+from tunesmith.runs.environment import read_launch
 from tunesmith.runs.journal import read_journal
 from tunesmith.runs.layout import RunDir, is_run, require_own_folder
 from tunesmith.runs.ownership import RunLock, start_ledger
@@ -72,8 +71,7 @@ def finetune(
         _require_folder(config, run)
     # Several ranks read one after the other: the first builds the table that the others find.
     read = partial(read_run_data, config, data, use_test=use_test)
-    found = _read_aside(read, watch) if launch.world == 1 else None
-    reach("data")
+    found = read(progress=watch.progress) if launch.world == 1 else None
     # One rank holds the lock for all of them.
     with RunLock(run.lock_file) if first else nullcontext():
         if first:
@@ -87,17 +85,6 @@ def finetune(
         with rank_watch(runtime):
             prepared = prepare(config, runtime, lambda: found or read(progress=heard.progress), heard)
             return train_run(run, prepared, heard, ending)
-
-
-def _read_aside(read: Callable[..., RunData], watch: Watch) -> RunData:
-    """The data; behind it, what draws the pages is loaded there: later both cores compute."""
-    found = watch.aside.start(read, progress=watch.progress)
-    if watch.pages:
-        from tunesmith.pipeline.run_pages import load_pages
-
-        watch.aside.start(load_pages)
-    data: RunData = found()
-    return data
 
 
 def _require_folder(config: RunConfig, run: RunDir) -> None:

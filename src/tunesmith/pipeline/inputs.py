@@ -18,12 +18,18 @@ import numpy.typing as npt
 
 from tunesmith.config.load import raise_problems
 from tunesmith.config.schema import RunConfig
-from tunesmith.data.load import DataBundle, load_data
-from tunesmith.data.readable import MOST_ROWS, check_cut, check_tokens
-from tunesmith.data.row_audit import audit_rows, require_clean
-from tunesmith.data.text_survey import sample_rows
-from tunesmith.data.tokenize import LONGEST_LENGTH, USUAL_LENGTH, Tokenized, longest_allowed, tokenize
-from tunesmith.data.truncation import LongTexts, describe_empty
+from tunesmith.data.audit import MOST_TOKENIZED, audit_rows, check_cut, check_tokens, require_clean
+from tunesmith.data.near_duplicates import sample_rows
+from tunesmith.data.read import DataBundle, load_data
+from tunesmith.data.tokenize import (
+    LONGEST_LENGTH,
+    USUAL_LENGTH,
+    LongTexts,
+    Tokenized,
+    describe_empty,
+    longest_allowed,
+    tokenize,
+)
 from tunesmith.findings import Finding
 from tunesmith.inference.tables import describe_renaming, names_of_run
 from tunesmith.labels import Task
@@ -278,7 +284,9 @@ def audit_tokenized(
 def _samples(bundle: DataBundle) -> dict[str, dict[str, list[str]]]:
     """Texts by split and column."""
     names = list(bundle.columns.text)
-    return {split: sample_rows(part, names, MOST_ROWS).columns for split, part in bundle.parts.items() if len(part)}
+    return {
+        split: sample_rows(part, names, MOST_TOKENIZED).columns for split, part in bundle.parts.items() if len(part)
+    }
 
 
 def _check_texts(samples: Mapping[str, dict[str, list[str]]], tokenizer: Any) -> list[Finding]:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from tunesmith.data.batches import Padding, evaluation_batches
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import TunesmithError
 from tunesmith.labels import Task
 from tunesmith.runs.remembered import own_cache

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from tunesmith.data.batches import Batch, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.labels import LabelMap
 from tunesmith.models.pooling import last_linear
 from tunesmith.pipeline.linear_fit import FrozenFeatures, LinearFit, fit_linear, targets_of

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.data.batches import Batches
-from tunesmith.data.load import DataBundle
-from tunesmith.data.token_encoder import padded_fingerprint
-from tunesmith.data.token_rows import Sampling
+from tunesmith.data.read import DataBundle
+from tunesmith.data.tokenize import padded_fingerprint
+from tunesmith.data.tokens import Sampling
 from tunesmith.errors import ConfigError
 from tunesmith.events import Event, StepDone
 from tunesmith.metrics.table import Suite

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from tunesmith.config.schema import RunConfig
+from tunesmith.data.audit import require_clean, sort_findings
 from tunesmith.data.batches import Batches, Padding, padding_of
-from tunesmith.data.load import DataBundle
-from tunesmith.data.row_audit import require_clean, sort_findings
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.read import DataBundle
 from tunesmith.data.tokenize import Tokenized
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.inference.facts import ModelFacts
@@ -32,7 +32,6 @@ from tunesmith.pipeline.inputs import (
 from tunesmith.pipeline.planning import make_identity, say_model, with_choices
 from tunesmith.pipeline.settling import Settled, settle_recipe
 from tunesmith.pipeline.watch import Say, Watch
-from tunesmith.runs.environment import reach
 from tunesmith.speedups.in_force import Strategies
 from tunesmith.speedups.strategies import choose_strategies, why_not_half
 from tunesmith.training.evaluate import TaskLoss, resolve_class_weights
@@ -87,13 +86,10 @@ class Prepared:
 
 def start_runtime(config: RunConfig) -> Runtime:
     """Joins the other ranks, if this process was launched as one of several."""
-    reach("libraries")
     precision: Precision = "fp16" if config.fp16 else "no"
     if config.bf16 or (config.bf16 is None and not config.fp16 and has_bf16(use_cpu=config.use_cpu)):
         precision = "bf16"
-    runtime = make_runtime(precision=precision, use_cpu=config.use_cpu, timeout_seconds=config.ddp_timeout)
-    reach("device")
-    return runtime
+    return make_runtime(precision=precision, use_cpu=config.use_cpu, timeout_seconds=config.ddp_timeout)
 
 
 def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], watch: Watch) -> Prepared:
@@ -115,7 +111,6 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     findings = audit_tokenized(bundle, tokenizer, tokenized["train"], length=length, limit=limit)
     bundle = add_findings(bundle, findings, say, strict=config.strict_data)
     say_lengths(say, tokenized, length)
-    reach("tokens")
     task, positive = bundle.labels.task, bundle.labels.positive_name
     suite = make_suite(task, names=config.metric_name, glue_task=config.task_name, positive_name=positive)
     watch.positive_name = positive
@@ -124,13 +119,11 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names, tokens.long_texts)
     seed_everything(config.seed)
     loaded, runtime, failing = _load(config, data, runtime)
-    reach("model")
     fixed = length if config.pad_to_max_length else None
     padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
     rows = {split: part.rows for split, part in tokenized.items()}
     settled = settle_recipe(config, loaded, data, rows, padding, suite, runtime, watch, tokens.decision)
     config = settled.config
-    reach("recipe")
     identity = make_identity(config, bundle, folder, tokenizer, max_length=length, runtime=runtime)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     strategies, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)

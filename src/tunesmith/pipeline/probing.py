@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from tunesmith.data.batches import Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.labels import LabelMap
 from tunesmith.metrics.evidence import BestConstant, encode_rows, keep_rows
@@ -88,8 +88,6 @@ class Prober:
     content: str
     """Equal for equal weights."""
     cache_dir: str | None = None
-    start: Callable[..., Callable[[], Any]] = partial
-    """Starts a job beside this process: the function that is given back gives its result."""
 
     def look(self, on_rows: Callable[[int, int], None] = lambda done, total: None) -> ProbeResult | None:
         """The result, or None for too few rows. Tells `on_rows` how many of how many rows are done."""
@@ -181,7 +179,7 @@ class Prober:
         if not others:
             return list
         texts = self.texts("train", some)
-        return self.start(word_scores, texts, train.labels[some], others, self.labels.task, len(self.labels))
+        return partial(word_scores, texts, train.labels[some], others, self.labels.task, len(self.labels))
 
 
 def choose_pooling(fits: Mapping[Pooling, LinearFit]) -> tuple[Pooling, str]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tunesmith.config.schema import RunConfig
-from tunesmith.data.row_cache import read_prediction_columns
+from tunesmith.data.cache import read_prediction_columns
 from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.calibration import fit_thresholds
 from tunesmith.metrics.intervals import Score

@@ -16,8 +16,8 @@ from tunesmith.config.convert import AutoOnOff
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import Recipe, RunConfig
 from tunesmith.data.batches import Padding
-from tunesmith.data.load import DataBundle
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.read import DataBundle
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.table import Suite
@@ -166,7 +166,6 @@ class _Unsettled:
             self.loaded.fresh,
             " ".join(known_hash(p) for p in weights),
             self.config.cache_dir,
-            self.watch.aside.start,
         )
 
     def _texts(self, split: str, rows: npt.NDArray[np.int64]) -> Sequence[str]:

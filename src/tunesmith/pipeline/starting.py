@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tunesmith.data.batches import Batches, Padding, evaluation_batches
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import LabelMap, Task
 from tunesmith.models.pooling import last_linear

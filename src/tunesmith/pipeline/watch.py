@@ -26,15 +26,6 @@ ShowProgress = Callable[[str, int, int], None]
 """Called with (what, done, in all): rows, or bytes while a file is read."""
 
 
-class SideWork:
-    """Runs jobs beside the run. This one has no second process: a job runs when its result is asked for."""
-
-    def start(self, job: Callable[..., Any], *args: Any, progress: ShowProgress | None = None) -> Callable[[], Any]:
-        """Returns a function that returns the result of `job(*args)`; with `progress`, the job gets it as a keyword."""
-        told = {} if progress is None else {"progress": progress}
-        return lambda: job(*args, **told)
-
-
 @dataclass
 class Watch:
     """Receives the messages and events of a run. `plan` is called with (steps in all, steps an epoch) before the first event.
@@ -47,7 +38,6 @@ class Watch:
     plan: Callable[[int, float], None] = lambda num_steps, steps_per_epoch: None
     listeners: list[Callable[[Event], None]] = field(default_factory=list)
     pages: bool = True
-    aside: SideWork = field(default_factory=SideWork)
     start_steps: int | None = None
     """Steps of a pair start at most: `tunesmith plan` times a few and forecasts the others."""
     positive_name: str | None = None
@@ -119,7 +109,7 @@ class RunResult:
         """Every metric with its interval on labelled rows: a table as for training, or texts and their labels."""
         from tunesmith.data.columns import Columns
         from tunesmith.data.in_memory import columns_table
-        from tunesmith.data.load import read_labelled
+        from tunesmith.data.read import read_labelled
         from tunesmith.metrics.table import make_suite
 
         facts = self.predictor.facts

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.config.schema import list_options
-from tunesmith.data.row_cache import read_prediction_columns
+from tunesmith.data.cache import read_prediction_columns
 from tunesmith.findings import Finding
 from tunesmith.report.charts import Explained, explain_rows
 from tunesmith.report.diagnosis import diagnose_with, is_in_training, read_run_config

@@ -281,14 +281,6 @@ def write_curves(pictures: tuple[bytes, bytes], *, png: Path, svg: Path) -> None
         write_own(file, picture)
 
 
-def draw_nothing() -> None:
-    """An empty panel that is not kept: fonts are found and modules loaded when the first text is drawn."""
-    figure = new_figure(width=2.0, height=2.0, theme="light")
-    style_axes(figure.subplots(), THEMES["light"], title="loss", x_label="step")
-    for kind in ("png", "svg"):
-        figure_bytes(figure, kind)
-
-
 def style_axes(axes: Axes, theme: Theme, *, title: str, x_label: str) -> None:
     """The look shared by every panel: no box, a quiet grid, a title on the left."""
     axes.set_facecolor(theme.background)

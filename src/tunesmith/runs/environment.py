@@ -1,5 +1,5 @@
 """What surrounds this process: its versions, machine, command and commit; what a launcher gave it; faults that a test asks for;
-calls into other people's code that may never return; progress bars of libraries; the milestones of a command.
+calls into other people's code that may never return; progress bars of libraries.
 
 The commit is read from the files of git. No program is started: what a repository configures (`core.fsmonitor`, hooks,
 filters) would run with it.
@@ -8,7 +8,6 @@ filters) would run with it.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import platform
 import re
@@ -240,11 +239,3 @@ def library_bars_off(library: ModuleType, *, except_on_a_terminal: bool = False)
         yield
     finally:
         library.enable_progress_bars()
-
-
-milestones = logging.getLogger(__name__)
-
-
-def reach(milestone: str) -> None:
-    """Notes that something is done. Costs nothing unless a handler asks for it."""
-    milestones.info(milestone)

@@ -36,11 +36,6 @@ def known_hash(file: Path) -> str:
     return str(_known(own_cache() / "hashes" / f"{name}.json", [file], lambda: hash_file(file)))
 
 
-def known_answer(name: str, paths: Sequence[Path], ask: Callable[[], Any]) -> Any:
-    """What `ask` returns (values of JSON), from the cache if it was asked about the same files or folders before."""
-    return _known(own_cache() / "answers" / f"{name}.json", paths, ask)
-
-
 def _known(entry: Path, paths: Sequence[Path], ask: Callable[[], Any]) -> Any:
     before = [_facts(path) for path in paths]
     facts = before[0] if len(before) == 1 else [[str(path) for path in paths], *before]

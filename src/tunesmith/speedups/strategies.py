@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tunesmith.data.batches import Collate, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.models.families import anatomy_of, hook_tables, is_watched, why_not
 from tunesmith.models.load import compute_row

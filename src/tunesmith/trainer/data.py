@@ -19,7 +19,7 @@ from transformers.trainer_pt_utils import IterableDatasetShard
 from transformers.trainer_utils import has_length, seed_worker
 
 from tunesmith.data.batches import Padding
-from tunesmith.data.token_rows import Sampling, TokenRows, epoch_order
+from tunesmith.data.tokens import Sampling, TokenRows, epoch_order
 from tunesmith.errors import DataError
 from tunesmith.models.families import inner_model
 from tunesmith.trainer.arguments import rows_per_rank

@@ -24,7 +24,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
-from tunesmith.data.token_encoder import padded_fingerprint
+from tunesmith.data.tokenize import padded_fingerprint
 from tunesmith.models.families import has_adapters
 from tunesmith.runs.environment import package_versions
 from tunesmith.trainer.arguments import trainer_log

@@ -18,7 +18,7 @@ from transformers.trainer import is_optimizer_factory
 from transformers.trainer_utils import align_special_tokens
 
 from tunesmith.data.batches import Padding, Window
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.speedups.in_force import Strategies
 from tunesmith.trainer.arguments import trainer_log

@@ -16,8 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from tunesmith.data.batches import Batch, Collate, evaluation_batches, pin_batch
-from tunesmith.data.token_rows import TokenRows, prefetched
-from tunesmith.data.truncation import mean_by_row
+from tunesmith.data.tokens import TokenRows, mean_by_row, prefetched
 from tunesmith.errors import ResourceError
 from tunesmith.labels import Task
 from tunesmith.training.runtime import Runtime

@@ -54,7 +54,7 @@ def test_a_person_sees_tokens_lengths_cuts_and_padding(
     assert set(table[3][1:]) == {"1"}
     assert {len(line) for line in table[:4]} == {13}
     assert "more were cut" in out
-    assert re.search(r"train: 40 of 40 rows \(100.0%\) were cut at 12 tokens", out)
+    assert re.search(r"train: 40 of 40 rows \(100.0%\) were truncated to 12 tokens", out)
     assert "padding in batches of 4" in out
     assert "every row padded to 12" in out
     assert "0.0% of 480 places" in out

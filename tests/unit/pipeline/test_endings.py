@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch.optim import adam
 
 from tiny_model import sentences, write_csv
-from tunesmith.data.row_cache import read_prediction_columns
+from tunesmith.data.cache import read_prediction_columns
 from tunesmith.errors import ResourceError
 from tunesmith.pipeline import finish
 from tunesmith.pipeline.watch import RunEnding

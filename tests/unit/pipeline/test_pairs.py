@@ -10,7 +10,7 @@ import torch
 
 from conftest import tiny_bert
 from tunesmith.data.batches import Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.labels import LabelMap
 from tunesmith.models.pooling import last_linear
 from tunesmith.pipeline.linear_fit import FrozenFeatures, fit_linear

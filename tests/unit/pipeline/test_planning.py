@@ -9,7 +9,7 @@ import pytest
 from conftest import token_lists
 from tunesmith.config.schema import RunConfig
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.labels import Task
 from tunesmith.metrics.table import make_suite
 from tunesmith.pipeline.planning import make_plan

@@ -13,7 +13,7 @@ import pytest
 from tiny_model import sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
-from tunesmith.data.row_cache import read_prediction_columns
+from tunesmith.data.cache import read_prediction_columns
 from tunesmith.errors import ConfigError
 from tunesmith.metrics.calibration import MovedThresholds
 from tunesmith.pipeline.from_config import Watch, finetune

@@ -11,7 +11,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.events import Note
 from tunesmith.labels import Task
 from tunesmith.speedups.strategies import choose_strategies

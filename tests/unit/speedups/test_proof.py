@@ -15,7 +15,7 @@ from transformers.models.bert.modeling_bert import BertModel
 
 from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.events import Note, SafePoint, StepDone
 from tunesmith.labels import Task
 from tunesmith.speedups import in_step

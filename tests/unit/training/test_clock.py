@@ -9,7 +9,7 @@ import pytest
 
 from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import DataError
 from tunesmith.events import SafePoint, StepDone
 from tunesmith.labels import Task

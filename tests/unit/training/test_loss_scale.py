@@ -9,7 +9,7 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batch, Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.events import NonFinite, StepDone
 from tunesmith.labels import Task
 from tunesmith.training.evaluate import TaskLoss

@@ -9,7 +9,7 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.labels import Task
 from tunesmith.training.evaluate import TaskLoss
 from tunesmith.training.optim import make_optimizer

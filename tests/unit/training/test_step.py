@@ -13,7 +13,7 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batch, Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError, ResourceError
 from tunesmith.events import NonFinite, SafePoint, StepDone
 from tunesmith.labels import Task

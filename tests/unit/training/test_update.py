@@ -12,7 +12,7 @@ from torch.optim import adam
 
 from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ResourceError
 from tunesmith.labels import Task
 from tunesmith.training import optim

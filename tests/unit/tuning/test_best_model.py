@@ -17,7 +17,7 @@ import pytest
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
-from tunesmith.data.row_cache import read_prediction_columns
+from tunesmith.data.cache import read_prediction_columns
 from tunesmith.errors import ConfigError
 from tunesmith.events import StepDone
 from tunesmith.inference.predictor import Predictor

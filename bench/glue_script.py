@@ -1,15 +1,13 @@
-"""What people write today to fine-tune on labelled files, in the order of transformers' run_glue.py: a contestant.
+"""A fine-tuning script for labeled files in the order of transformers' run_glue.py: the baseline of start_up.py.
 
-`python -m tunesmith.measure.glue_script FD OPTIONS`: OPTIONS is JSON, milestones go to the open pipe FD.
+`python bench/glue_script.py OPTIONS`: OPTIONS is JSON.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import os
 import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -21,24 +19,9 @@ from transformers import (
     AutoTokenizer,
     DataCollatorWithPadding,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
     set_seed,
 )
-
-
-class FirstStep(TrainerCallback):  # type: ignore[misc]
-    """Notes the end of the first step."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Called by the Trainer."""
-        if state.global_step == 1:
-            _reach("first step")
-
-
-def _reach(name: str) -> None:
-    line = {"name": name, "clock": time.time(), "processor": time.process_time()}
-    os.write(int(sys.argv[1]), f"{json.dumps(line)}\n".encode())
 
 
 def _read_files(options: dict[str, Any]) -> Any:
@@ -62,12 +45,10 @@ def _score(answers: Any) -> dict[str, float]:
 
 def main(options: dict[str, Any]) -> None:
     """Reads, tokenizes, trains, saves, evaluates once: the defaults of transformers."""
-    _reach("libraries")
     set_seed(options["seed"])
     raw = _read_files(options)
     texts, label = options["text_columns"], options["label_column"]
     names = sorted(raw["train"].unique(label))
-    _reach("data")
     tokenizer: Any = AutoTokenizer.from_pretrained(options["model"])
 
     def encode(rows: dict[str, Any]) -> dict[str, Any]:
@@ -75,10 +56,8 @@ def main(options: dict[str, Any]) -> None:
         return {**found, "label": [names.index(value) for value in rows[label]]}
 
     data = raw.map(encode, batched=True, remove_columns=[n for n in raw["train"].column_names if n != label])
-    _reach("tokens")
     config = AutoConfig.from_pretrained(options["model"], num_labels=len(names))
     model = AutoModelForSequenceClassification.from_pretrained(options["model"], config=config)
-    _reach("model")
     trainer = Trainer(
         model,
         TrainingArguments(options["output_dir"], report_to="none", seed=options["seed"], **options["arguments"]),
@@ -87,15 +66,11 @@ def main(options: dict[str, Any]) -> None:
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer),
         compute_metrics=_score,
-        callbacks=[FirstStep()],
     )
     trainer.train()
-    _reach("training")
     trainer.save_model()
-    _reach("model folder")
     trainer.save_metrics("eval", trainer.evaluate())
-    _reach("scores")
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[2]))
+    main(json.loads(sys.argv[1]))

@@ -8,24 +8,45 @@ only, unless `label_names` has it. Labels that differ only in case or spaces are
 
 from __future__ import annotations
 
+import csv
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunesmith.data.columns import Columns
-from tunesmith.data.label_survey import Survey, alike, class_names, fold_case, label_batches, survey_labels
+from tunesmith.data.columns import OFF, ON, Columns, has_label, label_parts
+from tunesmith.data.label_values import (
+    NUMBER,
+    Survey,
+    alike,
+    class_names,
+    find_separator,
+    fold_case,
+    is_list_type,
+    is_string_type,
+    label_batches,
+    label_cells,
+    plain_numbers,
+    split_cell,
+    style_of_numbers,
+    survey_labels,
+)
 from tunesmith.data.ready_commands import train_with
 from tunesmith.data.source import Part, Source
 from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
+from tunesmith.files import BadFile, read_plain
 from tunesmith.labels import UNLABELLED, LabelMap, Task, match_names
 from tunesmith.runs.environment import library_bars_off
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
 
 ENCODED = "labels"
 SHOWN = 4
@@ -63,8 +84,6 @@ def encode_labels(
     if ENCODED in columns.text:
         raise DataError(f"a text column is named {ENCODED!r}, as the labels are inside", fix="Rename it in the data.")
     if columns.task is Task.REGRESSION:
-        from tunesmith.data.label_forms import read_scores
-
         scores = {split: read_scores(s, column, is_test=split.startswith("test")) for split, s in sources.items()}
         return LabelMap((column,), Task.REGRESSION), _with_labels(sources, scores)
     labelled = {split: source for split, source in sources.items() if column in source.column_names}
@@ -72,7 +91,7 @@ def encode_labels(
     first = "train" if "train" in labelled else next(iter(labelled))
     train, multilabel = labelled[first], columns.task is Task.MULTILABEL
     if multilabel:
-        from tunesmith.data.label_forms import encode_lists, encode_places, holds_places
+        from tunesmith.data.label_values import holds_places
 
         if surveys[first].is_float or holds_places(train, column):
             names, places = encode_places(sources, column, label_names)
@@ -290,3 +309,261 @@ def _refuse_typos(train: Source, column: str, survey: Survey) -> None:
 
 def _digits(name: str) -> str:
     return "".join(c for c in name if c.isdigit())
+
+
+def read_scores(source: Source, column: str, *, is_test: bool) -> Any:
+    """The scores as an Arrow column; nan for a test split without any."""
+    import pyarrow as pa
+
+    if column not in source.column_names:
+        return pa.array(np.full(source.dataset.num_rows, np.nan, dtype=np.float32))
+    style = style_of_numbers(source, column)
+    parts = [_numbers(label_cells(t.column(column)), source, column, at, style) for at, t in source.scan([column])]
+    scores = np.concatenate(parts)
+    if is_test and (scores == UNLABELLED).all():
+        scores = np.full_like(scores, np.nan)
+    return pa.array(scores.astype(np.float32))
+
+
+def _numbers(cells: Any, source: Source, column: str, start: int, style: str | None) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if is_string_type(cells.type):
+        cells = plain_numbers(cells, style)
+        good = pc.match_substring_regex(cells, NUMBER)
+    elif pa.types.is_integer(cells.type) or pa.types.is_floating(cells.type):
+        good = pc.is_finite(cells)
+    else:
+        raise DataError(f"column {column!r} holds {cells.type}, expected numbers", where=source.origin)
+    good = pc.fill_null(good, False)
+    if not pc.all(good).as_py():
+        at = pc.index(good, False).as_py()
+        value = cells[at].as_py()
+        problem = "the score is missing" if value in (None, "") else f"{value!r} is not a number"
+        fix = "Regression needs a finite number in every row."
+        raise DataError(problem, where=source.where(start + at, column), fix=fix)
+    numbers = cells.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    too_large = np.abs(numbers) > np.finfo(np.float32).max
+    if too_large.any():
+        at = int(np.argmax(too_large))
+        raise DataError(f"{cells[at].as_py()} is too large", where=source.where(start + at, column))
+    return numbers
+
+
+SEPARATOR_WORDS = {"comma": ",", "slash": "/", "pipe": "|", "semicolon": ";", "space": " ", "tab": "\t"}
+
+
+def unfold_labels(sources: Mapping[str, Source], label: str, separator: str | None) -> dict[str, Source]:
+    """Sources in which the labels are lists, whatever form they have in the files."""
+    train = sources.get("train") or next(iter(sources.values()))
+    if label_parts(train, label):
+        return {k: _join_switches(s, label_parts(s, label)) if has_label(s, label) else s for k, s in sources.items()}
+    if is_list_type(train.type_of(label)):
+        return dict(sources)
+    known = SEPARATOR_WORDS.get(separator or "", separator) or find_separator(survey_labels(train, label).counts) or "|"
+    return {k: _split_cells(s, label, known) if label in s.column_names else s for k, s in sources.items()}
+
+
+def _split_cells(source: Source, column: str, separator: str) -> Source:
+    """The source with lists of labels in the column."""
+    lists = []
+    for row, cell in enumerate(source.dataset.with_format(None)[column]):
+        try:
+            lists.append(split_cell(cell, separator))
+        except ValueError as error:
+            raise DataError(str(error), where=source.where(row, column), fix='Write ["a", "b"].') from None
+    return _with_lists(source, column, lists)
+
+
+def _join_switches(source: Source, columns: Sequence[str]) -> Source:
+    """The source with one more column, named by the columns with commas: the names of those that hold 1, true or yes."""
+    table = source.dataset.with_format(None)
+    rows: list[list[str]] = [[] for _ in range(source.dataset.num_rows)]
+    for name in columns:
+        for row, value in enumerate(table[name]):
+            word = str(value).strip().lower()
+            if word in ON:
+                rows[row].append(name)
+            elif word not in OFF:
+                raise DataError(f"{value!r} is neither 0 nor 1", where=source.where(row, name), fix="Write 0 or 1.")
+    return _with_lists(source, ",".join(columns), rows)
+
+
+def _with_lists(source: Source, column: str, lists: list[list[str]]) -> Source:
+    import pyarrow as pa
+    from datasets import Dataset
+
+    dataset = source.dataset.remove_columns([column]) if column in source.dataset.column_names else source.dataset
+    table = dataset.with_format("arrow")[:]
+    return source.with_rows(Dataset(table.append_column(column, pa.array(lists, pa.list_(pa.string())))))
+
+
+def encode_lists(source: Source, column: str, values: Sequence[str]) -> Any:
+    """Lists of names as an Arrow column with 0.0 or 1.0 for each of `values`; nan in all places for unlabelled rows."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column not in source.column_names:
+        return _as_arrow(np.full((source.dataset.num_rows, len(values)), np.nan))
+    hot = np.zeros((source.dataset.num_rows, len(values)), dtype=np.float32)
+    start = 0
+    for batch in label_batches(source, column):
+        if batch.column.null_count:
+            row = start + pc.index(pc.is_null(batch.column), True).as_py()
+            raise DataError("the list of labels is missing", where=source.where(row, column), fix="Use [] for none.")
+        start += len(batch.column)
+        ids = pc.index_in(batch.names, value_set=pa.array(values, pa.string())).to_numpy(zero_copy_only=False)
+        hot[batch.rows, ids.astype(np.int64)] = 1.0
+    return _as_arrow(hot)
+
+
+def encode_places(
+    sources: Mapping[str, Source], column: str, label_names: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Lists of 0 and 1, all of one length, already have a place for each label: the names of these, and Arrow columns."""
+    width = len(label_names) if label_names is not None else None
+    places: dict[str, Any] = {}
+    for split, source in sources.items():
+        if column in source.column_names:
+            places[split] = _read_places(source, column, width)
+            width = places[split].shape[1]
+    empty = {split: np.full((s.dataset.num_rows, width or 0), np.nan) for split, s in sources.items()}
+    names = tuple(label_names) if label_names is not None else tuple(str(i) for i in range(width or 0))
+    return names, {split: _as_arrow(rows) for split, rows in (empty | places).items()}
+
+
+def _read_places(source: Source, column: str, width: int | None) -> Any:
+    """(rows, labels) of a column of lists with a 0 or 1 for each label; `width` is the number of labels, where it is known."""
+    import pyarrow.compute as pc
+
+    parts = []
+    for start, table in source.scan([column]):
+        lists = table.column(column).combine_chunks()
+        lengths = pc.fill_null(pc.list_value_length(lists), -1).to_numpy(zero_copy_only=False)
+        width = int(lengths[0]) if width is None else width
+        if not (lengths == width).all():
+            row = int(np.argmax(lengths != width))
+            problem = f"{lengths[row]} values, expected {width}"
+            raise DataError(problem, where=source.where(start + row, column), fix="Give 0 or 1 for every label.")
+        cells = _numbers_of(pc.list_flatten(lists))
+        wrong = ~np.isin(cells, (0.0, 1.0))
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise DataError(f"{cells[at]} is neither 0 nor 1", where=source.where(start + at // width, column))
+        parts.append(cells.reshape(-1, width))
+    return np.concatenate(parts)
+
+
+def _numbers_of(cells: Any) -> Any:
+    import pyarrow as pa
+
+    if is_string_type(cells.type) or pa.types.is_boolean(cells.type):
+        return np.asarray([str(cell).lower() in ("1", "true") for cell in cells.to_pylist()], dtype=np.float32)
+    return cells.to_numpy(zero_copy_only=False)
+
+
+def _as_arrow(rows: np.ndarray[Any, Any]) -> Any:
+    """An Arrow column of lists of float32, from (rows, values)."""
+    import pyarrow as pa
+
+    offsets = np.arange(rows.shape[0] + 1, dtype=np.int32) * np.int32(rows.shape[1])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.asarray(rows.reshape(-1), dtype=np.float32)))
+
+
+MOST_BYTES = 1 << 30
+"""Of a review file."""
+
+
+def spelling_of(counts: Mapping[str, int]) -> dict[str, str]:
+    """Each label -> the most frequent label that it is a variant of, stripped; labels that stay as they are are left out."""
+    by_key: dict[str, str] = {}
+    for name in sorted(counts, key=lambda n: -counts[n]):
+        by_key.setdefault(alike(name), name.strip() or name)
+    return {name: by_key[alike(name)] for name in counts if by_key[alike(name)] != name}
+
+
+def merge_variants(
+    sources: Mapping[str, Source], label: str, notes: list[str], *, names: Sequence[str] = ()
+) -> dict[str, Source]:
+    """The sources with one spelling of each label: that of `names`, else the most frequent one of train."""
+    labelled = {split: source for split, source in sources.items() if label in source.column_names}
+    counts = {split: survey_labels(source, label).counts for split, source in labelled.items()}
+    every = {name: 0 for found in counts.values() for name in found} | counts.get("train", {})
+    most = 1 + max(every.values(), default=0)
+    changed = spelling_of(every | dict.fromkeys(names, most))
+    if changed:
+        shown = first_few([f"{old!r} as {new!r}" for old, new in changed.items()], SHOWN)
+        notes.append(f"Labels that differ only in case, spaces or form are one, as asked: {shown}.")
+    return {**sources, **{split: _respell(source, label, changed) for split, source in labelled.items()}}
+
+
+def _respell(source: Source, column: str, changed: Mapping[str, str]) -> Source:
+    import pyarrow as pa
+    from datasets import Dataset
+
+    kind = source.type_of(column)
+    if not changed or "string" not in str(kind):
+        return source
+    table = source.dataset.with_format("arrow")[:]
+    cells: Any = table.column(column).to_pylist()
+    if is_list_type(kind):
+        new = [None if row is None else list(dict.fromkeys(changed.get(v, v) for v in row)) for row in cells]
+    else:
+        new = [changed.get(value, value) for value in cells]
+    table = table.set_column(table.column_names.index(column), column, pa.array(new, kind))
+    return source.with_rows(Dataset(table))
+
+
+def correct_labels(part: Part, path: Path, columns: Sequence[str], labels: LabelMap) -> tuple[Part, int]:
+    """The part with the labels of a review file, and how many changed. A row whose text differs from the data is refused."""
+    if labels.task is Task.MULTILABEL:
+        raise DataError("a labels file holds one label a row; these rows have several", where=str(path))
+    values = part.encoded.with_format("numpy", columns=["labels"])[:]["labels"].copy()
+    cells = part.source.dataset.select_columns(list(columns))
+    changed = 0
+    for where, row, texts, label in _read_corrections(path, columns):
+        if row >= len(values):
+            raise DataError(f"row {row + 1}: the data has {len(values):,} rows", where=where)
+        if [str(cell) for cell in cells[row].values()] != texts:
+            fix = "Audit the data as it is now, and correct the new file."
+            raise DataError(f"row {row + 1} has another text in the data", where=where, fix=fix)
+        value = _value_of(label, labels, f"{where}:label")
+        changed += bool(values[row] != np.asarray(value, dtype=values.dtype))
+        values[row] = value
+    feature = part.encoded.features["labels"]
+    encoded = part.encoded.remove_columns(["labels"]).add_column("labels", values, feature=feature)
+    return replace(part, encoded=encoded), changed
+
+
+def _read_corrections(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, int, list[str], str]]:
+    """(place in the file, row from 0, texts, label) of each row of the file. Its other columns are for the reader."""
+    try:
+        text = read_plain(path, MOST_BYTES, follow=True).decode("utf-8-sig")
+    except (OSError, BadFile, UnicodeDecodeError) as error:
+        raise DataError(f"the labels file cannot be read: {error}", where=str(path)) from None
+    table = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    missing = [name for name in ("row", *columns, "label") if name not in (table.fieldnames or ())]
+    if missing:
+        fix = "Use a file that `tunesmith audit --review_file` wrote for this data."
+        raise DataError(f"the column {missing[0]!r} is missing", where=str(path), fix=fix)
+    for cells in table:
+        where, number = f"{path}:{table.line_num}", cells["row"] or ""
+        if not number.isdecimal() or int(number) < 1:
+            raise DataError(f"{number!r} is not a row number", where=f"{where}:row", fix="Rows count from 1.")
+        yield where, int(number) - 1, [cells[name] or "" for name in columns], (cells["label"] or "").strip()
+
+
+def _value_of(label: str, labels: LabelMap, where: str) -> float:
+    if labels.task is Task.REGRESSION:
+        try:
+            number = float(label)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise DataError(f"{label!r} is not a number", where=where)
+        return number
+    if label not in labels.names:
+        fix = did_you_mean(label, labels.names) or "Write one of the labels of the data."
+        raise DataError(f"{label!r} is not one of {', '.join(labels.names[:8])}", where=where, fix=fix)
+    return labels.names.index(label)

@@ -4,11 +4,9 @@ rename: whole or absent. A damaged one is made again. And the predictions of a r
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import logging
-import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -27,11 +25,10 @@ from tunesmith.runs.writing import create, fsync_path
 if TYPE_CHECKING:
     from datasets import Dataset
 
+
 log = logging.getLogger(__name__)
 _ROWS = "rows.arrow"
 _HASH_ROWS = 10_000
-_RELEASE_EVERY = 20
-"""Batches between two releases: a large file is never in memory as a whole, and the cost is small."""
 
 
 @dataclass(frozen=True)
@@ -141,40 +138,14 @@ def content_hash(dataset: Dataset, columns: tuple[str, ...]) -> str:
 
     digest = hashlib.sha256()
     view = dataset.select_columns(list(columns)).with_format("arrow")
-    for number, table in enumerate(view.iter(batch_size=_HASH_ROWS), start=1):
+    for table in view.iter(batch_size=_HASH_ROWS):
         whole = table.replace_schema_metadata(None).combine_chunks()
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, whole.schema) as writer:
             writer.write_table(whole)
         digest.update(sink.getvalue())
-        if number % _RELEASE_EVERY == 0:
-            release_pages(dataset)
     digest.update(f"{len(dataset)} {columns}".encode())
     return digest.hexdigest()
-
-
-_MAPS = Path("/proc/self/maps")
-
-
-def release_pages(dataset: Dataset) -> int:
-    """Gives the pages of the dataset's files back to the system; returns the number of bytes of those mappings.
-
-    Nothing is lost: the mappings are read-only views of files, and a page that is needed again is read again (from
-    the page cache, as a rule). Where the system has no /proc, nothing happens.
-    """
-    files = {str(Path(entry["filename"]).resolve()) for entry in dataset.cache_files}
-    if not files or not _MAPS.exists():
-        return 0
-    advise = ctypes.CDLL(None, use_errno=True).madvise
-    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    released = 0
-    for line in _MAPS.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        span, rights, _, _, _, *path = line.split(maxsplit=5)
-        if path and path[0] in files and "w" not in rights:  # a private page that was written would be lost
-            start, end = (int(address, 16) for address in span.split("-"))
-            if advise(start, end - start, mmap.MADV_DONTNEED) == 0:
-                released += end - start
-    return released
 
 
 @contextmanager

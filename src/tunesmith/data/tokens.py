@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tunesmith.data.truncation import TextWindows
 from tunesmith.errors import ConfigError
 
 IntArray = npt.NDArray[np.int64]
@@ -62,6 +62,64 @@ class Ragged:
             at = int(index - self.starts[home])
             out.append(values[offsets[at] : offsets[at + 1]])
         return out
+
+
+MOST_WINDOWS = 8
+"""The most windows of a row; the rest of the row is cut."""
+
+
+@dataclass(frozen=True)
+class TextWindows:
+    """Windows of `length` tokens, including the special tokens before and behind the text."""
+
+    length: int
+    before: int
+    behind: int
+    drawn: bool = False
+    """Whether a batch has a random window of a row; otherwise the first."""
+
+    @property
+    def room(self) -> int:
+        """Tokens of text in a window."""
+        return self.length - self.before - self.behind
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a row that all windows together hold."""
+        return MOST_WINDOWS * self.room + self.before + self.behind
+
+    def starts(self, tokens: int) -> list[int]:
+        """Where in its text the windows of a row begin: as few as cover it, spread evenly."""
+        text = tokens - self.before - self.behind
+        last = max(0, -(-text // self.room) - 1)
+        return [round(k * (text - self.room) / last) for k in range(last + 1)] if last else [0]
+
+    def part(self, values: npt.NDArray[Any], start: int) -> npt.NDArray[Any]:
+        """The window of a row that begins at `start`, with the special tokens of the row."""
+        if len(values) <= self.length:
+            return values
+        at = self.before + start
+        ends = values[: self.before], values[len(values) - self.behind :]
+        return np.concatenate([ends[0], values[at : at + self.room], ends[1]])
+
+    def shown(
+        self, tokens: dict[str, list[npt.NDArray[Any]]], rows: npt.NDArray[Any]
+    ) -> dict[str, list[npt.NDArray[Any]]]:
+        """One window of each row of a batch."""
+        starts = [self.starts(len(ids)) for ids in tokens["input_ids"]]
+        rng = np.random.default_rng(zlib.crc32(np.ascontiguousarray(rows, dtype=np.int64).tobytes()))
+        chosen = [found[int(rng.integers(len(found)))] if self.drawn else 0 for found in starts]
+        return {
+            name: [self.part(values, start) for values, start in zip(column, chosen, strict=True)]
+            for name, column in tokens.items()
+        }
+
+
+def mean_by_row(logits: npt.NDArray[np.float32], owners: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """The mean of the logits of each row's windows; `owners` are ascending, each row has one window at least."""
+    first = np.flatnonzero(np.diff(owners, prepend=-1))
+    sums = np.add.reduceat(logits.astype(np.float64), first, axis=0)
+    return (sums / np.diff(first, append=len(owners))[:, None]).astype(np.float32)
 
 
 @dataclass(frozen=True)

@@ -292,3 +292,25 @@ def fold_number(name: str) -> str:
 def alike(name: str) -> str:
     """Equal for labels that differ only in case, spaces, Unicode form, invisible characters or the way a number is written."""
     return fold_case(fold_number(unicodedata.normalize("NFC", visible(name))))
+
+
+def holds_places(source: Source, column: str) -> bool:
+    """Whether a column of lists has a 0 or 1 for every label: lists of one length, some with one of the two twice."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    widths: set[int | None] = set()
+    values: set[str] = set()
+    twice = False
+    for _, table in source.scan([column]):
+        lists = table.column(column).combine_chunks()
+        widths |= set(pc.unique(pc.list_value_length(lists)).to_pylist())
+        found = pc.unique(pc.list_flatten(lists))
+        floats = pa.types.is_floating(found.type)
+        if len(widths) > 1 or len(found) > 3 or class_names(source, column) or floats:
+            return False
+        values |= {str(value).lower() for value in found.to_pylist()}
+        if widths == {2} and not twice:
+            twice = bool(pc.any(pc.equal(pc.list_element(lists, 0), pc.list_element(lists, 1))).as_py())
+    wide = bool(widths - {None, 0, 1, 2})
+    return values in ({"0", "1"}, {"false", "true"}) and (wide or twice)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.data.text_survey import Ints
+from tunesmith.data.source import Ints
 from tunesmith.findings import Finding, Severity
 from tunesmith.labels import LabelMap, Task
 
