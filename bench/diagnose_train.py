@@ -23,7 +23,7 @@ from tunesmith.events import Evaluated, Event, Improved, NonFinite, RowsEvaluate
 from tunesmith.labels import LabelMap, Task
 from tunesmith.metrics.evidence import BestConstant, describe_constant, encode_rows, keep_rows
 from tunesmith.metrics.table import Suite, make_suite
-from tunesmith.runs.journal import encode_event
+from tunesmith.runs.event_log import encode_event
 
 TRAIN_SAMPLE = 192
 
@@ -73,8 +73,8 @@ def _prepare(key: Key, options: Mapping[str, Any] | None) -> Material:
     """`options`: of an earlier run with changes to them; else what the cause asks for."""
     from tunesmith.data.batches import Padding
     from tunesmith.models.load import load_model
-    from tunesmith.training.optim import freeze
-    from tunesmith.training.runtime import make_runtime
+    from tunesmith.training.distributed import make_runtime
+    from tunesmith.training.optimizer import freeze
     from tunesmith.training.state import seed_everything
 
     rows, labels = make_rows(key), label_map(key[1])
@@ -131,9 +131,9 @@ def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, An
     """One run: its options, its data summary and its journal; the last evaluation of "test" is of the weights it would keep."""
     from tunesmith.data.batches import Batches
     from tunesmith.pipeline.planning import make_plan
-    from tunesmith.training.evaluate import TaskLoss, resolve_class_weights
+    from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
     from tunesmith.training.loop import train_events
-    from tunesmith.training.optim import make_optimizer
+    from tunesmith.training.optimizer import make_optimizer
     from tunesmith.training.state import TrainState
 
     began, made = time.time(), _prepare(key, options)
@@ -207,7 +207,7 @@ class _Judge:
         self.best: dict[str, Any] | None = None
 
     def score(self, split: str) -> tuple[dict[str, float | None], int]:
-        from tunesmith.training.evaluate import predict_rows
+        from tunesmith.training.evaluation import predict_rows
 
         found = predict_rows(
             self.made.model, self.tokens[split], self.made.padding, self.made.runtime, objective=self.state.objective

@@ -57,7 +57,7 @@ def rows_of(run: Path) -> tuple[Path, Any]:
     """A run and its rows."""
     from tunesmith.inference.checked import rows_of_run
     from tunesmith.inference.facts import model_folder_of, read_facts
-    from tunesmith.runs.layout import RunDir
+    from tunesmith.runs.folder import RunDir
 
     return run, rows_of_run(RunDir(run), read_facts(model_folder_of(run).folder, {}))
 

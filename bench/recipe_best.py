@@ -101,12 +101,12 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
     from tunesmith.pipeline.planning import make_plan
     from tunesmith.pipeline.settling import NAMES, settle_recipe
     from tunesmith.pipeline.watch import Watch
-    from tunesmith.runs.layout import RunDir
+    from tunesmith.runs.folder import RunDir
     from tunesmith.runs.writing import make_folder, write_file
     from tunesmith.speedups.strategies import choose_strategies
-    from tunesmith.training.evaluate import TaskLoss, predict_rows
+    from tunesmith.training.evaluation import TaskLoss, predict_rows
     from tunesmith.training.loop import train_events
-    from tunesmith.training.optim import make_optimizer
+    from tunesmith.training.optimizer import make_optimizer
     from tunesmith.training.state import TrainState, seed_everything
     from tunesmith.tuning.blending import HeldOut, join_folds
     from tunesmith.tuning.outcomes import Outcome

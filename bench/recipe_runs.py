@@ -138,9 +138,9 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.pipeline.settling import settle_recipe
     from tunesmith.pipeline.watch import Watch
     from tunesmith.speedups.strategies import choose_strategies
-    from tunesmith.training.evaluate import TaskLoss, predict_rows, resolve_class_weights
+    from tunesmith.training.evaluation import TaskLoss, predict_rows, resolve_class_weights
     from tunesmith.training.loop import train_events
-    from tunesmith.training.optim import make_optimizer
+    from tunesmith.training.optimizer import make_optimizer
     from tunesmith.training.state import TrainState, seed_everything
 
     began_all = time.perf_counter()
@@ -297,7 +297,7 @@ def work(todo: Any, done: Any, pack: str, place: str, cpu: bool, warm: Unit | No
 
     import torch
 
-    from tunesmith.training.runtime import has_bf16, make_runtime
+    from tunesmith.training.distributed import has_bf16, make_runtime
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)

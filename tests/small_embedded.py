@@ -47,7 +47,7 @@ def shrink(source: Path, folder: Path) -> Path:
 def replace_embedded(folder: Path) -> dict[str, Any]:
     """From now on the embedded model of this process is the one in `folder`; gives what stood there before."""
     from tunesmith.models import resolve
-    from tunesmith.runs.remembered import known_hash
+    from tunesmith.runs.writing import known_hash
 
     before = {name: getattr(resolve, name) for name in ("find_spec", "EMBEDDED_SHA256")}
     resolve.find_spec = lambda name: SimpleNamespace(submodule_search_locations=[str(folder)])  # type: ignore[assignment]

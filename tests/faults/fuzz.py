@@ -471,7 +471,7 @@ async def ask_service(folder: Path) -> int:
     from tunesmith.inference.prediction import PredictionService
     from tunesmith.inference.security import Access
     from tunesmith.inference.server import make_app
-    from tunesmith.runs.layout import RunDir
+    from tunesmith.runs.folder import RunDir
 
     try:
         service = PredictionService(RunDir(folder))

@@ -21,8 +21,8 @@ from tunesmith.cli.main import main
 from tunesmith.errors import CheckpointError, TunesmithError
 from tunesmith.events import Event, Saved
 from tunesmith.pipeline.from_config import Watch, finetune
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.sealed import MANIFEST
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import MANIFEST
 
 Change = Callable[[Path, dict[str, Any]], None]
 OPTIONS: dict[str, Any] = {

@@ -20,7 +20,7 @@ import pytest
 from faults.trials import Ended, Server, damaged_checkpoints, fingerprint, leftovers, memory_folder, seed_of, size
 from patience import patient
 from tunesmith.cli.main import main
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 
 @dataclass

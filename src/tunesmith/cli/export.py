@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.inference.exporting import export_model_to
     from tunesmith.inference.facts import model_folder_of, read_facts
     from tunesmith.models.model_files import read_config_file
-    from tunesmith.runs.layout import RunDir
+    from tunesmith.runs.folder import RunDir
 
     for name in ("max_drop", "min_agreement"):
         if not 0 <= getattr(args, name) <= 1:

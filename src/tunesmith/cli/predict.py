@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.errors import ConfigError
     from tunesmith.inference.facts import is_graph_folder
     from tunesmith.inference.tables import check_format
-    from tunesmith.runs.layout import require_not_of_a_run
+    from tunesmith.runs.folder import require_not_of_a_run
     from tunesmith.runs.writing import require_plain
 
     if (args.input is None) == (args.text is None):

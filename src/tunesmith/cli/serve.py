@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.inference.security import key_file, load_token
     from tunesmith.inference.server import serve_forever
     from tunesmith.inference.supervisor import ServiceCounters, end_with_parent
-    from tunesmith.runs.layout import RunDir, open_run
+    from tunesmith.runs.folder import RunDir, open_run
 
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)  # read once, when torch is loaded: that is later
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _greet(args: argparse.Namespace, address: str, key: str) -> None:
     from tunesmith.inference.pages import model_facts
-    from tunesmith.runs.layout import RunDir
+    from tunesmith.runs.folder import RunDir
 
     body = {"texts": ["..."]}
     if len((model_facts(RunDir(Path(args.run))) or {}).get("columns", ())) == 2:

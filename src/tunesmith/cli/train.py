@@ -45,7 +45,7 @@ def train(config: RunConfig) -> int:
     if not first:
         logging.getLogger("tunesmith").setLevel(logging.ERROR)
     result = train_on_console(config)
-    from tunesmith.training.runtime import leave_ranks  # with torch, so only when there is something to leave
+    from tunesmith.training.distributed import leave_ranks
 
     leave_ranks()
     if first:

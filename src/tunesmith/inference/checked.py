@@ -26,7 +26,7 @@ from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.table import make_suite
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 MOST_ROWS = 5_000
 CALIBRATION_ROWS = 256

@@ -33,7 +33,7 @@ from tunesmith.inference.quantised import Feed, candidates, strip_shapes
 from tunesmith.inference.torch_network import TorchNetwork
 from tunesmith.models.load import load_model
 from tunesmith.models.onnx_graph import write_onnx
-from tunesmith.runs.sealed import write_sealed
+from tunesmith.runs.manifest import write_sealed
 from tunesmith.runs.writing import make_folder, write_new
 
 CALIBRATION_BATCH = 16

@@ -19,8 +19,8 @@ from tunesmith.files import BadFile, read_json
 from tunesmith.labels import LabelMap, Task
 from tunesmith.models.model_files import Seal, check_seal
 from tunesmith.models.resolve import resolve_model
-from tunesmith.runs.layout import RunDir, best_trial_of
-from tunesmith.runs.sealed import write_sealed
+from tunesmith.runs.folder import RunDir, best_trial_of
+from tunesmith.runs.manifest import write_sealed
 from tunesmith.runs.writing import write_new
 
 FACTS_FILE = "tunesmith.json"
@@ -114,7 +114,7 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
 
 def export_model(target: Path, weights: dict[str, Any], rest: Callable[[], tuple[Callable[[Path], None], str]]) -> None:
     """Publishes the model folder in one rename. `rest` gives what describes it and its card: the weights do not wait for that."""
-    from tunesmith.training.weight_files import WEIGHTS, write_tensors
+    from tunesmith.training.checkpoint import WEIGHTS, write_tensors
 
     def fill(folder: Path) -> dict[str, Future[str]]:
         written = write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})

@@ -33,7 +33,7 @@ from tunesmith.inference.routes import refuse_in_json
 from tunesmith.inference.supervisor import ServiceCounters
 from tunesmith.inference.tryit import RETRY_SECONDS, Classifier, Overloaded
 from tunesmith.models.model_files import check_seal, read_config_file
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 log = logging.getLogger("tunesmith.requests")
 

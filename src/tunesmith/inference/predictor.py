@@ -32,10 +32,10 @@ from tunesmith.inference.given_texts import given_columns
 from tunesmith.inference.tables import predicted_names, probabilities_of, require_numbers
 from tunesmith.labels import Task
 from tunesmith.models.model_files import Seal, read_config_file
-from tunesmith.runs.sealed import MANIFEST
+from tunesmith.runs.manifest import MANIFEST
 
 if TYPE_CHECKING:
-    from tunesmith.training.runtime import Precision
+    from tunesmith.training.distributed import Precision
 
 SHOWN_LABELS = 6
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from tunesmith.inference.security import BOARD_TOKEN
 from tunesmith.inference.tryit import RETRY_SECONDS, Classifier, Overloaded
 from tunesmith.inference.watchers import VERDICT_SECONDS, Channels, LiveRun
 from tunesmith.report.compare import MAX_RUNS
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 STREAM_HEADERS = {"x-accel-buffering": "no"}
 CLASSIFY_SECONDS = 120.0

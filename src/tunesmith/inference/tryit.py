@@ -22,7 +22,7 @@ from tunesmith.errors import DataError, NumericsError, TunesmithError
 from tunesmith.inference.bodies import BadRequest, Texts
 from tunesmith.inference.kept_models import KeptModels, load_run_predictor
 from tunesmith.labels import Task
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 log = logging.getLogger(__name__)
 

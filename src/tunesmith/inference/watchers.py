@@ -22,9 +22,9 @@ from tunesmith.inference.runs import RunIndex, status_of
 from tunesmith.inference.verdicts import with_title
 from tunesmith.report.diagnosis import diagnose_with, read_run_config
 from tunesmith.report.plots import PanelLine, main_panels, more_panels
-from tunesmith.runs.layout import RunDir, read_summary
-from tunesmith.runs.reader import ColumnsTail
-from tunesmith.runs.series import Curves, Series, build_curves
+from tunesmith.runs.curves import Curves, Series, build_curves
+from tunesmith.runs.event_log import ColumnsTail
+from tunesmith.runs.folder import RunDir, read_summary
 
 POINTS = 900
 """Points sent per curve: a chart is about 600 pixels wide, and thinning keeps every bucket's lowest and highest."""

@@ -31,7 +31,7 @@ from tunesmith.inference.tables import (
     probabilities_of,
 )
 from tunesmith.inference.units import UNIT_ROWS, InputFile, Unit, units_of
-from tunesmith.runs.remembered import known_hash
+from tunesmith.runs.writing import known_hash
 
 JOB_FILE = "job.json"
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.errors import CheckpointError, ConfigError, ResourceError, TunesmithError, short_text
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.remembered import known_hash, signature
-from tunesmith.runs.sealed import MANIFEST, read_manifest, verify
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import MANIFEST, read_manifest, verify
+from tunesmith.runs.writing import folder_version, known_hash
 
 LONGEST_FILE = 16_000_000
 """Bytes of a JSON file beside the weights; 100,000 label names take a quarter of it."""
@@ -237,13 +237,13 @@ class Seal:
 
     def require_unchanged(self) -> None:
         """A CheckpointError when a file was changed or replaced since: some of them may have been read after that."""
-        if signature(self.folder) != self.seen:
+        if folder_version(self.folder) != self.seen:
             raise CheckpointError("was changed while it was loaded", where=str(self.folder), fix="Load it again.")
 
 
 def check_seal(folder: Path) -> Seal:
     """A CheckpointError names the first file that is not as it was written."""
-    seen = signature(folder)
+    seen = folder_version(folder)
     if not (folder / MANIFEST).is_file():
         if _is_part_of_run(folder):
             raise CheckpointError(f"has no {MANIFEST}, so it cannot be verified", where=str(folder), fix=_FIX)

@@ -21,7 +21,7 @@ from tunesmith.models.model_files import (
     refuse_code,
 )
 from tunesmith.runs.environment import ask_hub, library_bars_off
-from tunesmith.runs.remembered import known_hash
+from tunesmith.runs.writing import known_hash
 
 EMBEDDED = "all-MiniLM-L6-v2"
 EMBEDDED_NAMES = (EMBEDDED, f"sentence-transformers/{EMBEDDED}")

@@ -30,22 +30,22 @@ from tunesmith.pipeline.prepare import Prepared
 from tunesmith.pipeline.run_pages import draw_and_explain, write_card
 from tunesmith.pipeline.watch import RunEnding, RunResult, Watch
 from tunesmith.runs.environment import describe_environment
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.ownership import write_own
-from tunesmith.training.evaluate import Predictions, predict_rows
-from tunesmith.training.keeper import RunKeeper
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.writing import write_file
+from tunesmith.training.distributed import RankRoster
+from tunesmith.training.evaluation import Predictions, predict_rows
 from tunesmith.training.loop import Evaluate
-from tunesmith.training.plan import Plan
-from tunesmith.training.roster import RankRoster
+from tunesmith.training.run_writer import RunKeeper
+from tunesmith.training.schedule import Plan
 from tunesmith.training.state import TrainState
 
 
 def _write_start(run: RunDir, prepared: Prepared) -> None:
     config = prepared.config
-    write_own(run.config_file, dump_config(config).encode())
+    write_file(run.config_file, dump_config(config).encode())
     environment = {"run_id": prepared.identity.run_id, "device": str(prepared.runtime.device), **describe_environment()}
-    write_own(run.environment_file, json.dumps(environment, indent=1).encode())
+    write_file(run.environment_file, json.dumps(environment, indent=1).encode())
     write_data_summary(run, prepared)
 
 

@@ -25,12 +25,12 @@ from tunesmith.metrics.evidence import BestConstant, describe_constant, encode_r
 from tunesmith.metrics.intervals import Score
 from tunesmith.pipeline.prepare import Prepared
 from tunesmith.pipeline.watch import RunEnding, Say
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.ownership import write_own, writing_own
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.writing import replacing, write_file
 from tunesmith.speedups.strategies import choose_strategies
 from tunesmith.training.aside import Aside, beside_steps, buffered
-from tunesmith.training.evaluate import Predictions, predict_rows
-from tunesmith.training.weight_files import contiguous, load_weights, require_finite
+from tunesmith.training.checkpoint import contiguous, load_weights, require_finite
+from tunesmith.training.evaluation import Predictions, predict_rows
 
 Scores = dict[str, dict[str, Score]]
 MOST_PREDICTIONS = 200_000
@@ -143,9 +143,9 @@ def write_results(run: RunDir, prepared: Prepared, predictions: dict[str, Predic
     table: dict[str, Any] = {s: {name: score.to_json() for name, score in found.items()} for s, found in scores.items()}
     if prepared.settled.floors:
         table["floors"] = prepared.settled.floors
-    write_own(run.metrics_file, json.dumps(table, indent=1).encode())
+    write_file(run.metrics_file, json.dumps(table, indent=1).encode())
     if predictions:
-        with writing_own(run.predictions_file) as out:
+        with replacing(run.predictions_file) as out:
             fill_table(out, ".parquet", _prediction_columns(prepared, predictions))
 
 
@@ -154,7 +154,7 @@ def write_data_summary(run: RunDir, prepared: Prepared) -> None:
     bundle = prepared.bundle
     if bundle.bad_rows:
         lines = [json.dumps(row.to_json(), ensure_ascii=False, default=str) for row in bundle.bad_rows]
-        write_own(run.bad_rows_file, "\n".join([*lines, ""]).encode())
+        write_file(run.bad_rows_file, "\n".join([*lines, ""]).encode())
     summary = {
         "task": bundle.labels.task.value,
         "labels": list(bundle.labels.names),
@@ -172,7 +172,7 @@ def write_data_summary(run: RunDir, prepared: Prepared) -> None:
         "floors": prepared.settled.floors,
         "probe_rows": prepared.settled.probe_rows,
     }
-    write_own(run.data_summary_file, json.dumps(summary, indent=1, ensure_ascii=False).encode())
+    write_file(run.data_summary_file, json.dumps(summary, indent=1, ensure_ascii=False).encode())
 
 
 def _best_constant(prepared: Prepared) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def writing_model(run: RunDir, prepared: Prepared) -> Iterator[Callable[[Prepare
     def finish(decided: Prepared, card: str) -> None:
         rest.set_result((describe_model(state.model, decided.tokenizer, decided.facts), card))
         aside.take(wait=True)
-        write_own(run.card_file, card.encode())
+        write_file(run.card_file, card.encode())
 
     if runtime.is_main:
         if runtime.device.type == "cuda":

@@ -23,10 +23,10 @@ from tunesmith.events import RunEnded
 from tunesmith.pipeline.inputs import read_run_data, refuse_what_is_not_built
 from tunesmith.pipeline.watch import RunEnding, RunResult, Watch
 from tunesmith.runs.environment import read_launch
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.layout import RunDir, is_run, require_own_folder
-from tunesmith.runs.ownership import RunLock, start_ledger
-from tunesmith.runs.sealed import verify
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir, is_run, require_own_folder
+from tunesmith.runs.lock import RunLock
+from tunesmith.runs.manifest import verify
 
 INPUTS = (
     *("model_name_or_path", "tokenizer_name", "config_name", "dataset_name"),
@@ -74,11 +74,9 @@ def finetune(
     found = read(progress=watch.progress) if launch.world == 1 else None
     # One rank holds the lock for all of them.
     with RunLock(run.lock_file) if first else nullcontext():
-        if first:
-            start_ledger(run.path, run.remade_files)
         from tunesmith.pipeline.drive import train_run
         from tunesmith.pipeline.prepare import prepare, start_runtime
-        from tunesmith.training.roster import rank_watch
+        from tunesmith.training.distributed import rank_watch
 
         runtime = start_runtime(config)
         heard = watch if runtime.is_main else Watch()

@@ -23,9 +23,8 @@ from tunesmith.data.batches import Padding, evaluation_batches
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import TunesmithError
 from tunesmith.labels import Task
-from tunesmith.runs.remembered import own_cache
-from tunesmith.runs.writing import write_file
-from tunesmith.training.runtime import Runtime
+from tunesmith.runs.writing import cache_folder, write_file
+from tunesmith.training.distributed import Runtime
 
 log = logging.getLogger(__name__)
 TOKENS_IN_A_BATCH = {"cpu": 2048, "cuda": 32_768}
@@ -78,7 +77,7 @@ def cached_features(
     """What `compute` gives, or gave for the same rows and the same `key` before; and whether it was found."""
     from safetensors.torch import load, save
 
-    root = Path(folder) / "probe" if folder is not None else own_cache() / "probe"
+    root = Path(folder) / "probe" if folder is not None else cache_folder() / "probe"
     file = root / f"{_name_of(key, rows)}.safetensors"
     try:
         stored = load(file.read_bytes())

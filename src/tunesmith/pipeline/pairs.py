@@ -23,7 +23,7 @@ from tunesmith.labels import LabelMap
 from tunesmith.models.pooling import last_linear
 from tunesmith.pipeline.linear_fit import FrozenFeatures, LinearFit, fit_linear, targets_of
 from tunesmith.pipeline.starting import ROWS_IN_A_BATCH, take_steps
-from tunesmith.training.runtime import Runtime
+from tunesmith.training.distributed import Runtime
 
 MOST_READ = 4000
 """Rows whose texts pairs are made of."""

@@ -28,11 +28,11 @@ from tunesmith.models.model_files import read_config_file
 from tunesmith.models.resolve import EMBEDDED
 from tunesmith.pipeline.watch import Say
 from tunesmith.runs.environment import package_versions
-from tunesmith.runs.remembered import known_hash
+from tunesmith.runs.writing import known_hash
 from tunesmith.speedups.in_force import Strategies
-from tunesmith.training.plan import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
-from tunesmith.training.record import Identity, content_mark
-from tunesmith.training.runtime import Runtime, has_triton
+from tunesmith.training.checkpoint import Identity, content_mark
+from tunesmith.training.distributed import Runtime, has_triton
+from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.prepare import Prepared

@@ -34,11 +34,11 @@ from tunesmith.pipeline.settling import Settled, settle_recipe
 from tunesmith.pipeline.watch import Say, Watch
 from tunesmith.speedups.in_force import Strategies
 from tunesmith.speedups.strategies import choose_strategies, why_not_half
-from tunesmith.training.evaluate import TaskLoss, resolve_class_weights
+from tunesmith.training.checkpoint import Identity
+from tunesmith.training.distributed import Precision, Runtime, has_bf16, make_runtime
+from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
 from tunesmith.training.loop import require_agreement
-from tunesmith.training.optim import freeze, make_optimizer
-from tunesmith.training.record import Identity
-from tunesmith.training.runtime import Precision, Runtime, has_bf16, make_runtime
+from tunesmith.training.optimizer import freeze, make_optimizer
 from tunesmith.training.state import TrainState, make_deterministic, seed_everything
 
 

@@ -28,7 +28,7 @@ from tunesmith.models.pooling import Pooling, last_linear, pooled_features, pool
 from tunesmith.pipeline.linear_fit import FrozenFeatures, LinearFit, cached_features, compute_features, fit_linear
 from tunesmith.pipeline.pairs import PairReadings, read_alone
 from tunesmith.pipeline.word_floor import word_scores
-from tunesmith.training.runtime import Runtime
+from tunesmith.training.distributed import Runtime
 
 Floors = dict[str, dict[str, dict[str, Any]]]
 """By split, by floor ("frozen features + linear head", "TF-IDF + linear model"), by metric: a score as in metrics.json."""

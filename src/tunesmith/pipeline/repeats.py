@@ -25,7 +25,7 @@ from tunesmith.metrics.table import make_suite
 from tunesmith.pipeline.from_config import finetune, is_complete
 from tunesmith.pipeline.watch import Say, Watch
 from tunesmith.report.predictions import PredictedRows, make_predictions
-from tunesmith.runs.layout import RunDir, read_summary
+from tunesmith.runs.folder import RunDir, read_summary
 from tunesmith.runs.writing import write_file
 
 SUMMARY = "repeats.json"

@@ -11,7 +11,7 @@ from tunesmith.labels import Task
 from tunesmith.report.build import build_report
 from tunesmith.report.plots import curve_pictures, write_curves
 from tunesmith.report.render import write_report
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 if TYPE_CHECKING:
     from tunesmith.pipeline.finish import Scores

@@ -29,10 +29,10 @@ from tunesmith.pipeline.pairs import PairReadings, PairTexts, start_with_pairs
 from tunesmith.pipeline.probing import Floors, Prober, ProbeResult, is_known, probe_evidence, rows_to_see
 from tunesmith.pipeline.starting import fit_head, what_head_reads
 from tunesmith.pipeline.watch import Say, Watch
-from tunesmith.runs.layout import RunDir, read_summary
-from tunesmith.runs.remembered import known_hash
-from tunesmith.training.optim import count_layers, matrix_size
-from tunesmith.training.runtime import Runtime
+from tunesmith.runs.folder import RunDir, read_summary
+from tunesmith.runs.writing import known_hash
+from tunesmith.training.distributed import Runtime
+from tunesmith.training.optimizer import count_layers, matrix_size
 
 NAMES = (*(f.name for f in fields(Recipe)), "head_start", "metric_for_best_model", "load_best_model_at_end")
 """Options that a recipe decides."""

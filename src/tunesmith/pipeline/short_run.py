@@ -20,9 +20,9 @@ from tunesmith.pipeline.planning import STEPS_A_READ, make_plan, peak_bytes
 from tunesmith.pipeline.prepare import Prepared, prepare, start_runtime
 from tunesmith.pipeline.start_clock import StartClock
 from tunesmith.pipeline.watch import Watch
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.ownership import RunLock, start_ledger
-from tunesmith.training.evaluate import TOKENS_AT_ONCE
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.lock import RunLock
+from tunesmith.training.evaluation import TOKENS_AT_ONCE
 
 TIMED_READS, GPU_READS = 10, 6
 """Of a CPU, after the first ones; of a GPU in all, each of STEPS_A_READ steps."""
@@ -76,7 +76,6 @@ def measure_run(config: RunConfig, data: RunData, watch: Watch, begun: float) ->
         short, rows = _shorten(prepared, folder, reads=GPU_READS if on_gpu else 0, between=saves > 1)
         clock, run = RunClock(), RunDir(Path(folder) / "run")
         with RunLock(run.lock_file):
-            start_ledger(run.path, run.remade_files)
             at = time.monotonic()
             train_run(run, short, replace(watch, listeners=[clock.on]))
             spent = time.monotonic() - at

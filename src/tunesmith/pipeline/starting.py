@@ -18,11 +18,11 @@ from tunesmith.labels import LabelMap, Task
 from tunesmith.models.pooling import last_linear
 from tunesmith.pipeline.linear_fit import fit_linear, fit_logistic
 from tunesmith.speedups.strategies import Wish, choose_strategies
-from tunesmith.training.evaluate import Objective
+from tunesmith.training.distributed import Runtime
+from tunesmith.training.evaluation import Objective
 from tunesmith.training.loop import train_events
-from tunesmith.training.optim import make_optimizer
-from tunesmith.training.plan import Plan, Schedule, epoch_ends_for
-from tunesmith.training.runtime import Runtime
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
 from tunesmith.training.state import TrainState
 
 ROWS_IN_A_BATCH = 32

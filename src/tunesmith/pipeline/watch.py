@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.errors import DataError
 from tunesmith.events import Event
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 if TYPE_CHECKING:
     from tunesmith.inference.predictor import Predictor

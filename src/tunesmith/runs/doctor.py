@@ -11,10 +11,10 @@ from typing import Literal
 from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.events import Event, RunEnded, StepDone
 from tunesmith.files import BadFile, read_json
-from tunesmith.runs.journal import drop_cut_line, parse_events, read_bytes, read_journal
-from tunesmith.runs.layout import RunDir, checkpoint_step
-from tunesmith.runs.ownership import RunLock, read_holder
-from tunesmith.runs.sealed import is_leftover, retire, sweep, verify
+from tunesmith.runs.event_log import drop_cut_line, parse_events, read_bytes, read_journal
+from tunesmith.runs.folder import RunDir, checkpoint_step
+from tunesmith.runs.lock import RunLock, read_holder
+from tunesmith.runs.manifest import is_leftover, retire, sweep, verify
 from tunesmith.runs.writing import disk_error
 
 Health = Literal["sound", "note", "useless", "broken"]

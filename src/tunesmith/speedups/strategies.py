@@ -21,7 +21,7 @@ from tunesmith.speedups.packing import FILLER, Packing, bucketed, why_not_captur
 from tunesmith.speedups.padding_free import enable_first_token_only, enable_padding_free, why_not_first_token
 from tunesmith.speedups.steady_tables import SteadyTables
 from tunesmith.speedups.vocabulary import VocabularyCut, why_not_restricted
-from tunesmith.training.runtime import Precision, Runtime
+from tunesmith.training.distributed import Precision, Runtime
 
 if TYPE_CHECKING:
     from tunesmith.speedups.fused_stack import FusedStack

@@ -25,8 +25,8 @@ from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.callbacks import listens, tell, waits_for_metric
 from tunesmith.trainer.objective import CONTEXTS
 from tunesmith.trainer.windows import features_of
-from tunesmith.training.optim import attach_kernel, in_one_kernel
-from tunesmith.training.runtime import has_triton
+from tunesmith.training.distributed import has_triton
+from tunesmith.training.optimizer import attach_kernel, in_one_kernel
 from tunesmith.training.state import StepHooks, TrainState
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from tunesmith.metrics.table import greater_is_better
 from tunesmith.pipeline.from_config import finetune, is_complete
 from tunesmith.pipeline.watch import Watch
 from tunesmith.report.compare import compare_runs
-from tunesmith.runs.layout import SEARCH_RESULT, RunDir, read_metrics, trial_folder
-from tunesmith.runs.ownership import RunLock, locked, read_holder
-from tunesmith.runs.sealed import retire
+from tunesmith.runs.folder import SEARCH_RESULT, RunDir, read_metrics, trial_folder
+from tunesmith.runs.lock import RunLock, locked, read_holder
+from tunesmith.runs.manifest import retire
 from tunesmith.runs.writing import make_folder, open_in_place, write_file
 from tunesmith.tuning.clock import Clock, TimeUp
 

@@ -25,9 +25,9 @@ from tunesmith.pipeline.from_config import finetune, is_complete
 from tunesmith.pipeline.settling import NAMES
 from tunesmith.pipeline.start_clock import StartClock
 from tunesmith.pipeline.watch import Watch
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.sealed import retire
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import retire
 from tunesmith.runs.writing import write_file
 from tunesmith.tuning.blending import HeldOut, cook_fold, join_folds, read_held_out
 from tunesmith.tuning.clock import Clock, TimeUp

@@ -30,7 +30,7 @@ from tunesmith.inference.exporting import export_model_to
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.quantised import Candidate
 from tunesmith.pipeline.from_config import finetune
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 TEXTS = [text for text, _ in sentences(40, 7)]
 
@@ -176,7 +176,7 @@ assert not any(map(find_spec, ("torch", "transformers", "datasets", "pyarrow", "
 from tunesmith import Predictor
 print(" ".join(Predictor.load({str(folder)!r}).predict({TEXTS!r})))
 from tunesmith.cli.main import main
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 from tunesmith.inference.server import make_app
 from tunesmith.inference.prediction import PredictionService
 PredictionService(RunDir(Path({str(folder)!r}))).load()

@@ -14,12 +14,12 @@ import pytest
 from tunesmith.errors import ResourceError
 from tunesmith.inference.runs import RunIndex, is_running, status_of, stop_run
 from tunesmith.inference.security import load_token
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 HOLD = """
 import signal, sys, time
 from pathlib import Path
-from tunesmith.runs.ownership import RunLock
+from tunesmith.runs.lock import RunLock
 signal.signal(signal.SIGTERM, lambda *a: sys.exit(143))
 with RunLock(Path(sys.argv[1])):
     print("held", flush=True)

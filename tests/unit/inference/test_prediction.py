@@ -20,8 +20,8 @@ from tunesmith.inference.bodies import BadRequest, Texts
 from tunesmith.inference.kept_models import load_run_predictor
 from tunesmith.inference.prediction import PredictionService
 from tunesmith.inference.tryit import Classifier
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.sealed import write_sealed
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import write_sealed
 
 sys.path.append(str(Path(__file__).parents[2] / "browser"))
 

@@ -21,7 +21,7 @@ from tunesmith.inference.prediction import PredictionService
 from tunesmith.inference.security import key_file, token_file
 from tunesmith.inference.tryit import Classifier, Overloaded
 from tunesmith.labels import LabelMap, Task
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 LABELS = LabelMap.for_classes(["short", "long"])
 

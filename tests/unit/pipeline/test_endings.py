@@ -63,7 +63,7 @@ def test_the_journal_is_parsed_and_diagnosed_once_at_the_end_of_a_run(
     train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tunesmith.report import diagnosis
-    from tunesmith.runs import journal, reader, series
+    from tunesmith.runs import curves, event_log
 
     calls: dict[str, int] = {}
 
@@ -76,11 +76,10 @@ def test_the_journal_is_parsed_and_diagnosed_once_at_the_end_of_a_run(
 
         monkeypatch.setattr(module, name, counted)
 
-    count(series, "read_columns")
-    count(series, "build_curves")
+    count(curves, "read_columns")
+    count(curves, "build_curves")
     count(diagnosis, "judge_reading")
-    count(journal, "read_bytes")
-    count(reader, "read_bytes")
+    count(event_log, "read_bytes")
     result, _ = train(**files(tmp_path), max_steps=2)
     assert result.run.report_file.is_file()
     assert result.run.curves_png.is_file()

@@ -12,8 +12,8 @@ import torch
 from tunesmith.events import StepDone
 from tunesmith.pipeline import short_run
 from tunesmith.pipeline.planning import announce_plan
-from tunesmith.training.evaluate import TOKENS_AT_ONCE
-from tunesmith.training.plan import Plan, Schedule
+from tunesmith.training.evaluation import TOKENS_AT_ONCE
+from tunesmith.training.schedule import Plan, Schedule
 
 
 def said_by(steps: int) -> list[str]:

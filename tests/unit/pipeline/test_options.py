@@ -19,8 +19,8 @@ from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Evaluated, RunEnded, StepDone
 from tunesmith.pipeline import planning
 from tunesmith.pipeline.planning import say_model
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.sealed import read_manifest
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.manifest import read_manifest
 from tunesmith.speedups.in_force import Strategies
 
 

@@ -15,7 +15,7 @@ from tunesmith.labels import LabelMap
 from tunesmith.models.pooling import last_linear
 from tunesmith.pipeline.linear_fit import FrozenFeatures, fit_linear
 from tunesmith.pipeline.pairs import PairReadings, PairTexts, compare_sides, make_pairs, read_alone, start_with_pairs
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.distributed import make_runtime
 
 LABELS = LabelMap.for_classes(["other", "same"])
 

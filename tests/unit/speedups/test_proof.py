@@ -24,11 +24,11 @@ from tunesmith.speedups.fingerprint import Fingerprint
 from tunesmith.speedups.in_force import Strategies
 from tunesmith.speedups.strategies import choose_strategies
 from tunesmith.training.checkpoint import Identity, load_checkpoint, save_checkpoint
-from tunesmith.training.evaluate import TaskLoss
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss
 from tunesmith.training.loop import train_events
-from tunesmith.training.optim import make_optimizer
-from tunesmith.training.plan import Plan, Schedule
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.schedule import Plan, Schedule
 from tunesmith.training.state import TrainState
 
 STEPS = 6

@@ -27,7 +27,6 @@ from tunesmith.runs.writing import (
     hash_file,
     in_the_way,
     kind_of,
-    require_same_folder,
     write_new,
 )
 
@@ -35,14 +34,11 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
-CHANGED = "changed_afterwards"
-"""Key of the manifest: files whose content is not what the run wrote."""
-
 _ONLY_OURS = ("generators.safetensors", "tunesmith.json")
 """Names by which a folder of ours is recognised that lost its manifest."""
 
 _LEFTOVER = re.compile(
-    r"\.tmp-(?:(old|gone)-)?(checkpoint-\d+|best|model|\w+\.(?:jsonl?|yaml|md|html|png|svg|parquet)|\.lock|\.written)-\d+"
+    r"\.tmp-(?:(old|gone)-)?(checkpoint-\d+|best|model|\w+\.(?:jsonl?|yaml|md|html|png|svg|parquet)|\.lock)-\d+"
     r"|\.tmp-journal-\w+"
 )
 """Exactly the names this package writes: an output_dir may hold other people's files."""
@@ -54,12 +50,11 @@ def write_sealed(target: Path, fill: Callable[[Path], Any], meta: dict[str, Any]
     `fill` may give the sha256 of files it knows, or will know ({name: hex or a future of it}): those are not read again.
     """
     tmp = _aside(target)
-    require_same_folder(target.parent)
     require_sealed(target)
     try:
         require_space(target.parent, bytes_needed)
         remove_tree(tmp)
-        tmp.mkdir(parents=True)
+        tmp.mkdir()
         fault_point("save.begin")
         known = fill(tmp)
         fault_point("save.filled")
@@ -235,7 +230,6 @@ def sweep(parent: Path) -> list[str]:
 
 def retire(folder: Path) -> None:
     """Renames a folder and deletes it, so that it is never half deleted under its own name."""
-    require_same_folder(folder.parent)
     extra = strays(folder) if is_sealed(folder) else ["it"]
     if extra:
         log.warning("%s is kept: %s was not written by tunesmith", folder, ", ".join(extra[:3]))

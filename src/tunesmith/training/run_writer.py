@@ -1,35 +1,193 @@
-"""Keeps a run on disk: journal, checkpoints, the best weights. A listener of the loop; decides nothing about the maths."""
+"""What both doors do alike for a run on disk: find and remove its checkpoints, compare a resume, train with every event in the
+journal, refuse a NaN, agree on a stop, end.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunesmith.errors import CheckpointError, TunesmithError, short_text
-from tunesmith.events import Event, Improved, NonFinite, Resumed, RunStarted, SafePoint, Saved
+from tunesmith.errors import CheckpointError, NumericsError, ResourceError, StoppedBySignal, TunesmithError, short_text
+from tunesmith.events import Event, Improved, NonFinite, Note, Resumed, RunEnded, RunStarted, SafePoint, Saved
 from tunesmith.runs.environment import fault_point
-from tunesmith.runs.sealed import read_manifest, require_space, sweep, verify, write_sealed
+from tunesmith.runs.event_log import LOST_JOURNAL, Journal, truncate_journal
+from tunesmith.runs.folder import RunDir, checkpoint_step
+from tunesmith.runs.manifest import read_manifest, require_space, sweep, verify, write_sealed
 from tunesmith.runs.writing import disk_error
 from tunesmith.training.aside import Aside, has_device_room, has_room
 from tunesmith.training.checkpoint import (
     PIECES,
     VOCABULARY,
     Due,
+    Identity,
     Snapshot,
     bytes_of,
     capture,
+    differences,
     link_files,
     load_checkpoint,
+    newest_intact,
+    rotate,
 )
-from tunesmith.training.plan import Plan
-from tunesmith.training.record import GOOD_ENDS, RunRecord, newest_intact, rotate
+from tunesmith.training.distributed import RankRoster
+from tunesmith.training.loop import BatchSource, Evaluate, train_events
+from tunesmith.training.schedule import Plan
+from tunesmith.training.state import TrainState
 from tunesmith.training.stopping import StopRequest, is_exhausted
 
+Listener = Callable[[Event], None]
+GOOD_ENDS = ("completed", "early_stopping")
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The wording of a door's advice: the spelling of its options, and how a run is resumed."""
+
+    changed: str
+    """What to do about a run that differs from its checkpoint."""
+    resume: str
+    """What continues a run that was stopped."""
+    option: str = "--"
+    """The prefix of an option's name."""
+
+
+COMMAND = Wording(
+    "Put it back, give another --output_dir, or --allow_changed_data to resume all the same.",
+    "the same command resumes from here",
+)
+
+
+@dataclass
+class RunRecord:
+    """The journal of one run and the rules about it. Rank 0 alone touches the disk: elsewhere `journal` is None."""
+
+    run: RunDir
+    state: TrainState
+    identity: Identity
+    allow_changed: bool = False
+    stop: StopRequest | None = None
+    listeners: list[Listener] = field(default_factory=list)
+    wording: Wording = COMMAND
+    journal: Journal | None = field(init=False, default=None)
+
+    def compare(self, folder: Path) -> tuple[list[str], list[str]]:
+        """(what differs between a checkpoint's run and this one, the notes about it for the user). A difference is refused
+        unless changes are allowed, as the position in the data means something else then."""
+        found, reported = differences(folder, self.identity)
+        if found and not self.allow_changed:
+            raise self.changed(f"this run was started with something else: {'; '.join(found)}", folder)
+        return found, [f"resumes although {text}" for text in found] + reported
+
+    def changed(self, problem: str, where: Path) -> CheckpointError:
+        """The error for a run that differs from its checkpoint."""
+        return CheckpointError(problem, where=str(where), fix=self.wording.changed)
+
+    def open(self, event: RunStarted | Resumed, notes: Sequence[str] = ()) -> None:
+        """Starts the journal anew, or continues it from the step of a checkpoint."""
+        if not self.state.runtime.is_main:
+            return
+        file, fresh = self.run.journal_file, isinstance(event, RunStarted)
+        lost = [] if fresh or file.exists() else [LOST_JOURNAL]
+        if fresh:
+            file.unlink(missing_ok=True)
+        else:
+            truncate_journal(file, event.step)
+        self.journal = Journal(file)
+        self.on(event)
+        for text in (*lost, *notes):
+            self.on(Note(event.step, text))
+
+    def train(
+        self,
+        plan: Plan,
+        batches: BatchSource,
+        wants_read_back: Callable[[int], bool],
+        evaluate: Evaluate | None = None,
+    ) -> Iterator[Event]:
+        """Trains to the end of the plan. `on` has acted on each event before it is yielded."""
+        for event in train_events(self.state, batches, plan, evaluate=evaluate, wants_read_back=wants_read_back):
+            self.on(event)
+            yield event
+
+    @contextmanager
+    def ending_well(self, roster: RankRoster) -> Iterator[None]:
+        """Around a run: the journal ends with the error that ended the run, and a lost rank is named."""
+        try:
+            yield
+        except TunesmithError as error:
+            self.end(type(error).__name__)
+            last = [folder.name for folder in self.run.checkpoints()][-1:]
+            if isinstance(error, ResourceError) and self.state.phase == "update" and last:
+                problem = f"{error.problem}; last checkpoint: {last[0]}"
+                raise ResourceError(problem, where=str(self.run.path), fix=error.fix) from error
+            raise
+        except RuntimeError as error:
+            lost = roster.explain(error)
+            if lost is None:
+                raise
+            self.end("WorkerError")
+            raise lost from error
+        finally:
+            self.close()
+
+    def on(self, event: Event) -> None:
+        """Hands an event to the journal and the listeners."""
+        if self.journal is not None:
+            try:
+                self.journal.append(event)
+            except OSError as error:
+                raise disk_error(error, self.run.journal_file) from error
+        for listener in self.listeners:
+            listener(event)
+        if isinstance(event, NonFinite):
+            self._refuse(event)
+
+    def _refuse(self, event: NonFinite) -> None:
+        """Ends a run with a number that is not finite; the weights are those before this step."""
+        self.end("NumericsError")
+        last = max(self.run.checkpoints(), default=None, key=checkpoint_step)
+        rows = ", ".join(str(r) for r in event.rows[:8]) + (", ..." if len(event.rows) > 8 else "")
+        dash = self.wording.option
+        raise NumericsError(
+            f"step {event.step}: {event.what} {event.tensor} is not finite (training rows {rows}); the update was not applied"
+            + (f"; last good checkpoint: {last.name}" if last is not None else ""),
+            where=str(self.run.path),
+            fix=f"Lower {dash}learning_rate, use {dash}bf16 instead of {dash}fp16, or look at these rows.",
+        )
+
+    def agreed_signal(self) -> int | None:
+        """The signal that asks all ranks to stop here, if one came to any of them."""
+        if self.stop is None:
+            return None
+        return self.state.runtime.largest(self.stop.signal or 0) or None
+
+    def stopped(self, number: int, step: int) -> StoppedBySignal:
+        """The error that ends a run which was saved because of a signal."""
+        return StoppedBySignal(number, f"after step {step}; everything is saved: {self.wording.resume}")
+
+    def end(self, reason: str) -> None:
+        """Writes the last event. A run that ended well is not over before that is on disk."""
+        if self.journal is not None:
+            if reason in GOOD_ENDS:
+                self.journal.settle()
+            self.on(RunEnded(self.state.step, reason, time.time()))
+            self.journal.close()
+            self.journal = None
+
+    def close(self) -> None:
+        """Closes the journal; raises nothing, as it runs while another error is on its way out."""
+        journal, self.journal = self.journal, None
+        if journal is not None:
+            try:
+                journal.close()
+            except OSError as error:
+                log.warning("%s: cannot be closed: %s", self.run.journal_file, error.strerror)
 
 
 ASIDE_FROM = 64 << 20

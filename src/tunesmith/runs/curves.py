@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from tunesmith.events import Evaluated, Event, Improved, NonFinite, Resumed, RowsEvaluated, RunEnded, RunStarted
 from tunesmith.metrics.table import greater_is_better
-from tunesmith.runs.layout import open_run
-from tunesmith.runs.reader import JournalColumns, columns_of, read_columns
+from tunesmith.runs.event_log import JournalColumns, columns_of, read_columns
+from tunesmith.runs.folder import open_run
 
 Floats = NDArray[np.float64]
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tunesmith.errors import ConfigError, did_you_mean
-from tunesmith.training.runtime import has_triton
+from tunesmith.training.distributed import has_triton
 
 if TYPE_CHECKING:
     from tunesmith.speedups.fused_stack import FusedStack

@@ -1,9 +1,4 @@
-"""Who may write to a run folder, and whose files are in it.
-
-One process holds the lock of a folder; the kernel drops it with its holder, so a stale one never blocks. The ledger holds sha256
-and size of each file we wrote, noted before the file gets its name. A file whose bytes are not in the ledger belongs to the
-user, whatever its name is, and is never replaced.
-"""
+"""The lock of a run folder: one process at a time may write there. The kernel drops it with its holder, so it is never stale."""
 
 from __future__ import annotations
 
@@ -14,29 +9,16 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from tunesmith.errors import ResourceError
 from tunesmith.files import parse_json
-from tunesmith.runs.writing import (
-    disk_error,
-    hash_file,
-    holding,
-    in_the_way,
-    kind_of,
-    open_in_place,
-    read_regular,
-    replacing,
-    require_plain,
-)
+from tunesmith.runs.writing import disk_error, in_the_way, open_in_place
 
 log = logging.getLogger(__name__)
 
-LEDGER = ".written"
 READERS_SECONDS = 5.0
 """How long a starting run waits for readers that only test whether the folder is in use."""
 
@@ -58,7 +40,6 @@ class RunLock:
     def __init__(self, file: Path) -> None:
         self.file = file
         self._descriptor: int | None = None
-        self._stack = ExitStack()
 
     def __enter__(self) -> RunLock:
         try:
@@ -67,7 +48,6 @@ class RunLock:
             _held.add(self._descriptor)
             os.ftruncate(self._descriptor, 0)
             os.write(self._descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
-            self._stack.enter_context(holding(self.file.parent))
         except OSError as error:
             self.release()
             raise disk_error(error, self.file) from error
@@ -101,7 +81,6 @@ class RunLock:
             _held.discard(self._descriptor)
             os.close(self._descriptor)
         self._descriptor = None
-        self._stack.close()
 
     def __exit__(self, *error: object) -> None:
         self.release()
@@ -143,6 +122,17 @@ def locked(file: Path) -> Iterator[None]:
         yield
     finally:
         _held.discard(descriptor)
+        os.close(descriptor)
+
+
+def is_lock(file: Path) -> bool:
+    """Return whether this is the lock file of a run, held or not."""
+    descriptor = open_lock(file)
+    if descriptor is None:
+        return False
+    try:
+        return noted_holder(descriptor) is not None
+    finally:
         os.close(descriptor)
 
 
@@ -193,65 +183,3 @@ def _close_in_child() -> None:
 
 _held: set[int] = set()
 os.register_at_fork(after_in_child=_close_in_child)
-
-
-def is_ours(file: Path) -> bool:
-    """Whether we wrote the bytes of this file. A name that is free counts as ours."""
-    kind = kind_of(file)
-    if kind != "a file":
-        return kind is None
-    noted = _hashes(file)
-    return bool(noted) and hash_file(file) in noted
-
-
-def has_ledger(folder: Path) -> bool:
-    """Whether this folder is one of a run that notes what it writes."""
-    return kind_of(folder / LEDGER) == "a file"
-
-
-def start_ledger(folder: Path, adopted: tuple[Path, ...] = ()) -> None:
-    """A ledger for a folder that has none. `adopted` are files of a run from before there were ledgers."""
-    if not has_ledger(folder):
-        _note(folder, *(file for file in adopted if kind_of(file) == "a file"))
-
-
-def require_own(file: Path) -> None:
-    """A ResourceError when there is something other than a plain file here, or, in a folder with a ledger, a file of the user."""
-    require_plain(file)
-    if has_ledger(file.parent) and not is_ours(file):
-        raise in_the_way(file, "is not a file that tunesmith wrote, so it is not replaced")
-
-
-@contextmanager
-def writing_own(file: Path) -> Iterator[BinaryIO]:
-    """Like `replacing`; in a folder with a ledger a file of the user is not replaced, and ours is noted."""
-    require_own(file)
-    note = partial(_note, file.parent, name=file.name) if has_ledger(file.parent) else None
-    with replacing(file, before=note) as out:
-        yield out
-
-
-def write_own(file: Path, data: bytes) -> None:
-    """Replaces a small file of a run folder, whole or not at all; see `writing_own`."""
-    with writing_own(file) as out:
-        out.write(data)
-
-
-def _note(folder: Path, *files: Path, name: str | None = None) -> None:
-    lines = "".join(f"{hash_file(file)}  {file.stat().st_size}  {name or file.name}\n" for file in files)
-    with open(open_in_place(folder / LEDGER), "r+b") as ledger:
-        size = os.fstat(ledger.fileno()).st_size
-        cut = size > 0 and os.pread(ledger.fileno(), 1, size - 1) != b"\n"
-        ledger.write((("\n" if cut else "") + lines).encode())
-        ledger.flush()
-        os.fsync(ledger.fileno())
-
-
-def _hashes(file: Path) -> set[str]:
-    """The recorded hashes of this name and size, so that a file of another size is not read."""
-    try:
-        lines = read_regular(file.parent / LEDGER).decode("utf-8", "replace").splitlines()
-    except FileNotFoundError:
-        return set()
-    ending = f"  {file.stat().st_size}  {file.name}"
-    return {line.removesuffix(ending) for line in lines if line.endswith(ending)}

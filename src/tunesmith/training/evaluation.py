@@ -19,7 +19,7 @@ from tunesmith.data.batches import Batch, Collate, evaluation_batches, pin_batch
 from tunesmith.data.tokens import TokenRows, mean_by_row, prefetched
 from tunesmith.errors import ResourceError
 from tunesmith.labels import Task
-from tunesmith.training.runtime import Runtime
+from tunesmith.training.distributed import Runtime
 from tunesmith.training.step import split_batch
 
 IGNORED = -100

@@ -12,9 +12,9 @@ from typing import Any
 
 from tunesmith.errors import CheckpointError, ConfigError, ResourceError, did_you_mean
 from tunesmith.files import BadFile, read_json
-from tunesmith.runs.journal import is_journal
-from tunesmith.runs.ownership import has_ledger, is_ours
-from tunesmith.runs.sealed import is_leftover, is_sealed
+from tunesmith.runs.event_log import is_journal
+from tunesmith.runs.lock import is_lock
+from tunesmith.runs.manifest import is_leftover, is_sealed
 from tunesmith.runs.writing import disk_error, kind_of
 
 SEARCH_RESULT = "search.json"
@@ -158,23 +158,20 @@ def require_not_of_a_run(file: Path) -> None:
 
 
 def is_run(run: RunDir) -> bool:
-    """Whether a run of ours was started here, however damaged it is."""
-    if has_ledger(run.path) or any(is_sealed(folder) for folder in (*run.checkpoints(), run.best)):
+    """Return whether tunesmith started a run here, even if it was killed before its first event or is damaged."""
+    locks = (run.lock_file, run.path / BEST_OPTIONS.parent / run.lock_file.name)
+    if any(map(is_lock, locks)) or any(is_sealed(folder) for folder in (*run.checkpoints(), run.best)):
         return True
     return is_journal(run.journal_file) and run.journal_file.stat().st_size > 0
 
 
 def is_foreign(run: RunDir, path: Path) -> bool:
-    """Whether a file, folder, link or pipe of the user has a name of ours."""
+    """Return whether something that a run did not write has one of its names."""
     if path in run.folders or _CHECKPOINT.fullmatch(path.name):
         return not is_sealed(path)
     if path == run.journal_file:
         return not is_journal(path)
-    if path == run.lock_file:
-        return kind_of(path) != "a file"
-    if path not in run.files:
-        return False
-    return kind_of(path) != "a file" if not has_ledger(run.path) and path in run.remade_files else not is_ours(path)
+    return path in (run.lock_file, *run.files) and kind_of(path) != "a file"
 
 
 def _is_debris(run: RunDir, path: Path) -> bool:
