@@ -36,9 +36,7 @@ from tunesmith.pipeline.probe import LoadedRun
 from tunesmith.pipeline.recipe import Settled, choose_recipe
 from tunesmith.pipeline.watch import Say, Watch
 from tunesmith.speedups.in_force import Strategies
-from tunesmith.speedups.launches import why_float32, why_not_half
-from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.speedups.warming import finish_warming, start_warming
+from tunesmith.speedups.strategies import choose_strategies, why_not_half
 from tunesmith.training.checkpoint import Identity
 from tunesmith.training.distributed import Precision, Runtime, has_bf16, has_triton, make_runtime
 from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
@@ -108,7 +106,6 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     if config.full_determinism:
         make_deterministic()
     _set_tf32(config.tf32)
-    warming = start_warming(runtime.device)
     with runtime.main_first():
         data = read()
         bundle, folder = data.bundle, data.folder
@@ -132,10 +129,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     settled = choose_recipe(LoadedRun(config, loaded, bundle, rows, padding, suite, runtime, watch), tokens.decision)
     config = settled.config
     strategies, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
-    finish_warming(warming)
-    slower = _choose_float32(config, state, rows["train"])
-    runtime = state.runtime
-    say_model(say, config, loaded, strategies, runtime, failing or slower)
+    say_model(say, config, loaded, strategies, runtime, failing)
     batches = _make_batches(config, rows["train"], strategies, runtime)
     identity = make_identity(config, bundle, folder, padded_fingerprint(tokenizer, length), runtime, batches.sampling)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
@@ -250,17 +244,6 @@ def _make_state(
         model, optimizer, objective, runtime, may_split=split, push=push, graphs=graphs, strategies=strategies
     )
     return strategies, state
-
-
-def _choose_float32(config: RunConfig, state: TrainState, rows: TokenRows) -> str | None:
-    """Computes in float32 where no precision was asked for and bf16 would be slower; gives the reason."""
-    batch = config.token_budget or config.decided.per_device_train_batch_size * float(rows.lengths.mean())
-    reason = why_float32(state, rows, batch) if config.bf16 is None and not config.fp16 else None
-    if reason is not None:
-        state.runtime = replace(state.runtime, precision="no")
-        if state.strategies is not None and state.graphs is not None:
-            state.strategies.stop_capturing()
-    return reason
 
 
 def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, runtime: Runtime) -> Batches:
