@@ -196,8 +196,8 @@ def write_model(folder: Path) -> None:
 def load_folder(folder: str, text: str) -> int:
     """Loads model and tokenizer of a folder as a run does, and reads one text; gives the exit code of the command line."""
     from tunesmith.labels import LabelMap
+    from tunesmith.models.files import load_tokenizer, resolve_model
     from tunesmith.models.load import load_model
-    from tunesmith.models.resolve import load_tokenizer, resolve_model
 
     try:
         path = resolve_model(folder)

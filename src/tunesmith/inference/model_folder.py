@@ -17,8 +17,7 @@ from tunesmith.data.tokenize import LongTexts
 from tunesmith.errors import ConfigError
 from tunesmith.files import BadFile, read_json
 from tunesmith.labels import LabelMap, Task
-from tunesmith.models.model_files import Seal, check_seal
-from tunesmith.models.resolve import resolve_model
+from tunesmith.models.files import Seal, check_seal, resolve_model
 from tunesmith.runs.folder import RunDir, best_trial_of
 from tunesmith.runs.manifest import write_sealed
 from tunesmith.runs.writing import write_new

@@ -32,7 +32,7 @@ from tunesmith.inference.kept_models import model_home, model_marks
 from tunesmith.inference.model_folder import FACTS_FILE, read_facts
 from tunesmith.inference.pages import model_facts
 from tunesmith.inference.supervisor import ServiceCounters
-from tunesmith.models.model_files import check_seal, read_config_file
+from tunesmith.models.files import check_seal, read_config_file
 from tunesmith.runs.folder import RunDir
 
 log = logging.getLogger("tunesmith.requests")

@@ -43,14 +43,15 @@ from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.rows import Array
 from tunesmith.metrics.table import Suite, greater_is_better, make_suite
+from tunesmith.models.files import resolve_model
 from tunesmith.models.pooling import last_linear
-from tunesmith.models.resolve import resolve_model
-from tunesmith.pipeline.deciding import FEWEST_PAIR_STEPS, PAIRS_IN_A_STEP, RunFacts, epochs_for
-from tunesmith.pipeline.from_config import INPUTS, NOT_COMPARED, choose_folder, finetune, is_finished
+from tunesmith.pipeline.folds import held_out_rows
+from tunesmith.pipeline.identity import NOT_COMPARED, choose_folder, is_finished
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.pipeline.repeats import held_out_rows
-from tunesmith.pipeline.settling import NAMES
+from tunesmith.pipeline.pair_warmup import PAIRS_IN_A_STEP
+from tunesmith.pipeline.recipe import FEWEST_PAIR_STEPS, NAMES, RunFacts, epochs_for
 from tunesmith.pipeline.start_clock import StartClock
+from tunesmith.pipeline.train import INPUTS, finetune
 from tunesmith.pipeline.watch import RunEnding, RunResult, Watch
 from tunesmith.report.diagnosis import diagnose_run
 from tunesmith.runs.event_log import read_journal
@@ -356,7 +357,7 @@ class BestSearch:
     def _train(self, variant: Variant, run: RunDir, fold: int | None) -> Outcome:
         try:
             watch = self._make_watch(variant)
-            if not (run.model.is_dir() and is_finished(run)):
+            if not is_finished(run):
                 tables = {f"{split}_data": table for split, table in self.tables.items()}
                 finetune(self.config_for(variant, run.path, fold), watch=watch, use_test=False, **tables)
             metric, score = trial_score(run)
@@ -482,7 +483,7 @@ class BestSearch:
         """Train the chosen variant on all examples in the run folder, and write best.json."""
         clock = self.clock
         clock.reserve = 0.0
-        complete = run.model.is_dir() and is_finished(run)
+        complete = is_finished(run)
         if clock.left() <= 0 and not run.checkpoints() and not complete:
             raise ConfigError(
                 f"--time_budget {self.config.time_budget} is over before a model is trained",

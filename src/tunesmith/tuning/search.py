@@ -24,8 +24,9 @@ from tunesmith.config.load import raise_problems, suggest
 from tunesmith.config.schema import RunConfig, list_options, to_dict
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError, ResourceError
 from tunesmith.events import Evaluated, Event, RunStarted
-from tunesmith.pipeline.from_config import finetune, is_finished
+from tunesmith.pipeline.identity import is_finished
 from tunesmith.pipeline.inputs import read_run_data
+from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import Watch
 from tunesmith.report.compare import compare_runs
 from tunesmith.runs.folder import SEARCH_RESULT, RunDir, trial_folder
@@ -426,7 +427,7 @@ def _run_trial(store: TrialStore, claimed: Claimed, config: RunConfig, clock: Cl
     listener = _make_listener(store, claimed, run)
     quiet = Watch(progress=clock.beat, listeners=[clock.beat, listener], pages=False)
     try:
-        if not (run.model.is_dir() and is_finished(run)):
+        if not is_finished(run):
             finetune(config, watch=quiet, use_test=False)
         metric, value = trial_score(run)
         store.tell(claimed, "complete", value)

@@ -26,8 +26,8 @@ from tunesmith.inference.predictor import Predictor
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import Temperature
 from tunesmith.pipeline import start_clock
-from tunesmith.pipeline.from_config import finetune
-from tunesmith.pipeline.settling import PAIR_STAGE
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import PAIR_STAGE
 from tunesmith.tuning import best
 from tunesmith.tuning.best import BestSearch, HeldOut, Outcome, Variant, is_worse, pick, scale_head
 from tunesmith.tuning.trials import Clock, TimeUp, TrialPruned
