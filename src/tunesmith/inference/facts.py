@@ -112,16 +112,14 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
     return describe
 
 
-def export_model(target: Path, weights: dict[str, Any], rest: Callable[[], tuple[Callable[[Path], None], str]]) -> None:
-    """Publishes the model folder in one rename. `rest` gives what describes it and its card: the weights do not wait for that."""
-    from tunesmith.training.checkpoint import WEIGHTS, write_tensors
+def export_model(target: Path, weights: dict[str, Any], describe: Callable[[Path], None], card: str) -> None:
+    """Publish the model folder in one rename."""
+    from tunesmith.training.checkpoint import WEIGHTS, write_files
 
-    def fill(folder: Path) -> dict[str, Future[str]]:
-        written = write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})
-        describe, card = rest()
+    def fill(folder: Path) -> None:
+        write_files(folder, {WEIGHTS: weights})
         describe(folder)
         write_new(folder / "README.md", card.encode())
-        return {WEIGHTS: written}
 
     size = sum(t.numel() * t.element_size() for t in weights.values())
     write_sealed(target, fill, {"kind": "model"}, bytes_needed=size)

@@ -182,9 +182,10 @@ def cook_fold(target: Path, runs: Sequence[Path], weights: Sequence[float], *, u
 def _fill(folder: Path, like: Path, weights: Mapping[str, Any]) -> dict[str, Future[str]]:
     from tunesmith.runs.manifest import MANIFEST
     from tunesmith.runs.writing import write_new
-    from tunesmith.training.checkpoint import WEIGHTS, write_tensors
+    from tunesmith.training.checkpoint import WEIGHTS, write_files
 
     for file in like.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and file.name != MANIFEST:
             write_new(folder / file.name, file.read_bytes())
-    return {WEIGHTS: write_tensors(folder / WEIGHTS, dict(weights), metadata={"format": "pt"})}
+    write_files(folder, {WEIGHTS: dict(weights)})
+    return {}
