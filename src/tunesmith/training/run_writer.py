@@ -98,7 +98,7 @@ class RunRecord:
         if fresh:
             file.unlink(missing_ok=True)
         else:
-            truncate_journal(file, event.step)
+            truncate_journal(file, event.step, complete=True)
         self.journal = Journal(file)
         self.on(event)
         for text in (*lost, *notes):

@@ -20,9 +20,10 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, dump_config, to_dict
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Event, SafePoint
-from tunesmith.pipeline.from_config import INPUTS, NOT_COMPARED, RunResult, choose_folder, finetune
+from tunesmith.pipeline.identity import NOT_COMPARED, choose_folder
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.pipeline.watch import RunEnding, Watch
+from tunesmith.pipeline.train import INPUTS, finetune
+from tunesmith.pipeline.watch import RunEnding, RunResult, Watch
 from tunesmith.runs.folder import BEST_OPTIONS, BEST_RESULT, RunDir, require_own_folder
 from tunesmith.runs.lock import RunLock
 from tunesmith.runs.manifest import retire

@@ -19,7 +19,7 @@ from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.rows import Array
 from tunesmith.metrics.table import Suite, make_suite
-from tunesmith.pipeline.repeats import held_out_rows
+from tunesmith.pipeline.folds import held_out_rows
 from tunesmith.report.predictions import PredictedRows
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import is_sealed, write_sealed

@@ -17,7 +17,7 @@ from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.events import Note, StepDone
 from tunesmith.inference.tables import read_predictions
-from tunesmith.pipeline.from_config import free_folder
+from tunesmith.pipeline.identity import free_folder
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
 
@@ -250,7 +250,7 @@ def test_a_finished_run_without_its_checkpoints_is_not_written_over(
     before = tree(ended)
     code, told = command(ended, "--learning_rate", "3e-3")
     assert (code, tree(ended)) == (5, before), told
-    assert "of another config" in told
+    assert "of a different config" in told
 
 
 def test_a_journal_that_is_gone_is_told_on_resume(stopped: Path, command: Command) -> None:
@@ -266,7 +266,7 @@ def test_a_journal_that_is_gone_is_told_on_resume(stopped: Path, command: Comman
 def test_resuming_where_no_checkpoint_is_is_an_error(tmp_path: Path, command: Command) -> None:
     code, told = command(tmp_path / "run", "--resume_from_checkpoint", "true")
     assert code == 5
-    assert "holds no checkpoint to resume from" in told
+    assert "contains no checkpoint to resume from" in told
     assert not (tmp_path / "run").exists()
 
 

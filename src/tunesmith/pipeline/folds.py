@@ -22,7 +22,8 @@ from tunesmith.labels import Task, choose_labels
 from tunesmith.metrics.calibration import fit_thresholds
 from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.table import make_suite
-from tunesmith.pipeline.from_config import finetune, is_complete
+from tunesmith.pipeline.identity import is_finished
+from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import Say, Watch
 from tunesmith.report.predictions import PredictedRows, make_predictions
 from tunesmith.runs.folder import RunDir, read_summary
@@ -56,7 +57,7 @@ def run_repeats(config: RunConfig, watch: Watch) -> Repeated:
     for one in each_run(config):
         path = one.run_folder
         watch.say(f"Run: {path.name}.")
-        if is_complete(path):
+        if is_finished(RunDir(path)):
             watch.say(f"{path} is finished: it is kept.")
         else:
             finetune(one, watch=watch)

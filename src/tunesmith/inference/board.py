@@ -12,12 +12,12 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from tunesmith.errors import TunesmithError
+from tunesmith.inference.batcher import RETRY_SECONDS, Classifier, Overloaded
 from tunesmith.inference.bodies import BadRequest, parse_texts, read_json_body
+from tunesmith.inference.live_runs import VERDICT_SECONDS, Channels, LiveRun
 from tunesmith.inference.pages import ASSETS, PageCache, list_page, model_facts, policy_of, read_asset, run_page
 from tunesmith.inference.runs import RunIndex, stop_run
 from tunesmith.inference.security import BOARD_TOKEN
-from tunesmith.inference.tryit import RETRY_SECONDS, Classifier, Overloaded
-from tunesmith.inference.watchers import VERDICT_SECONDS, Channels, LiveRun
 from tunesmith.report.compare import MAX_RUNS
 from tunesmith.runs.folder import RunDir
 

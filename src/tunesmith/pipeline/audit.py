@@ -24,10 +24,9 @@ from tunesmith.data.read import DataBundle
 from tunesmith.data.source import Ints
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
-from tunesmith.models.model_files import read_config_file
-from tunesmith.models.resolve import load_tokenizer, position_limit
-from tunesmith.pipeline.from_config import finetune
+from tunesmith.models.files import load_tokenizer, position_limit, read_config_file
 from tunesmith.pipeline.inputs import RunData, audit_texts, read_run_data
+from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import Watch
 from tunesmith.runs.writing import write_new
 

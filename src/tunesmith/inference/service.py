@@ -15,6 +15,8 @@ from starlette.routing import Route
 
 from tunesmith import __version__
 from tunesmith.errors import CheckpointError, ConfigError, TunesmithError
+from tunesmith.inference.batcher import RETRY_SECONDS, Classifier, Overloaded
+from tunesmith.inference.board import refuse_in_json
 from tunesmith.inference.bodies import (
     MAX_BODY_BYTES,
     MAX_TEXT_CHARS,
@@ -26,13 +28,11 @@ from tunesmith.inference.bodies import (
     parse_question,
     read_json_body,
 )
-from tunesmith.inference.facts import FACTS_FILE, read_facts
 from tunesmith.inference.kept_models import model_home, model_marks
+from tunesmith.inference.model_folder import FACTS_FILE, read_facts
 from tunesmith.inference.pages import model_facts
-from tunesmith.inference.routes import refuse_in_json
 from tunesmith.inference.supervisor import ServiceCounters
-from tunesmith.inference.tryit import RETRY_SECONDS, Classifier, Overloaded
-from tunesmith.models.model_files import check_seal, read_config_file
+from tunesmith.models.files import check_seal, read_config_file
 from tunesmith.runs.folder import RunDir
 
 log = logging.getLogger("tunesmith.requests")

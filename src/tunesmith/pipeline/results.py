@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from tunesmith.config.schema import dump_value
 from tunesmith.events import RowsEvaluated
-from tunesmith.inference.facts import describe_model, export_model
+from tunesmith.inference.model_folder import describe_model, export_model
 from tunesmith.inference.tables import fill_table, names_of_run, predicted_names, probabilities_of
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, fit_thresholds
@@ -25,12 +23,18 @@ from tunesmith.metrics.evidence import BestConstant, describe_constant, encode_r
 from tunesmith.metrics.intervals import Score
 from tunesmith.pipeline.prepare import Prepared
 from tunesmith.pipeline.watch import RunEnding, Say
+from tunesmith.report.build import build_report
+from tunesmith.report.plots import curve_pictures, write_curves
+from tunesmith.report.render import write_report
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.writing import replacing, write_file
 from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training.aside import Aside, beside_steps, buffered
 from tunesmith.training.checkpoint import contiguous, load_weights, require_finite
 from tunesmith.training.evaluation import Predictions, predict_rows
+
+if TYPE_CHECKING:
+    from tunesmith.pipeline.prepare import Prepared
+
 
 Scores = dict[str, dict[str, Score]]
 MOST_PREDICTIONS = 200_000
@@ -141,8 +145,8 @@ def with_ending(run: RunDir, prepared: Prepared, ending: RunEnding) -> Prepared:
 def write_results(run: RunDir, prepared: Prepared, predictions: dict[str, Predictions], scores: Scores) -> None:
     """metrics.json, data_summary.json and predictions.parquet."""
     table: dict[str, Any] = {s: {name: score.to_json() for name, score in found.items()} for s, found in scores.items()}
-    if prepared.settled.floors:
-        table["floors"] = prepared.settled.floors
+    if prepared.settled.baselines:
+        table["floors"] = prepared.settled.baselines
     write_file(run.metrics_file, json.dumps(table, indent=1).encode())
     if predictions:
         with replacing(run.predictions_file) as out:
@@ -169,7 +173,7 @@ def write_data_summary(run: RunDir, prepared: Prepared) -> None:
         "best_constant": _best_constant(prepared),
         "fingerprint": bundle.fingerprint,
         "recipe": list(prepared.settled.reasons),
-        "floors": prepared.settled.floors,
+        "floors": prepared.settled.baselines,
         "probe_rows": prepared.settled.probe_rows,
     }
     write_file(run.data_summary_file, json.dumps(summary, indent=1, ensure_ascii=False).encode())
@@ -242,34 +246,123 @@ def _gold(labels: npt.NDArray[Any] | None, n: int, prepared: Prepared) -> list[A
     return [names[i] if i >= 0 else None for i in labels[:n]]
 
 
-@contextmanager
-def writing_model(run: RunDir, prepared: Prepared) -> Iterator[Callable[[Prepared, str], None]]:
-    """model/ of the run folder, begun by a thread with the weights as they are, while the rows are scored.
+def final_weights(prepared: Prepared) -> dict[str, torch.Tensor]:
+    """Return the weights of the model folder, on the CPU; a NumericsError if one is NaN or infinite."""
+    weights = contiguous(prepared.state.model.state_dict())
+    require_finite(weights, prepared.state.step)
+    return weights
 
-    The function that is given ends it with the card and what the scores decided; without its call nothing is published.
-    """
-    state, runtime, aside = prepared.state, prepared.runtime, Aside()
-    weights = dict(state.model.state_dict())
-    rest: Future[tuple[Callable[[Path], None], str]] = Future()
 
-    def write() -> None:
-        with beside_steps(runtime.device):
-            held = contiguous(weights, partial(buffered, {}))
-        require_finite(held, state.step)
-        export_model(run.model, held, rest.result)
+def write_model(run: RunDir, prepared: Prepared, weights: dict[str, torch.Tensor], card: str) -> None:
+    """Write model/ and the model card into the run folder."""
+    describe = describe_model(prepared.state.model, prepared.tokenizer, prepared.facts)
+    export_model(run.model, weights, describe, card)
+    write_file(run.card_file, card.encode())
 
-    def finish(decided: Prepared, card: str) -> None:
-        rest.set_result((describe_model(state.model, decided.tokenizer, decided.facts), card))
-        aside.take(wait=True)
-        write_file(run.card_file, card.encode())
 
-    if runtime.is_main:
-        if runtime.device.type == "cuda":
-            torch.cuda.synchronize(runtime.device)
-        aside.start(write)
-    try:
-        yield finish
-    finally:
-        if rest.cancel():
-            with suppress(Exception):
-                aside.take(wait=True)
+def draw_and_explain(run: RunDir) -> list[str]:
+    """Write the curves and the report; return the diagnosis as lines."""
+    report = build_report(run)
+    write_curves(curve_pictures(report.curves), png=run.curves_png, svg=run.curves_svg)
+    write_report(report, run.report_file)
+    lines = []
+    for finding in report.findings:
+        lines.append(f"{finding.code}{finding.doubt}: {finding.evidence}")
+        lines += [f"  - {advice}" for advice in finding.advice]
+    return lines
+
+
+SHOWN_OPTION_NAMES = """
+    learning_rate lr_scheduler_type warmup_steps per_device_train_batch_size gradient_accumulation_steps num_train_epochs
+    max_steps weight_decay max_grad_norm label_smoothing_factor adversarial class_weights seed
+"""
+SHOWN_LABELS = 8
+
+
+def write_card(prepared: Prepared, scores: Scores, *, name: str, steps: int, best_step: int | None) -> str:
+    """The model card: what the model is, how good it is and how sure that is, how it was made. Markdown with the metadata
+    block that the Hub reads."""
+    base = prepared.config.model_name_or_path or "all-MiniLM-L6-v2"
+    bundle = prepared.bundle
+    names = ", ".join(f"`{n}`" for n in bundle.labels.names[:20])
+    what = {Task.REGRESSION: "a number", Task.MULTILABEL: f"any of {names}"}.get(bundle.labels.task, f"one of {names}")
+    columns = " and ".join(f"`{c}`" for c in bundle.columns.text)
+    pair = ', "text_pair": "..."' if len(bundle.columns.text) == 2 else ""
+    lines = ["---", *_metadata(prepared, scores, name, str(base)), "---", "", f"# {_escape(name)}", ""]
+    lines += [f"`{base}` fine-tuned by tunesmith to read {columns} and predict {what}.", ""]
+    lines += ["## Scores", "", "| split | metric | value | 95% interval | rows |", "|---|---|---|---|---|"]
+    for split, found in scores.items():
+        for metric, score in found.items():
+            value = "undefined" if score.value is None else f"{score.value:.4f}"
+            interval = "" if score.low is None or score.high is None else f"{score.low:.4f} to {score.high:.4f}"
+            lines.append(f"| {split} | {_escape(score.title(metric))} | {value} | {interval} | {score.n} |")
+    lines += ["", "## Training", "", f"{steps} steps; weights of step {best_step or steps}.", ""]
+    options = {option: str(getattr(prepared.config, option)) for option in SHOWN_OPTION_NAMES.split()}
+    lines += ["| option | value |", "|---|---|", *(f"| {k} | {_escape(v)} |" for k, v in options.items())]
+    lines += ["", "## Data", "", *_data_table(prepared), "", *(f"- {_escape(note)}" for note in bundle.notes)]
+    limits = LIMITS.format(length=prepared.facts.max_length)
+    return "\n".join([*lines, "", "## Limits", "", limits, "## Use", "", USE.format(pair=pair)])
+
+
+LIMITS = """\
+- It reads {length} tokens of a row at a time; `long_texts` says how it reads longer ones.
+- The scores hold for rows like these; texts of another kind, language or length were not measured.
+- The probabilities are the model's own: they were not calibrated, unless a line under Data says so.
+- The intervals cover the choice of the rows, not of the seed: another seed may move the score as much.
+"""
+USE = """\
+```python
+from transformers import pipeline
+
+classify = pipeline("text-classification", "model")
+classify({{"text": "..."{pair}}})
+```
+"""
+
+
+def _metadata(prepared: Prepared, scores: Scores, name: str, base: str) -> list[str]:
+    lines = ["library_name: transformers", "pipeline_tag: text-classification", "tags:", "- tunesmith"]
+    if "/" in base and not base.startswith((".", "/")):
+        lines.append(f"base_model: {dump_value(base)}")
+    split = "test" if "test" in scores else next(iter(scores), None)
+    if split is None:
+        return lines
+    lines += ["model-index:", f"- name: {dump_value(name)}", "  results:"]
+    lines += ["  - task: {type: text-classification, name: Text Classification}"]
+    data = prepared.config.task_name or prepared.config.dataset_name or "custom"
+    lines += [
+        f"    dataset: {{name: {dump_value(str(data))}, type: {dump_value(str(data))}, split: {split}}}",
+        "    metrics:",
+    ]
+    for metric, score in scores[split].items():
+        if score.value is not None:
+            lines.append(f"    - {{type: {metric}, value: {score.value:.6f}, name: {metric}}}")
+    return lines
+
+
+def _data_table(prepared: Prepared) -> list[str]:
+    lines = ["| split | rows | labels | tokens: median, longest | rows cut |", "|---|---|---|---|---|"]
+    for split, tokenized in prepared.tokenized.items():
+        lengths = tokenized.rows.lengths
+        tokens = f"{np.median(lengths):.0f}, {lengths.max()}" if len(lengths) else ""
+        shares = _escape(_shares(prepared, split))
+        lines.append(f"| {split} | {len(lengths):,} | {shares} | {tokens} | {tokenized.truncated.rows_cut:,} |")
+    return lines
+
+
+def _shares(prepared: Prepared, split: str) -> str:
+    """Shares of the most frequent labels, or the range of a regression."""
+    labels, names = prepared.rows(split).labels, prepared.bundle.labels.names
+    if labels is None:
+        return "none"
+    if prepared.bundle.labels.task is Task.REGRESSION:
+        known = labels[np.isfinite(labels)]
+        return f"{known.min():g} to {known.max():g}, mean {known.mean():.3g}" if len(known) else "none"
+    shares = labels.mean(axis=0) if labels.ndim == 2 else np.array([(labels == i).mean() for i in range(len(names))])
+    order = np.argsort(-shares, kind="stable")[:SHOWN_LABELS]
+    more = f" and {len(names) - SHOWN_LABELS} more" if len(names) > SHOWN_LABELS else ""
+    return ", ".join(f"{names[i]} {shares[i]:.1%}" for i in order) + more
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
