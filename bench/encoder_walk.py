@@ -147,12 +147,12 @@ def tiny(kind: str) -> Any:
 def make_state(model: Any, wish: str) -> tuple[Any, Any, Any]:
     """(engine state, a batch of four rows, its strategies); `wish` for packing."""
     from tunesmith.data.batches import Padding, make_batch
-    from tunesmith.data.token_rows import TokenRows
+    from tunesmith.data.tokens import TokenRows
     from tunesmith.labels import LabelMap
     from tunesmith.speedups.strategies import choose_strategies
-    from tunesmith.training.evaluate import TaskLoss
-    from tunesmith.training.optim import make_optimizer
-    from tunesmith.training.runtime import make_runtime
+    from tunesmith.training.distributed import make_runtime
+    from tunesmith.training.evaluation import TaskLoss
+    from tunesmith.training.optimizer import make_optimizer
     from tunesmith.training.state import TrainState
 
     rng = np.random.default_rng(0)
@@ -225,15 +225,15 @@ class Said(logging.Handler):
 def take_steps(kind: str, wishes: dict[str, Any]) -> tuple[list[float], float, Any, list[str]]:
     """(losses, ms of a later step, its captured steps, what was reported) of a few float32 steps on a GPU."""
     from tunesmith.data.batches import Batches, Padding
-    from tunesmith.data.token_rows import TokenRows
+    from tunesmith.data.tokens import TokenRows
     from tunesmith.events import Note, SafePoint, StepDone
     from tunesmith.labels import Task
     from tunesmith.speedups.strategies import choose_strategies
-    from tunesmith.training.evaluate import TaskLoss
+    from tunesmith.training.distributed import make_runtime
+    from tunesmith.training.evaluation import TaskLoss
     from tunesmith.training.loop import train_events
-    from tunesmith.training.optim import make_optimizer
-    from tunesmith.training.plan import Plan, Schedule
-    from tunesmith.training.runtime import make_runtime
+    from tunesmith.training.optimizer import make_optimizer
+    from tunesmith.training.schedule import Plan, Schedule
     from tunesmith.training.state import TrainState
 
     rng, runtime = np.random.default_rng(0), make_runtime(precision="no")

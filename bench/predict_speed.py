@@ -34,7 +34,7 @@ import transformers
 
 from records import write_record
 from token_files import TOKENS, engine_rows, long_tail_lengths, make_rows, pad, read_texts, trainer_rows
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 
 Outputs = npt.NDArray[Any]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
@@ -98,7 +98,7 @@ def make_folder(shape: str, folder: Path) -> Path:
 
 def make_ours(folder: Path, device: str, precision: str, *, alone: bool = False) -> Any:
     """Our predictor; `alone`: one process tokenizes, with the threads of the Rust core."""
-    from tunesmith.data.encoding_processes import ChunkEncoder
+    from tunesmith.data.tokenize import ChunkEncoder
     from tunesmith.inference.predictor import Predictor
 
     predictor = Predictor.load(folder, use_cpu=device == "cpu", precision="bf16" if precision == "bf16" else "no")

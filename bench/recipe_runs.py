@@ -63,7 +63,7 @@ Found = dict[str, Any]
 def _task(pack: Path, model: str, task: str) -> Any:
     """Both splits as TokenRows, the label map, and the padding of the model."""
     from tunesmith.data.batches import Padding
-    from tunesmith.data.token_rows import TokenRows
+    from tunesmith.data.tokens import TokenRows
     from tunesmith.labels import LabelMap, Task
 
     special = json.loads((pack / model / "special.json").read_text(encoding="utf-8"))
@@ -95,8 +95,7 @@ def rows_of(unit: Unit, rows: Any) -> Any:
 
 def shown(rows: Any, recipe: str, *, drawn: bool) -> Any:
     """The rows as `--long_texts` of a recipe shows them to the model."""
-    from tunesmith.data.token_rows import TokenRows
-    from tunesmith.data.truncation import TextWindows
+    from tunesmith.data.tokens import TextWindows, TokenRows
 
     if recipe not in LONG:
         return rows
@@ -135,13 +134,14 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.metrics.table import make_suite
     from tunesmith.models.load import load_model
     from tunesmith.models.pooling import dense_of
-    from tunesmith.pipeline.planning import make_plan
-    from tunesmith.pipeline.settling import settle_recipe
+    from tunesmith.pipeline.prepare import make_plan
+    from tunesmith.pipeline.probe import LoadedRun
+    from tunesmith.pipeline.recipe import choose_recipe
     from tunesmith.pipeline.watch import Watch
     from tunesmith.speedups.strategies import choose_strategies
-    from tunesmith.training.evaluate import TaskLoss, predict_rows, resolve_class_weights
+    from tunesmith.training.evaluation import TaskLoss, predict_rows, resolve_class_weights
     from tunesmith.training.loop import train_events
-    from tunesmith.training.optim import make_optimizer
+    from tunesmith.training.optimizer import make_optimizer
     from tunesmith.training.state import TrainState, seed_everything
 
     began_all = time.perf_counter()
@@ -158,9 +158,9 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     suite = make_suite(labels.task)
     seed_everything(config.seed)
     loaded = load_model(folder, labels)
-    data: Any = SimpleNamespace(bundle=SimpleNamespace(labels=labels, splits={}), folder=folder)
+    bundle: Any = SimpleNamespace(labels=labels, splits={})
     began = time.perf_counter()
-    settled = settle_recipe(config, loaded, data, {"train": train}, padding, suite, runtime, Watch())
+    settled = choose_recipe(LoadedRun(config, loaded, bundle, {"train": train}, padding, suite, runtime, Watch()))
     settling = time.perf_counter() - began  # the probe, the pair start, the first head
     config, model = settled.config, loaded.model.to(runtime.device)
     if trained:
@@ -298,7 +298,7 @@ def work(todo: Any, done: Any, pack: str, place: str, cpu: bool, warm: Unit | No
 
     import torch
 
-    from tunesmith.training.runtime import has_bf16, make_runtime
+    from tunesmith.training.distributed import has_bf16, make_runtime
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tunesmith.data.blocks import DecompressionLimits
-from tunesmith.data.load import load_data
-from tunesmith.data.read import read_source
+from tunesmith.data.files import DecompressionLimits
+from tunesmith.data.read import load_data, read_source
 from tunesmith.errors import DataError
 
 HEAD = "text,label\n"
@@ -298,7 +297,7 @@ def test_a_gzip_bomb_is_stopped_early(limits: DecompressionLimits, tmp_path: Pat
 def test_a_quote_never_closed_in_a_large_file_does_not_fill_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tunesmith.data.delimited.MAX_RECORD_CHARS", 1 << 16)
+    monkeypatch.setattr("tunesmith.data.csv_files.MAX_RECORD_CHARS", 1 << 16)
     file = tmp_path / "x.csv"
     file.write_text(at_line(6, '"open,pos') + "more,pos\n" * 300_000)
     with pytest.raises(DataError, match=r"x\.csv:6: the quote opened here is not closed within"):

@@ -13,7 +13,7 @@ from datasets import Dataset
 from tiny_model import save_tiny_bert, sentences
 from tunesmith import finetune
 from tunesmith.data.in_memory import text_columns_of
-from tunesmith.data.load import load_data
+from tunesmith.data.read import load_data
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.events import Evaluated, RunEnded, StepDone
 from tunesmith.pipeline.watch import Watch

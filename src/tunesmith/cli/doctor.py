@@ -42,8 +42,8 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.config.load import load_config
     from tunesmith.errors import ConfigError
     from tunesmith.runs.doctor import Examined, examine, is_sound, repair
-    from tunesmith.runs.layout import RunDir, open_run
-    from tunesmith.runs.sealed import MANIFEST
+    from tunesmith.runs.folder import RunDir, open_run
+    from tunesmith.runs.manifest import MANIFEST
 
     folder = RunDir(args.run_folder)
     if not any(os.path.lexists(checkpoint / MANIFEST) for checkpoint in folder.checkpoints()):
@@ -104,11 +104,11 @@ def list_devices() -> list[str]:
 
 def cache_folders() -> dict[str, Path]:
     """Return the tunesmith cache, the caches of huggingface_hub and datasets, and the current folder."""
-    from tunesmith.runs.remembered import own_cache
+    from tunesmith.runs.writing import cache_folder
 
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     return {
-        "cache": own_cache(),
+        "cache": cache_folder(),
         "models": Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser(),
         "datasets": Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser(),
         "here": Path.cwd(),

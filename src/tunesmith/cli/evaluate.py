@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
     from tunesmith.cli.console import Console
     from tunesmith.data.columns import Columns
-    from tunesmith.data.load import read_labelled
+    from tunesmith.data.read import read_labelled
     from tunesmith.errors import DataError
     from tunesmith.metrics.table import make_suite
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tunesmith.cli.parser import add_flag
-from tunesmith.runs.layout import RunDir, open_run
+from tunesmith.runs.folder import RunDir, open_run
 
 if TYPE_CHECKING:
     from tunesmith.findings import Finding
@@ -27,14 +27,13 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.report.build import build_report
     from tunesmith.report.plots import curve_pictures, write_curves
     from tunesmith.report.render import write_report
-    from tunesmith.runs.ownership import require_own
-    from tunesmith.runs.writing import make_folder
+    from tunesmith.runs.writing import make_folder, require_plain
 
     folder = open_run(args.run)
     page = Path(args.output) if args.output else folder.report_file
     if not args.json:
         for file in (page, folder.curves_png, folder.curves_svg):
-            require_own(file)
+            require_plain(file)
         make_folder(page.parent)
     report = build_report(folder)
     if args.json:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from tunesmith.data.columns import Columns, has_label, label_parts
-from tunesmith.data.label_survey import (
+from tunesmith.data.csv_files import SHOWN
+from tunesmith.data.label_values import (
     NUMBER,
     class_names,
     is_list_type,
@@ -21,7 +22,6 @@ from tunesmith.data.label_survey import (
 )
 from tunesmith.data.ready_commands import train_with
 from tunesmith.data.source import BAD_COLUMN, Source
-from tunesmith.data.text_files import SHOWN
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
 

@@ -10,15 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tunesmith.data.token_rows import (
-    EpochOrder,
-    Sampling,
-    TokenRows,
-    epoch_order,
-    length_batches,
-    pad_rows,
-    prefetched,
-)
+from tunesmith.data.tokens import EpochOrder, Sampling, TokenRows, epoch_order, length_batches, pad_rows, prefetched
 
 Split = Callable[["Batch", int], "list[Batch]"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunesmith.data.containers import plain_batches
+from tunesmith.data.arrow_files import plain_batches
 from tunesmith.data.source import Source, checked
 from tunesmith.errors import DataError, short_text
 
@@ -159,7 +159,7 @@ def _from_list(rows: Any, name: str) -> Source:
     import pyarrow as pa
     from datasets import Dataset
 
-    from tunesmith.data.json_rows import ColumnKinds
+    from tunesmith.data.json_files import ColumnKinds
 
     if not rows:
         raise DataError("the list is empty", where=name, fix="It needs at least one row.")

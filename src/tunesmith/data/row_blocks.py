@@ -10,11 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
 
-from tunesmith.data.blocks import CountedBytes, DecompressionLimits, UnreadableText, readable, text_blocks
-from tunesmith.data.delimited import parse_delimited
-from tunesmith.data.json_files import BATCH_ROWS, line_records
-from tunesmith.data.json_rows import flatten_record
-from tunesmith.data.text_files import Dialect, check_header, choose_dialect, sniff_dialect
+from tunesmith.data.csv_files import Dialect, check_header, choose_dialect, parse_delimited, sniff_dialect
+from tunesmith.data.files import CountedBytes, DecompressionLimits, UnreadableText, readable, text_blocks
+from tunesmith.data.json_files import BATCH_ROWS, flatten_record, line_records
 from tunesmith.errors import ConfigError, DataError
 
 TEXT_KINDS = ("csv", "tsv", "jsonl")

@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,16 +30,12 @@ SCAN_ROWS = 65_536
 
 @dataclass(frozen=True)
 class Source:
-    """`origin` is the path as the user gave it, or the name of an object in memory.
-
-    `table_file` is the Arrow file behind `dataset` when there is exactly one and all of its rows are used, in order.
-    """
+    """`origin` is the path as the user wrote it, or the name of an object in memory."""
 
     name: str
     dataset: Dataset
     origin: str
     lines: bool = False
-    table_file: Path | None = None
     note: str | None = None
     """How the file was read, if that is not obvious."""
     delimiter: str = ","
@@ -77,27 +72,15 @@ class Source:
         return DataError(f"no column {name!r}; found: {', '.join(found)}", where=where, fix=fix)
 
     def with_rows(self, dataset: Dataset, name: str | None = None) -> Source:
-        """The same source with other rows, which are no longer those of its table file."""
-        return replace(self, name=name or self.name, dataset=dataset, table_file=None)
+        """Return the same source with different rows."""
+        return replace(self, name=name or self.name, dataset=dataset)
 
     def scan(self, columns: Sequence[str]) -> Iterator[tuple[int, Any]]:
         """(index of the first row, pyarrow Table of `columns`) for one batch after the other, in order."""
         start = 0
-        for table in self._tables(list(columns)):
-            yield start, table
+        for table in self.dataset.select_columns(list(columns)).with_format("arrow").iter(SCAN_ROWS):
+            yield start, table.combine_chunks()  # selected rows come in a chunk for every run of neighbors
             start += table.num_rows
-
-    def _tables(self, columns: list[str]) -> Iterator[Any]:
-        import pyarrow as pa
-
-        if self.table_file is None:
-            for table in self.dataset.select_columns(columns).with_format("arrow").iter(SCAN_ROWS):
-                yield table.combine_chunks()  # selected rows come in a chunk for every run of neighbours, often one a row
-            return
-        # Plain reads, not the memory map: touched pages of a map count as resident, so a scan of a map grows with the file.
-        with pa.OSFile(str(self.table_file), "rb") as file, pa.ipc.open_stream(file) as reader:
-            for batch in reader:
-                yield pa.Table.from_batches([batch.select(columns)])
 
 
 def checked(source: Source) -> Source:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.errors import DataError
 from tunesmith.events import Event
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 if TYPE_CHECKING:
     from tunesmith.inference.predictor import Predictor
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 ShowProgress = Callable[[str, int, int], None]
 """Called with (what, done, in all): rows, or bytes while a file is read."""
+
+
+PAIR_STAGE = "pair warm-up"
+"""The name under which the steps of the pair warm-up are shown as progress."""
 
 
 @dataclass
@@ -109,7 +113,7 @@ class RunResult:
         """Every metric with its interval on labelled rows: a table as for training, or texts and their labels."""
         from tunesmith.data.columns import Columns
         from tunesmith.data.in_memory import columns_table
-        from tunesmith.data.load import read_labelled
+        from tunesmith.data.read import read_labelled
         from tunesmith.metrics.table import make_suite
 
         facts = self.predictor.facts

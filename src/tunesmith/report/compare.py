@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tunesmith.data.row_cache import read_prediction_columns
+from tunesmith.data.cache import read_prediction_columns
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
@@ -29,8 +29,8 @@ from tunesmith.report.predictions import (
     own_columns,
     split_rank,
 )
-from tunesmith.runs.layout import RunDir, open_run, read_metrics, read_summary
-from tunesmith.runs.series import Curves, load_curves
+from tunesmith.runs.curves import Curves, load_curves
+from tunesmith.runs.folder import RunDir, open_run, read_metrics, read_summary
 
 
 @dataclass(frozen=True, slots=True, eq=False)

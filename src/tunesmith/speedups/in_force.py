@@ -15,7 +15,7 @@ from tunesmith.data.batches import Batch, Collate, Padding
 from tunesmith.speedups.packing import collated, is_packed, is_too_wide
 
 if TYPE_CHECKING:
-    from tunesmith.data.token_rows import Sampling
+    from tunesmith.data.tokens import Sampling
     from tunesmith.speedups.fused_stack import FusedStack
     from tunesmith.speedups.graphs import StepGraphs
     from tunesmith.speedups.vocabulary import VocabularyCut

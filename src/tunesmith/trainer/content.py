@@ -20,7 +20,7 @@ from transformers import DataCollatorWithPadding
 from transformers.trainer_utils import has_length
 
 from tunesmith.data.batches import Padding
-from tunesmith.data.token_rows import TOKEN_COLUMNS, TokenRows
+from tunesmith.data.tokens import TOKEN_COLUMNS, TokenRows
 
 MARK_BYTES = 8
 DEEPEST = 8
@@ -120,7 +120,7 @@ def content_of(dataset: Any, depth: int = 0) -> str:
 
 def _arrow_content(dataset: Any) -> str:
     """Of indices over most rows, the stored rows and the indices: reading in that order takes 40 times as long."""
-    from tunesmith.data.row_cache import content_hash
+    from tunesmith.data.cache import content_hash
 
     indices = getattr(dataset, "_indices", None)
     columns = tuple(sorted(dataset.column_names))

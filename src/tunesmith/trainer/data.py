@@ -19,12 +19,12 @@ from transformers.trainer_pt_utils import IterableDatasetShard
 from transformers.trainer_utils import has_length, seed_worker
 
 from tunesmith.data.batches import Padding
-from tunesmith.data.token_rows import Sampling, TokenRows, epoch_order
+from tunesmith.data.tokens import Sampling, TokenRows, epoch_order
 from tunesmith.errors import DataError
 from tunesmith.models.families import inner_model
 from tunesmith.trainer.arguments import rows_per_rank
 from tunesmith.trainer.content import collator_padding, holds_token_rows, is_arrow_dataset, token_rows_of
-from tunesmith.training.runtime import Runtime
+from tunesmith.training.distributed import Runtime
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from tunesmith.data.batches import Batch, Collate, Window, make_batch, pin_batch
-from tunesmith.data.token_rows import TokenRows, prefetched
+from tunesmith.data.tokens import TokenRows, prefetched
 from tunesmith.errors import WorkerError
 from tunesmith.trainer.data import EpochBatches, EpochClock
 from tunesmith.trainer.run_identity import UsedRows, can_mark, marked_iterator

@@ -13,8 +13,8 @@ from tunesmith.cli.main import main
 from tunesmith.cli.report import next_command
 from tunesmith.config.load import load_config
 from tunesmith.findings import Finding
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.remembered import own_cache
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.writing import cache_folder
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_doctor_describes_the_machine_without_secrets(
     assert found["packages"]["transformers"]
     assert found["devices"][0].startswith("cpu")
     assert found["variables"]["HF_HUB_OFFLINE"] == "1"
-    assert found["caches"]["cache"]["path"] == str(own_cache()) == "/there/tunesmith"
+    assert found["caches"]["cache"]["path"] == str(cache_folder()) == "/there/tunesmith"
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert found["packages"]["torch"] in text

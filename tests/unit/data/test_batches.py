@@ -16,7 +16,7 @@ import torch
 from conftest import token_lists
 from patience import patient
 from tunesmith.data.batches import Batches, Padding, evaluation_batches, make_batch
-from tunesmith.data.token_rows import TokenRows, prefetched
+from tunesmith.data.tokens import TokenRows, prefetched
 
 
 def test_rows_from_a_memory_mapped_arrow_file_of_many_chunks_are_the_rows_written(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from tunesmith.data.label_findings import find_alikes
-from tunesmith.data.load import load_data
-from tunesmith.data.row_audit import audit_rows
+from tunesmith.data.audit import audit_rows, find_alikes
+from tunesmith.data.read import load_data
 from tunesmith.errors import DataError
 from tunesmith.findings import Finding
 

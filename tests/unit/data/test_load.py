@@ -13,8 +13,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
 from tunesmith.data.columns import Columns, infer_columns
-from tunesmith.data.load import DataBundle, load_data, read_labelled, read_unlabelled
-from tunesmith.data.read import read_source
+from tunesmith.data.read import DataBundle, load_data, read_labelled, read_source, read_unlabelled
 from tunesmith.data.source import Part
 from tunesmith.data.split import draw_split
 from tunesmith.errors import ConfigError, DataError
@@ -257,7 +256,7 @@ def test_the_fingerprint_is_of_content_and_order(load: Callable[..., DataBundle]
 
 
 def test_a_part_scans_only_its_rows_whatever_the_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tunesmith.data.blocks.CHUNK_BYTES", 64)
+    monkeypatch.setattr("tunesmith.data.files.CHUNK_BYTES", 64)
     monkeypatch.setattr("tunesmith.data.source.SCAN_ROWS", 3)
     data = [{"text": f"text {i}", "labels": str(i)} for i in range(50)]
     (tmp_path / "x.csv").write_text("text,labels\n" + "".join(f"{row['text']},{row['labels']}\n" for row in data))

@@ -11,9 +11,7 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tunesmith.data.token_encoder import make_token_encoder
-from tunesmith.data.tokenize import tokenize
-from tunesmith.data.truncation import LEAST_CHARS, shorten
+from tunesmith.data.tokenize import LEAST_CHARS, make_token_encoder, shorten, tokenize
 
 WORDS = ("cat", "dog", "sat", "mat", "ran", "##s", "away", "x", "y", "z")
 SPLITTERS: dict[str, Any] = {
@@ -74,7 +72,7 @@ def test_a_text_that_was_not_read_to_its_end_counts_as_cut_in_every_way(tmp_path
     for _ in range(2):  # the second time from the cache
         got = tokenize(data, make_tokenizer("bert"), ["text"], max_length=16, cache_dir=tmp_path)
         assert (got.truncated.rows_cut, got.truncated.unread) == (2, 2)
-        assert "2 of 3 rows (66.7%) were cut at 16 tokens, at least " in got.truncated.sentence("train")
+        assert "2 of 3 rows (66.7%) were truncated to 16 tokens, at least " in got.truncated.sentence("train")
         assert got.empty == (1,)
 
 

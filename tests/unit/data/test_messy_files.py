@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tunesmith.data.load import DataBundle, load_data
-from tunesmith.data.read import read_source
+from tunesmith.data.read import DataBundle, load_data, read_source
 from tunesmith.data.ready_commands import as_typed
 from tunesmith.errors import ConfigError, DataError
 from unit.data.messy_files import FILES, QUEUES, Messy, lines, pick, sentence, table

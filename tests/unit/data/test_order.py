@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunesmith.data.token_rows import epoch_order
+from tunesmith.data.tokens import epoch_order
 from tunesmith.errors import ConfigError
 
 LENGTHS = np.random.default_rng(0).integers(5, 120, 1003)

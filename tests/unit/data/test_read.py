@@ -19,14 +19,12 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tunesmith.data import blocks
-from tunesmith.data.delimited import delimited_batches
-from tunesmith.data.json_files import json_batches
-from tunesmith.data.json_rows import ColumnKinds
+from tunesmith.data import files
+from tunesmith.data.csv_files import choose_dialect, delimited_batches
+from tunesmith.data.json_files import ColumnKinds, json_batches
 from tunesmith.data.read import read_source
 from tunesmith.data.row_blocks import column_blocks, kind_of_rows
 from tunesmith.data.source import LINE_COLUMN
-from tunesmith.data.text_files import choose_dialect
 from tunesmith.errors import ConfigError, DataError, ResourceError
 from tunesmith.runs.environment import answer_within
 
@@ -99,7 +97,7 @@ def test_an_encoding_can_be_asked_for(encoding: str, tmp_path: Path) -> None:
 def test_crlf_and_characters_cut_by_a_block_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = as_csv([{"text": f'ü{i}\r\n"é"', "label": "x"} for i in range(40)], newline="\r\n")
     for size in range(1, 12):
-        monkeypatch.setattr(blocks, "CHUNK_BYTES", size)
+        monkeypatch.setattr(files, "CHUNK_BYTES", size)
         assert len(read(write(tmp_path / f"{size}.csv", text + f"last{size},y\r\n"))) == 41
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tunesmith.data.readable import check_tokens
+from tunesmith.data.audit import check_tokens
 
 ENGLISH = ("the film was very good and we liked it", "this book is not what the author had promised")
 GERMAN = ("der film war sehr gut und das ist nicht alles", "das buch ist nicht von dem autor und auch nicht gut")

@@ -12,9 +12,9 @@ import pytest
 from datasets import Dataset
 
 from tunesmith.data import near_duplicates
+from tunesmith.data.audit import audit_rows, require_clean
 from tunesmith.data.columns import Columns
-from tunesmith.data.load import load_data
-from tunesmith.data.row_audit import audit_rows, require_clean
+from tunesmith.data.read import load_data
 from tunesmith.data.source import Part
 from tunesmith.errors import DataError
 from tunesmith.findings import Finding

@@ -10,8 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tunesmith.data.load import load_data
-from tunesmith.data.suspects import describe_suspects, format_review, judge_labels, left_out, rank_suspects, word_space
+from tunesmith.data.label_errors import (
+    describe_suspects,
+    format_review,
+    judge_labels,
+    left_out,
+    rank_suspects,
+    word_space,
+)
+from tunesmith.data.read import load_data
 from tunesmith.errors import DataError
 from tunesmith.labels import LabelMap, Task
 
@@ -23,7 +30,7 @@ def test_left_out_predictions_equal_fits_without_the_row() -> None:
     x, y = rng.normal(size=(30, 4)), rng.normal(size=(30, 2))
     found = left_out(x, y, np.ones(30))
     best = np.inf
-    from tunesmith.data.suspects import PENALTIES
+    from tunesmith.data.label_errors import PENALTIES
 
     centered = x - x.mean(0)
     scale = np.linalg.eigvalsh(centered.T @ centered)[-1]

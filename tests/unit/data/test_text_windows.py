@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tunesmith.data.token_rows import TokenRows
-from tunesmith.data.truncation import MOST_WINDOWS, TextWindows, mean_by_row
+from tunesmith.data.tokens import MOST_WINDOWS, TextWindows, TokenRows, mean_by_row
 
 WINDOWS = TextWindows(length=12, before=1, behind=1)
 ROWS = TokenRows.from_lists({"input_ids": [[101, *range(1, 41), 102], [101, 7, 8, 102]], "labels": [1, 0]})

@@ -9,11 +9,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 from datasets import Dataset, load_dataset
 from hypothesis import given, settings
@@ -22,13 +20,11 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from patience import patient
-from tunesmith.data import encoding_processes, token_encoder, truncation
-from tunesmith.data.encoding_processes import ChunkEncoder, make_token_rows
-from tunesmith.data.row_cache import RowCache, content_hash
-from tunesmith.data.token_encoder import RustEncoder, call_within
-from tunesmith.data.tokenize import longest_allowed, tokenize
+from tunesmith.data import tokenize as tokenizing
+from tunesmith.data.cache import RowCache, content_hash
+from tunesmith.data.tokenize import RustEncoder, call_within, longest_allowed, tokenize
 from tunesmith.errors import ConfigError, DataError, ResourceError, WorkerError
-from tunesmith.runs.sealed import MANIFEST
+from tunesmith.runs.manifest import MANIFEST
 
 SHARED = Path(__file__).parents[4] / "shared"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared models and data are not beside the checkout")
@@ -103,33 +99,20 @@ def test_any_pair_is_cut_as_the_tokenizer_cuts_it(rows: list[tuple[str, str]], m
     tokenizer = make_tokenizer(side=side)
     encoder = RustEncoder(tokenizer, max_length)
     first, second = [list(column) for column in zip(*rows, strict=True)]
-    whole = encoder._core.encode_batch(rows)
     for texts in ([first], [first, second]):
         want = tokenizer(*texts, truncation=True, max_length=max_length)
         got = encoder.encode(texts)
         assert [r.ids for r in got] == want["input_ids"]
         assert [r.types for r in got] == want["token_type_ids"]
-    long = [i for i, e in enumerate(whole) if len(e) > max_length]
-    if long:  # the fast cut is right by itself, not only because the slow one replaces it
-        slow = encoder._cut_in_rust([whole[i] for i in long], [[c[i] for i in long] for c in (first, second)])
-        assert [truncation.cut_row(whole[i], max_length, side) for i in long] == slow
-
-
-def test_a_cut_that_differs_from_the_tokenizers_own_is_never_used(
-    pairs: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(truncation, "share_longest_first", lambda sizes, room: (0, 0))
-    got = tokenize(pairs, make_tokenizer(), ("first", "second"), max_length=9, cache_dir=tmp_path)
-    want = make_tokenizer()(PAIRS["first"], PAIRS["second"], truncation=True, max_length=9)
-    assert got.dataset["input_ids"][:] == want["input_ids"]
-    assert got.truncated.by_side == (3 + 11 + 0, 0 + 1 + 8)
 
 
 def test_the_side_that_lost_tokens_is_told(tmp_path: Path) -> None:
     data = Dataset.from_dict({"a": ["cat"] * 3, "b": ["the cat sat on the mat"] * 3})
     got = tokenize(data, make_tokenizer(), ("a", "b"), max_length=8, cache_dir=tmp_path)
     assert got.truncated.by_side == (0, 6)
-    assert got.truncated.sentence("test") == ("test: 3 of 3 rows (100.0%) were cut at 8 tokens, 6 (0 + 6) tokens lost")
+    assert got.truncated.sentence("test") == (
+        "test: 3 of 3 rows (100.0%) were truncated to 8 tokens, 6 (0 + 6) tokens lost"
+    )
     assert got.rows.labels is None
 
 
@@ -241,15 +224,15 @@ def test_progress_ends_at_all_rows(tmp_path: Path) -> None:
 
 
 def test_long_documents_go_in_small_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_encoder, "_BATCH_CHARS", 100)
+    monkeypatch.setattr(tokenizing, "_BATCH_CHARS", 100)
     sizes: list[int] = []
-    real = RustEncoder._call
+    real = tokenizing.call_within
 
-    def spy(self: RustEncoder, texts: Any) -> Any:
-        sizes.append(sum(len(cell) for column in texts for cell in column))
-        return real(self, texts)
+    def spy(seconds: float, work: Any) -> Any:
+        sizes.append(sum(map(len, work.args[0])))
+        return real(seconds, work)
 
-    monkeypatch.setattr(RustEncoder, "_call", spy)
+    monkeypatch.setattr(tokenizing, "call_within", spy)
     data = Dataset.from_dict({"a": ["cat " * 10] * 7 + ["dog " * 50] + ["mat"]})
     got = tokenize(data, make_tokenizer(), ("a",), max_length=100, cache_dir=tmp_path)
     assert got.dataset["length"][:] == [12] * 7 + [52, 3]
@@ -478,35 +461,15 @@ def test_roberta_and_trec(tmp_path: Path) -> None:
     assert json.dumps(got.truncated.by_side) == f"[{got.truncated.tokens_cut}]"
 
 
-DIES = """
-import os, signal, sys
-from multiprocessing.connection import Connection
-pipe = Connection(int(sys.argv[1]))
-pipe.send(None)
-pipe.recv()
-pipe.recv()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_worker_that_is_killed_ends_with_an_error_that_names_its_rows(
+def test_killed_worker_process_is_an_error_and_leaves_no_cache_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = Dataset.from_dict({"a": ["one two"] * 3000})
     with monkeypatch.context() as patched:
-        patched.setattr(encoding_processes, "_PROGRAM", DIES)
-        patched.setattr(ChunkEncoder, "encode_here", wait_for_a_process)
-        with pytest.raises(WorkerError, match=r"a process that tokenized rows \d+ to \d+ of a chunk died") as caught:
+        patched.setattr(tokenizing, "_WORKER", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+        with pytest.raises(WorkerError, match="a worker process died") as caught:
             tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir=tmp_path, num_proc=2)
     assert caught.value.exit_code == 7
     assert list(tmp_path.iterdir()) == []
     again = tokenize(data, make_tokenizer(), ("a",), max_length=9, cache_dir=tmp_path, num_proc=2)
     assert len(again.rows) == 3000
-
-
-def wait_for_a_process(self: ChunkEncoder, texts: list[list[str]]) -> Any:
-    """Encodes a piece only after a process has started: else a quick machine does all of them before."""
-    assert self._crew is not None
-    wait(self._crew.starting)
-    encoded = self._encoder.encode(texts)
-    return make_token_rows(encoded, has_types=True), np.zeros((len(encoded), 3), np.int32)

@@ -13,14 +13,14 @@ import torch
 from conftest import tiny_bert, token_lists
 from tiny_model import save_tiny_bert, sentences
 from tunesmith.data.batches import Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import DataError
 from tunesmith.inference import predictor as predictor_module
 from tunesmith.inference.predictor import Chunk, Predictor, chunks_of
 from tunesmith.inference.tables import probabilities_of
 from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training.evaluate import predict_rows
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import predict_rows
 
 
 @pytest.fixture(scope="module")

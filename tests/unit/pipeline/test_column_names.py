@@ -10,7 +10,7 @@ import pytest
 
 from tiny_model import sentences, write_csv
 from tunesmith.cli.main import main
-from tunesmith.data.row_cache import read_prediction_columns
+from tunesmith.data.cache import read_prediction_columns
 from tunesmith.errors import DataError
 from tunesmith.inference.tables import choose_column_names, read_predictions
 from tunesmith.report.compare import compare_runs

@@ -9,11 +9,11 @@ import pytest
 from conftest import token_lists
 from tunesmith.config.schema import RunConfig
 from tunesmith.data.batches import Batches, Padding
-from tunesmith.data.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 from tunesmith.labels import Task
 from tunesmith.metrics.table import make_suite
-from tunesmith.pipeline.planning import make_plan
-from tunesmith.training.plan import Plan
+from tunesmith.pipeline.prepare import make_plan
+from tunesmith.training.schedule import Plan
 
 
 def plan_of(batches: Batches, **options: object) -> Plan:

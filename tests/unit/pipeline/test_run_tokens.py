@@ -10,7 +10,7 @@ import pytest
 
 from tiny_model import sentences
 from tunesmith.config.load import load_config
-from tunesmith.data.truncation import EncodedRow
+from tunesmith.data.tokenize import EncodedRow
 from tunesmith.errors import ConfigError
 from tunesmith.inference.predictor import Predictor
 from tunesmith.pipeline.inputs import decide_long_texts

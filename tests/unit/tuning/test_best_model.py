@@ -17,14 +17,14 @@ import pytest
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
-from tunesmith.data.row_cache import read_prediction_columns
+from tunesmith.data.cache import read_prediction_columns
 from tunesmith.errors import ConfigError
 from tunesmith.events import StepDone
 from tunesmith.inference.predictor import Predictor
 from tunesmith.metrics.calibration import Temperature
 from tunesmith.pipeline import start_clock
-from tunesmith.pipeline.from_config import finetune
-from tunesmith.pipeline.settling import PAIR_STAGE
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import PAIR_STAGE
 from tunesmith.tuning import best_model, outcomes, tries
 from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.search import TrialPruned
