@@ -20,9 +20,8 @@ from tunesmith.events import RowsEvaluated
 from tunesmith.findings import Finding
 from tunesmith.metrics.evidence import RowEvidence, decode_rows
 from tunesmith.report.diagnosis import diagnose_with
-from tunesmith.runs.journal import parse_events
-from tunesmith.runs.reader import columns_of
-from tunesmith.runs.series import Curves, build_curves
+from tunesmith.runs.curves import Curves, build_curves
+from tunesmith.runs.event_log import columns_of, parse_events
 
 SIGMAS = 2.0
 LEAST_LOSS, LEAST_SCORE = 0.05, 0.02

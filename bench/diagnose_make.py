@@ -17,7 +17,7 @@ from diagnose_tasks import TASKS
 from diagnose_train import make_run
 from tunesmith.diagnosis.advice import advised_options
 from tunesmith.findings import Finding
-from tunesmith.pipeline.settling import NAMES
+from tunesmith.pipeline.recipe import NAMES
 
 
 def advice_of(findings: list[Finding]) -> dict[str, str | None]:
@@ -28,9 +28,8 @@ def advice_of(findings: list[Finding]) -> dict[str, str | None]:
 def judge_run(run: Mapping[str, Any]) -> list[Finding]:
     """The findings of the present code about a run of the bank."""
     from tunesmith.report.diagnosis import diagnose_with
-    from tunesmith.runs.journal import parse_events
-    from tunesmith.runs.reader import columns_of
-    from tunesmith.runs.series import build_curves
+    from tunesmith.runs.curves import build_curves
+    from tunesmith.runs.event_log import columns_of, parse_events
 
     events = list(parse_events(run["journal"].encode(), name_run(tuple(run["key"]))))
     return diagnose_with(build_curves(columns_of(events), name=run["key"][1]), run["options"], run["summary"])

@@ -150,9 +150,9 @@ def make_state(model: Any, wish: str) -> tuple[Any, Any, Any]:
     from tunesmith.data.tokens import TokenRows
     from tunesmith.labels import LabelMap
     from tunesmith.speedups.strategies import choose_strategies
-    from tunesmith.training.evaluate import TaskLoss
-    from tunesmith.training.optim import make_optimizer
-    from tunesmith.training.runtime import make_runtime
+    from tunesmith.training.distributed import make_runtime
+    from tunesmith.training.evaluation import TaskLoss
+    from tunesmith.training.optimizer import make_optimizer
     from tunesmith.training.state import TrainState
 
     rng = np.random.default_rng(0)
@@ -229,11 +229,11 @@ def take_steps(kind: str, wishes: dict[str, Any]) -> tuple[list[float], float, A
     from tunesmith.events import Note, SafePoint, StepDone
     from tunesmith.labels import Task
     from tunesmith.speedups.strategies import choose_strategies
-    from tunesmith.training.evaluate import TaskLoss
+    from tunesmith.training.distributed import make_runtime
+    from tunesmith.training.evaluation import TaskLoss
     from tunesmith.training.loop import train_events
-    from tunesmith.training.optim import make_optimizer
-    from tunesmith.training.plan import Plan, Schedule
-    from tunesmith.training.runtime import make_runtime
+    from tunesmith.training.optimizer import make_optimizer
+    from tunesmith.training.schedule import Plan, Schedule
     from tunesmith.training.state import TrainState
 
     rng, runtime = np.random.default_rng(0), make_runtime(precision="no")

@@ -54,11 +54,11 @@ def our_turns(batch: int, shape: str, epochs: int) -> Turn:
     from tunesmith.events import SafePoint, StepDone
     from tunesmith.labels import LabelMap
     from tunesmith.speedups.strategies import choose_strategies
-    from tunesmith.training.evaluate import TaskLoss
+    from tunesmith.training.distributed import make_runtime
+    from tunesmith.training.evaluation import TaskLoss
     from tunesmith.training.loop import train_events
-    from tunesmith.training.optim import make_optimizer
-    from tunesmith.training.plan import Plan, Schedule, epoch_ends_for
-    from tunesmith.training.runtime import make_runtime
+    from tunesmith.training.optimizer import make_optimizer
+    from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
     from tunesmith.training.state import TrainState
 
     rows, runtime = engine_rows("mrpc", "train"), make_runtime(precision="bf16")

@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import save_file
 
 from tunesmith.runs.writing import fsync_path, hash_file
+from tunesmith.training.aside import Aside
 from tunesmith.training.checkpoint import Snapshot
-from tunesmith.training.keeper import Aside
 
 STEP_SECONDS = 0.1
 """A fast optimizer step of BERT-base (batch 32, one current GPU); on CPUs it is longer, and the share smaller."""

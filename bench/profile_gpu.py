@@ -22,9 +22,9 @@ from token_files import engine_rows
 from tunesmith.data.batches import Batches, Padding, Window
 from tunesmith.labels import LabelMap
 from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training.evaluate import TaskLoss
-from tunesmith.training.optim import make_optimizer
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss
+from tunesmith.training.optimizer import make_optimizer
 from tunesmith.training.state import TrainState
 from tunesmith.training.step import train_step
 

@@ -98,15 +98,16 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
     from tunesmith.events import SafePoint, StepDone
     from tunesmith.metrics.table import make_suite
     from tunesmith.models.load import load_model
-    from tunesmith.pipeline.planning import make_plan
-    from tunesmith.pipeline.settling import NAMES, settle_recipe
+    from tunesmith.pipeline.prepare import make_plan
+    from tunesmith.pipeline.probe import LoadedRun
+    from tunesmith.pipeline.recipe import NAMES, choose_recipe
     from tunesmith.pipeline.watch import Watch
-    from tunesmith.runs.layout import RunDir
+    from tunesmith.runs.folder import RunDir
     from tunesmith.runs.writing import make_folder, write_file
     from tunesmith.speedups.strategies import choose_strategies
-    from tunesmith.training.evaluate import TaskLoss, predict_rows
+    from tunesmith.training.evaluation import TaskLoss, predict_rows
     from tunesmith.training.loop import train_events
-    from tunesmith.training.optim import make_optimizer
+    from tunesmith.training.optimizer import make_optimizer
     from tunesmith.training.state import TrainState, seed_everything
     from tunesmith.tuning.blending import HeldOut, join_folds
     from tunesmith.tuning.outcomes import Outcome
@@ -190,11 +191,12 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
             train = rows if all_rows else rows.select(np.flatnonzero(home_of != fold - 1))
             seed_everything(given.seed)
             loaded = load_model(folder, labels)
-            data: Any = SimpleNamespace(bundle=SimpleNamespace(labels=labels, splits={}), folder=folder)
+            bundle: Any = SimpleNamespace(labels=labels, splits={})
             last = all_rows and self.record.get("deploying")
             watch = self._make_watch(variant, RunDir(path), halve)
             shown = Watch() if last else watch
-            settled = settle_recipe(given, loaded, data, {"train": train}, padding, suite, runtime, shown).config
+            loaded_run = LoadedRun(given, loaded, bundle, {"train": train}, padding, suite, runtime, shown)
+            settled = choose_recipe(loaded_run).config
             self.settled[path.name] = settled
             make_folder(path)
             write_file(RunDir(path).config_file, dump_config(settled).encode())

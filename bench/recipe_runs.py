@@ -134,13 +134,14 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.metrics.table import make_suite
     from tunesmith.models.load import load_model
     from tunesmith.models.pooling import dense_of
-    from tunesmith.pipeline.planning import make_plan
-    from tunesmith.pipeline.settling import settle_recipe
+    from tunesmith.pipeline.prepare import make_plan
+    from tunesmith.pipeline.probe import LoadedRun
+    from tunesmith.pipeline.recipe import choose_recipe
     from tunesmith.pipeline.watch import Watch
     from tunesmith.speedups.strategies import choose_strategies
-    from tunesmith.training.evaluate import TaskLoss, predict_rows, resolve_class_weights
+    from tunesmith.training.evaluation import TaskLoss, predict_rows, resolve_class_weights
     from tunesmith.training.loop import train_events
-    from tunesmith.training.optim import make_optimizer
+    from tunesmith.training.optimizer import make_optimizer
     from tunesmith.training.state import TrainState, seed_everything
 
     began_all = time.perf_counter()
@@ -157,9 +158,9 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     suite = make_suite(labels.task)
     seed_everything(config.seed)
     loaded = load_model(folder, labels)
-    data: Any = SimpleNamespace(bundle=SimpleNamespace(labels=labels, splits={}), folder=folder)
+    bundle: Any = SimpleNamespace(labels=labels, splits={})
     began = time.perf_counter()
-    settled = settle_recipe(config, loaded, data, {"train": train}, padding, suite, runtime, Watch())
+    settled = choose_recipe(LoadedRun(config, loaded, bundle, {"train": train}, padding, suite, runtime, Watch()))
     settling = time.perf_counter() - began  # the probe, the pair start, the first head
     config, model = settled.config, loaded.model.to(runtime.device)
     if trained:
@@ -297,7 +298,7 @@ def work(todo: Any, done: Any, pack: str, place: str, cpu: bool, warm: Unit | No
 
     import torch
 
-    from tunesmith.training.runtime import has_bf16, make_runtime
+    from tunesmith.training.distributed import has_bf16, make_runtime
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)

@@ -120,7 +120,7 @@ def make_folder(path: Any, events: list[Event], *, rows: int = 408, hostile: boo
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from tunesmith.runs.journal import Journal
+    from tunesmith.runs.event_log import Journal
 
     folder = Path(path)
     with Journal(folder / "journal.jsonl") as journal:

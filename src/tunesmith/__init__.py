@@ -26,21 +26,20 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.labels import Task
     from tunesmith.metrics.table import load as load_metric
     from tunesmith.metrics.table import make_suite
-    from tunesmith.models.resolve import find_embedded
+    from tunesmith.models.files import find_embedded
     from tunesmith.report.plots import draw_curves, sketch_curves
-    from tunesmith.runs.series import Curves, curves_from_events, load_curves
+    from tunesmith.runs.curves import Curves, curves_from_events, load_curves
     from tunesmith.sample import sample_file
     from tunesmith.sklearn import TextClassifier, TextRegressor
     from tunesmith.sklearn import finetune_data as finetune
     from tunesmith.speedups.strategies import choose_strategies
     from tunesmith.trainer import Trainer, TrainingArguments
-    from tunesmith.training.checkpoint import load_checkpoint, save_checkpoint
-    from tunesmith.training.evaluate import TaskLoss, predict_rows
+    from tunesmith.training.checkpoint import Identity, load_checkpoint, save_checkpoint
+    from tunesmith.training.distributed import make_runtime
+    from tunesmith.training.evaluation import TaskLoss, predict_rows
     from tunesmith.training.loop import train_events
-    from tunesmith.training.optim import make_optimizer
-    from tunesmith.training.plan import Calendar, Plan, Schedule, epoch_ends_for, lr_at
-    from tunesmith.training.record import Identity
-    from tunesmith.training.runtime import make_runtime
+    from tunesmith.training.optimizer import make_optimizer
+    from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for, lr_at
     from tunesmith.training.state import TrainState
 
 __version__ = "0.1.0"
@@ -97,20 +96,20 @@ __all__ = [
 
 _HOMES: dict[str, str] = {
     "Batches": "tunesmith.data.batches",
-    "Calendar": "tunesmith.training.plan",
+    "Calendar": "tunesmith.training.schedule",
     "Console": "tunesmith.cli.console",
-    "Curves": "tunesmith.runs.series",
+    "Curves": "tunesmith.runs.curves",
     "DataCollatorWithPadding": "transformers",
     "EarlyStoppingCallback": "transformers",
     "EvalPrediction": "transformers",
-    "Identity": "tunesmith.training.record",
+    "Identity": "tunesmith.training.checkpoint",
     "Padding": "tunesmith.data.batches",
-    "Plan": "tunesmith.training.plan",
+    "Plan": "tunesmith.training.schedule",
     "Predictor": "tunesmith.inference.predictor",
     "RunConfig": "tunesmith.config.schema",
-    "Schedule": "tunesmith.training.plan",
+    "Schedule": "tunesmith.training.schedule",
     "Task": "tunesmith.labels",
-    "TaskLoss": "tunesmith.training.evaluate",
+    "TaskLoss": "tunesmith.training.evaluation",
     "TextClassifier": "tunesmith.sklearn",
     "TextRegressor": "tunesmith.sklearn",
     "TokenRows": "tunesmith.data.tokens",
@@ -119,24 +118,24 @@ _HOMES: dict[str, str] = {
     "TrainerCallback": "transformers",
     "TrainingArguments": "tunesmith.trainer",
     "choose_strategies": "tunesmith.speedups.strategies",
-    "curves_from_events": "tunesmith.runs.series",
+    "curves_from_events": "tunesmith.runs.curves",
     "diagnose_curves": "tunesmith.diagnosis.verdict:diagnose",
     "draw_curves": "tunesmith.report.plots",
-    "epoch_ends_for": "tunesmith.training.plan",
-    "find_embedded": "tunesmith.models.resolve",
+    "epoch_ends_for": "tunesmith.training.schedule",
+    "find_embedded": "tunesmith.models.files",
     "finetune": "tunesmith.sklearn:finetune_data",
     "get_scheduler": "transformers",
     "load_checkpoint": "tunesmith.training.checkpoint",
     "load_config": "tunesmith.config.load",
-    "load_curves": "tunesmith.runs.series",
+    "load_curves": "tunesmith.runs.curves",
     "load_dataset": "tunesmith.data.hub:load_from_hub",
     "load_metric": "tunesmith.metrics.table:load",
-    "lr_at": "tunesmith.training.plan",
-    "make_optimizer": "tunesmith.training.optim",
-    "make_runtime": "tunesmith.training.runtime",
+    "lr_at": "tunesmith.training.schedule",
+    "make_optimizer": "tunesmith.training.optimizer",
+    "make_runtime": "tunesmith.training.distributed",
     "make_suite": "tunesmith.metrics.table",
     "padding_of": "tunesmith.data.batches",
-    "predict_rows": "tunesmith.training.evaluate",
+    "predict_rows": "tunesmith.training.evaluation",
     "sample_file": "tunesmith.sample",
     "save_checkpoint": "tunesmith.training.checkpoint",
     "set_seed": "transformers",

@@ -89,7 +89,7 @@ TRAINING_MODULES = (
 BROUGHT_BY = {
     **dict.fromkeys(TRAINING_MODULES, "'tunesmith[train]'"),
     **dict.fromkeys(("onnxruntime", "tokenizers"), "'tunesmith[runtime]'"),
-    **{name: name for name in ("fsspec", "huggingface_hub", "openvino")},
+    "huggingface_hub": "huggingface_hub",
 }
 """Module -> what pip installs to bring it."""
 

@@ -20,7 +20,7 @@ from tiny_training import make_model, make_table, train_command
 
 from patience import patient
 from tunesmith.inference.security import load_token
-from tunesmith.runs.journal import Journal
+from tunesmith.runs.event_log import Journal
 from warm import warm_python
 
 pytestmark = pytest.mark.slow

@@ -20,11 +20,11 @@ from tunesmith.errors import ConfigError
 from tunesmith.events import Improved, StepDone
 from tunesmith.labels import Task
 from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training.evaluate import TaskLoss, predict_rows
+from tunesmith.training.distributed import Runtime, make_runtime
+from tunesmith.training.evaluation import TaskLoss, predict_rows
 from tunesmith.training.loop import train_events
-from tunesmith.training.optim import make_optimizer
-from tunesmith.training.plan import Calendar, Plan, Schedule, epoch_ends_for
-from tunesmith.training.runtime import Runtime, make_runtime
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for
 from tunesmith.training.state import TrainState
 
 CASES: dict[str, dict[str, Any]] = {

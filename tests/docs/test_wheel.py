@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from patience import patient
 from tiny_model import save_tiny_bert
-from tunesmith.inference.folder_card import NEEDED
+from tunesmith.inference.export import RUNTIME_PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,7 +99,7 @@ def test_the_wheel_trains_the_demo_in_a_clean_environment(wheel: Path, tmp_path:
 @pytest.mark.slow
 def test_an_installation_that_runs_exported_models_has_no_torch(wheel: Path) -> None:
     bare, runtime = asked_for(wheel, ""), asked_for(wheel, "runtime")
-    assert {one.name for one in runtime} == {*NEEDED, "onnxruntime"}, "requirements.txt of an export names the same"
+    assert {one.name for one in runtime} == {*RUNTIME_PACKAGES}, "requirements.txt of an export names the same"
     heavy = {"torch", "transformers", "datasets", "pyarrow", "pandas", "scipy", "scikit-learn", "matplotlib"}
     assert not heavy & (all_installed(runtime) | all_installed(bare))
     for extra in ("train", "demo", "export", "search", "trackers", "dev"):

@@ -16,11 +16,11 @@ from tunesmith.events import StepDone
 from tunesmith.labels import Task
 from tunesmith.speedups.strategies import choose_strategies
 from tunesmith.training.checkpoint import full_weights
-from tunesmith.training.evaluate import TaskLoss, predict_rows
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss, predict_rows
 from tunesmith.training.loop import train_events
-from tunesmith.training.optim import make_optimizer
-from tunesmith.training.plan import Plan, Schedule, epoch_ends_for
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
 from tunesmith.training.state import TrainState
 
 OFF = {"pack_rows": "off", "first_token_only": "off", "restrict_vocabulary": "off"}

@@ -17,13 +17,13 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import Task
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
 from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training.evaluate import TaskLoss
-from tunesmith.training.optim import make_optimizer, set_rate
-from tunesmith.training.plan import Plan, Schedule, epoch_ends_for
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss
+from tunesmith.training.optimizer import make_optimizer, set_rate
+from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
 from tunesmith.training.state import TrainState, seed_step
 
 LABELS = ("bad", "good")

@@ -20,11 +20,11 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import Task
-from tunesmith.training.evaluate import TaskLoss
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss
 from tunesmith.training.loop import train_events
-from tunesmith.training.optim import make_optimizer
-from tunesmith.training.plan import Plan, Schedule, epoch_ends_for
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
 from tunesmith.training.state import TrainState
 
 ROWS, STEPS = 70, 50

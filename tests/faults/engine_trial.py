@@ -20,23 +20,21 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import TunesmithError
 from tunesmith.events import RunStarted
-from tunesmith.inference.facts import export_model
+from tunesmith.inference.model_folder import export_model
 from tunesmith.labels import Task
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.ownership import RunLock
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.lock import RunLock
 from tunesmith.runs.writing import write_file
 from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training import keeper as keeper_module
-from tunesmith.training.checkpoint import Identity, capture
-from tunesmith.training.evaluate import TaskLoss, predict_rows
-from tunesmith.training.keeper import RunKeeper
+from tunesmith.training import run_writer as keeper_module
+from tunesmith.training.checkpoint import Identity, capture, contiguous, load_weights, require_finite
+from tunesmith.training.distributed import RankRoster, make_runtime
+from tunesmith.training.evaluation import TaskLoss, predict_rows
 from tunesmith.training.loop import train_events
-from tunesmith.training.optim import make_optimizer
-from tunesmith.training.plan import Calendar, Plan, Schedule, epoch_ends_for
-from tunesmith.training.roster import RankRoster
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.run_writer import RunKeeper
+from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for
 from tunesmith.training.state import TrainState
-from tunesmith.training.weight_files import contiguous, load_weights, require_finite
 
 ROWS = 48
 DEFAULTS: dict[str, Any] = {
@@ -198,8 +196,8 @@ def write_model(folder: Path) -> None:
 def load_folder(folder: str, text: str) -> int:
     """Loads model and tokenizer of a folder as a run does, and reads one text; gives the exit code of the command line."""
     from tunesmith.labels import LabelMap
+    from tunesmith.models.files import load_tokenizer, resolve_model
     from tunesmith.models.load import load_model
-    from tunesmith.models.resolve import load_tokenizer, resolve_model
 
     try:
         path = resolve_model(folder)
@@ -272,9 +270,9 @@ def follow(keeper: RunKeeper, batches: Any, options: dict[str, Any]) -> None:
 
 def watch_bytes(run: RunDir) -> None:
     """Notes the bytes of the run folder (a hard link counts once) each time a sealed folder is about to be renamed."""
-    from tunesmith.runs import sealed
+    from tunesmith.runs import manifest
 
-    inner = sealed.fault_point
+    inner = manifest.fault_point
 
     def look(name: str) -> None:
         if name == "save.sealed":
@@ -283,7 +281,7 @@ def watch_bytes(run: RunDir) -> None:
                 print(sum(found.values()), file=out)
         inner(name)
 
-    sealed.fault_point = look
+    manifest.fault_point = look
 
 
 def digest(state: TrainState) -> str:

@@ -429,7 +429,7 @@ def _be_child(room: Room, log: Path, call: Callable[[], int]) -> None:
 
 async def watch_board(folder: Path, rng: random.Random) -> int:
     """Asks for every page; 1 when one fails, hangs, or the sound run is lost beside the hostile one."""
-    from tunesmith.inference.routes import Board
+    from tunesmith.inference.board import Board
     from tunesmith.inference.runs import RunIndex
     from tunesmith.inference.security import Access
     from tunesmith.inference.server import make_app
@@ -468,10 +468,10 @@ async def watch_board(folder: Path, rng: random.Random) -> int:
 async def ask_service(folder: Path) -> int:
     """`/health` and `/predict` of one hostile model."""
     from tunesmith.errors import TunesmithError
-    from tunesmith.inference.prediction import PredictionService
     from tunesmith.inference.security import Access
     from tunesmith.inference.server import make_app
-    from tunesmith.runs.layout import RunDir
+    from tunesmith.inference.service import PredictionService
+    from tunesmith.runs.folder import RunDir
 
     try:
         service = PredictionService(RunDir(folder))

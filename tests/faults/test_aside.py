@@ -14,9 +14,9 @@ import pytest
 from faults.trials import clean, damaged_checkpoints, fingerprint, intact_checkpoints, leftovers, seed_of, size
 from sampling import crossed
 from tunesmith.events import Resumed, Saved
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.sealed import read_manifest
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import read_manifest
 
 ASIDE = {"aside": True}
 WAITING = {"aside": True, "stays": True}

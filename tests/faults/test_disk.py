@@ -16,8 +16,8 @@ import pytest
 
 from faults.trials import clean, damaged_checkpoints, fingerprint, intact_checkpoints, leftovers, seed_of, size
 from tunesmith.errors import ResourceError
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.sealed import require_space, write_sealed
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import require_space, write_sealed
 from tunesmith.runs.writing import write_file
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace (apt-get install strace)")

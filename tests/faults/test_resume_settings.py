@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from faults.trials import clean, fingerprint, size
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},

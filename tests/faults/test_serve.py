@@ -15,7 +15,7 @@ import pytest
 from faults.serve_requests import throw
 from faults.serve_stops import Service
 from patience import patient
-from tunesmith.runs.sealed import seal
+from tunesmith.runs.manifest import seal
 from unit.inference.test_prediction import make_run
 
 HERE = Path(__file__).parent

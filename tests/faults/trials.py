@@ -15,9 +15,9 @@ from typing import Any
 from patience import patient
 from tunesmith.errors import CheckpointError
 from tunesmith.events import WALL_CLOCK, EpochStarted, Evaluated, Improved, RowsEvaluated, StepDone, to_json
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.sealed import read_manifest, verify
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import read_manifest, verify
 from tunesmith.runs.writing import TMP_PREFIX
 from warm import ENVIRONMENT, warm_python
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from gpu_engine import OFF, engine_rows, make_state, train
 
-from tunesmith.training.runtime import leave_ranks
+from tunesmith.training.distributed import leave_ranks
 
 failures: list[str] = []
 

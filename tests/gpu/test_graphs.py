@@ -9,7 +9,6 @@ import pytest
 import torch
 from gpu_engine import OFF, apart, difference, gradient, gradients_of_first, make_state, train, weights
 
-from tunesmith.speedups import fused_embeddings
 from tunesmith.speedups.fused_ops import SideStream
 from tunesmith.training.checkpoint import WEIGHTS, Identity, capture, load_checkpoint, save_checkpoint
 from tunesmith.training.step import micro_step
@@ -41,15 +40,10 @@ def test_bf16_gradients_are_no_further_from_float32_than_those_of_autocast(rows:
 
 
 @pytest.mark.parametrize("batch", [8, 64])
-def test_bf16_gradients_of_tables_are_no_further_from_float32_than_those_of_autocast(
-    rows: Any, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bf16_gradients_of_tables_are_no_further_from_float32_than_those_of_autocast(rows: Any, batch: int) -> None:
     exact = gradients_of_first(*make_state(rows, LAYERS, "no", 0.0, batch=batch, **OFF)[:2])
     theirs = gradients_of_first(*make_state(rows, LAYERS, "bf16", 0.0, batch=batch, **OFF)[:2])
-    own, calls = fused_embeddings._Embedded.apply, list[int]()
-    monkeypatch.setattr(fused_embeddings._Embedded, "apply", lambda *given: calls.append(1) or own(*given))
     ours = gradients_of_first(*make_state(rows, LAYERS, "bf16", 0.0, batch=batch)[:2])
-    assert calls == [1], "the embedding block was not fused"
     block = [name for name in exact if ".embeddings." in name]
     assert len(block) == 5
     far = {n: [float((side[n] - exact[n]).norm()) for side in (theirs, ours)] for n in block}

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Writes the pictures, prints the sketch and the paths; gives the exit code."""
     from tunesmith.report.plots import save_curves, sketch_curves
-    from tunesmith.runs.series import load_curves
+    from tunesmith.runs.curves import load_curves
 
     curves = [load_curves(path) for path in args.runs]
     png, svg = _targets(args.output, args.runs)
@@ -45,7 +45,7 @@ def _free(name: str) -> Path:
 
 def _targets(output: str | None, runs: list[str]) -> tuple[Path, Path]:
     """One run: into its folder. Several: into the current folder."""
-    from tunesmith.runs.layout import RunDir
+    from tunesmith.runs.folder import RunDir
     from tunesmith.runs.writing import make_folder
 
     if output is None:

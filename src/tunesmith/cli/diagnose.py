@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tunesmith.cli.parser import add_flag
 from tunesmith.findings import Finding
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -23,8 +23,8 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.config.load import load_config
     from tunesmith.errors import ConfigError
     from tunesmith.runs.doctor import Examined, examine, is_sound, repair
-    from tunesmith.runs.layout import RunDir, open_run
-    from tunesmith.runs.sealed import MANIFEST
+    from tunesmith.runs.folder import RunDir, open_run
+    from tunesmith.runs.manifest import MANIFEST
 
     folder = RunDir(args.run_folder)
     if not any(os.path.lexists(checkpoint / MANIFEST) for checkpoint in folder.checkpoints()):

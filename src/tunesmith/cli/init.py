@@ -11,7 +11,7 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, dump_value, list_options
 from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
-from tunesmith.runs.layout import require_not_of_a_run
+from tunesmith.runs.folder import require_not_of_a_run
 from tunesmith.runs.writing import require_plain, write_file
 
 USUAL = (

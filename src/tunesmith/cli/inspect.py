@@ -52,8 +52,7 @@ def prepare_rows(config: Any) -> tuple[Any, Any, int, dict[str, Any]]:
 
     from tunesmith.cli.console import Console, quiet_libraries
     from tunesmith.data.tokenize import longest_allowed, tokenize
-    from tunesmith.models.model_files import read_config_file
-    from tunesmith.models.resolve import load_tokenizer, position_limit, require_segments
+    from tunesmith.models.files import load_tokenizer, position_limit, read_config_file, require_segments
     from tunesmith.pipeline.inputs import read_run_data
 
     quiet_libraries()

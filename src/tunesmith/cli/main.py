@@ -31,7 +31,7 @@ VERBS: dict[str, dict[str, str]] = {
         "resume": "continue a run that was stopped",
         "evaluate": "score a trained model on labelled rows",
         "predict": "label new rows with a trained model",
-        "export": "write the model as ONNX or OpenVINO, measured against the original",
+        "export": "write the model as ONNX, measured against the original",
     },
     "Look": {
         "audit": "look for repeats, leaks and wrong labels in data files",

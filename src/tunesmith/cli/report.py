@@ -18,13 +18,12 @@ def run(args: argparse.Namespace) -> int:
     """Writes the page and prints its path; gives the exit code."""
     from tunesmith.report.build import build_report
     from tunesmith.report.render import write_report
-    from tunesmith.runs.layout import open_run
-    from tunesmith.runs.ownership import require_own
-    from tunesmith.runs.writing import make_folder
+    from tunesmith.runs.folder import open_run
+    from tunesmith.runs.writing import make_folder, require_plain
 
     folder = open_run(args.run)
     path = Path(args.output) if args.output else folder.report_file
-    require_own(path)
+    require_plain(path)
     make_folder(path.parent)
     print(write_report(build_report(folder), path))
     return 0

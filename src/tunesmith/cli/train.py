@@ -20,7 +20,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.runs.environment import read_launch
 
 if TYPE_CHECKING:
-    from tunesmith.pipeline.from_config import RunResult, Watch
+    from tunesmith.pipeline.watch import RunResult, Watch
 
 Made = TypeVar("Made")
 
@@ -45,7 +45,7 @@ def train(config: RunConfig) -> int:
     if not first:
         logging.getLogger("tunesmith").setLevel(logging.ERROR)
     result = train_on_console(config)
-    from tunesmith.training.runtime import leave_ranks  # with torch, so only when there is something to leave
+    from tunesmith.training.distributed import leave_ranks
 
     leave_ranks()
     if first:
@@ -58,7 +58,7 @@ def train(config: RunConfig) -> int:
 def train_on_console(config: RunConfig) -> RunResult:
     """Trains a config with bars or lines on stderr."""
     import_torch_in_background()
-    from tunesmith.pipeline.from_config import finetune
+    from tunesmith.pipeline.train import finetune
 
     return with_console(config, lambda watch: finetune(config, watch=watch))
 
@@ -92,7 +92,7 @@ def with_console(config: RunConfig, job: Callable[[Watch], Made]) -> Made:
 
 def _train_repeats(config: RunConfig) -> int:
     """Folds and seeds: trains each run, then prints the pooled scores."""
-    from tunesmith.pipeline.repeats import run_repeats
+    from tunesmith.pipeline.folds import run_repeats
 
     if read_launch().world > 1:
         raise ConfigError(

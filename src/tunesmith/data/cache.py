@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tunesmith.errors import CheckpointError, DataError, ResourceError, short_text
 from tunesmith.files import BadFile, open_plain
-from tunesmith.runs.remembered import known_hash
-from tunesmith.runs.sealed import seal, verify
-from tunesmith.runs.writing import create, fsync_path
+from tunesmith.runs.manifest import seal, verify
+from tunesmith.runs.writing import create, fsync_path, known_hash
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -55,8 +55,7 @@ from tunesmith.data.split import MAX_GROUPED_ROWS, draw_fold, draw_split, gather
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.findings import Finding
 from tunesmith.labels import LabelMap, Task
-from tunesmith.runs.remembered import own_cache
-from tunesmith.runs.writing import create, hash_file
+from tunesmith.runs.writing import cache_folder, create, hash_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -332,7 +331,7 @@ def read_source(
         dialect = choose_dialect(kind, delimiter=delimiter, quoting=quoting) if kind in ("csv", "tsv") else None
         how = (kind, gzipped, check_encoding(encoding), dialect, limits or DecompressionLimits())
         file = _recognised(_File(path, hash_file(path), origin, *how, on_progress, skip_bad_rows, sheet_name))
-        return _from_file(file, name, RowCache(Path(cache_dir) if cache_dir is not None else own_cache() / "tables"))
+        return _from_file(file, name, RowCache(Path(cache_dir) if cache_dir is not None else cache_folder() / "tables"))
 
 
 def _refuse_no_content(path: Path, origin: str) -> None:

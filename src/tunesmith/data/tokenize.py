@@ -32,8 +32,7 @@ from tunesmith.data.tokens import Ragged, TextWindows, TokenRows
 from tunesmith.errors import ConfigError, DataError, WorkerError, short_text
 from tunesmith.files import MAX_JSON_BYTES, BadFile, read_plain
 from tunesmith.runs.environment import answer_within
-from tunesmith.runs.remembered import own_cache
-from tunesmith.runs.writing import hash_file
+from tunesmith.runs.writing import cache_folder, hash_file
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -90,7 +89,7 @@ def tokenize(
     has_types = "token_type_ids" in tokenizer.model_input_names
     kept = ("labels",) if "labels" in dataset.column_names else ()
     key = _hash(content_hash(dataset, (*text, *kept)), encoder.fingerprint, text, has_types, VERSION)[:32]
-    cache = RowCache(Path(cache_dir) if cache_dir is not None else own_cache() / "tokens")
+    cache = RowCache(Path(cache_dir) if cache_dir is not None else cache_folder() / "tokens")
     if overwrite_cache:
         cache.remove(key)
     found = stored = cache.open(key)

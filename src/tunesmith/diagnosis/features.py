@@ -19,7 +19,7 @@ from tunesmith.errors import DataError
 from tunesmith.labels import Task
 from tunesmith.metrics.evidence import RowEvidence, decode_rows
 from tunesmith.metrics.table import greater_is_better
-from tunesmith.runs.series import Curves, Floats
+from tunesmith.runs.curves import Curves, Floats
 
 MIN_EVALUATIONS = 3
 """Of curves without rows: two points are a line, and every line "rises" or "falls"."""

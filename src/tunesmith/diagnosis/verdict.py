@@ -46,7 +46,7 @@ from tunesmith.diagnosis.features import (
     read_features,
 )
 from tunesmith.findings import Finding, Severity
-from tunesmith.runs.series import Curves, Floats
+from tunesmith.runs.curves import Curves, Floats
 
 MODEL_FILE = Path(__file__).parent / "verdicts.json"
 LOGARITHMIC = ("work", "rate", "train_rows", "classes")

@@ -11,9 +11,9 @@ from typing import Any
 
 from tunesmith.errors import TunesmithError
 from tunesmith.inference.bodies import BadRequest
-from tunesmith.inference.facts import is_graph_folder
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.remembered import signature
+from tunesmith.inference.model_folder import is_graph_folder
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.writing import folder_version
 
 MAX_MODELS = 2
 
@@ -35,7 +35,7 @@ def model_home(run: RunDir) -> Path:
 def model_marks(run: RunDir) -> tuple[tuple[Any, ...], ...]:
     """A signature of the files of model/, which changes when one is replaced; empty when there are none."""
     try:
-        return signature(model_home(run))
+        return folder_version(model_home(run))
     except OSError:
         return ()
 

@@ -19,9 +19,9 @@ from tunesmith.errors import CheckpointError, ResourceError
 from tunesmith.files import BadFile, is_plain, open_plain, parse_json
 from tunesmith.inference.verdicts import Verdict, Verdicts
 from tunesmith.report.predictions import scores_in_file
-from tunesmith.runs.layout import RunDir, read_metrics
-from tunesmith.runs.ownership import Holder, is_held, noted_holder, open_lock
-from tunesmith.runs.reader import Peek, peek_journal
+from tunesmith.runs.event_log import Peek, peek_journal
+from tunesmith.runs.folder import RunDir, read_metrics
+from tunesmith.runs.lock import Holder, is_held, noted_holder, open_lock
 
 
 def is_running(run: RunDir) -> bool:

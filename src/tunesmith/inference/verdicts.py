@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tunesmith.errors import TunesmithError
 from tunesmith.findings import Finding
 from tunesmith.report.diagnosis import diagnose_run, tone_and_title
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 AGAIN_SECONDS = 15.0
 """A run in training writes every second; its verdict may be this old."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +33,9 @@ from tunesmith.data.tokenize import (
 from tunesmith.findings import Finding
 from tunesmith.inference.tables import describe_renaming, names_of_run
 from tunesmith.labels import Task
+from tunesmith.models.files import position_limit, read_config_file, resolve_model
 from tunesmith.models.load import HeadNames, read_head_names
-from tunesmith.models.model_files import read_config_file
-from tunesmith.models.resolve import position_limit, resolve_model
 from tunesmith.pipeline.watch import Say, ShowProgress
-
-if TYPE_CHECKING:
-    from tunesmith.pipeline.deciding import Decision
 
 PLAIN_OPTION_NAMES = """
     train_file validation_file test_file task_name dataset_name dataset_config_name text_column_names label_column_name
@@ -164,6 +160,21 @@ def is_installed(package: str) -> bool:
     return found is not None and found.origin is not None
 
 
+@dataclass(frozen=True)
+class Decision:
+    """One option, what was decided, and why."""
+
+    name: str
+    value: Any
+    reason: str
+
+    def line(self) -> str:
+        """As it is printed."""
+        shown = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
+        shown = shown.lower() if isinstance(self.value, bool) else shown
+        return f"{self.name} {shown}: {self.reason}"
+
+
 FEW_CUT = 0.02
 """Share of the training rows that may be cut before `auto` does anything about it."""
 MOST_TOKENS = 2.0
@@ -250,8 +261,6 @@ def decide_long_texts(lengths: npt.NDArray[np.int64], length: int, most: int) ->
 
     Never head_tail: on newsgroup posts cut at 128 tokens it was 6 points below the head (docs/research/recipes.md).
     """
-    from tunesmith.pipeline.deciding import Decision  # with torch
-
     share = float((lengths > length).mean())
     if share < FEW_CUT:
         return None

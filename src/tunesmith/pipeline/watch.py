@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.errors import DataError
 from tunesmith.events import Event
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 if TYPE_CHECKING:
     from tunesmith.inference.predictor import Predictor
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 ShowProgress = Callable[[str, int, int], None]
 """Called with (what, done, in all): rows, or bytes while a file is read."""
+
+
+PAIR_STAGE = "pair warm-up"
+"""The name under which the steps of the pair warm-up are shown as progress."""
 
 
 @dataclass

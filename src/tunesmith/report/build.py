@@ -18,8 +18,8 @@ from tunesmith.findings import Finding
 from tunesmith.report.charts import Explained, explain_rows
 from tunesmith.report.diagnosis import diagnose_with, is_in_training, read_run_config
 from tunesmith.report.predictions import Headline, choose_headline, headline_scores, make_predictions, scores_in_file
-from tunesmith.runs.layout import RunDir, open_run, read_environment, read_metrics, read_summary
-from tunesmith.runs.series import Curves, load_curves
+from tunesmith.runs.curves import Curves, load_curves
+from tunesmith.runs.folder import RunDir, open_run, read_environment, read_metrics, read_summary
 
 TableRows = tuple[tuple[str, ...], ...]
 SEVERITIES = ("error", "warning")

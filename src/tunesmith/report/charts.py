@@ -38,7 +38,7 @@ from tunesmith.report.predictions import (
     find_mistakes,
     find_slices,
 )
-from tunesmith.runs.series import Curves, Floats, Series
+from tunesmith.runs.curves import Curves, Floats, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

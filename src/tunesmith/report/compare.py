@@ -29,8 +29,8 @@ from tunesmith.report.predictions import (
     own_columns,
     split_rank,
 )
-from tunesmith.runs.layout import RunDir, open_run, read_metrics, read_summary
-from tunesmith.runs.series import Curves, load_curves
+from tunesmith.runs.curves import Curves, load_curves
+from tunesmith.runs.folder import RunDir, open_run, read_metrics, read_summary
 
 
 @dataclass(frozen=True, slots=True, eq=False)

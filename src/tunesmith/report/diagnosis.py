@@ -13,9 +13,9 @@ from tunesmith.diagnosis.features import Reading, read_curves
 from tunesmith.diagnosis.verdict import judge_reading
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
-from tunesmith.runs.layout import RunDir, open_run, read_summary
-from tunesmith.runs.ownership import read_holder
-from tunesmith.runs.series import Curves, load_curves
+from tunesmith.runs.curves import Curves, load_curves
+from tunesmith.runs.folder import RunDir, open_run, read_summary
+from tunesmith.runs.lock import read_holder
 
 TITLES = {
     "calibration_drift": "Calibration drifts",

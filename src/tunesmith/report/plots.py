@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tunesmith.runs.ownership import require_own, write_own
-from tunesmith.runs.series import Curves, Floats, Series
+from tunesmith.runs.curves import Curves, Floats, Series
+from tunesmith.runs.writing import require_plain, write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -276,9 +276,9 @@ def curve_pictures(curves: Curves | Sequence[Curves], *, x: XAxis = "step") -> t
 def write_curves(pictures: tuple[bytes, bytes], *, png: Path, svg: Path) -> None:
     """Writes both pictures, or neither where one of them would replace a file of the user."""
     for file in (png, svg):
-        require_own(file)
+        require_plain(file)
     for file, picture in zip((png, svg), pictures, strict=True):
-        write_own(file, picture)
+        write_file(file, picture)
 
 
 def style_axes(axes: Axes, theme: Theme, *, title: str, x_label: str) -> None:

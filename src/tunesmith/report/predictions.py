@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tunesmith.labels import Task
 from tunesmith.metrics.intervals import wilson_limits
 from tunesmith.metrics.values import confusion_matrix
-from tunesmith.runs.series import Curves
+from tunesmith.runs.curves import Curves
 
 KNOWN = ("row", "index", "idx", "split", "label", "prediction", "truncated", "length", "tokens")
 """Columns with a meaning of their own; the text columns are the others, unless the data summary names them."""

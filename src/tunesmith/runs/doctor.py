@@ -11,10 +11,10 @@ from typing import Literal
 from tunesmith.errors import CheckpointError, ResourceError, TunesmithError
 from tunesmith.events import Event, RunEnded, StepDone
 from tunesmith.files import BadFile, read_json
-from tunesmith.runs.journal import drop_cut_line, parse_events, read_bytes, read_journal
-from tunesmith.runs.layout import RunDir, checkpoint_step
-from tunesmith.runs.ownership import RunLock, read_holder
-from tunesmith.runs.sealed import is_leftover, retire, sweep, verify
+from tunesmith.runs.event_log import drop_cut_line, parse_events, read_bytes, read_journal
+from tunesmith.runs.folder import RunDir, checkpoint_step
+from tunesmith.runs.lock import RunLock, read_holder
+from tunesmith.runs.manifest import is_leftover, retire, sweep, verify
 from tunesmith.runs.writing import disk_error
 
 Health = Literal["sound", "note", "useless", "broken"]
@@ -138,13 +138,17 @@ def _check_checkpoints(run: RunDir, parts: list[Examined]) -> Iterator[Path]:
 
 
 def end_of(run: RunDir) -> RunEnded | None:
-    """The last event of a run that came to its end by itself; None for one that can be resumed."""
+    """The last event of a finished run; None for a run that can be resumed.
+
+    A finished run has its model, and its report unless it was trained without one. Checkpoints are removed after the report is
+    written: a run that was killed in between still has them, and a resume finishes it.
+    """
     try:
         events: list[Event] = read_journal(run.journal_file)
     except (OSError, TunesmithError):
         return None
     last = events[-1] if events else None
-    whole = run.model.is_dir() and run.report_file.is_file()
+    whole = run.model.is_dir() and (run.report_file.is_file() or not run.checkpoints())
     return last if isinstance(last, RunEnded) and last.finished and whole else None
 
 

@@ -3,11 +3,12 @@ never through a link, never into a pipe or device, never over what stands under 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -25,7 +26,7 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-_MOVE = "Remove it or move it away, then give the same command again."
+_MOVE = "Remove it or move it away, then run the same command again."
 
 
 def kind_of(path: Path) -> str | None:
@@ -67,12 +68,11 @@ def create(path: Path, *, mode: int = 0o666) -> BinaryIO:
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int = 0o666, before: Callable[[Path], None] | None = None) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` once the block ends well: readers see the old bytes or the new ones.
+def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a file that replaces `path` if the block succeeds: readers see the old bytes or the new ones.
 
-    `before` gets the whole file under its first name. A failed write is a ResourceError and leaves the old file as it was.
+    A failed write raises a ResourceError and leaves the old file unchanged.
     """
-    require_same_folder(path.parent)
     require_plain(path)
     tmp: Path | None = None
     try:
@@ -83,8 +83,6 @@ def replacing(path: Path, *, mode: int = 0o666, before: Callable[[Path], None] |
             if path.exists():
                 os.fchmod(file.fileno(), stat.S_IMODE(path.lstat().st_mode))
             os.fsync(file.fileno())
-        if before is not None:
-            before(tmp)
         os.replace(tmp, path)
         fsync_path(path.parent)
     except BaseException as error:
@@ -160,25 +158,6 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
-_held: dict[Path, os.stat_result] = {}
-
-
-@contextmanager
-def holding(folder: Path) -> Iterator[None]:
-    """Inside, a write into this folder after it was removed, renamed or replaced is a ResourceError."""
-    _held[folder] = folder.stat()
-    try:
-        yield
-    finally:
-        _held.pop(folder, None)
-
-
-def require_same_folder(folder: Path) -> None:
-    """A ResourceError when a folder that is held is no longer the one that stands at its path."""
-    if folder in _held:
-        require_same(folder, _held[folder])
-
-
 def require_same(path: Path, known: os.stat_result) -> None:
     """A ResourceError when what stands at a path is not the file or folder that is known."""
     try:
@@ -212,9 +191,35 @@ def disk_error(error: OSError, path: Path, bytes_needed: int = 0) -> ResourceErr
 
 
 def hash_file(file: Path) -> str:
-    """sha256 of a file's bytes, in hex."""
+    """Return the SHA-256 of a file, in hex."""
     with file.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def known_hash(file: Path) -> str:
+    """Return `hash_file(file)`, computed once per process unless the file changed."""
+    return _hash_once(file, *file_version(file))
+
+
+@functools.lru_cache(maxsize=256)
+def _hash_once(file: Path, *version: int) -> str:
+    return hash_file(file)
+
+
+def file_version(file: Path) -> tuple[int, ...]:
+    """Return numbers that change with every write to a file: device, inode, size, mtime and ctime."""
+    info = file.stat()
+    return (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+
+
+def folder_version(folder: Path) -> tuple[tuple[object, ...], ...]:
+    """Return a value that changes if a file of the folder is written, replaced, added or removed."""
+    return tuple((file.name, *file_version(file)) for file in sorted(folder.iterdir()) if file.is_file())
+
+
+def cache_folder() -> Path:
+    """Return `$XDG_CACHE_HOME/tunesmith`, by default `~/.cache/tunesmith`."""
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "tunesmith"
 
 
 def fsync_path(path: Path) -> None:

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from tunesmith.speedups.attention import attend_packed, binding
 from tunesmith.speedups.packing import Layout
-from tunesmith.training.runtime import has_triton
+from tunesmith.training.distributed import has_triton
 
 LONGEST_FUSED = 256
 LONGEST_OF_FEW, FEW_TOKENS = 512, 4096

@@ -19,7 +19,7 @@ from tunesmith.speedups.fused_layers import FusedLayers
 from tunesmith.speedups.fused_ops import linear, side_stream, sum_rows, weight_gradient
 from tunesmith.speedups.fused_stack import FusedStack, probability
 from tunesmith.speedups.packing import Layout
-from tunesmith.training.runtime import has_triton
+from tunesmith.training.distributed import has_triton
 
 
 class _SumNorm(torch.autograd.Function):

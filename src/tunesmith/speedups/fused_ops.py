@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from tunesmith.models.families import is_hooked
-from tunesmith.training.runtime import has_triton
+from tunesmith.training.distributed import has_triton
 
 
 def weight_gradient(d_out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

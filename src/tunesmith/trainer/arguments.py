@@ -17,8 +17,8 @@ from transformers.hyperparameter_search import default_hp_search_backend
 from transformers.trainer_utils import HPSearchBackend, has_length
 
 from tunesmith.errors import ConfigError, did_you_mean
-from tunesmith.training.plan import MOST_EPOCHS, Plan, Schedule
-from tunesmith.training.runtime import Precision, Runtime, ddp_handler, make_runtime
+from tunesmith.training.distributed import Precision, Runtime, ddp_handler, make_runtime
+from tunesmith.training.schedule import MOST_EPOCHS, Plan, Schedule
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

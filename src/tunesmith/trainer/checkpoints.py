@@ -17,22 +17,23 @@ from transformers.trainer_utils import has_length
 from tunesmith.errors import CheckpointError
 from tunesmith.events import Evaluated, Resumed, RowsEvaluated, RunStarted
 from tunesmith.models.families import has_adapters
-from tunesmith.runs.journal import LOST_JOURNAL, first_event, read_journal, require_journal
-from tunesmith.runs.layout import RunDir, checkpoint_step
-from tunesmith.runs.ownership import start_ledger
-from tunesmith.runs.sealed import (
-    MANIFEST,
-    require_sealed,
-    sweep,
-    verify,
-    write_sealed,
-)
+from tunesmith.runs.event_log import LOST_JOURNAL, first_event, read_journal, require_journal
+from tunesmith.runs.folder import RunDir, checkpoint_step
+from tunesmith.runs.manifest import MANIFEST, require_sealed, sweep, verify, write_sealed
 from tunesmith.runs.writing import write_file
 from tunesmith.trainer.arguments import trainer_log
-from tunesmith.training.checkpoint import save_checkpoint, write_files
-from tunesmith.training.plain import to_plain
-from tunesmith.training.record import RunRecord, newest_intact, rotate, verify_checkpoint
-from tunesmith.training.weight_files import load_weights, weight_files, weight_names
+from tunesmith.training.checkpoint import (
+    load_weights,
+    newest_intact,
+    rotate,
+    save_checkpoint,
+    verify_checkpoint,
+    weight_files,
+    weight_names,
+    write_files,
+)
+from tunesmith.training.run_writer import RunRecord
+from tunesmith.training.serialization import to_plain
 
 if TYPE_CHECKING:
     from tunesmith.labels import Task
@@ -189,7 +190,6 @@ def open_journal(run: TrainerRun, record: RunRecord, notes: Sequence[str]) -> se
     """Opens the journal of a run; returns the evaluations (step, split) in it that the resumed run may repeat."""
     place, step = run.place, run.trainer.state.global_step
     sweep(place.path)
-    start_ledger(place.path, place.remade_files)
     if run.folder is None:
         trainer, h = run.trainer, run.horizon
         args, dataset = trainer.args, trainer.train_dataset

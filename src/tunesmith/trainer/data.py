@@ -24,7 +24,7 @@ from tunesmith.errors import DataError
 from tunesmith.models.families import inner_model
 from tunesmith.trainer.arguments import rows_per_rank
 from tunesmith.trainer.content import collator_padding, holds_token_rows, is_arrow_dataset, token_rows_of
-from tunesmith.training.runtime import Runtime
+from tunesmith.training.distributed import Runtime
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

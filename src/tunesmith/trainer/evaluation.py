@@ -28,7 +28,7 @@ from tunesmith.trainer.checkpoints import journal_evaluation
 from tunesmith.trainer.data import RecordedBatches, RowBatches
 from tunesmith.trainer.objective import COUNT, accepts, count_items
 from tunesmith.trainer.windows import count_rows, naming_workers, read_batches
-from tunesmith.training.runtime import Runtime
+from tunesmith.training.distributed import Runtime
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

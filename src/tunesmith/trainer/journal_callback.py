@@ -16,9 +16,8 @@ from typing import Any
 from transformers import TrainerCallback
 
 from tunesmith.events import Evaluated, Event, Improved, NonFinite, Resumed, RunEnded, RunStarted, StepDone
-from tunesmith.runs.journal import Journal, require_journal, truncate_journal
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.ownership import start_ledger
+from tunesmith.runs.event_log import Journal, require_journal, truncate_journal
+from tunesmith.runs.folder import RunDir
 from tunesmith.runs.writing import make_folder
 
 _NOT_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "jit_compilation_time")
@@ -43,7 +42,6 @@ class JournalCallback(TrainerCallback):  # type: ignore[misc]  # of a library wi
         else:
             path.unlink(missing_ok=True)
             make_folder(path.parent)
-            start_ledger(path.parent)
         self._journal = Journal(path)
         epochs = float(state.num_train_epochs)
         loader = kwargs.get("train_dataloader")

@@ -29,7 +29,8 @@ from tunesmith.models.families import has_adapters
 from tunesmith.runs.environment import package_versions
 from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.content import MARK_BYTES, code_of, content_of, is_arrow_dataset, item_mark, settings_of
-from tunesmith.training.record import Identity, Wording, content_mark
+from tunesmith.training.checkpoint import Identity, content_mark
+from tunesmith.training.run_writer import Wording
 from tunesmith.training.state import generators_untouched
 
 if TYPE_CHECKING:

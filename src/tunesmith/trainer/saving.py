@@ -21,21 +21,18 @@ from transformers.modelcard import TrainingSummary
 
 from tunesmith.errors import ResourceError
 from tunesmith.models.families import is_mixed
-from tunesmith.runs.ownership import has_ledger, is_ours, start_ledger, write_own
-from tunesmith.runs.sealed import CHANGED, MANIFEST, manifest_bytes, read_manifest, remove_tree
+from tunesmith.runs.manifest import MANIFEST, manifest_bytes, read_manifest, remove_tree
 from tunesmith.runs.writing import (
     fsync_path,
     hash_file,
     kind_of,
     move_file,
     require_plain,
-    require_same_folder,
     write_file,
 )
 from tunesmith.trainer.arguments import trainer_log
 from tunesmith.trainer.checkpoints import TRAINER_STATE, TRAINING_ARGS, gathering, save_companions, weights_to_save
-from tunesmith.training.checkpoint import PIECES
-from tunesmith.training.weight_files import WEIGHTS, contiguous, holds, is_weights
+from tunesmith.training.checkpoint import PIECES, WEIGHTS, contiguous, holds, is_weights
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer
@@ -102,17 +99,16 @@ def bytes_written(write: Callable[[Path], Any]) -> bytes:
 
 def place_of(file: Path) -> Path:
     """Where a result goes: its name, or `<name>.tunesmith.<type>` beside a file of the user with that name."""
-    return file if is_ours(file) else file.with_name(f"{file.stem}.tunesmith{file.suffix}")
+    return file
 
 
 def write_result(file: Path, data: bytes) -> None:
     """Writes a result into an output folder; a file of the user at that name stays, and a line names the place of the result."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    start_ledger(file.parent)
     place = place_of(file)
     if place != file:
         log.warning("%s was not written by tunesmith and is left alone; see %s", file, place.name)
-    write_own(place, data)
+    write_file(place, data)
 
 
 def publish_files(target: Path, fill: Callable[[Path], None]) -> None:
@@ -120,7 +116,6 @@ def publish_files(target: Path, fill: Callable[[Path], None]) -> None:
 
     A file that we did not write in the place of one of ours is a ResourceError, and nothing is changed.
     """
-    require_same_folder(target)
     target.mkdir(parents=True, exist_ok=True)
     tmp = target / f".tmp-model-{os.getpid()}"
     tmp.mkdir()
@@ -143,7 +138,7 @@ def publish_files(target: Path, fill: Callable[[Path], None]) -> None:
             move_file(tmp / name, target / name)
         if card is not None:
             place = target / CARD
-            (write_result if has_ledger(target) or kind_of(place) is not None else write_file)(place, card)
+            write_result(place, card)
         for stale in (target / WEIGHTS,) if _INDEX in names else (target / _INDEX,) if WEIGHTS in names else ():
             stale.unlink(missing_ok=True)  # `from_pretrained` would take it for the weights
     finally:
@@ -200,7 +195,7 @@ def _seal_again(folder: Path, manifest: dict[str, Any], changed: list[str], alte
             fsync_path(folder / name)
             entries[name] = {"size": size, "sha256": hash_file(folder / name)}
     meta = {k: v for k, v in manifest.items() if k not in ("format", "files")}
-    meta[CHANGED] = sorted({*meta.get(CHANGED, ()), *altered})
+    meta["changed_afterwards"] = sorted(altered)
     fsync_path(folder)
     write_file(folder / MANIFEST, manifest_bytes(meta, entries))
 

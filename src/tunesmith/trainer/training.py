@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from transformers.trainer_utils import TrainOutput, compare_trainer_and_checkpoint_args, has_length, speed_metrics
 
 from tunesmith.events import EpochStarted, Event, MicroBatchSplit, Note, SafePoint, StepDone
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.ownership import RunLock
-from tunesmith.runs.sealed import read_manifest
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.lock import RunLock
+from tunesmith.runs.manifest import read_manifest
 from tunesmith.speedups.in_force import Strategies
 from tunesmith.trainer.arguments import Horizon, plan_from_arguments, trainer_log
 from tunesmith.trainer.callbacks import LoggedSums, Reactions, fresh_state, tell
@@ -31,10 +31,10 @@ from tunesmith.trainer.stepping import choose_speed_ups, prepared_model, seed_fo
 from tunesmith.trainer.validation import check_overrides, label_check, require_rows
 from tunesmith.trainer.windows import TrainWindows, naming_workers
 from tunesmith.training.checkpoint import load_checkpoint
-from tunesmith.training.optim import detach_kernel
-from tunesmith.training.plain import from_plain
-from tunesmith.training.record import RunRecord
-from tunesmith.training.roster import RankRoster, rank_watch
+from tunesmith.training.distributed import RankRoster, rank_watch
+from tunesmith.training.optimizer import detach_kernel
+from tunesmith.training.run_writer import RunRecord
+from tunesmith.training.serialization import from_plain
 from tunesmith.training.stopping import StopRequest
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.sealed import retire
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import retire
 from tunesmith.trainer.arguments import make_trainer_runtime, rows_per_rank
-from tunesmith.training.record import belongs_to
+from tunesmith.training.checkpoint import belongs_to
 
 if TYPE_CHECKING:
     from tunesmith.trainer.facade import Trainer

@@ -27,12 +27,11 @@ from tunesmith.events import (
     StepDone,
     finite_or_none,
 )
-from tunesmith.training.culprit import find_culprit
-from tunesmith.training.optim import current_rate
-from tunesmith.training.plan import Plan, lr_at
-from tunesmith.training.runtime import Runtime
+from tunesmith.training.distributed import Runtime
+from tunesmith.training.optimizer import current_rate
+from tunesmith.training.schedule import Plan, lr_at
 from tunesmith.training.state import TrainState
-from tunesmith.training.step import StepResult, train_step
+from tunesmith.training.step import StepResult, find_culprit, train_step
 from tunesmith.training.stopping import Interrupted, is_exhausted, metric_value, update_progress
 
 

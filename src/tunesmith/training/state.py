@@ -22,12 +22,12 @@ from tunesmith.errors import ConfigError, ResourceError
 from tunesmith.speedups.fingerprint import Fingerprint
 from tunesmith.speedups.graphs import StepGraphs
 from tunesmith.speedups.in_force import Strategies, strategies_of
-from tunesmith.training.runtime import Runtime
+from tunesmith.training.distributed import Runtime
 from tunesmith.training.stopping import BestSoFar
 
 if TYPE_CHECKING:
     from tunesmith.speedups.vocabulary import VocabularyCut
-    from tunesmith.training.evaluate import Objective
+    from tunesmith.training.evaluation import Objective
 
 MicroStep = Callable[[Batch, Any], torch.Tensor]
 """(micro-batch on the device, factor for its summed loss: a number, or where a captured step reads it) -> its share of the

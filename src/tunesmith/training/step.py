@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from tunesmith.data.batches import Batch, Window
 from tunesmith.errors import ResourceError
-from tunesmith.speedups.in_step import around_forward, around_passes, decay_unused, free_memory, ready, replayed
-from tunesmith.training.optim import (
+from tunesmith.speedups.in_step import around_passes, decay_unused, free_memory, ready, replayed
+from tunesmith.training.optimizer import (
     Rate,
     apply_update,
     divide_gradients,
@@ -24,11 +27,10 @@ from tunesmith.training.optim import (
     set_rate,
     trained_parameters,
 )
-from tunesmith.training.pushing import TwoReadings, pushed
 from tunesmith.training.state import TrainState, seed_step
 
 if TYPE_CHECKING:
-    from tunesmith.training.evaluate import Objective
+    from tunesmith.training.evaluation import Objective
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def micro_step(
     objective: Objective | None = None,
 ) -> torch.Tensor:
     """Forward (of the wrapped model, or of one that is given) and backward; returns the share of the window's loss."""
-    with around_forward(state), state.runtime.autocast():
+    with state.runtime.autocast():
         loss_sum, _ = (objective or state.objective).sum(state.wrapped if model is None else model, batch)
     loss = loss_sum * factor
     torch.autograd.backward(loss if state.loss_scale is None else loss * state.loss_scale.scale)
@@ -257,3 +259,104 @@ def _halve(state: TrainState, window: Window, error: BaseException) -> None:
             fix="Lower --max_seq_length or --per_device_train_batch_size, give --gradient_checkpointing, or use a smaller model.",
         ) from error
     state.rows_limit = (current + 1) // 2
+
+
+@dataclass
+class TwoReadings:
+    """The objective of both readings of a window: the loss, whose outputs are kept, then how far others are from them."""
+
+    objective: Any
+    """A TaskLoss."""
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    again: bool = False
+
+    def sum(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As of an objective."""
+        if self.again:
+            logits = model(**batch.inputs).logits
+            return self.objective.divergence(logits, self.outputs.pop(0)), logits
+        loss, logits = self.objective.sum(model, batch)
+        self.outputs.append(logits.detach())
+        return loss, logits
+
+    def weight(self, labels: npt.NDArray[Any] | None, rows: int) -> float:
+        """As of an objective."""
+        return float(self.objective.weight(labels, rows))
+
+
+@contextmanager
+def pushed(model: nn.Module, size: float) -> Iterator[None]:
+    """Inside, the rows of the word embedding that have a gradient are moved along it; afterwards they are as before, to the bit.
+
+    All of them together are moved by `size` times their norm: rows that occur in no batch neither move nor count.
+    """
+    weight = model.get_input_embeddings().weight  # type: ignore[operator]
+    gradient = weight.grad
+    if gradient is None:  # frozen
+        yield
+        return
+    with torch.no_grad():
+        kept, gradient = weight.detach().clone(), gradient.float()
+        squares = gradient.square().sum(1)
+        length = (kept.float().square().sum(1) * (squares > 0)).sum().sqrt()
+        weight.add_((gradient * (size * length / squares.sum().sqrt().clamp_min(1e-30))).to(weight.dtype))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight.copy_(kept)
+
+
+def find_culprit(state: TrainState, result: StepResult, seed: int) -> tuple[str, str]:
+    """(what, name) of the first bad tensor: a weight, an output of a module, the loss, or a gradient."""
+    for name, parameter in state.model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            return "weight", name
+    found: list[str] = []
+    hooks = [
+        module.register_forward_hook(_watch(name, found))
+        for name, module in state.model.named_modules()
+        if not any(module.children())
+    ]
+    try:
+        state.model.train()
+        seed_step(seed, result.step - 1, state.runtime.rank, state.runtime.device)
+        for batch in result.window.micro_batches:
+            with state.runtime.autocast():
+                loss, _ = state.objective.sum(state.model, state.runtime.move(batch))
+            if found:
+                return "output", found[0]
+            if not bool(torch.isfinite(loss)):
+                return "loss", "loss"
+            with contextlib.suppress(RuntimeError):
+                torch.autograd.backward(loss)
+        for name, parameter in state.model.named_parameters():
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+                return "gradient", name
+    finally:
+        for hook in hooks:
+            hook.remove()
+        state.optimizer.zero_grad(set_to_none=True)
+    weight = state.objective.weight(result.window.labels, len(result.window.rows))
+    if weight == 0:
+        return "loss", "no labelled row in the batch"
+    # Not exchanged between ranks: they may come here at different moments. The rank that saw it names it.
+    return (
+        "gradient",
+        "not seen again when repeated" if state.runtime.world == 1 else "of another rank (its output names it)",
+    )
+
+
+def _watch(name: str, found: list[str]) -> Any:
+    def look(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        tensors = output if isinstance(output, (tuple, list)) else (output,)
+        for tensor in tensors:
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.is_floating_point()
+                and not bool(torch.isfinite(tensor).all())
+            ):
+                found.append(name or type(module).__name__)
+                return
+
+    return look

@@ -20,12 +20,13 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, dump_config, to_dict
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Event, SafePoint
-from tunesmith.pipeline.from_config import INPUTS, NOT_COMPARED, RunResult, choose_folder, finetune
+from tunesmith.pipeline.identity import NOT_COMPARED, choose_folder
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.pipeline.watch import RunEnding, Watch
-from tunesmith.runs.layout import BEST_OPTIONS, BEST_RESULT, RunDir, require_own_folder
-from tunesmith.runs.ownership import RunLock, start_ledger
-from tunesmith.runs.sealed import retire
+from tunesmith.pipeline.train import INPUTS, finetune
+from tunesmith.pipeline.watch import RunEnding, RunResult, Watch
+from tunesmith.runs.folder import BEST_OPTIONS, BEST_RESULT, RunDir, require_own_folder
+from tunesmith.runs.lock import RunLock
+from tunesmith.runs.manifest import retire
 from tunesmith.runs.writing import make_folder, write_file
 from tunesmith.tuning.chosen import Chosen, choose_model
 from tunesmith.tuning.clock import Clock, TimeUp
@@ -66,7 +67,6 @@ def run_best(config: RunConfig, watch: Watch, data: Mapping[str, Any] | None = N
     bundle = read_run_data(replace(one, validation_split_fraction=0.0), tables, watch.progress).bundle
     folds = not any(split.startswith("validation") for split in bundle.splits)
     make_folder(run.path)
-    start_ledger(run.path, run.remade_files)
     folder = run.path / BEST_OPTIONS.parent
     with RunLock(folder / ".lock"):
         _require_same_options(config, run.path / BEST_OPTIONS)

@@ -19,11 +19,11 @@ from tunesmith.metrics.intervals import Score
 from tunesmith.metrics.paired import PairedResult, compare_predictions
 from tunesmith.metrics.rows import Array
 from tunesmith.metrics.table import Suite, make_suite
-from tunesmith.pipeline.repeats import held_out_rows
+from tunesmith.pipeline.folds import held_out_rows
 from tunesmith.report.predictions import PredictedRows
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.sealed import is_sealed, write_sealed
-from tunesmith.training.weight_files import read_weights
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import is_sealed, write_sealed
+from tunesmith.training.checkpoint import read_weights
 
 ROUNDS = 8
 """Picks of the greedy ensemble, with repetition: weights in eighths."""
@@ -180,9 +180,9 @@ def cook_fold(target: Path, runs: Sequence[Path], weights: Sequence[float], *, u
 
 
 def _fill(folder: Path, like: Path, weights: Mapping[str, Any]) -> dict[str, Future[str]]:
-    from tunesmith.runs.sealed import MANIFEST
+    from tunesmith.runs.manifest import MANIFEST
     from tunesmith.runs.writing import write_new
-    from tunesmith.training.weight_files import WEIGHTS, write_tensors
+    from tunesmith.training.checkpoint import WEIGHTS, write_tensors
 
     for file in like.iterdir():
         if file.is_file() and file.suffix != ".safetensors" and file.name != MANIFEST:

@@ -21,8 +21,8 @@ from tunesmith.metrics.paired import PairedResult
 from tunesmith.metrics.table import make_suite
 from tunesmith.models.pooling import last_linear
 from tunesmith.pipeline.watch import RunEnding
-from tunesmith.runs.layout import RunDir
-from tunesmith.training.weight_files import read_weights
+from tunesmith.runs.folder import RunDir
+from tunesmith.training.checkpoint import read_weights
 from tunesmith.tuning.blending import (
     HeldOut,
     compare_held_out,

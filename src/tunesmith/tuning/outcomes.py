@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
-from tunesmith.pipeline.deciding import FEWEST_PAIR_STEPS, PAIRS_IN_A_STEP, RunFacts, epochs_for
+from tunesmith.pipeline.pair_warmup import PAIRS_IN_A_STEP
+from tunesmith.pipeline.recipe import FEWEST_PAIR_STEPS, RunFacts, epochs_for
 
 MARGIN = 1.15
 """How much longer than forecast a run may take."""

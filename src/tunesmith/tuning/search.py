@@ -19,12 +19,13 @@ from tunesmith.config.schema import RunConfig, list_options, to_dict
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError, ResourceError, TunesmithError
 from tunesmith.events import Evaluated, Event, RunStarted
 from tunesmith.metrics.table import greater_is_better
-from tunesmith.pipeline.from_config import finetune, is_complete
+from tunesmith.pipeline.identity import is_finished
+from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import Watch
 from tunesmith.report.compare import compare_runs
-from tunesmith.runs.layout import SEARCH_RESULT, RunDir, read_metrics, trial_folder
-from tunesmith.runs.ownership import RunLock, locked, read_holder
-from tunesmith.runs.sealed import retire
+from tunesmith.runs.folder import SEARCH_RESULT, RunDir, read_metrics, trial_folder
+from tunesmith.runs.lock import RunLock, locked, read_holder
+from tunesmith.runs.manifest import retire
 from tunesmith.runs.writing import make_folder, open_in_place, write_file
 from tunesmith.tuning.clock import Clock, TimeUp
 
@@ -389,7 +390,7 @@ def _run_trial(store: TrialStore, claimed: Claimed, config: RunConfig, clock: Cl
     listener = _make_listener(store, claimed, run)
     quiet = Watch(progress=clock.beat, listeners=[clock.beat, listener], pages=False)
     try:
-        if not is_complete(run.path):
+        if not is_finished(run):
             finetune(config, watch=quiet, use_test=False)
         metric, value = trial_score(run)
         store.tell(claimed, "complete", value)

@@ -20,14 +20,15 @@ from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError, NumericsError
 from tunesmith.events import Evaluated, Event, StepDone
 from tunesmith.files import read_json
-from tunesmith.pipeline.deciding import PAIRS_IN_A_STEP
-from tunesmith.pipeline.from_config import finetune, is_complete
-from tunesmith.pipeline.settling import NAMES
+from tunesmith.pipeline.identity import is_finished
+from tunesmith.pipeline.pair_warmup import PAIRS_IN_A_STEP
+from tunesmith.pipeline.recipe import NAMES
 from tunesmith.pipeline.start_clock import StartClock
+from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import Watch
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.sealed import retire
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import retire
 from tunesmith.runs.writing import write_file
 from tunesmith.tuning.blending import HeldOut, cook_fold, join_folds, read_held_out
 from tunesmith.tuning.clock import Clock, TimeUp
@@ -106,7 +107,7 @@ class Tries:
     def _finetune(self, candidate: Variant, run: RunDir, fold: int | None, halve: bool, all_rows: bool) -> Outcome:
         watch = self._make_watch(candidate, run, halve)
         try:
-            if not is_complete(run.path):
+            if not is_finished(run):
                 config = self.config_for(candidate, run.path, fold, halve=halve, all_rows=all_rows)
                 finetune(config, watch=watch, use_test=False, **self._data)
             metric, score = (None, None) if all_rows else trial_score(run)

@@ -14,7 +14,7 @@ from tunesmith.cli.completion import make_tree
 from tunesmith.cli.main import list_verbs, main
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import list_options
-from tunesmith.runs.remembered import own_cache
+from tunesmith.runs.writing import cache_folder
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_env_as_json_and_as_text_say_the_same(
     assert found["packages"]["transformers"]
     assert found["devices"][0].startswith("cpu")
     assert found["variables"]["HF_HUB_OFFLINE"] == "1"
-    assert found["caches"]["cache"]["path"] == str(own_cache()) == "/there/tunesmith"
+    assert found["caches"]["cache"]["path"] == str(cache_folder()) == "/there/tunesmith"
     assert main(["env"]) == 0
     text = capsys.readouterr().out
     assert found["packages"]["torch"] in text

@@ -24,7 +24,7 @@ from tunesmith.data import tokenize as tokenizing
 from tunesmith.data.cache import RowCache, content_hash
 from tunesmith.data.tokenize import RustEncoder, call_within, longest_allowed, tokenize
 from tunesmith.errors import ConfigError, DataError, ResourceError, WorkerError
-from tunesmith.runs.sealed import MANIFEST
+from tunesmith.runs.manifest import MANIFEST
 
 SHARED = Path(__file__).parents[4] / "shared"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared models and data are not beside the checkout")

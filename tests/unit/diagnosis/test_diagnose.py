@@ -13,7 +13,7 @@ from tunesmith.diagnosis.advice import advised_options
 from tunesmith.diagnosis.verdict import CODES, diagnose, rate_flag
 from tunesmith.events import StepDone
 from tunesmith.findings import Finding
-from tunesmith.runs.series import curves_from_events
+from tunesmith.runs.curves import curves_from_events
 
 MRPC = {"equivalent": 2474, "not_equivalent": 1194}
 """Chance: accuracy 0.675, loss 0.631."""

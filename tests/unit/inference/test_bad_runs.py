@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tunesmith.inference.runs import RunIndex
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 STEP = (
     b'{"event": "StepDone", "step": 1, "epoch": 0.1, "loss": %s, "grad_norm": 1.0, "learning_rate": 1e-5, '

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from tunesmith.events import Evaluated, NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
-from tunesmith.inference.watchers import LiveRun, encode_message, make_panels
-from tunesmith.runs.journal import Journal, encode_event, truncate_journal
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.ownership import RunLock
-from tunesmith.runs.reader import peek_journal
-from tunesmith.runs.series import load_curves
+from tunesmith.inference.live_runs import LiveRun, encode_message, make_panels
+from tunesmith.runs.curves import load_curves
+from tunesmith.runs.event_log import Journal, encode_event, peek_journal, truncate_journal
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.lock import RunLock
 
 
 def write(path: Path, events) -> None:

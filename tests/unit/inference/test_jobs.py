@@ -14,7 +14,7 @@ import pytest
 from tunesmith.errors import ResourceError
 from tunesmith.inference.runs import RunIndex, is_running, status_of, stop_run
 from tunesmith.inference.security import load_token
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 HOLD = """
 import signal, sys, time

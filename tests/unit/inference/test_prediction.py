@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from tunesmith.errors import ConfigError
+from tunesmith.inference.batcher import Classifier
 from tunesmith.inference.bodies import BadRequest, Texts
 from tunesmith.inference.kept_models import load_run_predictor
-from tunesmith.inference.prediction import PredictionService
-from tunesmith.inference.tryit import Classifier
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.sealed import write_sealed
+from tunesmith.inference.service import PredictionService
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import write_sealed
 
 sys.path.append(str(Path(__file__).parents[2] / "browser"))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith.inference.routes import Board
+from tunesmith.inference.board import Board
 from tunesmith.inference.runs import RunIndex
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
 READING = ("GET", "HEAD")

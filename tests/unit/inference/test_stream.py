@@ -19,8 +19,8 @@ from tunesmith.inference import predictor as predictor_module
 from tunesmith.inference.predictor import Chunk, Predictor, chunks_of
 from tunesmith.inference.tables import probabilities_of
 from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training.evaluate import predict_rows
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import predict_rows
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 
 from faults.serve_requests import GOOD, KEY, post, send
 from patience import patient
-from tunesmith.runs.sealed import seal
+from tunesmith.runs.manifest import seal
 from unit.inference.test_prediction import make_run
 
 ANSWERED = 'tunesmith_requests_total{route="/predict",status="200"} 10\n'

@@ -23,7 +23,7 @@ from tunesmith.data.batches import Padding
 from tunesmith.errors import ConfigError
 from tunesmith.models.pooling import is_averaging, last_linear, pooled_features, poolings_of, set_pooling
 from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training.optim import count_layers, param_groups
+from tunesmith.training.optimizer import count_layers, param_groups
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,

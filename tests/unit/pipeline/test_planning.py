@@ -12,8 +12,8 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.labels import Task
 from tunesmith.metrics.table import make_suite
-from tunesmith.pipeline.planning import make_plan
-from tunesmith.training.plan import Plan
+from tunesmith.pipeline.prepare import make_plan
+from tunesmith.training.schedule import Plan
 
 
 def plan_of(batches: Batches, **options: object) -> Plan:

@@ -16,8 +16,8 @@ from tiny_model import sentences, write_csv
 from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
 from tunesmith.events import Note, StepDone
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.layout import RunDir
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
 
 
 @pytest.fixture

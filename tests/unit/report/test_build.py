@@ -187,7 +187,7 @@ def test_scores_come_from_metrics_json_first_with_their_intervals(synthetic: Sim
 
 
 def test_flat_metrics_of_transformers_are_understood() -> None:
-    from tunesmith.runs.series import curves_from_events
+    from tunesmith.runs.curves import curves_from_events
 
     flat = {"eval_accuracy": 0.8, "eval_runtime": 1.5, "epoch": 3.0, "test_matthews_correlation": 0.5, "eval_f1": None}
     found = headline_scores(flat, None, curves_from_events([]))
@@ -195,7 +195,7 @@ def test_flat_metrics_of_transformers_are_understood() -> None:
 
 
 def test_without_any_file_the_journal_gives_the_scores_of_the_best_step(synthetic: SimpleNamespace) -> None:
-    from tunesmith.runs.series import curves_from_events
+    from tunesmith.runs.curves import curves_from_events
 
     curves = curves_from_events(synthetic.make_run([0.5, 0.3, 0.2], [0.5, 0.4, 0.4], accuracy=[0.7, 0.9, 0.8]))
     found = {s.name: s for s in headline_scores({}, None, curves)}

@@ -11,7 +11,7 @@ import pytest
 
 from tunesmith.events import StepDone
 from tunesmith.report.plots import THEMES, darken, draw_curves, figure_bytes, save_curves, sketch_curves
-from tunesmith.runs.series import Curves, curves_from_events
+from tunesmith.runs.curves import Curves, curves_from_events
 
 
 @pytest.fixture

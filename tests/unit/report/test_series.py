@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from tunesmith.events import Evaluated, Event, Resumed, RunStarted, StepDone
-from tunesmith.runs.journal import Journal, read_journal, truncate_journal
-from tunesmith.runs.series import Series, curves_from_events, greater_is_better, load_curves
+from tunesmith.metrics.table import greater_is_better
+from tunesmith.runs.curves import Series, curves_from_events, load_curves
+from tunesmith.runs.event_log import Journal, read_journal, truncate_journal
 
 
 def series(values: list[float]) -> Series:

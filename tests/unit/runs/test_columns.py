@@ -14,8 +14,16 @@ import pytest
 
 from tunesmith.errors import CheckpointError
 from tunesmith.events import Evaluated, Event, Note, RunStarted, StepDone
-from tunesmith.runs.journal import MAX_LINE, Journal, encode_event, read_journal, truncate_journal
-from tunesmith.runs.reader import ColumnsTail, JournalColumns, read_columns
+from tunesmith.runs.event_log import (
+    MAX_LINE,
+    ColumnsTail,
+    Journal,
+    JournalColumns,
+    encode_event,
+    read_columns,
+    read_journal,
+    truncate_journal,
+)
 
 PLAIN, FAST = 10**9, 0
 

@@ -20,7 +20,7 @@ from tunesmith.events import (
     Saved,
     StepDone,
 )
-from tunesmith.runs.journal import Journal, read_journal, truncate_journal
+from tunesmith.runs.event_log import Journal, read_journal, truncate_journal
 
 
 def step_done(step: int, loss: float | None = 0.5) -> StepDone:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith.errors import ConfigError
-from tunesmith.runs.layout import RunDir, checkpoint_step, open_run
+from tunesmith.runs.folder import RunDir, checkpoint_step, open_run
 
 
 def test_checkpoint_folders_are_spelled_as_transformers_spells_them(tmp_path: Path) -> None:

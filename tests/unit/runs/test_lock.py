@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tunesmith.errors import ResourceError
-from tunesmith.runs import ownership
-from tunesmith.runs.ownership import RunLock, read_holder
+from tunesmith.runs import lock as ownership
+from tunesmith.runs.lock import RunLock, read_holder
 
 
 def test_a_run_that_starts_while_another_program_looks_at_the_lock_starts(

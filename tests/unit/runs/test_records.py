@@ -10,7 +10,7 @@ import pytest
 
 from tunesmith.errors import CheckpointError
 from tunesmith.files import BadFile, open_plain, parse_json
-from tunesmith.runs.layout import read_environment, read_metrics, read_summary
+from tunesmith.runs.folder import read_environment, read_metrics, read_summary
 
 DAMAGED = {
     "nested": "[" * 100_000,

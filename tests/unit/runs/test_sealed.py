@@ -13,16 +13,8 @@ from typing import Any
 import pytest
 
 from tunesmith.errors import CheckpointError, ResourceError
-from tunesmith.runs.ownership import RunLock
-from tunesmith.runs.sealed import (
-    MANIFEST,
-    read_manifest,
-    require_space,
-    retire,
-    sweep,
-    verify,
-    write_sealed,
-)
+from tunesmith.runs.lock import RunLock
+from tunesmith.runs.manifest import MANIFEST, read_manifest, require_space, retire, sweep, verify, write_sealed
 from tunesmith.runs.writing import disk_error, write_file
 
 
@@ -127,7 +119,7 @@ def test_a_small_file_is_replaced_whole(tmp_path: Path) -> None:
 
 def test_a_second_process_is_told_who_holds_the_run_and_a_dead_holder_blocks_nobody(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tunesmith.runs.ownership import RunLock\n"
+        "import sys; from pathlib import Path; from tunesmith.runs.lock import RunLock\n"
         "lock = RunLock(Path(sys.argv[1])); lock.__enter__(); print('held', flush=True); sys.stdin.read()"
     )
     holder = subprocess.Popen(

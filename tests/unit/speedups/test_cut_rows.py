@@ -15,10 +15,10 @@ from tunesmith.data.tokens import TokenRows
 from tunesmith.events import Note
 from tunesmith.labels import Task
 from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training.evaluate import TaskLoss
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss
 from tunesmith.training.loop import train_events
-from tunesmith.training.plan import Plan, Schedule
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.schedule import Plan, Schedule
 from tunesmith.training.state import TrainState
 
 STEPS, RATE = 8, 1e-2

@@ -22,8 +22,8 @@ from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
 from tunesmith.errors import CheckpointError
 from tunesmith.events import Note
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.sealed import verify
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.manifest import verify
 
 Change = Callable[[Path, Any], None]
 

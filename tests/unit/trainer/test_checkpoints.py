@@ -29,7 +29,7 @@ from trainer_toys import (
 from tunesmith import Trainer
 from tunesmith.errors import CheckpointError
 from tunesmith.events import Evaluated, Note, RowsEvaluated, StepDone
-from tunesmith.runs.journal import read_journal
+from tunesmith.runs.event_log import read_journal
 
 
 def make(

@@ -16,7 +16,7 @@ from trainer_toys import PretrainedRegression, RegressionConfig, RegressionDatas
 from tunesmith import Trainer
 from tunesmith.errors import ResourceError
 from tunesmith.events import Note
-from tunesmith.runs.journal import read_journal
+from tunesmith.runs.event_log import read_journal
 
 
 def make(folder: Path, *, callbacks: Any = None, **options: Any) -> Any:

@@ -10,8 +10,8 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 from tunesmith.diagnosis.verdict import diagnose
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.series import load_curves
+from tunesmith.runs.curves import load_curves
+from tunesmith.runs.event_log import read_journal
 from tunesmith.trainer.journal_callback import JournalCallback
 
 

@@ -29,7 +29,7 @@ from trainer_toys import (
 )
 from tunesmith import Trainer
 from tunesmith.events import StepDone
-from tunesmith.runs.journal import read_journal
+from tunesmith.runs.event_log import read_journal
 
 
 def make(folder: Path, *, model: Any = None, data: Any = None, kind: Any = Trainer, **options: Any) -> Any:

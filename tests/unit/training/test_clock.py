@@ -13,11 +13,11 @@ from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import DataError
 from tunesmith.events import SafePoint, StepDone
 from tunesmith.labels import Task
-from tunesmith.training.evaluate import TaskLoss
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss
 from tunesmith.training.loop import train_events
-from tunesmith.training.optim import make_optimizer
-from tunesmith.training.plan import Calendar, Plan, Schedule
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.schedule import Calendar, Plan, Schedule
 from tunesmith.training.state import TrainState
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.sealed import write_sealed
-from tunesmith.training.record import newest_intact, rotate
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import write_sealed
+from tunesmith.training.checkpoint import newest_intact, rotate
 
 
 def make_run(folder: Path, steps: range, run_id: str = "mine") -> RunDir:

@@ -6,7 +6,7 @@ import pytest
 
 from conftest import tiny_bert
 from tunesmith.errors import ConfigError
-from tunesmith.training.optim import count_layers, depth_of, freeze, param_groups
+from tunesmith.training.optimizer import count_layers, depth_of, freeze, param_groups
 
 
 def test_only_matrices_decay_and_every_trainable_parameter_is_in_one_group() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tunesmith.errors import ConfigError
-from tunesmith.training.plain import from_bytes, from_plain, to_bytes, to_plain
+from tunesmith.training.serialization import from_bytes, from_plain, to_bytes, to_plain
 
 VALUES: list[Any] = [
     None, True, 3, 2**70, -0.1, float("inf"), "text", [1, (2, [3.5])], (), {1: "a", (2, "b"): {"c": None}}, {"__kind__": 1},

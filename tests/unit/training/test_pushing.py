@@ -11,12 +11,11 @@ from conftest import tiny_bert, token_lists
 from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.labels import Task
-from tunesmith.training.evaluate import TaskLoss
-from tunesmith.training.optim import make_optimizer
-from tunesmith.training.pushing import TwoReadings, pushed
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss
+from tunesmith.training.optimizer import make_optimizer
 from tunesmith.training.state import TrainState
-from tunesmith.training.step import train_step
+from tunesmith.training.step import TwoReadings, pushed, train_step
 
 
 def make_state(push: float) -> TrainState:

@@ -17,17 +17,17 @@ from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import WALL_CLOCK, Evaluated, Event, Improved, RunStarted, SafePoint, StepDone, to_json
 from tunesmith.labels import Task
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.layout import RunDir
-from tunesmith.runs.sealed import read_manifest
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import read_manifest
 from tunesmith.speedups.strategies import choose_strategies
 from tunesmith.training.checkpoint import Identity
-from tunesmith.training.evaluate import TaskLoss, predict_rows
-from tunesmith.training.keeper import RunKeeper
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss, predict_rows
 from tunesmith.training.loop import train_events
-from tunesmith.training.optim import make_optimizer
-from tunesmith.training.plan import Calendar, Plan, Schedule, epoch_ends_for
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.run_writer import RunKeeper
+from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for
 from tunesmith.training.state import TrainState
 
 ROWS = 46
@@ -193,7 +193,7 @@ def test_when_every_checkpoint_is_damaged_the_run_is_refused(tmp_path: Path) -> 
 def test_a_missing_piece_is_refused_even_when_the_manifest_agrees(tmp_path: Path) -> None:
     import json
 
-    from tunesmith.runs.sealed import _own_hash
+    from tunesmith.runs.manifest import _own_hash
 
     first, batches = make_keeper(tmp_path)
     run(first, batches, until=1)

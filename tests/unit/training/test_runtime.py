@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from tunesmith.errors import ConfigError
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.distributed import make_runtime
 
 
 @pytest.mark.parametrize("name", ["DeepSpeed", "FSDP"])

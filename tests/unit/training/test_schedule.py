@@ -10,7 +10,7 @@ from transformers import get_scheduler
 
 from tunesmith.config.convert import SCHEDULE_OPTIONS
 from tunesmith.errors import ConfigError
-from tunesmith.training.plan import SCHEDULES, Schedule, lr_at
+from tunesmith.training.schedule import SCHEDULES, Schedule, lr_at
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("linear", {}),

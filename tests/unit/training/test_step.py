@@ -19,11 +19,11 @@ from tunesmith.events import NonFinite, SafePoint, StepDone
 from tunesmith.labels import Task
 from tunesmith.speedups.graphs import StepGraphs, _Captured
 from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training.evaluate import TaskLoss, resolve_class_weights
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
 from tunesmith.training.loop import train_events
-from tunesmith.training.optim import make_optimizer
-from tunesmith.training.plan import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
 from tunesmith.training.state import TrainState, seed_step, step_seed
 from tunesmith.training.step import train_step
 

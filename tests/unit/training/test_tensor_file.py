@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tunesmith.training.weight_files import BLOCK, write_tensors
+from tunesmith.training.checkpoint import BLOCK, write_tensors
 
 TENSORS = {
     "b": torch.arange(15.0).reshape(3, 5),

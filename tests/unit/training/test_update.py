@@ -15,11 +15,11 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ResourceError
 from tunesmith.labels import Task
-from tunesmith.training import optim
+from tunesmith.training import optimizer as optim
 from tunesmith.training.checkpoint import Identity, load_checkpoint, save_checkpoint
-from tunesmith.training.evaluate import TaskLoss
-from tunesmith.training.optim import in_one_kernel, make_optimizer
-from tunesmith.training.runtime import make_runtime
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss
+from tunesmith.training.optimizer import in_one_kernel, make_optimizer
 from tunesmith.training.state import TrainState
 from tunesmith.training.step import train_step
 

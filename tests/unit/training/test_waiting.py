@@ -21,16 +21,15 @@ from safetensors.torch import load_file
 from patience import patient
 from tunesmith.errors import NumericsError, StoppedBySignal, TunesmithError
 from tunesmith.events import Improved, RunStarted, SafePoint, Saved
-from tunesmith.runs.journal import read_journal
-from tunesmith.runs.layout import checkpoint_step
-from tunesmith.runs.sealed import read_manifest, verify
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import checkpoint_step
+from tunesmith.runs.manifest import read_manifest, verify
 from tunesmith.training import aside as aside_module
-from tunesmith.training import keeper as keeper_module
+from tunesmith.training import run_writer as keeper_module
 from tunesmith.training.aside import Aside
-from tunesmith.training.checkpoint import OPTIMIZER, capture
-from tunesmith.training.plan import Calendar
+from tunesmith.training.checkpoint import OPTIMIZER, WEIGHTS, capture
+from tunesmith.training.schedule import Calendar
 from tunesmith.training.stopping import BestSoFar
-from tunesmith.training.weight_files import WEIGHTS
 from unit.training.test_resume import ROWS, make_keeper
 
 

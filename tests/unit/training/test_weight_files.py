@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from tunesmith.errors import CheckpointError
 from tunesmith.training.aside import copy_staged
-from tunesmith.training.weight_files import contiguous, holds, load_weights
+from tunesmith.training.checkpoint import contiguous, holds, load_weights
 
 
 def tied(seed: int, vocabulary: int = 20) -> BertForMaskedLM:

@@ -23,8 +23,8 @@ from tunesmith.events import StepDone
 from tunesmith.inference.predictor import Predictor
 from tunesmith.metrics.calibration import Temperature
 from tunesmith.pipeline import start_clock
-from tunesmith.pipeline.from_config import finetune
-from tunesmith.pipeline.settling import PAIR_STAGE
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import PAIR_STAGE
 from tunesmith.tuning import best_model, outcomes, tries
 from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.search import TrialPruned

@@ -17,7 +17,7 @@ from tunesmith.cli.main import main
 from tunesmith.config.convert import read_duration
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
-from tunesmith.runs.journal import read_journal
+from tunesmith.runs.event_log import read_journal
 from tunesmith.tuning.clock import Clock, TimeUp
 from tunesmith.tuning.search import JournalLock, read_space
 from warm import ENVIRONMENT, warm_python
