@@ -129,6 +129,4 @@ def test_the_delimiter_that_the_error_names_works(home: Path) -> None:
         home, "inspect", "--train_file", "semicolons.csv", "--delimiter", "semicolon", "--model_name_or_path", "tiny"
     )
     assert done.returncode in (0, 3), done.stderr
-    problem, _, ready = done.stderr.partition(" && ")
-    assert "delimiter" not in problem
-    assert ready == "" or "--delimiter semicolon" in ready, "the ready command keeps the flag"
+    assert "delimiter" not in done.stderr
