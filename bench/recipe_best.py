@@ -103,7 +103,7 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
     from tunesmith.pipeline.watch import Watch
     from tunesmith.runs.folder import RunDir
     from tunesmith.runs.writing import make_folder, write_file
-    from tunesmith.speedups.strategies import choose_strategies
+    from tunesmith.speedups.apply import choose_strategies
     from tunesmith.training.evaluation import TaskLoss, predict_rows
     from tunesmith.training.loop import train_events
     from tunesmith.training.optimizer import make_optimizer

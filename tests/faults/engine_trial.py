@@ -25,7 +25,7 @@ from tunesmith.labels import Task
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
 from tunesmith.runs.writing import write_file
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training import run_writer as keeper_module
 from tunesmith.training.checkpoint import Identity, capture, contiguous, load_weights, require_finite
 from tunesmith.training.distributed import RankRoster, make_runtime

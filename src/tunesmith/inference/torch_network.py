@@ -28,7 +28,7 @@ from tunesmith.models.load import load_model, read_model_config
 from tunesmith.models.model_files import Seal
 from tunesmith.models.resolve import load_tokenizer, position_limit, require_segments
 from tunesmith.runs.manifest import MANIFEST
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.distributed import Precision, Runtime, make_runtime
 from tunesmith.training.evaluation import predict_rows
 

@@ -27,7 +27,7 @@ from tunesmith.pipeline.prepare import Prepared
 from tunesmith.pipeline.watch import RunEnding, Say
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.writing import replacing, write_file
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.aside import Aside, beside_steps, buffered
 from tunesmith.training.checkpoint import contiguous, load_weights, require_finite
 from tunesmith.training.evaluation import Predictions, predict_rows

@@ -33,7 +33,7 @@ from tunesmith.pipeline.planning import make_identity, say_model, with_choices
 from tunesmith.pipeline.settling import Settled, settle_recipe
 from tunesmith.pipeline.watch import Say, Watch
 from tunesmith.speedups.in_force import Strategies
-from tunesmith.speedups.strategies import choose_strategies, why_not_half
+from tunesmith.speedups.apply import choose_strategies, why_not_half
 from tunesmith.training.checkpoint import Identity
 from tunesmith.training.distributed import Precision, Runtime, has_bf16, make_runtime
 from tunesmith.training.evaluation import TaskLoss, resolve_class_weights

@@ -17,7 +17,7 @@ from tunesmith.events import StepDone
 from tunesmith.labels import LabelMap, Task
 from tunesmith.models.pooling import last_linear
 from tunesmith.pipeline.linear_fit import fit_linear, fit_logistic
-from tunesmith.speedups.strategies import Wish, choose_strategies
+from tunesmith.speedups.apply import Wish, choose_strategies
 from tunesmith.training.distributed import Runtime
 from tunesmith.training.evaluation import Objective
 from tunesmith.training.loop import train_events

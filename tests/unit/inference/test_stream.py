@@ -18,7 +18,7 @@ from tunesmith.errors import DataError
 from tunesmith.inference import predictor as predictor_module
 from tunesmith.inference.predictor import Chunk, Predictor, chunks_of
 from tunesmith.inference.tables import probabilities_of
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import predict_rows
 
