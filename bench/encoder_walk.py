@@ -176,9 +176,9 @@ def digits(one: Any, other: Any) -> float:
 
 def look_at(kind: str) -> dict[str, Any]:
     """One line of the table."""
-    from tunesmith.speedups.verify import measure
     from tunesmith.speedups.cuda_graphs import bucketed, no_host_randomness, why_not_captured
     from tunesmith.speedups.packing import collated
+    from tunesmith.speedups.verify import measure
 
     state, batch, chosen = make_state(tiny(kind), "auto")
     packed = "padding-free" in chosen.on

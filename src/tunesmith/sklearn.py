@@ -30,7 +30,8 @@ from tunesmith.files import read_json
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import predicted_names
 from tunesmith.labels import choose_labels
-from tunesmith.pipeline.from_config import finetune, free_folder
+from tunesmith.pipeline.identity import free_folder
+from tunesmith.pipeline.train import finetune
 from tunesmith.pipeline.watch import RunResult, Watch
 from tunesmith.runs.manifest import MANIFEST, write_sealed
 from tunesmith.runs.writing import write_new

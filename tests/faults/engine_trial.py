@@ -20,7 +20,7 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import TunesmithError
 from tunesmith.events import RunStarted
-from tunesmith.inference.facts import export_model
+from tunesmith.inference.model_folder import export_model
 from tunesmith.labels import Task
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
@@ -196,8 +196,8 @@ def write_model(folder: Path) -> None:
 def load_folder(folder: str, text: str) -> int:
     """Loads model and tokenizer of a folder as a run does, and reads one text; gives the exit code of the command line."""
     from tunesmith.labels import LabelMap
+    from tunesmith.models.files import load_tokenizer, resolve_model
     from tunesmith.models.load import load_model
-    from tunesmith.models.resolve import load_tokenizer, resolve_model
 
     try:
         path = resolve_model(folder)

@@ -20,7 +20,8 @@ from tiny_model import GOOD, save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.errors import CheckpointError, TunesmithError
 from tunesmith.events import Event, Saved
-from tunesmith.pipeline.from_config import Watch, finetune
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import Watch
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import MANIFEST
 
@@ -363,8 +364,8 @@ def run(finished: Path, tmp_path: Path) -> RunDir:
 def test_row_14_a_model_that_was_changed_is_not_used(
     kind: str, part: str, run: RunDir, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tunesmith.inference.prediction import PredictionService
     from tunesmith.inference.predictor import Predictor
+    from tunesmith.inference.service import PredictionService
 
     folder = run.path / part
     LOADED[kind](folder, {})

@@ -32,10 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped; gives the exit code."""
-    from tunesmith.inference.facts import is_graph_folder
-    from tunesmith.inference.prediction import DRAIN_SECONDS, PredictionService, load_in_background
+    from tunesmith.inference.model_folder import is_graph_folder
     from tunesmith.inference.security import key_file, load_token
     from tunesmith.inference.server import serve_forever
+    from tunesmith.inference.service import DRAIN_SECONDS, PredictionService, load_in_background
     from tunesmith.inference.supervisor import ServiceCounters, end_with_parent
     from tunesmith.runs.folder import RunDir, open_run
 
@@ -94,8 +94,8 @@ def _greet(args: argparse.Namespace, address: str, key: str) -> None:
 
 def _serve_together(args: argparse.Namespace, key: str) -> int:
     """Starts the workers, which share the cores, and keeps them alive."""
-    from tunesmith.inference.prediction import DRAIN_SECONDS
     from tunesmith.inference.server import address_of, open_socket
+    from tunesmith.inference.service import DRAIN_SECONDS
     from tunesmith.inference.supervisor import run_workers
 
     with open_socket(args.host, args.port) as listener:  # alone at first: a port that another program has is refused

@@ -36,6 +36,20 @@ def positive(text: str) -> int:
     return value
 
 
+def raise_on_sigterm() -> None:
+    """Let SIGTERM raise StoppedBySignal, so that temporary files are removed."""
+    import signal
+    import threading
+
+    from tunesmith.errors import StoppedBySignal
+
+    def stop(number: int, frame: object) -> None:
+        raise StoppedBySignal(number, "nothing was written")
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, stop)
+
+
 def reading_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for the reader."""
     return {
@@ -50,8 +64,8 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
 def read_model_facts(args: argparse.Namespace) -> Any:
     """The facts of the model of `args.run`. Needs no torch, so that a wrong file is refused before the model is loaded."""
     from tunesmith.cli.console import quiet_libraries
-    from tunesmith.inference.facts import model_folder_of, read_facts
-    from tunesmith.models.model_files import read_config_file
+    from tunesmith.inference.model_folder import model_folder_of, read_facts
+    from tunesmith.models.files import read_config_file
 
     quiet_libraries()
     folder = model_folder_of(args.run).folder

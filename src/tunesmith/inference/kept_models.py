@@ -11,7 +11,7 @@ from typing import Any
 
 from tunesmith.errors import TunesmithError
 from tunesmith.inference.bodies import BadRequest
-from tunesmith.inference.facts import is_graph_folder
+from tunesmith.inference.model_folder import is_graph_folder
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.writing import folder_version
 

@@ -14,8 +14,8 @@ from importlib.resources import files
 from typing import Any
 
 from tunesmith.files import read_json
-from tunesmith.inference.facts import FACTS_FILE
 from tunesmith.inference.kept_models import model_home
+from tunesmith.inference.model_folder import FACTS_FILE
 from tunesmith.inference.runs import RunRow, spark_points
 from tunesmith.runs.folder import RunDir
 

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tunesmith.errors import ConfigError, ResourceError, StoppedBySignal
-from tunesmith.inference.routes import Board
+from tunesmith.inference.board import Board
 from tunesmith.inference.runs import RunIndex
 from tunesmith.inference.security import Access, Guard
 

@@ -1,14 +1,14 @@
-"""Answers of a model as values, and predictions as tables: csv, tsv, jsonl or parquet, input columns kept, input order always; an
-added column never takes the name of an input column.
+"""Logits as probabilities and label names, and predictions as csv, tsv, jsonl or parquet with all input columns, in input order.
 
-A spreadsheet runs a cell that begins with = + - @ (also the full-width ones), a tab or a line break. In csv and tsv such text
-gets an apostrophe in front (and text that already looks escaped gets one more), so `read_predictions` gives the exact text
-back.
+Spreadsheets run a cell that begins with = + - @ (also full-width), a tab or a line break as a formula. In csv and tsv such a
+cell gets a leading apostrophe (and a cell that already looks escaped gets one more), so `read_predictions` restores the text.
 """
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import TextIOWrapper
@@ -21,54 +21,64 @@ import numpy.typing as npt
 
 from tunesmith.errors import ConfigError, DataError, NumericsError, first_few
 from tunesmith.labels import LabelMap, Task, choose_labels
-from tunesmith.runs.writing import make_folder, replacing
+from tunesmith.runs.manifest import remove_tree
+from tunesmith.runs.writing import TMP_PREFIX, make_folder, replacing
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 _DANGEROUS = re.compile(r"^'*[=+\-@＝＋－＠\t\r\n]")
 _ESCAPED = re.compile(r"^'+[=+\-@＝＋－＠\t\r\n]")
 _NEEDS_QUOTES = re.compile('[",\t\r\n\ufeff]|^ | $')
-"""Every character that some reader of csv or tsv gives a meaning to, whatever the separator is."""
+"""Every character that some reader of csv or tsv interprets, whatever the separator is."""
 
 
 def escape_formula(text: str) -> str:
-    """The text, with an apostrophe in front if a spreadsheet would run it as a formula."""
+    """Prefix the text with an apostrophe if a spreadsheet would run it as a formula."""
     return f"'{text}" if _DANGEROUS.match(text) else text
 
 
 def unescape_formula(text: str) -> str:
-    """What `escape_formula` was given."""
+    """Undo `escape_formula`."""
     return text[1:] if _ESCAPED.match(text) else text
 
 
 def check_format(path: Path) -> None:
-    """A ConfigError for a file type that cannot be written."""
+    """Raise a ConfigError for a file type that cannot be written."""
     if path.suffix not in FORMATS:
         fix = f"Use {', '.join(FORMATS)}."
         raise ConfigError(f"cannot write {path.suffix or 'a file without a type'}", where=str(path), fix=fix)
 
 
 def check_cells(path: Path | None, columns: Mapping[str, Sequence[Any]]) -> None:
-    """A DataError for text that the format of `path` (csv without one) cannot hold: readers cut or refuse a NUL character."""
+    """Raise a DataError for a NUL character in csv or tsv, which readers truncate or refuse. No path means csv."""
     if path is not None and path.suffix not in (".csv", ".tsv"):
         return
     for name, values in columns.items():
         for row, value in enumerate(values, start=1):
             if "\0" in name or (isinstance(value, str) and "\0" in value):
-                problem = f"column {name!r} holds a NUL character, which csv and tsv cannot hold"
+                problem = f"column {name!r} contains a NUL character, which csv and tsv do not support"
                 raise DataError(problem, where=f"row {row}", fix="Write .jsonl or .parquet.")
 
 
+def remove_leftovers(target: Path) -> None:
+    """Remove temporary files and folders for `target` whose process was killed."""
+    for path in target.parent.glob(f"{glob.escape(TMP_PREFIX + target.name)}-*"):
+        pid = path.name.rpartition("-")[2]
+        if pid.isdigit() and (int(pid) == os.getpid() or not Path(f"/proc/{pid}").exists()):
+            remove_tree(path)
+
+
 def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Writes the columns, complete or not at all."""
+    """Write the columns, complete or not at all."""
     check_format(path)
     check_cells(path, columns)
     make_folder(path.parent)
+    remove_leftovers(path)
     with replacing(path) as out:
         fill_table(out, path.suffix, columns)
 
 
 def fill_table(out: BinaryIO, suffix: str, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Writes the columns into an open file, in the format of the suffix."""
+    """Write the columns into an open file, in the format of the suffix."""
     if suffix == ".parquet":
         _write_parquet(out, columns)
         return
@@ -97,7 +107,7 @@ def _write_jsonl(out: TextIO, columns: Mapping[str, Sequence[Any]]) -> None:
 
 
 def write_delimited(out: TextIO, columns: Mapping[str, Sequence[Any]], delimiter: str) -> None:
-    """Writes csv or tsv text. Whatever a reader could give a meaning to is quoted, in tsv too."""
+    """Write csv or tsv text. Every cell that a reader could interpret is quoted, in tsv too."""
     out.write(_line([str(name) for name in columns], delimiter))
     for row in _rows(columns):
         out.write(_line(row, delimiter))
@@ -105,7 +115,7 @@ def write_delimited(out: TextIO, columns: Mapping[str, Sequence[Any]], delimiter
 
 def _line(values: Sequence[Any], delimiter: str) -> str:
     cells = [_cell(value) for value in values]
-    # an empty line is not a record to some readers
+    # some readers skip an empty line
     return (delimiter.join(cells) if cells != [""] else '""') + "\n"
 
 
@@ -126,7 +136,7 @@ def _cell(value: Any) -> str:
 
 
 def read_predictions(path: Path) -> dict[str, list[str]]:
-    """The columns of a csv or tsv that `write_table` wrote, every cell the exact text that went in."""
+    """Return the columns of a csv or tsv file from `write_table`, with the exact text of every cell."""
     from tunesmith.data.csv_files import Dialect, parse_delimited
 
     header: list[str] = []
@@ -142,7 +152,7 @@ def read_predictions(path: Path) -> dict[str, list[str]]:
 
 
 def list_answers(labels: LabelMap, top_k: int | None = None) -> list[str]:
-    """The names of the columns of answers: prediction, and prob_NAME for each label; or the `top_k` best, sorted."""
+    """Return the names of the added columns: prediction, and prob_NAME per label or the `top_k` best labels."""
     if labels.task is Task.REGRESSION:
         return ["prediction"]
     if top_k is not None:
@@ -152,7 +162,7 @@ def list_answers(labels: LabelMap, top_k: int | None = None) -> list[str]:
 
 
 def choose_column_names(ours: Sequence[str], taken: Iterable[str]) -> list[str]:
-    """A name for each of our columns that is not taken, in order: NAME, else tunesmith_NAME, else that with a number."""
+    """Return a free name for each of our columns: NAME, tunesmith_NAME, or tunesmith_NAME with a number."""
     used = set(taken)
     chosen = []
     for name in ours:
@@ -164,19 +174,19 @@ def choose_column_names(ours: Sequence[str], taken: Iterable[str]) -> list[str]:
 
 
 def names_of_run(text: Sequence[str], labels: LabelMap) -> dict[str, str]:
-    """Our columns of predictions.parquet -> their names beside the text columns of the data."""
+    """Map our columns of predictions.parquet to names that differ from the text columns."""
     ours = ["split", "row", "label", *list_answers(labels), "truncated"]
     return dict(zip(ours, choose_column_names(ours, text), strict=True))
 
 
 def describe_renaming(ours: Iterable[str], chosen: Iterable[str]) -> str | None:
-    """One line when a name was taken; None when all have their own."""
+    """Return one line if a column was renamed, else None."""
     moved = [f"{new!r} instead of {old!r}" for old, new in zip(ours, chosen, strict=True) if old != new]
-    return f"Columns of the data have names of ours: the predictions use {first_few(moved, 6)}." if moved else None
+    return f"The data already has columns with these names: predictions use {first_few(moved, 6)}." if moved else None
 
 
 def probabilities_of(logits: npt.NDArray[Any], task: Task) -> npt.NDArray[np.float64]:
-    """Softmax over classes, a sigmoid for each label of a multilabel task, the value itself for regression."""
+    """Return the softmax over classes, the sigmoid of each multilabel logit, or the value itself for regression."""
     values = np.asarray(logits, dtype=np.float64)
     if task is Task.REGRESSION:
         return values
@@ -187,7 +197,7 @@ def probabilities_of(logits: npt.NDArray[Any], task: Task) -> npt.NDArray[np.flo
 
 
 def predicted_names(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[Any]:
-    """The predicted label name of each row; a list of names for multilabel, a number for regression."""
+    """Return the predicted label name of each row (multilabel: a list of names, regression: a number)."""
     require_numbers(probabilities)
     if labels.task is Task.REGRESSION:
         return [float(v) for v in probabilities.ravel()]
@@ -198,13 +208,13 @@ def predicted_names(probabilities: npt.NDArray[Any], labels: LabelMap) -> list[A
 
 
 def sorted_scores(row: npt.NDArray[Any], labels: LabelMap, top_k: int | None = None) -> list[tuple[str, float]]:
-    """(label name, probability), the most probable first; at most `top_k`."""
+    """Return (label name, probability), the most probable first, at most `top_k`."""
     order = np.argsort(-row, kind="stable")[:top_k]
     return [(labels.names[i], float(row[i])) for i in order]
 
 
 def answer_columns(probabilities: npt.NDArray[Any], labels: LabelMap, top_k: int | None = None) -> list[list[Any]]:
-    """The values of the columns that `list_answers` names."""
+    """Return the values of the columns of `list_answers`."""
     names = predicted_names(probabilities, labels)
     if labels.task is Task.REGRESSION:
         return [names]
@@ -215,9 +225,11 @@ def answer_columns(probabilities: npt.NDArray[Any], labels: LabelMap, top_k: int
 
 
 def require_numbers(answers: npt.NDArray[Any], *, before: int = 0) -> None:
-    """A NumericsError that names the first row whose answer is not finite."""
+    """Raise a NumericsError that names the first row with a NaN or infinite value."""
     bad = np.flatnonzero(~np.isfinite(answers).all(axis=tuple(range(1, answers.ndim))))
     if len(bad):
-        problem = f"the model's answer for row {before + int(bad[0]) + 1} is not a number ({len(bad):,} of {len(answers):,} rows)"
-        fix = "Look for weights that are not finite (tunesmith doctor), or predict without bf16."
+        problem = (
+            f"the prediction for row {before + int(bad[0]) + 1} is NaN or inf ({len(bad):,} of {len(answers):,} rows)"
+        )
+        fix = "Check the weights with `tunesmith doctor`, or predict without --bf16."
         raise NumericsError(problem, fix=fix)

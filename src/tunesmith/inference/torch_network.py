@@ -1,4 +1,4 @@
-"""A model folder as a torch module, with the speed-ups that fit it."""
+"""A model folder as a torch module, with the speedups that apply to it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from tunesmith.data.tokenize import (
 )
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
-from tunesmith.inference.facts import ModelFacts, read_facts
+from tunesmith.inference.model_folder import ModelFacts, read_facts
+from tunesmith.models.files import Seal, load_tokenizer, position_limit, require_segments
 from tunesmith.models.load import load_model, read_model_config
-from tunesmith.models.model_files import Seal
-from tunesmith.models.resolve import load_tokenizer, position_limit, require_segments
 from tunesmith.runs.manifest import MANIFEST
 from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.distributed import Precision, Runtime, make_runtime
@@ -37,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class TorchNetwork:
-    """The module, its tokenizer, and how rows become its inputs."""
+    """A torch module with its tokenizer and batching."""
 
     model: Any
     tokenizer: Any
@@ -46,7 +45,7 @@ class TorchNetwork:
     max_length: int
     long_texts: LongTexts = "head"
     processes: int = 0
-    """Processes that tokenize large chunks."""
+    """Number of processes that tokenize large chunks."""
 
     def __post_init__(self) -> None:
         self.name = f"torch on {self.runtime.device.type}"
@@ -61,10 +60,10 @@ class TorchNetwork:
         """Number of token embeddings."""
         return int(self.model.get_input_embeddings().num_embeddings)
 
-    def answer(
+    def logits(
         self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
     ) -> npt.NDArray[np.float32]:
-        """Logits of each row, in input order; in batches of the size that suits the device, or of `max_rows` rows."""
+        """Return the logits of each row, in input order. The batch size depends on the device unless `max_rows` is set."""
         tokens, rows = None if max_rows is None else 64 * max_rows, rows.in_windows(self.encoder.windows)
         result = predict_rows(
             self.model, rows, self.collate, self.runtime, max_rows=max_rows, max_tokens=tokens, on_batch=on_batch
@@ -72,19 +71,19 @@ class TorchNetwork:
         return result.logits
 
     def require_segments(self, text_columns: int) -> None:
-        """A ConfigError when the model cannot take so many texts a row."""
+        """Raise a ConfigError if the model doesn't support this many texts per row."""
         require_segments(self.tokenizer, vars(self.model.config), pair=text_columns == 2, where=self.model.name_or_path)
 
 
 def load_torch_network(
     seal: Seal, *, use_cpu: bool, precision: Precision, threads: int | None = None
 ) -> tuple[TorchNetwork, ModelFacts]:
-    """The model of a verified folder, on the device, and what it says about itself."""
+    """Load the model of a verified folder onto the device, with its facts."""
     if threads is not None:
         torch.set_num_threads(threads)
     folder = seal.folder
     if not seal.sealed:
-        log.warning("%s has no %s: its files are used as they are, unverified", folder, MANIFEST)
+        log.warning("%s has no %s, so its files are not verified", folder, MANIFEST)
     config = read_model_config(folder)
     facts = read_facts(folder, config)
     tokenizer = load_tokenizer(folder)

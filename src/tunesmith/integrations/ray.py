@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from tunesmith.inference.bulk import label_columns
 from tunesmith.inference.predictor import Predictor
-from tunesmith.inference.work import label_columns
 
 
 class TunesmithPredictor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tunesmith.inference.facts import model_folder_of, read_facts
+from tunesmith.inference.bulk import label_columns
+from tunesmith.inference.model_folder import model_folder_of, read_facts
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import list_answers
-from tunesmith.inference.work import label_columns
 from tunesmith.labels import Task
-from tunesmith.models.model_files import read_config_file
+from tunesmith.models.files import read_config_file
 
 
 def predict_udf(model: str, *, top_k: int | None = None, **loading: Any) -> Callable[..., Any]:

@@ -17,10 +17,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from tunesmith.inference.routes import Board
+from tunesmith.inference.batcher import Classifier
+from tunesmith.inference.board import Board
 from tunesmith.inference.runs import RunIndex
 from tunesmith.inference.server import make_server, open_socket
-from tunesmith.inference.tryit import Classifier
 from tunesmith.labels import LabelMap
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import seal

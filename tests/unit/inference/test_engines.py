@@ -13,7 +13,7 @@ import pytest
 
 from tiny_model import save_tiny_bert, sentences
 from tunesmith.errors import DataError
-from tunesmith.inference.facts import ModelFacts
+from tunesmith.inference.model_folder import ModelFacts
 from tunesmith.inference.predictor import Predictor
 from tunesmith.integrations.ray import TunesmithPredictor
 from tunesmith.labels import LabelMap
@@ -43,7 +43,7 @@ def test_a_batch_comes_back_with_the_answers_behind_its_columns(
     assert found["prediction"] == expected[0]
     assert found["prob_good"] == expected[1]
     assert predict({"text": np.array([], dtype=object)})["prob_bad"] == []
-    with pytest.raises(DataError, match="has no column 'text', but words"):
+    with pytest.raises(DataError, match="has no column 'text', only words"):
         predict({"words": np.array(TEXTS)})
 
 

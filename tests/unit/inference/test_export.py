@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -23,13 +24,11 @@ import pytest
 import tunesmith
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
-from tunesmith.errors import CheckpointError, NumericsError
-from tunesmith.inference import exporting
-from tunesmith.inference.checked import EvidenceRows, Tolerance, check_quantised, rows_of_run
-from tunesmith.inference.exporting import export_model_to
+from tunesmith.errors import CheckpointError, ConfigError, NumericsError, ResourceError
+from tunesmith.inference import export
+from tunesmith.inference.export import EvidenceRows, Tolerance, check_quantized, export_model_to, rows_of_run
 from tunesmith.inference.predictor import Predictor
-from tunesmith.inference.quantised import Candidate
-from tunesmith.pipeline.from_config import finetune
+from tunesmith.pipeline.train import finetune
 from tunesmith.runs.folder import RunDir
 
 TEXTS = [text for text, _ in sentences(40, 7)]
@@ -57,7 +56,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def traced(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run, with the graph of the first export instead of a new trace."""
     graph = home / "run" / "export" / "onnx" / "onnx" / "model.onnx"
-    monkeypatch.setattr(exporting, "write_onnx", lambda model, names, path: shutil.copyfile(graph, path))
+    monkeypatch.setattr(export, "write_onnx", lambda model, names, path: shutil.copyfile(graph, path))
     return home / "run"
 
 
@@ -93,27 +92,75 @@ def test_a_changed_graph_is_not_loaded(home: Path, tmp_path: Path) -> None:
         Predictor.load(folder)
 
 
-@pytest.mark.parametrize("to", ["onnx-int8", "openvino", "openvino-int8", "torch"])
-def test_other_formats_keep_the_labels(to: str, traced: Path, tmp_path: Path) -> None:
-    run = RunDir(traced)
+def test_int8_export_keeps_the_labels(traced: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(traced, use_cpu=True)
-    rows = rows_of_run(run, predictor.facts)
+    rows = rows_of_run(RunDir(traced), predictor.facts)
     assert (rows.split, len(rows.calibration[0])) == ("validation", 180)
-    done = export_model_to(traced, to, tmp_path / to, rows)
+    stale = tmp_path / ".tmp-int8-999999999"  # of an export that was killed
+    stale.mkdir()
+    done = export_model_to(traced, "onnx-int8", tmp_path / "int8", rows)
     assert done.checked.refused is None
-    assert Predictor.load(tmp_path / to).predict(TEXTS) == predictor.predict(TEXTS)
-    if to.endswith("int8"):
-        assert done.checked.agreement >= 0.99
-        graph = tmp_path / to / ("onnx/model.onnx" if to == "onnx-int8" else "openvino/openvino_model.xml")
-        assert (b"MatMulInteger" in graph.read_bytes()) or (b'element_type="i8"' in graph.read_bytes()), (
-            "products are in int8"
-        )
+    assert done.checked.agreement >= 0.99
+    assert Predictor.load(tmp_path / "int8").predict(TEXTS) == predictor.predict(TEXTS)
+    assert b"MatMulInteger" in (tmp_path / "int8" / "onnx" / "model.onnx").read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["int8"], "no temporary folder is left"
+    assert not (tmp_path / "int8" / "scratch").exists()
 
 
-def test_a_bad_quantisation_is_refused_with_the_table_and_leaves_nothing(
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "full"), RuntimeError("write failed: No space left on device")]
+)
+def test_full_disk_during_export_is_a_resource_error(
+    error: Exception, traced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(model: Any, names: list[str], path: Path) -> None:
+        path.write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(export, "write_onnx", fail)
+    rows = rows_of_run(RunDir(traced), Predictor.load(traced, use_cpu=True).facts)
+    with pytest.raises(ResourceError, match=r"onnx: cannot be written: No space left on device \(.* MB free"):
+        export_model_to(traced, "onnx", tmp_path / "onnx", rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_graph_that_needs_too_much_memory_is_a_resource_error(home: Path, tmp_path: Path) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    folder = shutil.copytree(home / "run" / "export" / "onnx", tmp_path / "onnx")
+    (folder / "MANIFEST.json").unlink()
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["rows", "length"])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, None)
+    nodes = [
+        helper.make_node("Shape", ["input_ids"], ["shape"]),
+        helper.make_node("Mul", ["shape", "factor"], ["large"]),
+        helper.make_node("ConstantOfShape", ["large"], ["logits"]),
+    ]
+    factor = helper.make_tensor("factor", TensorProto.INT64, [2], [10**9, 10**7])
+    graph = helper.make_graph(nodes, "large", [ids], [logits], [factor])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8),
+        folder / "onnx" / "model.onnx",
+    )
+    with pytest.raises(ResourceError, match="onnxruntime is out of memory"):
+        Predictor.load(folder).predict("a film")
+
+
+@pytest.mark.parametrize("format", ["openvino", "torch", 3])
+def test_unsupported_export_format_is_refused_by_name(format: object, home: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(home / "run" / "export" / "onnx", tmp_path / "onnx")
+    (folder / "MANIFEST.json").unlink()
+    facts = json.loads((folder / "export.json").read_text())
+    (folder / "export.json").write_text(json.dumps({**facts, "format": format}))
+    with pytest.raises(ConfigError, match=f"format '{format}' is not supported.*--to onnx"):
+        Predictor.load(folder)
+
+
+def test_bad_quantization_is_refused_and_leaves_nothing(
     traced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def planted(graph: Path, *_: Any, **__: Any) -> Iterator[Candidate]:
+    def planted(graph: Path, *_: Any, **__: Any) -> Iterator[tuple[str, Any]]:
         import onnx
         from onnx import numpy_helper
 
@@ -125,9 +172,9 @@ def test_a_bad_quantisation_is_refused_with_the_table_and_leaves_nothing(
                     tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(value[::-1]), tensor.name))
             onnx.save(model, str(to))
 
-        yield Candidate("planted", spoil)
+        yield "planted", spoil
 
-    monkeypatch.setattr(exporting, "candidates", planted)
+    monkeypatch.setattr(export, "quantizations", planted)
     rows = rows_of_run(RunDir(traced), Predictor.load(traced, use_cpu=True).facts)
     with pytest.raises(NumericsError, match=r"drops by 0\.\d+; --max_drop is 0\.005") as refused:
         export_model_to(traced, "onnx-int8", tmp_path / "bad", rows)
@@ -143,9 +190,9 @@ def test_labels_that_change_too_often_are_refused_unless_they_are_allowed(traced
     truth = np.tile([0, 1], 100)
     truth[[0, 2]] = 1
     rows = EvidenceRows("test", [TEXTS], truth, [])
-    strict = check_quantised("int8", after, before, rows, facts, Tolerance())
+    strict = check_quantized("int8", after, before, rows, facts, Tolerance())
     assert strict.refused == "98.00% of the labels are equal; --min_agreement is 0.99"
-    assert check_quantised("int8", after, before, rows, facts, Tolerance(min_agreement=0.97)).refused is None
+    assert check_quantized("int8", after, before, rows, facts, Tolerance(min_agreement=0.97)).refused is None
 
 
 @pytest.fixture
@@ -176,9 +223,9 @@ assert not any(map(find_spec, ("torch", "transformers", "datasets", "pyarrow", "
 from tunesmith import Predictor
 print(" ".join(Predictor.load({str(folder)!r}).predict({TEXTS!r})))
 from tunesmith.cli.main import main
-from tunesmith.runs.folder import RunDir
+from tunesmith.runs.layout import RunDir
 from tunesmith.inference.server import make_app
-from tunesmith.inference.prediction import PredictionService
+from tunesmith.inference.service import PredictionService
 PredictionService(RunDir(Path({str(folder)!r}))).load()
 code = main(["predict", {str(folder)!r}, "--input", {str(file)!r}, "--output", {str(tmp_path / "out.csv")!r}])
 sys.exit(code or main(["predict", {str(home / "run")!r}, "--text", "a"]) - 4)

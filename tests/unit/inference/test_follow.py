@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tunesmith.events import Evaluated, NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
-from tunesmith.inference.watchers import LiveRun, encode_message, make_panels
+from tunesmith.inference.live_runs import LiveRun, encode_message, make_panels
 from tunesmith.runs.curves import load_curves
 from tunesmith.runs.event_log import Journal, encode_event, peek_journal, truncate_journal
 from tunesmith.runs.folder import RunDir

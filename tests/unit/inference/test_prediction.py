@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from tunesmith.errors import ConfigError
+from tunesmith.inference.batcher import Classifier
 from tunesmith.inference.bodies import BadRequest, Texts
 from tunesmith.inference.kept_models import load_run_predictor
-from tunesmith.inference.prediction import PredictionService
-from tunesmith.inference.tryit import Classifier
+from tunesmith.inference.service import PredictionService
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import write_sealed
 

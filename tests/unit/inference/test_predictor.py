@@ -15,7 +15,7 @@ import pytest
 from tiny_model import save_tiny_bert, write_csv
 from tunesmith.cli.main import main
 from tunesmith.errors import DataError, NumericsError
-from tunesmith.inference.facts import ModelFacts
+from tunesmith.inference.model_folder import ModelFacts
 from tunesmith.inference.predictor import Predictor
 from tunesmith.labels import LabelMap, Task
 
@@ -90,15 +90,15 @@ def test_pairs_may_come_in_one_value(two: Predictor, form: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([("a", "b")], r"reads one text \(text\), a pair was given"),
-        ({"text": "a", "text_pair": "b"}, "a pair was given"),
+        ([("a", "b")], r"expects one text \(text\), got a pair"),
+        ({"text": "a", "text_pair": "b"}, "got a pair"),
         (3, r"not an int \(3\)"),
         (b"abc", r"not a bytes"),
         (None, "not None"),
         ({"a", "b"}, "not a set"),
         (["a", 2.5], r"text 2 is a float \(2\.5\), not a string"),
         (pd.Series(["a", None]), "text 2 is"),
-        (pd.DataFrame({"x": ["a"], "y": ["b"], "z": ["c"]}), "no 'text', but x, y, z"),
+        (pd.DataFrame({"x": ["a"], "y": ["b"], "z": ["c"]}), "no 'text', only x, y, z"),
     ],
 )
 def test_what_a_single_text_model_cannot_read_is_named(one: Predictor, given: Any, message: str) -> None:
@@ -107,7 +107,7 @@ def test_what_a_single_text_model_cannot_read_is_named(one: Predictor, given: An
 
 
 def test_two_bare_strings_are_not_taken_for_a_pair(two: Predictor) -> None:
-    with pytest.raises(DataError, match="reads pairs of texts"):
+    with pytest.raises(DataError, match="expects text pairs"):
         two.predict(["first", "second"])
     with pytest.raises(DataError, match="2 texts but 1 pairs"):
         two.predict(["a", "b"], ["c"])
@@ -153,5 +153,5 @@ def test_a_model_that_answers_nan_is_an_error(home: Path) -> None:
     predictor = Predictor.load(home / "one", use_cpu=True)
     head = predictor.network.model.classifier  # type: ignore[attr-defined]
     head.bias.data[1] = float("nan")
-    with pytest.raises(NumericsError, match="row 1 is not a number"):
+    with pytest.raises(NumericsError, match="row 1 is NaN or inf"):
         predictor.predict(TEXTS)

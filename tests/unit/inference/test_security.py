@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tunesmith.inference.routes import Board
+from tunesmith.inference.board import Board
 from tunesmith.inference.runs import RunIndex
 from tunesmith.runs.folder import RunDir
 

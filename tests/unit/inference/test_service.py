@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from tunesmith.inference import tryit
+from tunesmith.inference import batcher as tryit
+from tunesmith.inference.batcher import Classifier, Overloaded
 from tunesmith.inference.bodies import BadRequest, Texts, answer_in_form, parse_question
-from tunesmith.inference.prediction import PredictionService
 from tunesmith.inference.security import key_file, token_file
-from tunesmith.inference.tryit import Classifier, Overloaded
+from tunesmith.inference.service import PredictionService
 from tunesmith.labels import LabelMap, Task
 from tunesmith.runs.folder import RunDir
 

@@ -89,7 +89,7 @@ def test_a_table_of_one_column_comes_back_equal(tmp_path: Path, cell: str) -> No
 
 def test_a_cell_that_no_delimited_file_can_hold_is_refused_by_name(tmp_path: Path) -> None:
     columns = {"text": ["a", "b\0c"], "n": [1, 2]}
-    with pytest.raises(DataError, match=r"row 2: column 'text' holds a NUL character.*\.jsonl") as caught:
+    with pytest.raises(DataError, match=r"row 2: column 'text' contains a NUL character.*\.jsonl") as caught:
         write_table(tmp_path / "out.csv", columns)
     assert caught.value.exit_code == 3
     assert list(tmp_path.iterdir()) == []
