@@ -17,7 +17,7 @@ from diagnose_tasks import TASKS
 from diagnose_train import make_run
 from tunesmith.diagnosis.advice import advised_options
 from tunesmith.findings import Finding
-from tunesmith.pipeline.settling import NAMES
+from tunesmith.pipeline.recipe import NAMES
 
 
 def advice_of(findings: list[Finding]) -> dict[str, str | None]:

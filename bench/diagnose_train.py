@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,39 +96,37 @@ def _settle(made: Material, loaded: Any) -> None:
 
     Not the pair start, which came later.
     """
+
     from tunesmith.models.pooling import set_pooling
-    from tunesmith.pipeline import settling
-    from tunesmith.pipeline.deciding import decide
-    from tunesmith.pipeline.probing import Prober, probe_evidence
+    from tunesmith.pipeline.probe import LoadedRun, linear_probe, start_head
+    from tunesmith.pipeline.recipe import _closed, decide, facts_of
     from tunesmith.pipeline.watch import Watch
 
+    class BenchRun(LoadedRun):
+        def texts(self, split: str, rows: Any) -> list[str]:
+            return [" ".join(made.rows[split][int(i)][0]) for i in rows]
+
+    bundle: Any = made  # of a DataBundle only the labels are used
     config, probe = made.config, None
+    parts = (made.padding, made.suite, made.runtime, Watch())
     if config.recipe == "auto" or config.head_start == "on":
-        with tempfile.TemporaryDirectory() as folder:
-            seen = {split: part for split, part in made.tokens.items() if split != "test"}
-            probe = Prober(
-                *(made.model, seen, lambda split, at: [" ".join(made.rows[split][int(i)][0]) for i in at]),
-                *(made.padding, made.labels, made.suite, made.runtime, loaded.fresh, "", folder),
-            ).look()
-        made.floors = probe.floors if probe else {}
-        made.probe_rows = probe_evidence(probe, made.tokens["train"], made.labels) if probe else None
-    bundle: Any = made  # of a DataBundle only the labels are asked
-    run = settling._Unsettled(
-        *(config, loaded, bundle, Path(), made.tokens, made.padding, made.suite, made.runtime, Watch())
-    )
+        seen = {split: part for split, part in made.tokens.items() if split != "test"}
+        probe = linear_probe(BenchRun(config, loaded, bundle, seen, *parts))
+        made.floors = probe.baselines if probe else {}
+        made.probe_rows = probe.evidence(made.tokens["train"], made.labels) if probe else None
+    run = BenchRun(config, loaded, bundle, made.tokens, *parts)
     if config.recipe == "auto":
-        decisions = decide(config, run._facts(probe))
-        config = replace(config, **{d.name: d.value for d in decisions})
-    made.config = config = settling._closed(config)
+        config = replace(config, **{d.name: d.value for d in decide(config, facts_of(run, probe))})
+    made.config = config = _closed(config)
     set_pooling(made.model, config.decided.pooling)
     if config.head_start == "on":
-        run.start_head()
+        start_head(run, None, config.decided.pooling)
 
 
 def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """One run: its options, its data summary and its journal; the last evaluation of "test" is of the weights it would keep."""
     from tunesmith.data.batches import Batches
-    from tunesmith.pipeline.planning import make_plan
+    from tunesmith.pipeline.prepare import make_plan
     from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
     from tunesmith.training.loop import train_events
     from tunesmith.training.optimizer import make_optimizer

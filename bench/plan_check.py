@@ -111,7 +111,7 @@ def _model(name: str) -> Path:
     folder = SHARED / "models" / name
     if name != L6 or folder.is_dir():
         return folder
-    from tunesmith.models.resolve import find_embedded
+    from tunesmith.models.files import find_embedded
 
     return Path(str(find_embedded()))
 

@@ -134,8 +134,9 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.metrics.table import make_suite
     from tunesmith.models.load import load_model
     from tunesmith.models.pooling import dense_of
-    from tunesmith.pipeline.planning import make_plan
-    from tunesmith.pipeline.settling import settle_recipe
+    from tunesmith.pipeline.prepare import make_plan
+    from tunesmith.pipeline.probe import LoadedRun
+    from tunesmith.pipeline.recipe import choose_recipe
     from tunesmith.pipeline.watch import Watch
     from tunesmith.speedups.strategies import choose_strategies
     from tunesmith.training.evaluation import TaskLoss, predict_rows, resolve_class_weights
@@ -157,9 +158,9 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     suite = make_suite(labels.task)
     seed_everything(config.seed)
     loaded = load_model(folder, labels)
-    data: Any = SimpleNamespace(bundle=SimpleNamespace(labels=labels, splits={}), folder=folder)
+    bundle: Any = SimpleNamespace(labels=labels, splits={})
     began = time.perf_counter()
-    settled = settle_recipe(config, loaded, data, {"train": train}, padding, suite, runtime, Watch())
+    settled = choose_recipe(LoadedRun(config, loaded, bundle, {"train": train}, padding, suite, runtime, Watch()))
     settling = time.perf_counter() - began  # the probe, the pair start, the first head
     config, model = settled.config, loaded.model.to(runtime.device)
     if trained:
@@ -268,12 +269,6 @@ def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bo
                 taken = auto["seconds"] + (auto["probe_seconds"] or 0.0)
                 train = train_setfit if recipe == "setfit" else train_library
                 before[recipe] = train(unit, rows_of(unit, task[0]["train"]), task, folder, runtime, taken)
-            elif recipe == "best":
-                from recipe_best import train_best
-
-                before[recipe] = train_best(
-                    unit, before["auto"], task, _model(pack, unit["model"], place), place, runtime
-                )
             else:
                 before[recipe] = train_once(unit, recipe, before, pack, place, runtime)
             put({**known, **before[recipe]})

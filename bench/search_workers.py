@@ -39,7 +39,7 @@ class Naps:
         nap(seconds)
         spent["waiting"] += seconds
 searching.time = Naps
-import optuna, torch, transformers, tunesmith.pipeline.drive, tunesmith.report.compare
+import optuna, torch, transformers, tunesmith.pipeline.prepare, tunesmith.report.compare
 began = time.perf_counter()
 code = main(sys.argv[2:])
 spent["all"] = time.perf_counter() - began

@@ -22,7 +22,7 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-from tunesmith.models.resolve import find_embedded
+from tunesmith.models.files import find_embedded
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = {

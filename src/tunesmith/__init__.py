@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.labels import Task
     from tunesmith.metrics.table import load as load_metric
     from tunesmith.metrics.table import make_suite
-    from tunesmith.models.resolve import find_embedded
+    from tunesmith.models.files import find_embedded
     from tunesmith.report.plots import draw_curves, sketch_curves
     from tunesmith.runs.curves import Curves, curves_from_events, load_curves
     from tunesmith.sample import sample_file
@@ -122,7 +122,7 @@ _HOMES: dict[str, str] = {
     "diagnose_curves": "tunesmith.diagnosis.verdict:diagnose",
     "draw_curves": "tunesmith.report.plots",
     "epoch_ends_for": "tunesmith.training.schedule",
-    "find_embedded": "tunesmith.models.resolve",
+    "find_embedded": "tunesmith.models.files",
     "finetune": "tunesmith.sklearn:finetune_data",
     "get_scheduler": "transformers",
     "load_checkpoint": "tunesmith.training.checkpoint",

@@ -132,7 +132,7 @@ import json, os, sys
 from accelerate import notebook_launcher
 
 def train(options):
-    from tunesmith.pipeline.from_config import finetune
+    from tunesmith.pipeline.train import finetune
     result = finetune(**options)
     os.write(1, f"STEPS {result.steps}\\n".encode())  # one write: two ranks share this pipe
 

@@ -20,7 +20,6 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from tunesmith.errors import ConfigError
-from tunesmith.speedups.cpu_speed import enable_cpu_speed
 from tunesmith.speedups.packing import pack
 from tunesmith.speedups.padding_free import enable_first_token_only, enable_padding_free, why_not_first_token
 
@@ -39,7 +38,6 @@ def test_cut_last_layer_gives_the_plain_loss_logits_and_gradients(kind: str, sha
     loss, logits, plain = gradients(model, batch, labels)
     if packed:
         strategy = enable_padding_free(model)
-        enable_cpu_speed(model)
         batch = dict(pack(rows, first_position=strategy.first_position, keys=strategy.keys))
     enable_first_token_only(model)
     ours_loss, ours_logits, ours = gradients(model, batch, labels)

@@ -28,7 +28,6 @@ from sampling import crossed
 from tunesmith.errors import ConfigError
 from tunesmith.models.families import why_not
 from tunesmith.speedups import attention
-from tunesmith.speedups.cpu_speed import enable_cpu_speed
 from tunesmith.speedups.packing import pack
 from tunesmith.speedups.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
 
@@ -127,7 +126,6 @@ def test_weights_after_many_steps_equal_plain_training(
     strategy = enable_padding_free(ours)
     if kind in CUT_FAMILIES:
         enable_first_token_only(ours)
-    enable_cpu_speed(ours)
     lengths = np.random.default_rng(3).integers(1, 20, (steps, 6))
     rows = [make_rows(n, seed=i, pad=PAD.get(kind, 0)) for i, n in enumerate(lengths)]
     labels = [make_labels(6, seed=i) for i in range(steps)]
@@ -150,7 +148,6 @@ def test_with_dropout_on_the_mean_loss_over_many_seeds_agrees() -> None:
 
     plain = losses(pad_rows(rows, kind="bert"))
     strategy = enable_padding_free(model)
-    enable_cpu_speed(model)
     ours = losses(packed(rows, strategy))
     error = float((plain.var() / 400 + ours.var() / 400).sqrt())
     assert abs(float(plain.mean() - ours.mean())) < 4 * error
@@ -203,7 +200,6 @@ def test_gradient_checkpointing_repeats_the_same_dropout() -> None:
         model = make_model("bert", dropout=0.3)
         strategy = enable_padding_free(model)
         enable_first_token_only(model)
-        enable_cpu_speed(model)
         if checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         torch.manual_seed(5)

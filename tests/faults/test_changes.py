@@ -20,7 +20,8 @@ from tiny_model import GOOD, save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.errors import CheckpointError, TunesmithError
 from tunesmith.events import Event, Saved
-from tunesmith.pipeline.from_config import Watch, finetune
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import Watch
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import MANIFEST
 

@@ -119,7 +119,7 @@ _SCRIPT = """
 import json, sys, time
 from tunesmith.data.hub import load_from_hub
 from tunesmith.errors import TunesmithError
-from tunesmith.models.resolve import resolve_model
+from tunesmith.models.files import resolve_model
 def splits(*args, **options):
     found = load_from_hub(*args, **options)
     return {name: [len(rows), rows.features["label"].names, rows["label"][:3]] for name, rows in found.items()}

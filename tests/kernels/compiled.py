@@ -12,7 +12,6 @@ from triton.compiler import ASTSource
 from tunesmith.speedups import (
     adamw_kernel,
     attention_kernels,
-    embedding_kernels,
     modern_kernels,
     row_kernels,
     short_rows,
@@ -20,7 +19,6 @@ from tunesmith.speedups import (
 )
 
 HALF, FLOAT, DOUBLE, INT, LONG, INTS, NUMBER = "*bf16", "*fp32", "*fp64", "i32", "*i64", "*i32", "fp32"
-SHORTS = "*i16"
 BLOCK = {"BLOCK": 1024, "DROP": True, "COPY": True}
 TILE = {"ROWS": 32, "COLUMNS": 128}
 SCORES = {"TILE": 16, "WIDTH": 128}
@@ -65,29 +63,6 @@ KERNELS: list[tuple[Any, list[str], dict[str, Any]]] = [
             {"LOW": 64, "KEYS": 128, "QUERIES": 32},
             {"LOW": 64, "KEYS": 128, "QUERIES": 128},
         )
-    ),
-    (
-        embedding_kernels._embed_forward,
-        [*[INTS] * 4, *[FLOAT] * 5, LONG, FLOAT, HALF, HALF, FLOAT, SHORTS, *[INT] * 7, NUMBER, NUMBER],
-        {**BLOCK, "CUT": True, "KINDS": 2, "TYPED": True},
-    ),
-    (
-        embedding_kernels._embed_backward,
-        [FLOAT, HALF, HALF, FLOAT, LONG, FLOAT, INTS, FLOAT, FLOAT, INT, INT, INT, NUMBER],
-        {**BLOCK, "KINDS": 2, "TYPED": True, "STAGES": 3},
-    ),
-    *(
-        (
-            embedding_kernels._sum_stretches,
-            [FLOAT, keys, LONG, FLOAT, FLOAT, *[INT] * 4],
-            {"CHUNK": 32, "COLUMNS": 256, "STAGES": 3},
-        )
-        for keys in (SHORTS, INTS)
-    ),
-    (
-        embedding_kernels._join_stretches,
-        [SHORTS, FLOAT, FLOAT, INT, INT, INT],
-        {"CHUNK": 32, "COLUMNS": 256, "JOINED": 16},
     ),
     (row_kernels._lay, [HALF, HALF, INTS, INT, INT, INT], {"TILE": 64, "SIZE": 64, "BACK": False}),
     (

@@ -16,7 +16,6 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import interpreted_embeddings
 import interpreted_modern
 
 from equivalence.strategy_cases import (
@@ -329,4 +328,3 @@ if __name__ == "__main__":
     check_attention(False, 10**6, window=3)
     check_adamw()
     interpreted_modern.check_all()
-    interpreted_embeddings.check_all()

@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from tunesmith.errors import ConfigError
     from tunesmith.inference.export import Tolerance, export_model_to, rows_of_files, rows_of_run, table_of
     from tunesmith.inference.model_folder import model_folder_of, read_facts
-    from tunesmith.models.model_files import read_config_file
+    from tunesmith.models.files import read_config_file
     from tunesmith.runs.folder import RunDir
 
     for name in ("max_drop", "min_agreement"):

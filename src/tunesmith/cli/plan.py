@@ -21,8 +21,8 @@ from tunesmith.cli.train import import_torch_in_background
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, name_the_extra
-from tunesmith.pipeline.forecast import Forecast
 from tunesmith.pipeline.inputs import read_run_data, refuse_what_is_not_built
+from tunesmith.pipeline.plan import Forecast
 from tunesmith.pipeline.watch import Watch
 
 ERROR_MARK = "tunesmith-forecast-error: "
@@ -116,7 +116,7 @@ def _measure_here(config: RunConfig, begun: float) -> Forecast:
     try:
         import_torch_in_background()
         data = read_run_data(config, {}, progress=watch.progress)
-        from tunesmith.pipeline.short_run import measure_run  # imports torch
+        from tunesmith.pipeline.plan import measure_run
 
         return measure_run(config, data, watch, begun)
     except ModuleNotFoundError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tunesmith.cli.parser import add_flag
 from tunesmith.errors import ConfigError, ResourceError, short_text
 from tunesmith.inference.model_folder import INSTALL_RUNTIME, is_graph_folder, model_folder_of, read_facts
-from tunesmith.models.model_files import read_config_file
+from tunesmith.models.files import read_config_file
 
 LOADING = """
 ## How to load

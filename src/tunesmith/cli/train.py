@@ -20,7 +20,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.runs.environment import read_launch
 
 if TYPE_CHECKING:
-    from tunesmith.pipeline.from_config import RunResult, Watch
+    from tunesmith.pipeline.watch import RunResult, Watch
 
 Made = TypeVar("Made")
 
@@ -58,7 +58,7 @@ def train(config: RunConfig) -> int:
 def train_on_console(config: RunConfig) -> RunResult:
     """Trains a config with bars or lines on stderr."""
     import_torch_in_background()
-    from tunesmith.pipeline.from_config import finetune
+    from tunesmith.pipeline.train import finetune
 
     return with_console(config, lambda watch: finetune(config, watch=watch))
 
@@ -92,7 +92,7 @@ def with_console(config: RunConfig, job: Callable[[Watch], Made]) -> Made:
 
 def _train_repeats(config: RunConfig) -> int:
     """Folds and seeds: trains each run, then prints the pooled scores."""
-    from tunesmith.pipeline.repeats import run_repeats
+    from tunesmith.pipeline.folds import run_repeats
 
     if read_launch().world > 1:
         raise ConfigError(
@@ -116,7 +116,7 @@ def _train_repeats(config: RunConfig) -> int:
 
 def _train_best(config: RunConfig) -> int:
     """Trains many runs within a time budget for one model; prints the runs, then the results of the model."""
-    from tunesmith.tuning.best_model import run_best
+    from tunesmith.tuning.best import run_best
 
     if read_launch().world > 1:
         raise ConfigError("--recipe best trains one run after the other, on one rank", fix="Leave the launcher out.")
@@ -171,4 +171,4 @@ def print_next(result: RunResult) -> None:
     print(f"\nrun folder: {result.run.path}   (report.html, curves.png, README.md, model/)\nnext:")
     print(f"  tunesmith predict {folder} --input new.csv --output labelled.csv")
     print(f"  tunesmith evaluate {folder} --test_file labelled.csv")
-    print(f"  tunesmith curves {folder}")
+    print(f"  tunesmith report {folder}")

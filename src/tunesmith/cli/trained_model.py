@@ -65,7 +65,7 @@ def read_model_facts(args: argparse.Namespace) -> Any:
     """The facts of the model of `args.run`. Needs no torch, so that a wrong file is refused before the model is loaded."""
     from tunesmith.cli.console import quiet_libraries
     from tunesmith.inference.model_folder import model_folder_of, read_facts
-    from tunesmith.models.model_files import read_config_file
+    from tunesmith.models.files import read_config_file
 
     quiet_libraries()
     folder = model_folder_of(args.run).folder

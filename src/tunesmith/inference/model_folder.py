@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -17,8 +16,7 @@ from tunesmith.data.tokenize import LongTexts
 from tunesmith.errors import ConfigError
 from tunesmith.files import BadFile, read_json
 from tunesmith.labels import LabelMap, Task
-from tunesmith.models.model_files import Seal, check_seal
-from tunesmith.models.resolve import resolve_model
+from tunesmith.models.files import Seal, check_seal, resolve_model
 from tunesmith.runs.folder import RunDir, best_trial_of
 from tunesmith.runs.manifest import write_sealed
 from tunesmith.runs.writing import write_new
@@ -112,16 +110,14 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
     return describe
 
 
-def export_model(target: Path, weights: dict[str, Any], rest: Callable[[], tuple[Callable[[Path], None], str]]) -> None:
-    """Write the model folder and publish it with one rename. `rest` returns a writer of the other files, and the model card."""
-    from tunesmith.training.checkpoint import WEIGHTS, write_tensors
+def export_model(target: Path, weights: dict[str, Any], describe: Callable[[Path], None], card: str) -> None:
+    """Publish the model folder in one rename."""
+    from tunesmith.training.checkpoint import WEIGHTS, write_files
 
-    def fill(folder: Path) -> dict[str, Future[str]]:
-        written = write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})
-        describe, card = rest()
+    def fill(folder: Path) -> None:
+        write_files(folder, {WEIGHTS: weights})
         describe(folder)
         write_new(folder / "README.md", card.encode())
-        return {WEIGHTS: written}
 
     size = sum(t.numel() * t.element_size() for t in weights.values())
     write_sealed(target, fill, {"kind": "model"}, bytes_needed=size)

@@ -36,7 +36,7 @@ from tunesmith.inference.model_folder import (
 )
 from tunesmith.inference.tables import predicted_names, probabilities_of, require_numbers
 from tunesmith.labels import Task
-from tunesmith.models.model_files import Seal, read_config_file
+from tunesmith.models.files import Seal, read_config_file
 from tunesmith.runs.manifest import MANIFEST
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from tunesmith.inference.server import (
     read_json_body,
     retry_later,
 )
-from tunesmith.models.model_files import check_seal, read_config_file
+from tunesmith.models.files import check_seal, read_config_file
 from tunesmith.runs.folder import RunDir
 
 log = logging.getLogger("tunesmith.requests")

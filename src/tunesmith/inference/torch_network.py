@@ -24,9 +24,8 @@ from tunesmith.data.tokenize import (
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.inference.model_folder import ModelFacts, read_facts
+from tunesmith.models.files import Seal, load_tokenizer, position_limit, require_segments
 from tunesmith.models.load import load_model, read_model_config
-from tunesmith.models.model_files import Seal
-from tunesmith.models.resolve import load_tokenizer, position_limit, require_segments
 from tunesmith.runs.manifest import MANIFEST
 from tunesmith.speedups.strategies import choose_strategies
 from tunesmith.training.distributed import Precision, Runtime, make_runtime
@@ -97,10 +96,6 @@ def load_torch_network(
     strategies = choose_strategies(
         model, None, padding_of(tokenizer), device=runtime.device, precision=precision, cuda_graphs="off"
     )
-    if runtime.device.type == "cpu" and precision == "no":
-        from tunesmith.speedups.cpu_speed import pack_products
-
-        pack_products(model)
     longest = longest_allowed(tokenizer, model_max=position_limit(config), asked=facts.max_length)
     cores = threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or len(os.sched_getaffinity(0))
     processes = 0 if runtime.device.type == "cpu" else max(cores - SPARED_CORES, 0)

@@ -10,7 +10,7 @@ from tunesmith.inference.model_folder import model_folder_of, read_facts
 from tunesmith.inference.predictor import Predictor
 from tunesmith.inference.tables import list_answers
 from tunesmith.labels import Task
-from tunesmith.models.model_files import read_config_file
+from tunesmith.models.files import read_config_file
 
 
 def predict_udf(model: str, *, top_k: int | None = None, **loading: Any) -> Callable[..., Any]:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunesmith.errors import ConfigError, NumericsError, ResourceError
 from tunesmith.labels import LabelMap, match_names
-from tunesmith.models.model_files import count_parameters, name_field, naming, read_config_file
-from tunesmith.models.resolve import find_weights
+from tunesmith.models.files import count_parameters, find_weights, name_field, naming, read_config_file
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +33,9 @@ from tunesmith.data.tokenize import (
 from tunesmith.findings import Finding
 from tunesmith.inference.tables import describe_renaming, names_of_run
 from tunesmith.labels import Task
+from tunesmith.models.files import position_limit, read_config_file, resolve_model
 from tunesmith.models.load import HeadNames, read_head_names
-from tunesmith.models.model_files import read_config_file
-from tunesmith.models.resolve import position_limit, resolve_model
 from tunesmith.pipeline.watch import Say, ShowProgress
-
-if TYPE_CHECKING:
-    from tunesmith.pipeline.deciding import Decision
 
 PLAIN_OPTION_NAMES = """
     train_file validation_file test_file task_name dataset_name dataset_config_name text_column_names label_column_name
@@ -145,7 +141,7 @@ def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) ->
     problems += [f"--report_to {name} needs the package {name}. {fix}" for name in trackers]
     if config.recipe == "best" and not one_of_many:
         problems.append(
-            "--recipe best trains several models. Use `tunesmith train`, or run_best of tunesmith.tuning.best_model."
+            "--recipe best trains several models. Use `tunesmith train`, or tunesmith.tuning.best.run_best."
         )
     elif config.time_budget is not None and not one_of_many:
         problems.append(
@@ -162,6 +158,21 @@ def is_installed(package: str) -> bool:
     """Whether a package can be imported; a folder of that name (W&B makes ./wandb) is not a package."""
     found = importlib.util.find_spec(package)
     return found is not None and found.origin is not None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One option, what was decided, and why."""
+
+    name: str
+    value: Any
+    reason: str
+
+    def line(self) -> str:
+        """As it is printed."""
+        shown = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
+        shown = shown.lower() if isinstance(self.value, bool) else shown
+        return f"{self.name} {shown}: {self.reason}"
 
 
 FEW_CUT = 0.02
@@ -250,8 +261,6 @@ def decide_long_texts(lengths: npt.NDArray[np.int64], length: int, most: int) ->
 
     Never head_tail: on newsgroup posts cut at 128 tokens it was 6 points below the head (docs/research/recipes.md).
     """
-    from tunesmith.pipeline.deciding import Decision  # with torch
-
     share = float((lengths > length).mean())
     if share < FEW_CUT:
         return None

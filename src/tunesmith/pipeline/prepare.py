@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,15 +14,17 @@ from tunesmith.config.schema import RunConfig
 from tunesmith.data.audit import require_clean, sort_findings
 from tunesmith.data.batches import Batches, Padding, padding_of
 from tunesmith.data.read import DataBundle
-from tunesmith.data.tokenize import Tokenized
+from tunesmith.data.tokenize import Tokenized, padded_fingerprint
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
 from tunesmith.inference.model_folder import ModelFacts
+from tunesmith.labels import LabelMap
 from tunesmith.metrics.evidence import BestConstant
 from tunesmith.metrics.table import Suite, make_suite
+from tunesmith.models.files import EMBEDDED, load_tokenizer, require_segments
 from tunesmith.models.load import LoadedModel, load_model, read_model_config
-from tunesmith.models.resolve import load_tokenizer, require_segments
+from tunesmith.pipeline.identity import make_identity
 from tunesmith.pipeline.inputs import (
     RunData,
     audit_tokenized,
@@ -29,18 +32,17 @@ from tunesmith.pipeline.inputs import (
     say_lengths,
     tokenize_run,
 )
-from tunesmith.pipeline.planning import make_identity, say_model, with_choices
-from tunesmith.pipeline.settling import Settled, settle_recipe
+from tunesmith.pipeline.probe import LoadedRun
+from tunesmith.pipeline.recipe import Settled, choose_recipe
 from tunesmith.pipeline.watch import Say, Watch
 from tunesmith.speedups.in_force import Strategies
-from tunesmith.speedups.launches import why_float32, why_not_half
-from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.speedups.warming import finish_warming, start_warming
+from tunesmith.speedups.strategies import choose_strategies, why_not_half
 from tunesmith.training.checkpoint import Identity
-from tunesmith.training.distributed import Precision, Runtime, has_bf16, make_runtime
+from tunesmith.training.distributed import Precision, Runtime, has_bf16, has_triton, make_runtime
 from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
 from tunesmith.training.loop import require_agreement
 from tunesmith.training.optimizer import freeze, make_optimizer
+from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
 from tunesmith.training.state import TrainState, make_deterministic, seed_everything
 
 
@@ -59,6 +61,7 @@ class Prepared:
     strategies: Strategies
     state: TrainState
     batches: Batches
+    plan: Plan
     identity: Identity
     settled: Settled
 
@@ -95,12 +98,14 @@ def start_runtime(config: RunConfig) -> Runtime:
 
 
 def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], watch: Watch) -> Prepared:
-    """Tokenizes the rows and loads the model. Problems of the input are found here, before the first step."""
+    """Read and tokenize the data, load the model, choose the recipe, apply the speedups.
+
+    Problems with the input are found here, before the first step.
+    """
     say = watch.say if runtime.is_main else Watch().say
     if config.full_determinism:
         make_deterministic()
     _set_tf32(config.tf32)
-    warming = start_warming(runtime.device)
     with runtime.main_first():
         data = read()
         bundle, folder = data.bundle, data.folder
@@ -114,29 +119,24 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     findings = audit_tokenized(bundle, tokenizer, tokenized["train"], length=length, limit=limit)
     bundle = add_findings(bundle, findings, say, strict=config.strict_data)
     say_lengths(say, tokenized, length)
-    task, positive = bundle.labels.task, bundle.labels.positive_name
-    suite = make_suite(task, names=config.metric_name, glue_task=config.task_name, positive_name=positive)
-    watch.positive_name = positive
-    _check_best_metric(config, suite)
-    columns, names = bundle.columns, tuple(suite.names)
-    facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names, tokens.long_texts)
+    suite = _make_suite(config, bundle.labels)
+    watch.positive_name = bundle.labels.positive_name
     seed_everything(config.seed)
     loaded, runtime, failing = _load(config, data, runtime)
     fixed = length if config.pad_to_max_length else None
     padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
     rows = {split: part.rows for split, part in tokenized.items()}
-    settled = settle_recipe(config, loaded, data, rows, padding, suite, runtime, watch, tokens.decision)
+    settled = choose_recipe(LoadedRun(config, loaded, bundle, rows, padding, suite, runtime, watch), tokens.decision)
     config = settled.config
-    identity = make_identity(config, bundle, folder, tokenizer, max_length=length, runtime=runtime)
-    require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     strategies, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
-    finish_warming(warming)
-    plain = _choose_float32(config, state, rows["train"])
-    runtime = state.runtime
-    say_model(say, config, loaded, strategies, runtime, failing or plain)
+    say_model(say, config, loaded, strategies, runtime, failing)
     batches = _make_batches(config, rows["train"], strategies, runtime)
-    identity = with_choices(identity, batches.sampling, runtime)
-    made = (facts, suite, strategies, state, batches, identity, settled)
+    identity = make_identity(config, bundle, folder, padded_fingerprint(tokenizer, length), runtime, batches.sampling)
+    require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
+    plan = make_plan(config, batches, suite, has_validation="validation" in rows, on_gpu=runtime.device.type == "cuda")
+    columns, names = bundle.columns, tuple(suite.names)
+    facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names, tokens.long_texts)
+    made = (facts, suite, strategies, state, batches, plan, identity, settled)
     return Prepared(config, runtime, bundle, tokenized, tokenizer, padding, *made)
 
 
@@ -158,10 +158,13 @@ def _set_tf32(allowed: bool | None) -> None:
 
 
 def _load(config: RunConfig, data: RunData, runtime: Runtime) -> tuple[LoadedModel, Runtime, str | None]:
-    """The model and the runtime: in float32 where it fails in the half precision that was not asked for, with the reason."""
-    resize, labels = config.ignore_mismatched_sizes, data.bundle.labels
+    """The model and the runtime. A model that fails in bf16 computes in float32, unless the user set the precision."""
     loaded = load_model(
-        data.folder, labels, ignore_mismatched_sizes=resize, new_head=data.new_head, device=runtime.device
+        data.folder,
+        data.bundle.labels,
+        ignore_mismatched_sizes=config.ignore_mismatched_sizes,
+        new_head=data.new_head,
+        device=runtime.device,
     )
     reason = None if config.bf16 or config.fp16 else why_not_half(loaded.model, runtime)
     return loaded, runtime if reason is None else replace(runtime, precision="no"), reason
@@ -184,13 +187,17 @@ def _check_rounding(multiple: int | None, tokenized: dict[str, Tokenized], limit
         )
 
 
-def _check_best_metric(config: RunConfig, suite: Suite) -> None:
+def _make_suite(config: RunConfig, labels: LabelMap) -> Suite:
+    suite = make_suite(
+        labels.task, names=config.metric_name, glue_task=config.task_name, positive_name=labels.positive_name
+    )
     name = config.metric_for_best_model
     if name is not None and name != "loss" and name not in suite.names:
         raise ConfigError(
             f"metric_for_best_model {name!r} is not computed; this run computes loss, {', '.join(suite.names)}",
             fix=f"Add it with --metric_name {','.join(suite.names)},{name}.",
         )
+    return suite
 
 
 def _make_state(
@@ -239,17 +246,6 @@ def _make_state(
     return strategies, state
 
 
-def _choose_float32(config: RunConfig, state: TrainState, rows: TokenRows) -> str | None:
-    """Computes in float32 where no precision was asked for and bf16 would be slower; gives the reason."""
-    batch = config.token_budget or config.decided.per_device_train_batch_size * float(rows.lengths.mean())
-    reason = why_float32(state, rows, batch) if config.bf16 is None and not config.fp16 else None
-    if reason is not None:
-        state.runtime = replace(state.runtime, precision="no")
-        if state.strategies is not None and state.graphs is not None:
-            state.strategies.stop_capturing()
-    return reason
-
-
 def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, runtime: Runtime) -> Batches:
     on_gpu = runtime.device.type == "cuda"
     drawn = None if rows.windows is None else replace(rows.windows, drawn=True)
@@ -268,3 +264,103 @@ def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, ru
         ahead=config.dataloader_num_workers or (2 if on_gpu else 0),
         pinned=on_gpu and config.dataloader_pin_memory,
     )
+
+
+STEPS_A_READ = 16
+"""Steps on a GPU whose numbers are read together: the host is ahead of the device in between."""
+CRASH_INTERVAL = 500
+"""Steps between checkpoints within a long epoch, so that a crash never costs more."""
+
+
+def make_plan(config: RunConfig, batches: Batches, suite: Suite, *, has_validation: bool, on_gpu: bool = False) -> Plan:
+    """The frozen plan that the loop follows."""
+    steps, ends = epoch_ends_for(
+        batches.steps_in_epoch, max_steps=config.max_steps, num_epochs=config.decided.num_train_epochs
+    )
+    schedule = Schedule(
+        config.lr_scheduler_type,
+        config.decided.learning_rate,
+        warmup_steps_for(config.decided.warmup_steps, steps),
+        steps,
+        config.lr_scheduler_kwargs,
+    )
+    evaluate = _evaluation_calendar(config, steps, ends, has_validation)
+    keeps_best = evaluate.cadence != "no" and config.load_best_model_at_end is not False
+    metric = config.metric_for_best_model or suite.metric_for_best_model
+    greater = suite.greater_is_better(metric) if config.greater_is_better is None else config.greater_is_better
+    return Plan(
+        steps,
+        ends,
+        schedule,
+        seed=config.seed,
+        max_grad_norm=config.max_grad_norm,
+        nan_action=config.nan_action,
+        evaluate=evaluate,
+        save=_save_calendar(config, steps, ends, evaluate),
+        read_back_every=STEPS_A_READ if on_gpu else 1,
+        metric=metric if keeps_best or config.early_stopping_patience is not None else None,
+        greater_is_better=greater,
+        patience=config.early_stopping_patience,
+        min_delta=config.early_stopping_threshold,
+    )
+
+
+def _evaluation_calendar(config: RunConfig, steps: int, ends: tuple[int, ...], has_validation: bool) -> Calendar:
+    strategy = config.eval_strategy or ("epoch" if has_validation else "no")
+    if strategy != "no" and not has_validation:
+        raise ConfigError(
+            "--eval_strategy needs validation data",
+            fix="Give --validation_file, or a --validation_split_fraction above 0.",
+        )
+    if strategy == "no":
+        return Calendar("no")
+    every = _interval(config.evaluation_steps, steps) if strategy == "steps" else 0
+    per_epoch = ends[0]
+    delay = config.eval_delay * (per_epoch if strategy == "epoch" else 1)
+    return Calendar(strategy, every, frozenset(ends), steps, delay)
+
+
+def _save_calendar(config: RunConfig, steps: int, ends: tuple[int, ...], evaluate: Calendar) -> Calendar:
+    strategy = config.save_strategy
+    if strategy in ("no", "best"):
+        return Calendar("no")
+    if strategy == "steps":
+        return Calendar("steps", _interval(config.save_steps, steps), last=steps)
+    if strategy == "epoch":
+        return Calendar("epoch", ends=frozenset(ends), last=steps)
+    if evaluate.cadence == "steps":
+        return Calendar("steps", evaluate.every, last=steps)
+    return Calendar("both", CRASH_INTERVAL, frozenset(ends), steps)
+
+
+def _interval(value: int | float | None, steps: int) -> int:
+    """Steps, or a share of all steps below 1."""
+    if value is None:
+        return 500
+    return max(1, int(steps * value)) if 0 < value < 1 else int(value)
+
+
+def say_model(
+    say: Say, config: RunConfig, loaded: LoadedModel, strategies: Strategies, runtime: Runtime, plain: str | None = None
+) -> None:
+    """The model, what it computes in (`plain` is why in float32), and which speed-ups are on."""
+    count = loaded.parameters
+    size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
+    name = config.model_name_or_path or EMBEDDED
+    say(f"Model: {name}, {size} parameters, on {runtime.device}.")
+    if runtime.precision == "bf16" and config.bf16 is None:
+        say("Precision: bf16, as this GPU has it (weights stay float32); --no_bf16 computes in float32.")
+    if plain is not None:
+        say(f"Precision: float32, {plain}; --bf16 for bf16.")
+    asked = config.train_sampling_strategy or config.token_budget
+    if asked is None and strategies.best_order(runtime.device) == "random":
+        say("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
+    for note in (*loaded.notes, *strategies.notes):
+        say(f"{note[0].upper()}{note[1:]}.")
+    # where triton keeps compiled kernels for all runs of a user
+    home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton"
+    kernels = Path(os.environ.get("TRITON_CACHE_DIR") or home / "cache")
+    if runtime.device.type == "cuda" and has_triton() and not any(kernels.glob("*")):
+        say(f"Kernels: compiled for this GPU now and kept in {kernels}: the first start takes longer, others do not.")
+    if strategies.on:
+        say(f"Exact speed-ups: {', '.join(strategies.on)}.")

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunesmith.pipeline.settling import PAIR_STAGE
+from tunesmith.pipeline.watch import PAIR_STAGE
 
 WARM_STEPS = 3
 """Steps that are not timed: kernels are made in them."""

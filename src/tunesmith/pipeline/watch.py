@@ -26,6 +26,10 @@ ShowProgress = Callable[[str, int, int], None]
 """Called with (what, done, in all): rows, or bytes while a file is read."""
 
 
+PAIR_STAGE = "pair warm-up"
+"""The name under which the steps of the pair warm-up are shown as progress."""
+
+
 @dataclass
 class Watch:
     """Receives the messages and events of a run. `plan` is called with (steps in all, steps an epoch) before the first event.

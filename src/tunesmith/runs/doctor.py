@@ -138,13 +138,17 @@ def _check_checkpoints(run: RunDir, parts: list[Examined]) -> Iterator[Path]:
 
 
 def end_of(run: RunDir) -> RunEnded | None:
-    """The last event of a run that came to its end by itself; None for one that can be resumed."""
+    """The last event of a finished run; None for a run that can be resumed.
+
+    A finished run has its model, and its report unless it was trained without one. Checkpoints are removed after the report is
+    written: a run that was killed in between still has them, and a resume finishes it.
+    """
     try:
         events: list[Event] = read_journal(run.journal_file)
     except (OSError, TunesmithError):
         return None
     last = events[-1] if events else None
-    whole = run.model.is_dir() and run.report_file.is_file()
+    whole = run.model.is_dir() and (run.report_file.is_file() or not run.checkpoints())
     return last if isinstance(last, RunEnded) and last.finished and whole else None
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from tunesmith.models.families import project_keys
 from tunesmith.speedups.packed_cpu import attend_on_cpu, length_groups
 from tunesmith.speedups.packing import Layout
-from tunesmith.speedups.steady_attention import order_gradient
+from tunesmith.speedups.steady_tables import order_gradient
 
 GROUPED = ("cpu",)
 """Devices where stretches of equal length share a product; elsewhere shapes stay fixed."""
@@ -61,7 +61,7 @@ def attend_by_row(
         return out.squeeze(2) if first_only else gather_rows(out, layout, q.shape[0])
     heads, size = q.shape[1:]
     found = []
-    for q_at, k_at, _, count, queries_each, keys_each in length_groups(layout.lengths, heads, first_only):
+    for q_at, k_at, count, queries_each, keys_each in length_groups(layout.lengths, first_only):
         asked = q[q_at].view(count, queries_each, heads, size).transpose(1, 2)
         known, given = (x[k_at].view(count, keys_each, heads, size).transpose(1, 2) for x in (k, v))
         found.append(core(asked, known, given, None).transpose(1, 2).reshape(-1, heads, size))
@@ -214,6 +214,7 @@ def attend_by_padding(
     if window is not None:
         mask = mask & _near(queries.shape[2], layout.longest, window, q.device)
     out = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale)
+    out = order_gradient(out)
     return out.squeeze(2) if first_only else gather_rows(out, layout, q.shape[0])
 
 

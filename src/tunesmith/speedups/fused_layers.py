@@ -10,9 +10,8 @@ from torch import nn
 
 from tunesmith.models.families import anatomy_of
 from tunesmith.speedups.fused_attention import attend_by_distance, attend_fused, attends_fused
-from tunesmith.speedups.fused_embeddings import EmbeddedTokens, fuse_embeddings
 from tunesmith.speedups.fused_ops import add_norm, gelu_linear, linear
-from tunesmith.speedups.fused_stack import FusedStack, LayerParts, draw_seeds, parts_of, probability
+from tunesmith.speedups.fused_stack import FusedStack, LayerParts, parts_of, probability
 from tunesmith.speedups.packing import Layout
 from tunesmith.speedups.relative_attention import DebertaRows, MpnetRows, RowAttention, context_of, row_attention
 
@@ -40,7 +39,7 @@ class LayerCopies:
 
 
 class FusedLayers(FusedStack):
-    """Layers of BERT's kind, and the block of embeddings before them where it is one that is known."""
+    """Layers of BERT's kind."""
 
     _layers: list[LayerCopies]
 
@@ -51,44 +50,25 @@ class FusedLayers(FusedStack):
         self._context = context_of(model)
         self._rows = row_attention(self._stack, self._context) if anatomy_of(model).family.relative else None
         self._layers = [LayerCopies(parts, self.dtype) for parts in parts_of(model)]
-        self._embeddings = fuse_embeddings(model, self.dtype, self._draw)
         return self._layers
-
-    def enable(self) -> None:
-        """Let the stack and the block before it run fused."""
-        super().enable()
-        if self._embeddings is not None:
-            self._embeddings.enable()
-
-    def disable(self) -> None:
-        """Give both their own forward back."""
-        super().disable()
-        if self._embeddings is not None:
-            self._embeddings.disable()
-
-    def _draw(self, device: torch.device, drops: bool) -> tuple[torch.Tensor, int]:
-        """The seeds of a whole step in one launch, three for each layer, and the place of the embeddings' own behind them."""
-        calls = 3 * len(self._layers)
-        return draw_seeds(calls + 1, device) if drops or self._stack.training else self._targets[0], calls
 
     def _forward(self, hidden_states: torch.Tensor, *args: Any, layout: Layout | None = None, **kwargs: Any) -> Any:
         """Packed batches fused; others, and all while a hook listens to a layer, as transformers runs them."""
         packed = self._context.layout if layout is None else layout
-        made = None if self._embeddings is None else self._embeddings.take(hidden_states)
         if packed is None or self._is_watched():
             given = kwargs if layout is None else {**kwargs, "layout": layout}
             return type(self._stack).forward(self._stack, hidden_states, *args, **given)
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as Output
 
         with torch.autocast(hidden_states.device.type, enabled=False):
-            out = self._run(hidden_states.squeeze(0), packed, made).unsqueeze(0)
+            out = self._run(hidden_states.squeeze(0), packed).unsqueeze(0)
         states = (out,) if isinstance(self._rows, DebertaRows) else None  # whose model reads the last of them
         return Output(last_hidden_state=out, hidden_states=states)
 
-    def _run(self, residual: torch.Tensor, layout: Layout, made: EmbeddedTokens | None) -> torch.Tensor:
+    def _run(self, residual: torch.Tensor, layout: Layout) -> torch.Tensor:
         training = self._stack.training
-        seeds = self._prepare(3 * len(self._layers), residual.device, None if made is None else made.seeds)
-        x = residual.to(self.dtype) if made is None or made.copy is None else made.copy
+        seeds = self._prepare(3 * len(self._layers), residual.device)
+        x = residual.to(self.dtype)
         last = len(self._layers) - 1
         distances = None if self._rows is None else (self._rows, self._rows.shared(residual, layout))
         if isinstance(self._rows, MpnetRows) and distances is not None and distances[1] is not None:

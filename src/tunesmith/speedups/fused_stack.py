@@ -188,24 +188,18 @@ class FusedStack:
         with torch.no_grad():
             torch._foreach_copy_(self._targets, self._copied)
 
-    def _prepare(self, calls: int, device: torch.device, drawn: torch.Tensor | None = None) -> torch.Tensor:
-        """Copies as the weights are now; the seeds of so many calls that drop values, unless they are drawn already."""
+    def _prepare(self, calls: int, device: torch.device) -> torch.Tensor:
+        """Copies as the weights are now; one seed for each call that drops values."""
         if self.kept_fresh:
             self.refresh_if_changed()
         else:  # copied anew each time: a write through `.data` leaves no sign
             self._refresh()
-        if drawn is not None:
-            return drawn
-        return draw_seeds(calls, device) if self._stack.training else self._targets[0]
+        # From torch's generator, which is seeded for the step: dropout is a function of the step.
+        return torch.randint(2**62, (calls,), device=device) if self._stack.training else self._targets[0]
 
     def _is_watched(self) -> bool:
         """Hooks of the user's of any kind; of our own, those that look for a value that is not finite."""
         return any(module._forward_hooks for module in self._inner) or is_watched(self._listeners)
-
-
-def draw_seeds(calls: int, device: torch.device) -> torch.Tensor:
-    """One for each call. From torch's generator, which is seeded for the step: what is dropped is a function of the step."""
-    return torch.randint(2**62, (calls,), device=device)
 
 
 def probability(dropout: nn.Module | None, training: bool) -> float:

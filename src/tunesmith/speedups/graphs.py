@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 
 from tunesmith.data.batches import Batch, tensors_of, views_of, with_tensors
 from tunesmith.errors import short_text
-from tunesmith.speedups.host_constants import HostConstants
 from tunesmith.speedups.packing import Layout, no_host_randomness
 
 log = logging.getLogger(__name__)
@@ -48,7 +47,6 @@ class StepGraphs:
 
     def __init__(self, device: torch.device, before: Callable[[], None] | None = None, *, padded: bool = False) -> None:
         self._device, self._padded = device, padded
-        self._constants = HostConstants(device, wanted=padded)
         self.before = [] if before is None else [before]
         """Called before every replay."""
         self._around: Hashable = None
@@ -71,7 +69,6 @@ class StepGraphs:
 
         `around` is what the body has built in: what was captured before it changed is of no use any more.
         """
-        self.stand_by()
         shape = tuple(_shape_of(batch, padded=self._padded) for batch in batches)
         if self.off or None in shape or around is None:
             return None
@@ -82,10 +79,7 @@ class StepGraphs:
         captured = self._graphs.get(shape)
         if captured is None:
             self._seen[shape] += 1
-            if self._captures >= MOST or self._constants.full:
-                return None
-            if self._seen[shape] < 2:
-                self._constants.listen()
+            if self._captures >= MOST or self._seen[shape] < 2:
                 return None
             captured = self._capture(batches, body)
             if captured is None:
@@ -101,14 +95,6 @@ class StepGraphs:
         captured.graph.replay()
         return captured.numbers.clone()
 
-    def stand_by(self) -> None:
-        """The next step is none that is captured later."""
-        self._constants.rest()
-
-    def around_forward(self) -> AbstractContextManager[None]:
-        """What belongs around each forward pass of a step."""
-        return self._constants.around()
-
     def _capture(self, batches: tuple[Batch, ...], body: Body) -> _Captured | None:
         fixed = [_place(batch, self._device) for batch in batches]
         numbers = torch.zeros(3, device=self._device)
@@ -116,30 +102,13 @@ class StepGraphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         try:
-            with _capturing(graph, self._pool, self._constants):
+            with _capturing(graph, self._pool):
                 numbers.copy_(body(fixed, self._rate, self._factor))
         except _REFUSED as error:
-            reason = _reason(error)
-            if not self._recover():
-                log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", reason)
+            self._recover()
+            log.warning("the step could not be captured as a CUDA graph (%s); steps run uncaptured", _reason(error))
             return None
         return _Captured(graph, fixed, numbers)
-
-    def rehearse(self, batch: Batch, passes: Callable[[Batch], None]) -> str | None:
-        """Why the passes of a step cannot be captured, by doing so for a few rows; None where they can."""
-        fixed = _place(batch, self._device)
-        self._constants.listen()
-        with self.around_forward():
-            passes(fixed)  # makes what the libraries make when they are first called
-        while True:
-            try:
-                with _capturing(torch.cuda.CUDAGraph(), None, self._constants), self.around_forward():
-                    passes(fixed)
-            except _REFUSED as error:
-                if not self._recover():
-                    return _reason(error)
-            else:
-                return None
 
     def let_go(self) -> bool:
         """Frees what captured steps hold, where there are any: the memory did not suffice for them and an uncaptured one."""
@@ -156,23 +125,15 @@ class StepGraphs:
             torch.cuda.synchronize(self._device)
         self._graphs.clear()
         self._pool = None
-        self._constants.clear()
 
-    def _recover(self) -> bool:
-        """Leaves the device as if nothing had been captured; the generator of a broken capture would refuse to draw.
-
-        Returns whether another capture may succeed: this one lacked a value of the host's, which is there now.
-        """
+    def _recover(self) -> None:
+        """Leave the device as if nothing had been captured; the generator of a broken capture would refuse to draw."""
         self._graphs.clear()
         self._pool = None  # torch takes nothing from a pool whose graphs are all gone
         torch.cuda.synchronize()
         fresh = torch.Generator(device=self._device)
         torch.cuda.default_generators[self._device.index or 0].graphsafe_set_state(fresh)
-        if self._constants.learn():
-            return True
         self.off = True
-        self.close()
-        return False
 
 
 _READS = ("cudaErrorStreamCapture", "Cannot copy between CPU and CUDA tensors")
@@ -186,13 +147,12 @@ def _reason(error: BaseException) -> str:
 
 
 @contextmanager
-def _capturing(graph: Any, pool: Any, constants: HostConstants) -> Iterator[None]:
+def _capturing(graph: Any, pool: Any) -> Iterator[None]:
     """Python frees no cycles inside: pinned memory of an earlier run, freed in the middle of a capture, would record its event
     in the captured stream, and every later use of pinned memory would ask that event in vain. Other threads continue (batches
     are pinned, checkpoints copied): only this one must not touch the device."""
     was_on = gc.isenabled()
     gc.disable()
-    constants.give()
     try:
         with (
             warnings.catch_warnings(),
@@ -202,7 +162,6 @@ def _capturing(graph: Any, pool: Any, constants: HostConstants) -> Iterator[None
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # of a capture that broke off at its beginning
             yield
     finally:
-        constants.rest()
         if was_on:
             gc.enable()
 

@@ -19,7 +19,7 @@ from tunesmith.models.families import hook_tables, is_watched, why_not
 from tunesmith.speedups.graphs import Body
 from tunesmith.speedups.in_force import Strategies
 from tunesmith.speedups.packing import collated, tokens_of
-from tunesmith.speedups.steady_attention import steady_attention
+from tunesmith.speedups.steady_tables import settled
 from tunesmith.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ def replayed(
     if state.graphs is None:
         return None
     if state.rows_limit is not None or state.hooks.inside:
-        state.graphs.stand_by()
         return None
     numbers = state.graphs.run(window.micro_batches, rate, factor, body, state.fingerprint.of_step())
     if numbers is None:  # nothing of a capture that failed may be left
@@ -45,13 +44,8 @@ def replayed(
 
 
 def around_passes(state: TrainState) -> AbstractContextManager[None]:
-    """What gives a micro-batch one result, around its forward and its backward pass."""
-    return steady_attention(state.runtime.device)
-
-
-def around_forward(state: TrainState) -> AbstractContextManager[None]:
-    """What the speed-ups have around the forward pass of a micro-batch."""
-    return nullcontext() if state.graphs is None else state.graphs.around_forward()
+    """Around forward and backward pass of a micro-batch."""
+    return settled() if state.runtime.device.type == "cuda" else nullcontext()
 
 
 def decay_unused(state: TrainState, rate: float | torch.Tensor, skip: torch.Tensor) -> None:
@@ -69,9 +63,8 @@ ROWS = 4
 """Most rows of a proof."""
 MOST_STEPS, SHARE = 2.0, 0.01
 """What it may cost: so many steps, or this share of a run that is shorter."""
-ORDER = ("fused_layers", "cls_only_last_layer", "padding_free", "length_buckets", "restrict_vocabulary", "cpu_parts")
+ORDER = ("fused_layers", "cls_only_last_layer", "padding_free", "length_buckets", "restrict_vocabulary")
 """In which speed-ups are taken off to find the one that differs: those that reach deepest into the model first."""
-NAMES = {"cpu_parts": "cpu_parts (dropout and products for the CPU)"}
 
 Judge = Callable[["Gradients"], "str | None"]
 
@@ -116,7 +109,7 @@ def _take_off(state: TrainState, name: str, reason: str) -> None:
         state.stop_cutting(reason)
     elif name in state.strategies.parts:
         state.strategies.drop(name)
-        state.notes.append(f"{NAMES.get(name, name)} is off: {reason}")
+        state.notes.append(f"{name} is off: {reason}")
 
 
 def _disproved(state: TrainState, batch: Batch, *, without: set[str]) -> dict[str, str]:

@@ -55,10 +55,7 @@ class PaddingFree(_Undoable):
         hand_over = _hand_over_means if pools_mean(self._model) else _hand_over_first_tokens
         hooks = [stack.register_forward_hook(hand_over, with_kwargs=True)]
         if stack is self._anatomy.bare:
-            from tunesmith.speedups.modern_cpu import quicken_modern
-
             hooks.append(stack.register_forward_pre_hook(_without_masks, with_kwargs=True))
-            self._undo += quicken_modern(self._anatomy)
         self._undo += [use_registered_attention(self._model), *(hook.remove for hook in hooks)]
 
 

@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from tunesmith.speedups.attention import attend_by_row
-from tunesmith.speedups.cpu_speed import draw_keep_mask, kept_scale
-from tunesmith.speedups.packed_cpu import attend_on_cpu
+from tunesmith.speedups.packed_cpu import attend_on_cpu, draw_keep_mask
 from tunesmith.speedups.packing import Layout
 
 
@@ -49,8 +48,8 @@ def _weigh(scores: torch.Tensor, v: torch.Tensor, inside: torch.Tensor | None, d
     if inside is not None:
         scores = scores.masked_fill(~inside[:, None, None, :], torch.finfo(scores.dtype).min)
     weights = torch.softmax(scores, -1)
-    if drop > 0 and weights.device.type == "cpu" and weights.dtype == torch.float32:
-        weights = weights * draw_keep_mask(weights.numel(), drop).mul_(kept_scale(drop)).view_as(weights)
+    if drop > 0 and weights.device.type == "cpu":
+        weights = weights * draw_keep_mask(weights, drop)
     elif drop > 0:
         weights = functional.dropout(weights, drop)
     return weights.to(v.dtype) @ v

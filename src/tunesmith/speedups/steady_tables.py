@@ -1,7 +1,8 @@
-"""Gradients of embedding tables that are summed in one order on a GPU, so that a step has one result.
+"""Gradients on a GPU that are summed in one order, so that two equal steps are bit-identical.
 
-From 2.11 on torch adds the gradient of a table with atomics where few of its rows occur often (token types), from 3,073 ids in a
-batch on, unless deterministic algorithms are asked for: two equal runs of 64 rows a step had other last bits after five steps.
+Embeddings: torch adds the gradient with atomics if few rows occur often (token types), beginning with 3,073 ids in a batch.
+Packed attention: flash and memory-efficient kernels add the gradient of the queries with atomics, one addition per block of
+keys. Both have a deterministic algorithm, which is switched on for these nodes only. `full_determinism` covers everything else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import torch
 from torch import nn
 
 from tunesmith.models.families import is_compiled
-from tunesmith.speedups.cpu_speed import ClassSwap
 
 
 class SteadyEmbedding(nn.Embedding):
@@ -26,9 +26,25 @@ class SteadyEmbedding(nn.Embedding):
         return look_up(self.weight, input, self.padding_idx)
 
 
-def enable_steady_tables(model: nn.Module) -> ClassSwap:
-    """Plain tables of the model get the gradient of `look_up`; `disable` leaves the model as it was."""
-    return ClassSwap(model, {} if is_compiled(model) else {nn.Embedding: SteadyEmbedding})
+class SteadyTables:
+    """The embeddings of one model with a deterministic gradient. `disable` leaves the model as it was."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._swapped: list[nn.Module] = []
+        self.enable()
+
+    def enable(self) -> None:
+        """Swap the class of every plain `nn.Embedding`."""
+        if not is_compiled(self._model):
+            self._swapped = [module for module in self._model.modules() if type(module) is nn.Embedding]
+        for module in self._swapped:
+            module.__class__ = SteadyEmbedding
+
+    def disable(self) -> None:
+        """Give every module its own class back."""
+        while self._swapped:
+            self._swapped.pop().__class__ = nn.Embedding
 
 
 def look_up(table: torch.Tensor, ids: torch.Tensor, padding: int | None) -> torch.Tensor:
@@ -65,3 +81,55 @@ def deterministic(*, strict: bool = False) -> Iterator[None]:
     finally:
         torch._C._set_deterministic_algorithms(was[0], warn_only=was[1])
         torch._C._set_deterministic_fill_uninitialized_memory(filled)
+
+
+class _Order:
+    """Deterministic algorithms while the backward pass of an attention runs, in whichever thread."""
+
+    def __init__(self) -> None:
+        self._held: Any = None
+
+    def begin(self, _: Any) -> None:
+        """Before the node."""
+        self.settle()
+        self._held = deterministic(strict=True)
+        self._held.__enter__()
+
+    def settle(self, *_: Any) -> None:
+        """After the node, or after a backward pass that was interrupted inside it."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.__exit__(None, None, None)
+
+
+_order = _Order()
+
+
+_NODES = ("FlashAttentionBackward", "EfficientAttentionBackward")
+
+
+def order_gradient(out: torch.Tensor) -> torch.Tensor:
+    """The output of an attention; the backward pass of its kernel adds in one order."""
+    node = kernel_node(out.grad_fn) if out.is_cuda else None
+    if node is not None:
+        node.register_prehook(_order.begin)
+        node.register_hook(_order.settle)
+    return out
+
+
+def kernel_node(node: Any, depth: int = 4) -> Any:
+    """The autograd node of a kernel with atomics; torch may cut off padding or cast behind it. None if there is none."""
+    if node is None or depth == 0:
+        return None
+    if any(name in node.name() for name in _NODES):
+        return node
+    return next((found for following, _ in node.next_functions if (found := kernel_node(following, depth - 1))), None)
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """Switch deterministic algorithms off again if a backward pass is interrupted (out of memory)."""
+    try:
+        yield
+    finally:
+        _order.settle()

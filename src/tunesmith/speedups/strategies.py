@@ -14,14 +14,14 @@ from tunesmith.data.batches import Collate, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.models.families import anatomy_of, hook_tables, is_watched, why_not
-from tunesmith.speedups.cpu_speed import enable_cpu_speed
+from tunesmith.models.load import compute_row
 from tunesmith.speedups.graphs import StepGraphs
 from tunesmith.speedups.in_force import CAPTURED, Strategies
 from tunesmith.speedups.packing import FILLER, Packing, bucketed, why_not_captured
 from tunesmith.speedups.padding_free import enable_first_token_only, enable_padding_free, why_not_first_token
-from tunesmith.speedups.steady_tables import enable_steady_tables
+from tunesmith.speedups.steady_tables import SteadyTables
 from tunesmith.speedups.vocabulary import VocabularyCut, why_not_restricted
-from tunesmith.training.distributed import Precision
+from tunesmith.training.distributed import Precision, Runtime
 
 if TYPE_CHECKING:
     from tunesmith.speedups.fused_stack import FusedStack
@@ -75,16 +75,10 @@ def choose_strategies(
     if rows is not None and _wanted("restrict_vocabulary", restrict_vocabulary, whole, notes):
         applied["restrict_vocabulary"] = cut = VocabularyCut.apply(model, _ids_of_batches(model, rows, padding))
         on.append(f"vocabulary of {len(cut.ids)} of {cut.size} tokens")
-    applied |= _parts_of_device(model, device)
+    if packed and device.type == "cuda":
+        applied["steady_tables"] = SteadyTables(model)
     told = _worth_telling(notes, device)
     return Strategies(model, padding, shaped, collate, cut, tuple(on), told, applied, CHECKS, graphs, fused)
-
-
-def _parts_of_device(model: nn.Module, device: torch.device) -> dict[str, Any]:
-    """What needs no knowledge of the model: quicker parts on a CPU, sums in one order on a GPU."""
-    if device.type == "cpu":
-        return {"cpu_parts": enable_cpu_speed(model)}
-    return {"steady_tables": enable_steady_tables(model)} if device.type == "cuda" else {}
 
 
 def _why_padded(padding: Padding) -> str | None:
@@ -125,10 +119,8 @@ def _ids_of_batches(model: nn.Module, rows: TokenRows, padding: Padding) -> npt.
 
 
 def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, packed: bool) -> str | None:
-    if device.type == "cpu":
-        return _no_fusing_here(model, precision, packed)
     if device.type != "cuda":
-        return "they are for a GPU or a CPU"
+        return "they are for a GPU"
     if any(p.device.type != "cuda" for p in model.parameters()):
         return "the model is not on the GPU yet"
     if precision not in HALF:
@@ -138,14 +130,6 @@ def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, pac
     return _why_not_fused(model) or (None if packed else "rows are padded")
 
 
-def _no_fusing_here(model: nn.Module, precision: Precision, packed: bool) -> str | None:
-    if precision != "no":
-        return "on a CPU they are for float32"
-    reason = _why_not_fused(model) or (None if packed else "rows are padded")
-    other = reason is None and (anatomy_of(model).family.relative or anatomy_of(model).stack is anatomy_of(model).bare)
-    return "on a CPU they are for layers of BERT's kind" if other else reason
-
-
 def _why_not_fused(model: nn.Module) -> str | None:
     from tunesmith.speedups.fused_stack import why_not_fused  # fused layers are for a GPU: loaded where there is one
 
@@ -153,10 +137,6 @@ def _why_not_fused(model: nn.Module) -> str | None:
 
 
 def _fuse(model: nn.Module, precision: Precision, *, first_token_only: bool) -> FusedStack:
-    if precision == "no":
-        from tunesmith.speedups.layers_cpu import CpuLayers
-
-        return CpuLayers(model, torch.float32, first_token_only=first_token_only)
     from tunesmith.speedups.fused_modern import fuse_layers
 
     return fuse_layers(model, HALF[precision], first_token_only=first_token_only)
@@ -211,3 +191,15 @@ def _wanted(name: str, wish: Wish, reason: str | None, notes: list[str]) -> bool
         raise ConfigError(f"--{name} on is not possible: {reason}")
     notes.append(f"{name} is off: {reason}")
     return False
+
+
+def why_not_half(model: nn.Module, runtime: Runtime) -> str | None:
+    """Why this model cannot compute in half precision: transformers' DeBERTa (v1) fills masks with float32's smallest number."""
+    if runtime.precision == "no":
+        return None
+    try:
+        with runtime.autocast():
+            compute_row(model)
+    except RuntimeError as error:
+        return f"as this model fails in {runtime.precision} ({str(error).splitlines()[0]})"
+    return None

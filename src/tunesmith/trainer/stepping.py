@@ -120,12 +120,8 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
         trainer_log.warning("the speed-ups (batches without padding and the like) are off: the weights are sharded")
         return None
     runtime, captures = trainer.runtime, _may_capture(trainer)
-    from tunesmith.speedups.launches import is_launch_bound
     from tunesmith.speedups.strategies import choose_strategies  # with all speed-ups
 
-    # Launched one by one, float32 attention of packed rows is more kernels than padding costs.
-    tokens = args.per_device_train_batch_size * float(rows.lengths.mean()) if len(rows) else 0.0
-    launched = not captures and runtime.device.type == "cuda" and runtime.precision == "no"
     chosen = choose_strategies(
         trainer.model,
         None,
@@ -133,7 +129,6 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
         device=runtime.device,
         world=runtime.world,
         precision=runtime.precision,
-        pack_rows="off" if launched and is_launch_bound(trainer.model, tokens) else "auto",
         restrict_vocabulary="off",
         cuda_graphs="auto" if captures else "off",
         longest=int(rows.lengths.max(initial=0)),

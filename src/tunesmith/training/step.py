@@ -17,7 +17,7 @@ from torch import nn
 
 from tunesmith.data.batches import Batch, Window
 from tunesmith.errors import ResourceError
-from tunesmith.speedups.in_step import around_forward, around_passes, decay_unused, free_memory, ready, replayed
+from tunesmith.speedups.in_step import around_passes, decay_unused, free_memory, ready, replayed
 from tunesmith.training.optimizer import (
     Rate,
     apply_update,
@@ -147,7 +147,7 @@ def micro_step(
     objective: Objective | None = None,
 ) -> torch.Tensor:
     """Forward (of the wrapped model, or of one that is given) and backward; returns the share of the window's loss."""
-    with around_forward(state), state.runtime.autocast():
+    with state.runtime.autocast():
         loss_sum, _ = (objective or state.objective).sum(state.wrapped if model is None else model, batch)
     loss = loss_sum * factor
     torch.autograd.backward(loss if state.loss_scale is None else loss * state.loss_scale.scale)

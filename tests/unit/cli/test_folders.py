@@ -17,7 +17,7 @@ from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.events import Note, StepDone
 from tunesmith.inference.tables import read_predictions
-from tunesmith.pipeline.from_config import free_folder
+from tunesmith.pipeline.identity import free_folder
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
 
@@ -167,7 +167,7 @@ def back() -> Iterator[None]:
     os.chdir(here)
 
 
-@pytest.mark.parametrize("verb", ["report", "curves", "diagnose", "doctor", "resume"])
+@pytest.mark.parametrize("verb", ["report", "doctor", "resume"])
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
 def test_a_journal_that_is_no_file_is_an_error_of_every_command(
     verb: str, kind: str, ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -178,7 +178,7 @@ def test_a_journal_that_is_no_file_is_an_error_of_every_command(
 
 
 @pytest.mark.parametrize(
-    ("verb", "name"), [("curves", "curves.png"), ("curves", "curves.svg"), ("report", "report.html")]
+    ("verb", "name"), [("report", "curves.png"), ("report", "curves.svg"), ("report", "report.html")]
 )
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_pictures_and_reports_replace_only_plain_files(
@@ -197,7 +197,6 @@ def test_planted_temporary_names_are_not_followed(ended: Path, tmp_path: Path) -
     for name in (".report.html.tmp", f".tmp-report.html-{os.getpid()}", f".tmp-curves.png-{os.getpid()}"):
         (ended / name).symlink_to(tmp_path / "mine.txt")
     assert main(["report", str(ended)]) == 0
-    assert main(["curves", str(ended)]) == 0
     assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
@@ -250,7 +249,7 @@ def test_a_finished_run_without_its_checkpoints_is_not_written_over(
     before = tree(ended)
     code, told = command(ended, "--learning_rate", "3e-3")
     assert (code, tree(ended)) == (5, before), told
-    assert "of another config" in told
+    assert "of a different config" in told
 
 
 def test_a_journal_that_is_gone_is_told_on_resume(stopped: Path, command: Command) -> None:
@@ -266,7 +265,7 @@ def test_a_journal_that_is_gone_is_told_on_resume(stopped: Path, command: Comman
 def test_resuming_where_no_checkpoint_is_is_an_error(tmp_path: Path, command: Command) -> None:
     code, told = command(tmp_path / "run", "--resume_from_checkpoint", "true")
     assert code == 5
-    assert "holds no checkpoint to resume from" in told
+    assert "contains no checkpoint to resume from" in told
     assert not (tmp_path / "run").exists()
 
 
@@ -299,14 +298,8 @@ def test_a_folder_name_that_cannot_be_used_is_a_named_error(name: str, tmp_path:
     assert "unexpected" not in told
 
 
-def test_outputs_that_were_not_named_replace_nothing(
-    lab: Path, ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_free_folder_skips_folders_in_use(ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("curves.svg").write_text("mine")
-    assert main(["curves", "run", str(lab / "ended"), "--no_sketch"]) == 2
-    assert "curves.svg: exists already. Use -o" in capsys.readouterr().err
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["curves.svg", "run"]
     Path("runs/demo").mkdir(parents=True)
     Path("runs/demo/mine.txt").write_text("mine")
     assert free_folder(Path("runs/demo")) == Path("runs/demo-2")
@@ -321,7 +314,7 @@ def test_predictions_do_not_replace_a_file_of_a_run(name: str, ended: Path, lab:
     assert (ended / name).read_bytes() == before
 
 
-@pytest.mark.parametrize("verb", ["report", "curves", "predict"])
+@pytest.mark.parametrize("verb", ["report", "predict"])
 def test_an_output_below_a_file_is_a_named_error(
     verb: str, ended: Path, lab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ from tiny_model import save_tiny_bert, sentences
 from tunesmith.data.tokenize import LEAST_ROWS, PIECE_ROWS, ChunkEncoder, make_token_encoder
 from tunesmith.errors import DataError, WorkerError
 from tunesmith.inference.predictor import Predictor, chunks_of
-from tunesmith.models.resolve import load_tokenizer
+from tunesmith.models.files import load_tokenizer
 
 ROWS = LEAST_ROWS + PIECE_ROWS // 2
 

@@ -28,7 +28,7 @@ from tunesmith.errors import CheckpointError, ConfigError, NumericsError, Resour
 from tunesmith.inference import export
 from tunesmith.inference.export import EvidenceRows, Tolerance, check_quantized, export_model_to, rows_of_run
 from tunesmith.inference.predictor import Predictor
-from tunesmith.pipeline.from_config import finetune
+from tunesmith.pipeline.train import finetune
 from tunesmith.runs.folder import RunDir
 
 TEXTS = [text for text, _ in sentences(40, 7)]

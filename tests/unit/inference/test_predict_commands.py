@@ -12,7 +12,7 @@ from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.load import load_config
 from tunesmith.inference.tables import escape_formula, read_predictions, unescape_formula
-from tunesmith.pipeline.from_config import finetune
+from tunesmith.pipeline.train import finetune
 
 NASTY = ["=1+1", "+x", "-x", "@x", "'=x", "''-x", "a,b", 'say "x"', "two\nlines", "'plain", "x"]
 

@@ -14,9 +14,8 @@ from tiny_model import save_tiny_bert, write_csv
 from tunesmith.cli.main import main
 from tunesmith.errors import ConfigError, TunesmithError
 from tunesmith.labels import LabelMap
+from tunesmith.models.files import load_tokenizer, read_config_file
 from tunesmith.models.load import load_model
-from tunesmith.models.model_files import read_config_file
-from tunesmith.models.resolve import load_tokenizer
 
 LABELS = LabelMap.for_classes(("bad", "good"))
 

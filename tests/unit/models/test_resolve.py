@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from tunesmith.errors import ConfigError, ResourceError
-from tunesmith.models import resolve
-from tunesmith.models.resolve import EMBEDDED_SHA256, find_embedded, load_tokenizer, position_limit, resolve_model
+from tunesmith.models import files
+from tunesmith.models.files import EMBEDDED_SHA256, find_embedded, load_tokenizer, position_limit, resolve_model
 
 VOCABULARY = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n##s\n"
 SAFETENSORS = struct.pack("<Q", 2) + b"{}"
@@ -52,19 +52,19 @@ def test_the_default_is_the_embedded_model_and_its_weights_are_checked(monkeypat
     assert (found / "model.safetensors").is_file()
     for name in (None, "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"):
         assert resolve_model(name) == found
-    monkeypatch.setattr(resolve, "EMBEDDED_SHA256", "0" * 64)
+    monkeypatch.setattr(files, "EMBEDDED_SHA256", "0" * 64)
     with pytest.raises(ConfigError, match=f"sha256 {EMBEDDED_SHA256[:12]}, expected 000000000000.*--force-reinstall"):
         find_embedded()
 
 
 def test_without_its_package_the_default_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolve, "find_spec", lambda _: None)
+    monkeypatch.setattr(files, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"is not installed\. Run: pip install 'tunesmith\[demo\]'"):
         resolve_model(None)
 
 
 def test_a_truncated_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(resolve, "find_spec", lambda _: SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
+    monkeypatch.setattr(files, "find_spec", lambda _: SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
     with pytest.raises(ResourceError, match=r"model/model.safetensors: cannot be read \(No such file"):
         find_embedded()
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tiny_model import save_tiny_bert, sentences, write_csv
-from tunesmith.pipeline.from_config import RunResult, Watch, finetune
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import RunResult, Watch
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 
 from tunesmith.config.schema import Recipe, RunConfig
 from tunesmith.labels import Task
-from tunesmith.pipeline.deciding import FEWEST_STEPS, RunFacts, decide
+from tunesmith.pipeline.recipe import FEWEST_STEPS, RunFacts, decide
 
 FACTS = RunFacts("bert", 384, 6, 2000, 2, Task.BINARY, pooling="mean", why="best", no_head=None)
 

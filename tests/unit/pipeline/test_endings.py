@@ -13,7 +13,7 @@ from torch.optim import adam
 from tiny_model import sentences, write_csv
 from tunesmith.data.cache import read_prediction_columns
 from tunesmith.errors import ResourceError
-from tunesmith.pipeline import finish
+from tunesmith.pipeline import results
 from tunesmith.pipeline.watch import RunEnding
 
 
@@ -59,33 +59,6 @@ def test_a_row_of_exactly_the_longest_length_is_not_called_cut(train: Any, tmp_p
     assert (cut[exact], cut[longer]) == (False, True)
 
 
-def test_the_journal_is_parsed_and_diagnosed_once_at_the_end_of_a_run(
-    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tunesmith.report import diagnosis
-    from tunesmith.runs import curves, event_log
-
-    calls: dict[str, int] = {}
-
-    def count(module: Any, name: str) -> None:
-        real = getattr(module, name)
-
-        def counted(*args: Any, **options: Any) -> Any:
-            calls[name] = calls.get(name, 0) + 1
-            return real(*args, **options)
-
-        monkeypatch.setattr(module, name, counted)
-
-    count(curves, "read_columns")
-    count(curves, "build_curves")
-    count(diagnosis, "judge_reading")
-    count(event_log, "read_bytes")
-    result, _ = train(**files(tmp_path), max_steps=2)
-    assert result.run.report_file.is_file()
-    assert result.run.curves_png.is_file()
-    assert calls == {"read_columns": 1, "build_curves": 1, "judge_reading": 1, "read_bytes": 1}
-
-
 @pytest.mark.parametrize("how", ["whole", "resumed", "changed"])
 def test_the_best_evaluation_is_computed_again_for_the_scores_only_where_it_is_not_known(
     train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -98,8 +71,8 @@ def test_the_best_evaluation_is_computed_again_for_the_scores_only_where_it_is_n
     whole, _ = train(**options, output_dir=tmp_path / "whole")
     assert whole.best_step in (1, 2), "before the step that fails below"
     calls: list[int] = []
-    real = finish.predict_rows
-    monkeypatch.setattr(finish, "predict_rows", lambda *args, **named: (calls.append(1), real(*args, **named))[1])
+    real = results.predict_rows
+    monkeypatch.setattr(results, "predict_rows", lambda *args, **named: (calls.append(1), real(*args, **named))[1])
     if how == "resumed":
         fail_in_step_3(train, options, monkeypatch)
     change = RunEnding(change=lambda model: model.classifier.weight.data.zero_()) if how == "changed" else None

@@ -13,7 +13,8 @@ import yaml
 from tiny_model import sentences
 from tunesmith.errors import ResourceError
 from tunesmith.events import Event, StepDone
-from tunesmith.pipeline.from_config import RunResult, Watch, finetune
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import RunResult, Watch
 
 ROWS = [{"text": t, "label": "good" if good else "bad"} for t, good in sentences(40)]
 

@@ -8,8 +8,8 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from tunesmith.labels import Task
-from tunesmith.pipeline import linear_fit
-from tunesmith.pipeline.linear_fit import PENALTY, fit_linear, fit_logistic
+from tunesmith.pipeline import probe
+from tunesmith.pipeline.probe import PENALTY, fit_linear, fit_logistic
 
 
 def clusters(rows: int, width: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +23,7 @@ def clusters(rows: int, width: int, classes: int, seed: int = 0) -> tuple[torch.
 def test_left_out_values_are_those_of_a_model_fitted_without_the_row(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear_fit, "PENALTIES", (0.1,))
+    monkeypatch.setattr(probe, "PENALTIES", (0.1,))
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(40, width)), rng.normal(size=40)
     fit = fit_linear(torch.from_numpy(x), torch.from_numpy(y), Task.REGRESSION, 1)

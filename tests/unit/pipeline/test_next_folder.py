@@ -9,7 +9,9 @@ import pytest
 
 from tiny_model import sentences, write_csv
 from tunesmith.errors import CheckpointError
-from tunesmith.pipeline.from_config import Watch, choose_folder, finetune
+from tunesmith.pipeline.identity import choose_folder
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import Watch
 
 
 def test_a_second_try_with_another_setting_gets_the_next_folder(
@@ -34,11 +36,11 @@ def test_a_second_try_with_another_setting_gets_the_next_folder(
     scores = json.loads(Path("runs/tickets-tiny/metrics.json").read_text())["validation"]
     assert (scores["f1"]["of"], scores["accuracy"].get("of")) == ("rare", None)
     assert train(learning_rate=1e-3) == Path("runs/tickets-tiny-2")
-    assert "this one goes to runs/tickets-tiny-2" in " ".join(said)
-    monkeypatch.setattr("tunesmith.pipeline.from_config.read_run_data", None)  # nothing is read before the refusal
-    with pytest.raises(CheckpointError, match="holds a finished run of this very config"):
+    assert "this run is written to runs/tickets-tiny-2" in " ".join(said)
+    monkeypatch.setattr("tunesmith.pipeline.train.read_run_data", None)  # nothing is read before the refusal
+    with pytest.raises(CheckpointError, match="contains a finished run of this config"):
         train()
-    with pytest.raises(CheckpointError, match="holds a finished run of another config"):
+    with pytest.raises(CheckpointError, match="contains a finished run of a different config"):
         train(output_dir="runs/tickets-tiny", seed=7)
 
 

@@ -17,8 +17,8 @@ from tunesmith.config.schema import RunConfig, list_options
 from tunesmith.data.batches import Padding
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Evaluated, RunEnded, StepDone
-from tunesmith.pipeline import planning
-from tunesmith.pipeline.planning import say_model
+from tunesmith.pipeline import prepare
+from tunesmith.pipeline.prepare import say_model
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.manifest import read_manifest
 from tunesmith.speedups.in_force import Strategies
@@ -70,7 +70,7 @@ def test_the_order_that_was_chosen_belongs_to_the_run(train: Any, tmp_path: Path
     result, _ = train(**options, max_steps=2, output_dir=tmp_path / "run")
     stored = read_manifest(next(result.run.path.glob("**/checkpoint-*2")))["config"]
     assert stored["train_sampling_strategy"] == "group_by_length"
-    for order, what in ({}, "this very config"), ({"train_sampling_strategy": "random"}, "another config"):
+    for order, what in ({}, "this config"), ({"train_sampling_strategy": "random"}, "a different config"):
         with pytest.raises(CheckpointError, match=f"a finished run of {what}"):
             train(**options, max_steps=2, output_dir=tmp_path / "run", **order)
 
@@ -186,9 +186,9 @@ def test_no_validation_rows_at_all_is_fine_when_asked_for(train: Any) -> None:
 
 def test_a_finished_run_is_not_written_over(train: Any) -> None:
     train(train_data=mood())
-    with pytest.raises(CheckpointError, match="holds a finished run of this very config"):
+    with pytest.raises(CheckpointError, match="contains a finished run of this config"):
         train(train_data=mood())
-    with pytest.raises(CheckpointError, match="holds a finished run of another config"):
+    with pytest.raises(CheckpointError, match="contains a finished run of a different config"):
         train(train_data=mood(), seed=7)
 
 
@@ -238,7 +238,7 @@ def test_an_optimizer_added_to_the_table_trains(train: Any, sgd: str) -> None:
 def test_a_line_tells_when_kernels_are_compiled(
     device: str, kept: bool, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "has_triton", lambda: True)
+    monkeypatch.setattr(prepare, "has_triton", lambda: True)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "kernels"))
     if kept:
         (tmp_path / "kernels" / "one").mkdir(parents=True)

@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import tiny_bert
-from tunesmith.data.batches import Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.labels import LabelMap
-from tunesmith.models.pooling import last_linear
-from tunesmith.pipeline.linear_fit import FrozenFeatures, fit_linear
-from tunesmith.pipeline.pairs import PairReadings, PairTexts, compare_sides, make_pairs, read_alone, start_with_pairs
-from tunesmith.training.distributed import make_runtime
+from tunesmith.pipeline.pair_warmup import PairReadings, PairTexts, compare_sides, make_pairs, read_alone
+from tunesmith.pipeline.probe import FrozenFeatures, fit_linear
 
 LABELS = LabelMap.for_classes(["other", "same"])
 
@@ -85,7 +81,7 @@ def test_texts_read_alone_are_used_where_they_explain_the_labels_beyond_doubt() 
     found, why = read_alone(rows, seen, LABELS, reader(known=True), blind)
     assert found is not None
     assert len(found.vectors[0]) == len(found.texts.sides[0]) == 300
-    assert why.startswith("R2 of left-out rows 0.")
+    assert why.startswith("R2 of held-out examples 0.")
     assert read_alone(rows, seen, LABELS, reader(known=False), blind)[0] is None
     assert read_alone(rows, seen, LABELS, reader(known=False), None)[0] is not None, "asked for"
     knowing = fit_linear(
@@ -114,23 +110,3 @@ def test_the_labels_of_pairs_are_what_two_readings_say_of_them() -> None:
     assert np.corrcoef(cosine, made.labels[:, -1])[0, 1] > 0.999
     assert np.array_equal(make_pairs(found, 200, seed=4).labels, made.labels)
     assert not np.array_equal(make_pairs(found, 200, seed=5).labels, made.labels)
-
-
-def test_the_start_trains_the_encoder_and_leaves_the_last_layer_as_it_was() -> None:
-    model, before = tiny_bert(), tiny_bert()
-    done: list[tuple[int, int]] = []
-    start_with_pairs(
-        model,
-        readings(),
-        Padding(),
-        make_runtime(use_cpu=True),
-        steps=12,
-        learning_rate=1e-3,
-        seed=1,
-        on_step=lambda step, total: done.append((step, total)),
-    )
-    assert done[-1] == (12, 12)
-    assert torch.equal(last_linear(model).weight, last_linear(before).weight)
-    query = "bert.encoder.layer.0.attention.self.query.weight"
-    assert not torch.equal(model.state_dict()[query], before.state_dict()[query])
-    assert {k: v.shape for k, v in model.state_dict().items()} == {k: v.shape for k, v in before.state_dict().items()}

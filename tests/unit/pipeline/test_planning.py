@@ -12,7 +12,7 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.labels import Task
 from tunesmith.metrics.table import make_suite
-from tunesmith.pipeline.planning import make_plan
+from tunesmith.pipeline.prepare import make_plan
 from tunesmith.training.schedule import Plan
 
 

@@ -16,12 +16,11 @@ from tiny_model import sentences, write_csv
 from tunesmith.config.load import load_config
 from tunesmith.errors import ConfigError
 from tunesmith.inference.predictor import Predictor
-from tunesmith.pipeline import settling
-from tunesmith.pipeline.forecast import Forecast
+from tunesmith.pipeline import probe
 from tunesmith.pipeline.inputs import read_run_data
-from tunesmith.pipeline.settling import PAIR_STAGE, pooling_for
-from tunesmith.pipeline.short_run import START_STEPS, measure_run
-from tunesmith.pipeline.watch import Watch
+from tunesmith.pipeline.plan import PAIR_STEPS, Forecast, measure_run
+from tunesmith.pipeline.recipe import pooling_for
+from tunesmith.pipeline.watch import PAIR_STAGE, Watch
 
 
 def mood(count: int) -> list[dict[str, Any]]:
@@ -46,7 +45,7 @@ def test_a_run_says_what_it_decided_and_its_folder_keeps_it(told: Any) -> None:
     assert set(floors) == {"validation", "test"}
     for scores in floors["test"].values():
         assert scores["accuracy"]["n"] == 30
-    assert any(line.startswith("Floor: frozen features + linear head, test accuracy") for line in said)
+    assert any(line.startswith("Baseline: frozen features + linear head, test accuracy") for line in said)
 
 
 def test_the_mean_model_of_a_run_loads_without_our_code_and_gives_our_probabilities(told: Any) -> None:
@@ -66,7 +65,7 @@ def test_hf_is_what_transformers_does(train: Any) -> None:
     config = load_config(result.run.config_file, need_data=False)
     assert (config.learning_rate, config.warmup_steps, config.weight_decay) == (5e-5, 0, 0.0)
     assert (config.pooling, config.head_start, config.num_train_epochs) == ("pooler", "off", 3.0)
-    assert not [line for line in said if line.startswith(("Recipe", "Floor"))]
+    assert not [line for line in said if line.startswith(("Recipe", "Baseline"))]
 
 
 def test_a_resumed_run_decides_nothing_anew(train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +79,7 @@ def test_a_resumed_run_decides_nothing_anew(train: Any, tmp_path: Path, monkeypa
     with pytest.raises(BaseException):  # noqa: B017 - stopped by the signal
         train(**options, output_dir=tmp_path / "run")
     monkeypatch.delenv("TUNESMITH_FAULT")
-    monkeypatch.setattr("tunesmith.pipeline.probing.Prober.look", lambda *_: pytest.fail("the probe ran again"))
+    monkeypatch.setattr("tunesmith.pipeline.recipe.linear_probe", lambda *_: pytest.fail("the probe ran again"))
     result, said = train(**options, output_dir=tmp_path / "run")
     assert result.steps == 4
     assert [line for line in said if line.startswith("Recipe: pooling")]
@@ -134,9 +133,10 @@ def test_a_head_fitted_to_what_the_probe_has_read_is_that_of_the_rows_read_again
         for name in ("once", "again")
     )
     with monkeypatch.context() as reading:
-        reading.setattr(settling, "what_head_reads", None)  # it would fail
+        reading.setattr(probe, "_inputs_of_head", None)  # it would fail
         train(train_data=mood(80), **once)
-    monkeypatch.setattr(settling, "reads_linearly", lambda model, pooling: False)
+    monkeypatch.setattr("tunesmith.pipeline.recipe.reads_linearly", lambda model, pooling: False)
+    monkeypatch.setattr(probe, "reads_linearly", lambda model, pooling: False)
     train(train_data=mood(80), **again, head_start="on")
     ours, theirs = (
         AutoModelForSequenceClassification.from_pretrained(tmp_path / name / "model").classifier.weight.detach().numpy()
@@ -164,13 +164,13 @@ def pairs(count: int, *, told: bool = True) -> list[dict[str, Any]]:
 
 
 def test_pairs_start_from_separate_readings_where_those_say_more(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tunesmith.pipeline.deciding.FEWEST_PAIR_STEPS", 8)
-    monkeypatch.setattr("tunesmith.pipeline.deciding.MOST_PAIR_STEPS", 8)
-    monkeypatch.setattr("tunesmith.pipeline.deciding.MOST_EPOCHS", 1.0)
-    monkeypatch.setattr("tunesmith.pipeline.deciding.FEW_ROWS_EPOCHS", 1.0)
-    monkeypatch.setattr("tunesmith.pipeline.deciding.USUAL_EPOCHS", 1.0)
+    monkeypatch.setattr("tunesmith.pipeline.recipe.FEWEST_PAIR_STEPS", 8)
+    monkeypatch.setattr("tunesmith.pipeline.recipe.MOST_PAIR_STEPS", 8)
+    monkeypatch.setattr("tunesmith.pipeline.recipe.MOST_EPOCHS", 1.0)
+    monkeypatch.setattr("tunesmith.pipeline.recipe.FEW_ROWS_EPOCHS", 1.0)
+    monkeypatch.setattr("tunesmith.pipeline.recipe.USUAL_EPOCHS", 1.0)
     result, said = train(train_data=pairs(120), **FEW)
-    assert any(line.startswith("Recipe: pair_start 8: R2 of left-out rows") for line in said)
+    assert any(line.startswith("Recipe: pair_start 8: R2 of held-out examples") for line in said)
     assert load_config(result.run.config_file, need_data=False).pair_start == 8
     text = {"text": "a day", "text_pair": "a day"}
     theirs = pipeline("text-classification", str(result.run.model), top_k=None, device="cpu")(text)
@@ -181,7 +181,7 @@ def test_pairs_start_from_separate_readings_where_those_say_more(train: Any, mon
 @pytest.mark.parametrize(
     ("told", "options", "line"),
     [
-        (False, {}, "pair_start 0: R2 of left-out rows"),
+        (False, {}, "pair_start 0: R2 of held-out examples"),
         (True, {"num_train_epochs": 1.0}, "pair_start 0: the length of the training is given"),
         (True, {"pair_start": 0}, None),
     ],
@@ -189,9 +189,9 @@ def test_pairs_start_from_separate_readings_where_those_say_more(train: Any, mon
 def test_pairs_start_as_they_are_without_evidence_or_by_a_flag(
     train: Any, monkeypatch: pytest.MonkeyPatch, told: bool, options: dict[str, Any], line: str | None
 ) -> None:
-    monkeypatch.setattr("tunesmith.pipeline.deciding.MOST_EPOCHS", 1.0)
-    monkeypatch.setattr("tunesmith.pipeline.deciding.FEW_ROWS_EPOCHS", 1.0)
-    monkeypatch.setattr("tunesmith.pipeline.settling.start_with_pairs", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr("tunesmith.pipeline.recipe.MOST_EPOCHS", 1.0)
+    monkeypatch.setattr("tunesmith.pipeline.recipe.FEW_ROWS_EPOCHS", 1.0)
+    monkeypatch.setattr("tunesmith.pipeline.recipe.warm_up_on_pairs", lambda *_, **__: pytest.fail("it ran"))
     _, said = train(train_data=pairs(120, told=told), **{**FEW, **options})
     lines = [text for text in said if "pair_start" in text]
     assert [text.startswith(f"Recipe: {line}") for text in lines] == ([] if line is None else [True])
@@ -207,7 +207,7 @@ def test_a_run_that_started_with_pairs_resumes_bit_for_bit(
     with pytest.raises(BaseException):  # noqa: B017 - stopped by the signal
         train(**options, output_dir=tmp_path / "run")
     monkeypatch.delenv("TUNESMITH_FAULT")
-    monkeypatch.setattr("tunesmith.pipeline.settling.start_with_pairs", lambda *_, **__: pytest.fail("a second time"))
+    monkeypatch.setattr("tunesmith.pipeline.recipe.warm_up_on_pairs", lambda *_, **__: pytest.fail("a second time"))
     again, _ = train(**options, output_dir=tmp_path / "run")
     weights = [(r.run.model / "model.safetensors").read_bytes() for r in (whole, again)]
     assert weights[0] == weights[1]
@@ -232,6 +232,6 @@ def test_a_plan_takes_few_steps_of_a_start_and_forecasts_the_others(tiny: Path, 
     without, begun = measure(pair_start=0), time.time()
     found, spent = measure(pair_start=4000), time.time() - begun
     steps = [told for told in shown if told[0] == PAIR_STAGE]
-    assert steps[-1] == (PAIR_STAGE, START_STEPS, 4000)
+    assert steps[-1] == (PAIR_STAGE, PAIR_STEPS, 4000)
     assert found.steps == without.steps
     assert found.start_seconds > spent, "the steps of the start that were not taken are counted"

@@ -16,8 +16,9 @@ from tunesmith.config.load import load_config
 from tunesmith.data.cache import read_prediction_columns
 from tunesmith.errors import ConfigError
 from tunesmith.metrics.calibration import MovedThresholds
-from tunesmith.pipeline.from_config import Watch, finetune
-from tunesmith.pipeline.repeats import each_run, run_repeats
+from tunesmith.pipeline.folds import each_run, run_repeats
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import Watch
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_thresholds_of_folds_are_fitted_to_all_held_out_rows(config: Any, monkey
         seen.append(len(gold))
         return MovedThresholds((0.9, 0.1), "f1", 0.1, 0.9, 0.05, len(gold), np.ones(len(gold), dtype=np.int64))
 
-    monkeypatch.setattr("tunesmith.pipeline.repeats.fit_thresholds", fit)
+    monkeypatch.setattr("tunesmith.pipeline.folds.fit_thresholds", fit)
     said: list[str] = []
     found = run_repeats(replace(config, move_thresholds=True), Watch(say=said.append))
     assert seen == [45]

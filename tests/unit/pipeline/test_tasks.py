@@ -12,7 +12,7 @@ import pytest
 from tiny_model import sentences, write_csv
 from tunesmith.config.load import load_config
 from tunesmith.inference.predictor import Predictor
-from tunesmith.pipeline.from_config import is_complete
+from tunesmith.pipeline.identity import is_finished
 
 
 def mood(count: int = 60) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def test_a_file_becomes_a_run_folder_whose_model_other_tools_load(case: str, tra
     for path in (run.metrics_file, run.report_file, run.card_file, run.curves_png, run.data_summary_file):
         assert path.stat().st_size > 0, path
     assert [p.name for p in run.checkpoints()] == ["checkpoint-4"]
-    assert is_complete(run.path)
+    assert is_finished(run)
     summary = json.loads(run.data_summary_file.read_text())
     assert (summary["task"], tuple(summary["labels"]), tuple(summary["columns"]["text"])) == (task, names, text)
     assert any(note.startswith("No validation data: ") for note in said)
@@ -110,7 +110,7 @@ def test_unlabelled_test_rows_are_predicted_and_not_scored(train: Any, tmp_path:
         train_file=write_csv(tmp_path / "t.csv", rows), test_file=write_csv(tmp_path / "test.csv", test)
     )
     assert set(result.scores) == {"validation"}
-    assert "5 of 5 test rows are unlabelled (-1)." in said
+    assert "5 of 5 test rows are unlabeled (-1)." in said
     import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(result.run.predictions_file).to_pylist()

@@ -15,7 +15,7 @@ from tunesmith.metrics.calibration import MovedThresholds
 
 def test_moved_thresholds_are_stored_once_and_followed(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = MovedThresholds((1 - 1e-9, 1e-9), "f1", 0.1, 0.9, 0.05, 12)
-    monkeypatch.setattr("tunesmith.pipeline.finish.fit_thresholds", lambda *_: moved)
+    monkeypatch.setattr("tunesmith.pipeline.results.fit_thresholds", lambda *_: moved)
     rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(60)]
     result, said = train(train_data=rows, test_data=rows[:20], move_thresholds=True)
     assert moved.line() in said

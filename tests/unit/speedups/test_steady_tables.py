@@ -10,7 +10,7 @@ from torch import nn
 
 from conftest import tiny_bert
 from tunesmith.data.batches import Padding
-from tunesmith.speedups.steady_tables import SteadyEmbedding, deterministic, enable_steady_tables, look_up
+from tunesmith.speedups.steady_tables import SteadyEmbedding, SteadyTables, deterministic, look_up
 from tunesmith.speedups.strategies import choose_strategies
 
 
@@ -24,7 +24,7 @@ def test_rows_and_gradient_are_those_of_torch(padding: int | None, dtype: torch.
     plain = table.weight.grad
     assert plain is not None
     table.weight.grad = None
-    swap = enable_steady_tables(table)
+    swap = SteadyTables(table)
     assert type(table) is SteadyEmbedding
     found = table(ids)
     (found * weights).sum().backward()
@@ -63,15 +63,16 @@ def test_deterministic_algorithms_are_asked_for_while_the_gradient_is_summed(mon
 
 def test_a_table_that_rescales_its_rows_computes_as_torch_does() -> None:
     table = nn.Embedding(3, 2, max_norm=0.5)
-    enable_steady_tables(table)
+    SteadyTables(table)
     assert float(table(torch.tensor([1])).detach().norm()) <= 0.5 + 1e-6
 
 
-def test_every_step_on_a_gpu_has_them_captured_or_not() -> None:
+@pytest.mark.parametrize(("pack_rows", "kind"), [("auto", SteadyEmbedding), ("off", nn.Embedding)])
+def test_packed_steps_on_a_gpu_have_them(pack_rows: Any, kind: type[nn.Embedding]) -> None:
     model = tiny_bert()
-    off: dict[str, Any] = dict.fromkeys(("pack_rows", "first_token_only", "fused_layers", "cuda_graphs"), "off")
-    chosen = choose_strategies(model, None, Padding(), device=torch.device("cuda"), **off)
+    off: dict[str, Any] = dict.fromkeys(("first_token_only", "fused_layers", "cuda_graphs"), "off")
+    chosen = choose_strategies(model, None, Padding(), device=torch.device("cuda"), pack_rows=pack_rows, **off)
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    assert {type(table) for table in tables} == {SteadyEmbedding}
+    assert {type(table) for table in tables} == {kind}
     chosen.disable()
     assert {type(table) for table in tables} == {nn.Embedding}
