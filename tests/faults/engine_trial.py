@@ -25,7 +25,7 @@ from tunesmith.labels import Task
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.lock import RunLock
 from tunesmith.runs.writing import write_file
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.checkpoint import Identity, contiguous, load_weights, require_finite
 from tunesmith.training.distributed import RankRoster, make_runtime
 from tunesmith.training.evaluation import TaskLoss, predict_rows

@@ -28,7 +28,7 @@ from tunesmith.report.plots import curve_pictures, write_curves
 from tunesmith.report.render import write_report
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.writing import replacing, write_file
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.checkpoint import contiguous, load_weights, require_finite
 from tunesmith.training.evaluation import Predictions, predict_rows
 

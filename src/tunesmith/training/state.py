@@ -20,8 +20,7 @@ from torch.optim import Optimizer
 
 from tunesmith.data.batches import Batch, Window
 from tunesmith.errors import ConfigError, ResourceError
-from tunesmith.speedups.fingerprint import Fingerprint
-from tunesmith.speedups.graphs import StepGraphs
+from tunesmith.speedups.cuda_graphs import Fingerprint, StepGraphs
 from tunesmith.speedups.in_force import Strategies, strategies_of
 from tunesmith.training.distributed import Runtime
 

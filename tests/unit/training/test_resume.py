@@ -20,7 +20,7 @@ from tunesmith.labels import Task
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.manifest import read_manifest
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.checkpoint import Identity
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss, predict_rows
