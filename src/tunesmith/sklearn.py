@@ -26,9 +26,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
 from tunesmith.config.schema import RunConfig, list_options
-from tunesmith.data.in_memory import columns_table, labelled_table, text_columns_of
-from tunesmith.data.ready_commands import as_called
-from tunesmith.errors import ConfigError, DataError, did_you_mean, name_the_extra, nearest
+from tunesmith.data.in_memory import columns_table, labelled_table, refuse_labels_as_text, text_columns_of
+from tunesmith.errors import ConfigError, did_you_mean, name_the_extra, nearest
 from tunesmith.events import Evaluated, Event, Improved, RunEnded, StepDone
 from tunesmith.files import read_json
 from tunesmith.inference.predictor import Predictor
@@ -73,28 +72,12 @@ def finetune_data(
     rows = train_data if data is None else data
     try:
         if labels is not None:
-            _refuse_target_in_texts(text_columns_of(rows), list(labels))
             rows = labelled_table(rows, labels)
         tables = {"train_data": rows, "validation_data": validation_data, "test_data": test_data}
         return _train(config, watch, **tables, **options)
     except ModuleNotFoundError as error:
         name_the_extra(error, "finetune")
         raise
-    except DataError as error:
-        fix = None if error.fix is None else as_called(error.fix, in_memory=rows is not None)
-        if fix == error.fix:
-            raise
-        raise DataError(error.problem, where=error.where, fix=fix) from None
-
-
-def _refuse_target_in_texts(columns: dict[str, list[str]], target: list[Any]) -> None:
-    """Raise a ValueError if a text column is a copy of the target."""
-    wanted = [str(value) for value in target]
-    for name, values in columns.items():
-        if [str(value) for value in values] == wanted:
-            raise ValueError(
-                f"the text column {name!r} is equal to the target. Remove it: the model would learn to copy it"
-            )
 
 
 def _train(config: RunConfig | None, watch: Watch | None, **given: Any) -> RunResult:
@@ -418,7 +401,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"Found input variables with inconsistent numbers of samples: {[rows, len(column)]}")
         if rows == 0:
             raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
-        _refuse_target_in_texts(columns, column)
+        refuse_labels_as_text(columns, column)
         table = columns_table({f"text_{k}": v for k, v in enumerate(columns.values(), 1)} | {"label": column})
         names = tuple(f"text_{k}" for k in range(1, len(columns) + 1))
         folder = (

@@ -261,9 +261,9 @@ def test_cross_validate_in_two_processes_returns_fitted_estimators(settings: dic
 
 def test_column_equal_to_target_is_refused(settings: dict[str, Any]) -> None:
     frame = pd.DataFrame({"text": TEXTS, "label": NAMES})
-    with pytest.raises(ValueError, match="the text column 'label' is equal to the target"):
+    with pytest.raises(ValueError, match="the text column 'label' equals the labels"):
         TextClassifier(**settings).fit(frame, frame["label"])
-    with pytest.raises(ValueError, match="the text column 'label' is equal to the target"):
+    with pytest.raises(ValueError, match="the text column 'label' equals the labels"):
         finetune(frame, frame["label"])
 
 

@@ -171,4 +171,4 @@ def print_next(result: RunResult) -> None:
     print(f"\nrun folder: {result.run.path}   (report.html, curves.png, README.md, model/)\nnext:")
     print(f"  tunesmith predict {folder} --input new.csv --output labelled.csv")
     print(f"  tunesmith evaluate {folder} --test_file labelled.csv")
-    print(f"  tunesmith curves {folder}")
+    print(f"  tunesmith report {folder}")
