@@ -138,7 +138,7 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     from tunesmith.pipeline.probe import LoadedRun
     from tunesmith.pipeline.recipe import choose_recipe
     from tunesmith.pipeline.watch import Watch
-    from tunesmith.speedups.strategies import choose_strategies
+    from tunesmith.speedups.apply import choose_strategies
     from tunesmith.training.evaluation import TaskLoss, predict_rows, resolve_class_weights
     from tunesmith.training.loop import train_events
     from tunesmith.training.optimizer import make_optimizer

@@ -26,8 +26,7 @@ from tunesmith.config.schema import list_options
 from tunesmith.data.read import KINDS
 from tunesmith.metrics import table as metric_table
 from tunesmith.models.families import FAMILIES, why_not
-from tunesmith.speedups.packing import pack
-from tunesmith.speedups.padding_free import enable_padding_free
+from tunesmith.speedups.packing import enable_padding_free, pack
 
 
 @pytest.fixture
