@@ -93,7 +93,7 @@ def make_tries(config: Any, task: Any, rows: Any, folder: Path, home: Path, cloc
     """The tries of `tunesmith.tuning`, with runs by the engine."""
     import torch
 
-    from tunesmith.config.schema import dump_config
+    from tunesmith.config.options import dump_config
     from tunesmith.data.batches import Batches
     from tunesmith.events import SafePoint, StepDone
     from tunesmith.metrics.table import make_suite

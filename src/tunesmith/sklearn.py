@@ -21,7 +21,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.data.in_memory import columns_table, text_columns_of
 from tunesmith.data.ready_commands import as_called
 from tunesmith.errors import ConfigError, DataError, did_you_mean, name_the_extra

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Any
 
-from tunesmith.config.schema import DELIMITER_WORDS
+from tunesmith.config.options import DELIMITER_WORDS
 from tunesmith.data.files import UnreadableText, describe_nul
 from tunesmith.data.ready_commands import rewrite_csv, train_after, train_with, train_with_header
 from tunesmith.data.source import BAD_COLUMN, LINE_COLUMN

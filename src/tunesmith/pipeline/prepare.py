@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.data.audit import require_clean, sort_findings
 from tunesmith.data.batches import Batches, Padding, padding_of
 from tunesmith.data.read import DataBundle
@@ -115,7 +115,6 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
         require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(folder))
         tokens = tokenize_run(config, bundle, tokenizer, stored, watch.progress)
         config, tokenized, length, limit = tokens.config, tokens.splits, tokens.length, tokens.limit
-        _check_rounding(config.pad_to_multiple_of, tokenized, limit)
     findings = audit_tokenized(bundle, tokenizer, tokenized["train"], length=length, limit=limit)
     bundle = add_findings(bundle, findings, say, strict=config.strict_data)
     say_lengths(say, tokenized, length)
@@ -124,7 +123,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     seed_everything(config.seed)
     loaded, runtime, failing = _load(config, data, runtime)
     fixed = length if config.pad_to_max_length else None
-    padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
+    padding = padding_of(tokenizer, fixed_length=fixed)
     rows = {split: part.rows for split, part in tokenized.items()}
     settled = choose_recipe(LoadedRun(config, loaded, bundle, rows, padding, suite, runtime, watch), tokens.decision)
     config = settled.config
@@ -174,17 +173,6 @@ def _load_tokenizer(config: RunConfig, folder: Path) -> Any:
     if config.tokenizer_name is None:
         return load_tokenizer(folder)
     return load_tokenizer(config.tokenizer_name, cache_dir=config.cache_dir, allow_download=config.allow_download)
-
-
-def _check_rounding(multiple: int | None, tokenized: dict[str, Tokenized], limit: int | None) -> None:
-    """Refuses a padding that goes beyond the positions of the model."""
-    longest = max(int(split.rows.lengths.max()) for split in tokenized.values())
-    padded = longest if multiple is None else -(-longest // multiple) * multiple
-    if limit is not None and padded > limit:
-        raise ConfigError(
-            f"pad_to_multiple_of {multiple} pads rows of {longest} tokens to {padded}, and the model takes {limit}",
-            fix="Use a smaller multiple, or a smaller --max_seq_length.",
-        )
 
 
 def _make_suite(config: RunConfig, labels: LabelMap) -> Suite:
@@ -256,13 +244,12 @@ def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, ru
         seed=config.seed if config.data_seed is None else config.data_seed,
         accumulation=config.gradient_accumulation_steps,
         sampling=config.train_sampling_strategy or strategies.best_order(runtime.device),
-        shuffle_window=config.shuffle_window,
         token_budget=config.token_budget,
         drop_last=config.dataloader_drop_last,
         rank=runtime.rank,
         world=runtime.world,
         ahead=config.dataloader_num_workers or (2 if on_gpu else 0),
-        pinned=on_gpu and config.dataloader_pin_memory,
+        pinned=on_gpu,
     )
 
 

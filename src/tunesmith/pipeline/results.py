@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tunesmith.config.schema import dump_value
+from tunesmith.config.options import dump_value
 from tunesmith.events import RowsEvaluated
 from tunesmith.inference.model_folder import describe_model, export_model
 from tunesmith.inference.tables import fill_table, names_of_run, predicted_names, probabilities_of

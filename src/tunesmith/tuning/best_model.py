@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tunesmith.config.convert import read_duration
+from tunesmith.config.validate import read_duration
 from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig, dump_config, to_dict
+from tunesmith.config.options import RunConfig, dump_config, to_dict
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Event, SafePoint
 from tunesmith.pipeline.identity import NOT_COMPARED, choose_folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
 from tunesmith.pipeline.pair_warmup import PAIRS_IN_A_STEP

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tunesmith.config.convert import convert, read_duration
+from tunesmith.config.load import convert
+from tunesmith.config.validate import read_duration
 from tunesmith.config.load import load_config, raise_problems, suggest
-from tunesmith.config.schema import RunConfig, list_options, to_dict
+from tunesmith.config.options import RunConfig, list_options, to_dict
 from tunesmith.errors import CheckpointError, ConfigError, NumericsError, ResourceError, TunesmithError
 from tunesmith.events import Evaluated, Event, RunStarted
 from tunesmith.metrics.table import greater_is_better

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.config.load import load_config
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 from tunesmith.errors import ConfigError, NumericsError
 from tunesmith.events import Evaluated, Event, StepDone
 from tunesmith.files import read_json

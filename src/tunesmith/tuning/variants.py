@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunesmith.config.schema import RunConfig
+from tunesmith.config.options import RunConfig
 
 PUSH = 0.02
 """Of adversarial steps: gained most on the tasks that it was chosen on (docs/research/recipes.md)."""
