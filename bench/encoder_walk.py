@@ -149,7 +149,7 @@ def make_state(model: Any, wish: str) -> tuple[Any, Any, Any]:
     from tunesmith.data.batches import Padding, make_batch
     from tunesmith.data.tokens import TokenRows
     from tunesmith.labels import LabelMap
-    from tunesmith.speedups.strategies import choose_strategies
+    from tunesmith.speedups.apply import choose_strategies
     from tunesmith.training.distributed import make_runtime
     from tunesmith.training.evaluation import TaskLoss
     from tunesmith.training.optimizer import make_optimizer
@@ -176,8 +176,9 @@ def digits(one: Any, other: Any) -> float:
 
 def look_at(kind: str) -> dict[str, Any]:
     """One line of the table."""
-    from tunesmith.speedups.compared import measure
-    from tunesmith.speedups.packing import bucketed, collated, no_host_randomness, why_not_captured
+    from tunesmith.speedups.cuda_graphs import bucketed, no_host_randomness, why_not_captured
+    from tunesmith.speedups.packing import collated
+    from tunesmith.speedups.verify import measure
 
     state, batch, chosen = make_state(tiny(kind), "auto")
     packed = "padding-free" in chosen.on
@@ -228,7 +229,7 @@ def take_steps(kind: str, wishes: dict[str, Any]) -> tuple[list[float], float, A
     from tunesmith.data.tokens import TokenRows
     from tunesmith.events import Note, SafePoint, StepDone
     from tunesmith.labels import Task
-    from tunesmith.speedups.strategies import choose_strategies
+    from tunesmith.speedups.apply import choose_strategies
     from tunesmith.training.distributed import make_runtime
     from tunesmith.training.evaluation import TaskLoss
     from tunesmith.training.loop import train_events

@@ -53,7 +53,7 @@ def our_turns(batch: int, shape: str, epochs: int) -> Turn:
     from tunesmith.data.batches import Batches, Padding
     from tunesmith.events import SafePoint, StepDone
     from tunesmith.labels import LabelMap
-    from tunesmith.speedups.strategies import choose_strategies
+    from tunesmith.speedups.apply import choose_strategies
     from tunesmith.training.distributed import make_runtime
     from tunesmith.training.evaluation import TaskLoss
     from tunesmith.training.loop import train_events

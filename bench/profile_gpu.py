@@ -21,7 +21,7 @@ from families_gpu import SHAPES, make_model
 from token_files import engine_rows
 from tunesmith.data.batches import Batches, Padding, Window
 from tunesmith.labels import LabelMap
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss
 from tunesmith.training.optimizer import make_optimizer

@@ -34,7 +34,7 @@ def train_ours(name: str, seed: int, epochs: float, rows: int | None, sampling: 
     from tunesmith.data.batches import Batches, Padding
     from tunesmith.labels import LabelMap
     from tunesmith.models.load import load_model
-    from tunesmith.speedups.strategies import choose_strategies
+    from tunesmith.speedups.apply import choose_strategies
     from tunesmith.training.distributed import make_runtime
     from tunesmith.training.evaluation import TaskLoss, predict_rows
     from tunesmith.training.loop import train_events

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from tunesmith.speedups.packing import pack
-from tunesmith.speedups.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
+from tunesmith.speedups.first_token import enable_first_token_only
+from tunesmith.speedups.packing import PaddingFree, enable_padding_free, pack
 from tunesmith.speedups.vocabulary import VocabularyCut
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

@@ -19,7 +19,7 @@ from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.events import Improved, StepDone
 from tunesmith.labels import Task
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.distributed import Runtime, make_runtime
 from tunesmith.training.evaluation import TaskLoss, predict_rows
 from tunesmith.training.loop import train_events

@@ -20,8 +20,8 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from tunesmith.errors import ConfigError
-from tunesmith.speedups.packing import pack
-from tunesmith.speedups.padding_free import enable_first_token_only, enable_padding_free, why_not_first_token
+from tunesmith.speedups.first_token import enable_first_token_only, why_not_first_token
+from tunesmith.speedups.packing import enable_padding_free, pack
 
 SHAPES = {"ragged": RAGGED, "one row": (7,), "all of one token": (1, 1, 1), "equal": (6, 6, 6, 6)}
 

@@ -15,7 +15,7 @@ from tunesmith.errors import ConfigError
 from tunesmith.events import StepDone
 from tunesmith.labels import LabelMap
 from tunesmith.models.load import load_model
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss, predict_rows
 from tunesmith.training.loop import train_events

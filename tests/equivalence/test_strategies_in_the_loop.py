@@ -14,7 +14,7 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import Task
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.checkpoint import full_weights
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss, predict_rows

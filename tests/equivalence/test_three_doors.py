@@ -19,7 +19,7 @@ from tunesmith.events import StepDone
 from tunesmith.labels import Task
 from tunesmith.runs.event_log import read_journal
 from tunesmith.runs.folder import RunDir
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss
 from tunesmith.training.optimizer import make_optimizer, set_rate

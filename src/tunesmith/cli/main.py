@@ -15,7 +15,6 @@ from tunesmith import __version__
 from tunesmith.cli.standard_streams import LostOutput, drop, prepare_streams
 from tunesmith.errors import (
     ConfigError,
-    DataError,
     ResourceError,
     StoppedBySignal,
     TunesmithError,
@@ -92,10 +91,6 @@ def main(argv: Sequence[str]) -> int:
 
             traceback.print_exc()
         code, text = explain(error, debug=debug)
-        if isinstance(error, DataError):
-            from tunesmith.data.ready_commands import as_typed
-
-            text = as_typed(text, words)
         try:
             print(f"tunesmith: {text}", file=sys.stderr, flush=True)
         except OSError:  # stderr may be a file on the disk that is full: the exit code must still say why

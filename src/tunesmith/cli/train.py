@@ -114,7 +114,7 @@ def _train_repeats(config: RunConfig) -> int:
 
 def _train_best(config: RunConfig) -> int:
     """Trains many runs within a time budget for one model; prints the runs, then the results of the model."""
-    from tunesmith.tuning.best_model import run_best
+    from tunesmith.tuning.best import run_best
 
     if read_launch().world > 1:
         raise ConfigError("--recipe best trains one run after the other, on one rank", fix="Leave the launcher out.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -111,16 +110,14 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
     return describe
 
 
-def export_model(target: Path, weights: dict[str, Any], rest: Callable[[], tuple[Callable[[Path], None], str]]) -> None:
-    """Write the model folder and publish it with one rename. `rest` returns a writer of the other files, and the model card."""
-    from tunesmith.training.checkpoint import WEIGHTS, write_tensors
+def export_model(target: Path, weights: dict[str, Any], describe: Callable[[Path], None], card: str) -> None:
+    """Publish the model folder in one rename."""
+    from tunesmith.training.checkpoint import WEIGHTS, write_files
 
-    def fill(folder: Path) -> dict[str, Future[str]]:
-        written = write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})
-        describe, card = rest()
+    def fill(folder: Path) -> None:
+        write_files(folder, {WEIGHTS: weights})
         describe(folder)
         write_new(folder / "README.md", card.encode())
-        return {WEIGHTS: written}
 
     size = sum(t.numel() * t.element_size() for t in weights.values())
     write_sealed(target, fill, {"kind": "model"}, bytes_needed=size)

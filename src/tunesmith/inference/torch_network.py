@@ -27,7 +27,7 @@ from tunesmith.inference.model_folder import ModelFacts, read_facts
 from tunesmith.models.files import Seal, load_tokenizer, position_limit, require_segments
 from tunesmith.models.load import load_model, read_model_config
 from tunesmith.runs.manifest import MANIFEST
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.distributed import Precision, Runtime, make_runtime
 from tunesmith.training.evaluation import predict_rows
 

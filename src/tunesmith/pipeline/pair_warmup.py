@@ -37,7 +37,7 @@ from tunesmith.pipeline.probe import (
     targets_of,
 )
 from tunesmith.pipeline.watch import PAIR_STAGE
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.loop import train_events
 from tunesmith.training.optimizer import make_optimizer
 from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for

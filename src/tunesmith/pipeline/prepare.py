@@ -35,8 +35,8 @@ from tunesmith.pipeline.inputs import (
 from tunesmith.pipeline.probe import LoadedRun
 from tunesmith.pipeline.recipe import Settled, choose_recipe
 from tunesmith.pipeline.watch import Say, Watch
+from tunesmith.speedups.apply import choose_strategies, why_not_half
 from tunesmith.speedups.in_force import Strategies
-from tunesmith.speedups.strategies import choose_strategies, why_not_half
 from tunesmith.training.checkpoint import Identity
 from tunesmith.training.distributed import Precision, Runtime, has_bf16, has_triton, make_runtime
 from tunesmith.training.evaluation import TaskLoss, resolve_class_weights

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +28,7 @@ from tunesmith.report.plots import curve_pictures, write_curves
 from tunesmith.report.render import write_report
 from tunesmith.runs.folder import RunDir
 from tunesmith.runs.writing import replacing, write_file
-from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training.aside import Aside, beside_steps, buffered
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.checkpoint import contiguous, load_weights, require_finite
 from tunesmith.training.evaluation import Predictions, predict_rows
 
@@ -250,37 +246,18 @@ def _gold(labels: npt.NDArray[Any] | None, n: int, prepared: Prepared) -> list[A
     return [names[i] if i >= 0 else None for i in labels[:n]]
 
 
-@contextmanager
-def writing_model(run: RunDir, prepared: Prepared) -> Iterator[Callable[[Prepared, str], None]]:
-    """model/ of the run folder, begun by a thread with the weights as they are, while the rows are scored.
+def final_weights(prepared: Prepared) -> dict[str, torch.Tensor]:
+    """Return the weights of the model folder, on the CPU; a NumericsError if one is NaN or infinite."""
+    weights = contiguous(prepared.state.model.state_dict())
+    require_finite(weights, prepared.state.step)
+    return weights
 
-    The function that is given ends it with the card and what the scores decided; without its call nothing is published.
-    """
-    state, runtime, aside = prepared.state, prepared.runtime, Aside()
-    weights = dict(state.model.state_dict())
-    rest: Future[tuple[Callable[[Path], None], str]] = Future()
 
-    def write() -> None:
-        with beside_steps(runtime.device):
-            held = contiguous(weights, partial(buffered, {}))
-        require_finite(held, state.step)
-        export_model(run.model, held, rest.result)
-
-    def finish(decided: Prepared, card: str) -> None:
-        rest.set_result((describe_model(state.model, decided.tokenizer, decided.facts), card))
-        aside.take(wait=True)
-        write_file(run.card_file, card.encode())
-
-    if runtime.is_main:
-        if runtime.device.type == "cuda":
-            torch.cuda.synchronize(runtime.device)
-        aside.start(write)
-    try:
-        yield finish
-    finally:
-        if rest.cancel():
-            with suppress(Exception):
-                aside.take(wait=True)
+def write_model(run: RunDir, prepared: Prepared, weights: dict[str, torch.Tensor], card: str) -> None:
+    """Write model/ and the model card into the run folder."""
+    describe = describe_model(prepared.state.model, prepared.tokenizer, prepared.facts)
+    export_model(run.model, weights, describe, card)
+    write_file(run.card_file, card.encode())
 
 
 def draw_and_explain(run: RunDir) -> list[str]:

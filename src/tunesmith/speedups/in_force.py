@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from tunesmith.data.batches import Batch, Collate, Padding
-from tunesmith.speedups.packing import collated, is_packed, is_too_wide
+from tunesmith.speedups.cuda_graphs import is_too_wide
+from tunesmith.speedups.packing import collated, is_packed
 
 if TYPE_CHECKING:
     from tunesmith.data.tokens import Sampling
-    from tunesmith.speedups.fused_stack import FusedStack
-    from tunesmith.speedups.graphs import StepGraphs
+    from tunesmith.speedups.cuda_graphs import StepGraphs
+    from tunesmith.speedups.fused import FusedStack
     from tunesmith.speedups.vocabulary import VocabularyCut
 
 

@@ -120,7 +120,7 @@ def choose_speed_ups(trainer: Trainer, rows: TokenRows | None, padding: Padding 
         trainer_log.warning("the speed-ups (batches without padding and the like) are off: the weights are sharded")
         return None
     runtime, captures = trainer.runtime, _may_capture(trainer)
-    from tunesmith.speedups.strategies import choose_strategies  # with all speed-ups
+    from tunesmith.speedups.apply import choose_strategies
 
     chosen = choose_strategies(
         trainer.model,

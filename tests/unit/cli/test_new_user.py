@@ -126,6 +126,4 @@ def test_a_wrong_call_gets_one_clear_line_and_the_right_code(case: str, home: Pa
 def test_the_delimiter_that_the_error_names_works(home: Path) -> None:
     done = tunesmith(home, "audit", "semicolons.csv", "--delimiter", "semicolon")
     assert done.returncode in (0, 3), done.stderr
-    problem, _, ready = done.stderr.partition(" && ")
-    assert "delimiter" not in problem
-    assert ready == "" or "--delimiter semicolon" in ready, "the ready command keeps the flag"
+    assert "delimiter" not in done.stderr

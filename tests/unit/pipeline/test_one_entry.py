@@ -21,13 +21,11 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from tiny_model import sentences, write_csv
-from tunesmith.config.options import OPTIMIZERS
-from tunesmith.config.options import list_options
+from tunesmith.config.options import OPTIMIZERS, list_options
 from tunesmith.data.read import KINDS
 from tunesmith.metrics import table as metric_table
 from tunesmith.models.families import FAMILIES, why_not
-from tunesmith.speedups.packing import pack
-from tunesmith.speedups.padding_free import enable_padding_free
+from tunesmith.speedups.packing import enable_padding_free, pack
 
 
 @pytest.fixture

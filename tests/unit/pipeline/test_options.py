@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tiny_model import sentences
-from tunesmith.config.options import OPTIMIZERS
-from tunesmith.config.options import RunConfig, list_options
+from tunesmith.config.options import OPTIMIZERS, RunConfig, list_options
 from tunesmith.data.batches import Padding
 from tunesmith.errors import CheckpointError, ConfigError
 from tunesmith.events import Evaluated, RunEnded, StepDone

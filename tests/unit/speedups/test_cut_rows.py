@@ -14,7 +14,7 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.events import Note
 from tunesmith.labels import Task
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss
 from tunesmith.training.loop import train_events

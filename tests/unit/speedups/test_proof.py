@@ -18,11 +18,11 @@ from tunesmith.data.batches import Batches, Padding
 from tunesmith.data.tokens import TokenRows
 from tunesmith.events import Note, SafePoint, StepDone
 from tunesmith.labels import Task
-from tunesmith.speedups import in_step
-from tunesmith.speedups.compared import nothing_left_behind
-from tunesmith.speedups.fingerprint import Fingerprint
+from tunesmith.speedups import verify
+from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.cuda_graphs import Fingerprint
 from tunesmith.speedups.in_force import Strategies
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.verify import nothing_left_behind
 from tunesmith.training.checkpoint import Identity, load_checkpoint, save_checkpoint
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss
@@ -97,7 +97,7 @@ def test_a_proof_leaves_gradients_hooks_flags_and_attributes_as_they_were() -> N
     weight.grad = torch.full_like(weight, 7.0)
     model.inner.bert.eval()
     before = {n: t.clone() for n, t in model.state_dict().items()}
-    in_step.ready(state, next(batches.windows(0)))
+    verify.ready(state, next(batches.windows(0)))
     assert state.proved is not None
     assert (heard, model.calls, model.seen) == ([], 0, [])
     assert float(weight.grad.mean()) == 7.0
@@ -204,9 +204,9 @@ def test_a_short_run_pays_for_few_rows(steps: int, rows: int) -> None:
     state, batches, _, _ = begin(tiny_bert())
     state.planned_steps = steps
     batch = next(batches.windows(0)).micro_batches[0]
-    chosen = in_step._rows_for(state, batch, passes=2)
+    chosen = verify._rows_for(state, batch, passes=2)
     assert len(chosen) == rows
-    lengths = [len(ids) for ids in in_step.tokens_of(batch)["input_ids"]]
+    lengths = [len(ids) for ids in verify.tokens_of(batch)["input_ids"]]
     assert {max(lengths), min(lengths)} <= {lengths[i] for i in chosen}
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from conftest import tiny_bert
 from tunesmith.data.batches import Padding
-from tunesmith.speedups.steady_tables import SteadyEmbedding, SteadyTables, deterministic, look_up
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.determinism import SteadyEmbedding, SteadyTables, deterministic, look_up
 
 
 @pytest.mark.parametrize("padding", [None, 0, 3])

@@ -18,8 +18,8 @@ from transformers import DataCollatorWithPadding, TrainerCallback
 from conftest import tiny_bert
 from trainer_toys import arguments, arrow, tokenizer
 from tunesmith import Trainer
-from tunesmith.speedups import graphs, strategies
-from tunesmith.speedups.graphs import StepGraphs
+from tunesmith.speedups import apply, cuda_graphs
+from tunesmith.speedups.cuda_graphs import StepGraphs
 from tunesmith.trainer import stepping
 
 
@@ -42,7 +42,7 @@ class Emulated(StepGraphs):
         return super().run(batches, *given)
 
     def _capture(self, batches: Any, body: Any) -> Any:
-        fixed = [graphs._place(batch, self._device) for batch in batches]
+        fixed = [cuda_graphs._place(batch, self._device) for batch in batches]
         numbers, outer = torch.zeros(3), self
 
         class Graph:
@@ -50,7 +50,7 @@ class Emulated(StepGraphs):
                 outer.replays += 1
                 numbers.copy_(body(outer.given, outer._rate, outer._factor))
 
-        return graphs._Captured(Graph(), fixed, numbers)
+        return cuda_graphs._Captured(Graph(), fixed, numbers)
 
 
 @pytest.fixture
@@ -64,8 +64,8 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[Emulated]:
 
     Kernel.written = 0
     monkeypatch.setattr(stepping, "has_triton", lambda: True)
-    monkeypatch.setattr(strategies, "_no_graphs", lambda device, world, packed: None)
-    monkeypatch.setattr(strategies, "StepGraphs", make)
+    monkeypatch.setattr(apply, "_no_graphs", lambda device, world, packed: None)
+    monkeypatch.setattr(apply, "StepGraphs", make)
     monkeypatch.setattr(stepping, "attach_kernel", lambda optimizer, layers: Kernel())
     return made
 

@@ -17,8 +17,8 @@ from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError, ResourceError
 from tunesmith.events import NonFinite, SafePoint, StepDone
 from tunesmith.labels import Task
-from tunesmith.speedups.graphs import StepGraphs, _Captured
-from tunesmith.speedups.strategies import choose_strategies
+from tunesmith.speedups.apply import choose_strategies
+from tunesmith.speedups.cuda_graphs import StepGraphs, _Captured
 from tunesmith.training.distributed import make_runtime
 from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
 from tunesmith.training.loop import train_events

@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 from torch.optim import Optimizer
 
-from tunesmith.speedups.fingerprint import STEP_HOOKS
-from tunesmith.speedups.graphs import MOST
+from tunesmith.speedups.cuda_graphs import MOST, STEP_HOOKS
 
 _CHUNK = 8192
 _BLOCK = 1024

@@ -15,16 +15,16 @@ from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.models.families import anatomy_of, hook_tables, is_watched, why_not
 from tunesmith.models.load import compute_row
-from tunesmith.speedups.graphs import StepGraphs
+from tunesmith.speedups.cuda_graphs import StepGraphs, bucketed, why_not_captured
+from tunesmith.speedups.determinism import SteadyTables
+from tunesmith.speedups.first_token import enable_first_token_only, why_not_first_token
 from tunesmith.speedups.in_force import CAPTURED, Strategies
-from tunesmith.speedups.packing import FILLER, Packing, bucketed, why_not_captured
-from tunesmith.speedups.padding_free import enable_first_token_only, enable_padding_free, why_not_first_token
-from tunesmith.speedups.steady_tables import SteadyTables
+from tunesmith.speedups.packing import FILLER, Packing, enable_padding_free
 from tunesmith.speedups.vocabulary import VocabularyCut, why_not_restricted
 from tunesmith.training.distributed import Precision, Runtime
 
 if TYPE_CHECKING:
-    from tunesmith.speedups.fused_stack import FusedStack
+    from tunesmith.speedups.fused import FusedStack
 
 Wish = Literal["auto", "on", "off"]
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -131,13 +131,13 @@ def _no_fusing(model: nn.Module, device: torch.device, precision: Precision, pac
 
 
 def _why_not_fused(model: nn.Module) -> str | None:
-    from tunesmith.speedups.fused_stack import why_not_fused  # fused layers are for a GPU: loaded where there is one
+    from tunesmith.speedups.fused import why_not_fused
 
     return why_not_fused(model)
 
 
 def _fuse(model: nn.Module, precision: Precision, *, first_token_only: bool) -> FusedStack:
-    from tunesmith.speedups.fused_modern import fuse_layers
+    from tunesmith.speedups.fused import fuse_layers
 
     return fuse_layers(model, HALF[precision], first_token_only=first_token_only)
 
