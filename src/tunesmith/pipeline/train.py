@@ -232,12 +232,12 @@ def _make_evaluate(prepared: Prepared, watch: Watch, keeper: RunWriter, seen: di
                 keeper.stop.interrupt()
             count(rows)
 
-        with prepared.strategies.whole():
+        with prepared.speedups.whole():
             for name, rows in parts.items():
                 result = predict_rows(
                     state.model,
                     rows,
-                    prepared.strategies.collate,
+                    prepared.speedups.collate,
                     state.runtime,
                     max_rows=prepared.evaluation_rows,
                     objective=state.objective,
