@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -249,6 +250,8 @@ def _import_matplotlib() -> None:
         backend = os.environ.pop("MPLBACKEND", None)
         if backend is None:
             raise
+        for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+            del sys.modules[name]  # left by the failed import
         try:
             import_module("matplotlib")
         finally:
