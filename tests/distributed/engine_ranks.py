@@ -67,7 +67,7 @@ def run_case(
     cut = None
     if fast:
         strategies = choose_strategies(model, data, Padding(), device=runtime.device)
-        assert len(strategies.on) == 4, strategies.notes
+        assert len(strategies.on) == 3, strategies.notes
         batches, cut = replace(batches, collate=strategies.train_collate), strategies.cut
     optimizer = make_optimizer(model, learning_rate=rate, weight_decay=0.1)
     state = TrainState(model, optimizer, TaskLoss(Task.BINARY, 2, weights, 0.1 if weights else 0.0), runtime, cut=cut)
