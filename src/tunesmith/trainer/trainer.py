@@ -29,9 +29,11 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import gather_object
 from safetensors.torch import load_file
 from torch.utils.data import RandomSampler, SequentialSampler
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import has_length
+from transformers.utils import can_return_loss, find_labels
 
 from tunesmith.engine.state import generator_states, restore_generators
 from tunesmith.errors import (
@@ -119,7 +121,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     _epoch_open: bool = True
     _skipped: tuple[str, ...] = ()
 
-    @functools.wraps(transformers.Trainer.__init__)
+    @functools.wraps(transformers.Trainer.__init__)  # type: ignore[misc]
     def __init__(self, *args: Any, tokenizer: Any = None, **options: Any) -> None:
         if tokenizer is not None:
             log.warning("tokenizer= is called processing_class= now")
@@ -133,6 +135,12 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     def _validate_args(self) -> None:
         super()._validate_args()
+        kind = type(self.model)
+        if kind.__name__ in MODEL_MAPPING_NAMES.values() and not find_labels(kind) and not can_return_loss(kind):
+            raise ConfigError(
+                f"The model you have picked ({kind.__name__}) cannot be used as is for training: it only computes hidden states",
+                fix="Use one with a head, such as AutoModelForSequenceClassification.",
+            )
         args, wanted = self.args, self.args.metric_for_best_model
         evaluates = args.eval_strategy != "no" and not isinstance(self.eval_dataset, dict)
         if (
@@ -158,6 +166,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
                 fix="Train one after the other, or in separate processes.",
             )
         try:
+            if has_length(self.train_dataset) and len(self.train_dataset) == 0:
+                raise DataError("the train_dataset has no rows", fix="It needs at least one row.")
             with self._own_folder(trial) as run:
                 folder = self._find_checkpoint(resume_from_checkpoint, run)
                 self._identity, self._notes, self._noted_step, self._epoch_generators = None, (), -1, None
@@ -452,8 +462,8 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     def _rows_of_step(self) -> list[int]:
         """Return the row numbers of the current step; empty if the order is the user's."""
-        batches = getattr(self.callback_handler.train_dataloader, "batch_sampler", None)
-        sampler = getattr(getattr(batches, "batch_sampler", batches), "sampler", None)
+        batches: Any = getattr(self.callback_handler.train_dataloader, "batch_sampler", None)
+        sampler: Any = getattr(getattr(batches, "batch_sampler", batches), "sampler", None)
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(self._epoch)
         elif not isinstance(sampler, SequentialSampler) or isinstance(sampler, RandomSampler):
@@ -698,10 +708,8 @@ CLASSIFIERS = ("ForSequenceClassification", "ForImageClassification", "ForAudioC
 
 
 def _require_labels(trainer: Trainer) -> None:
-    """Raise a DataError for an Arrow dataset without rows, or with a label that the model has no class for."""
+    """Raise a DataError for an Arrow dataset with a label that the model has no class for."""
     dataset, config = trainer.train_dataset, getattr(trainer.model, "config", None)
-    if dataset is not None and has_length(dataset) and len(dataset) == 0:
-        raise DataError("the train_dataset has no rows", fix="It needs at least one row.")
     classes = int(getattr(config, "num_labels", 0) or 0)
     own = type(trainer).compute_loss is not Trainer.compute_loss or trainer.compute_loss_func is not None
     single = getattr(config, "problem_type", None) in (None, "single_label_classification")
