@@ -43,7 +43,7 @@ format: setup
 quick: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m 'not trains and not slow and not long' tests/unit
 
-# Half an hour: the fault tests at their published sizes, then docs/reliability.md.
+# Half an hour: the fault tests at their published sizes, then docs/research/faults.md.
 faults: setup
 	sh tests/faults/full.sh
 

@@ -96,7 +96,7 @@ def model_folder(name: str) -> Path:
     folder = SHARED / "models" / MODELS[name]
     if folder.is_dir():
         return folder
-    from tunesmith.encoder.resolve import find_embedded
+    from tunesmith.models.files import find_embedded
 
     found = find_embedded()
     assert found is not None
@@ -105,11 +105,11 @@ def model_folder(name: str) -> Path:
 
 def judge(unit: dict[str, Any]) -> dict[str, Any]:
     """What each judge says about the labels of one task with planted errors; and the processor seconds of each."""
-    from tunesmith.audit.suspects import judge_labels, word_space
     from tunesmith.config.load import load_config
-    from tunesmith.encoder.resolve import load_tokenizer
-    from tunesmith.session.auditing import embed_rows, join_features, judge_by_folds
-    from tunesmith.session.watch import Watch
+    from tunesmith.data.label_errors import judge_labels, word_space
+    from tunesmith.models.files import load_tokenizer
+    from tunesmith.pipeline.audit import embed_rows, join_features, judge_by_folds
+    from tunesmith.pipeline.watch import Watch
 
     texts, clean, classes = read_task(unit["task"], unit["rows"])
     labels = LabelMap.for_classes([str(i) for i in range(classes)])
@@ -159,7 +159,7 @@ def table(paths: list[Path]) -> None:
     from cleanlab.rank import get_label_quality_scores
     from sklearn.metrics import average_precision_score
 
-    from tunesmith.session.auditing import merge_judges
+    from tunesmith.pipeline.audit import merge_judges
 
     data = {key: value for path in paths for key, value in np.load(path).items()}
     lines: dict[tuple[str, ...], list[dict[str, float]]] = {}

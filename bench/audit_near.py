@@ -20,9 +20,8 @@ from pathlib import Path
 import numpy as np
 from datasets import Dataset
 
-from tunesmith.audit.near_duplicates import COPIED, find_near
-from tunesmith.audit.text_survey import survey_texts
-from tunesmith.reading.source import Part
+from tunesmith.data.near_duplicates import COPIED, find_near, survey_texts
+from tunesmith.data.source import Part
 
 SHARED = Path(os.environ.get("SHARED_DIR", "/work/shared"))
 NAMES = ("Ann Lee", "J. Smith, Oslo", "sent from my phone", "Bob", "M. Rossi")

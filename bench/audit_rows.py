@@ -45,8 +45,8 @@ def write_rows(path: Path, count: int) -> None:
 
 def audit_one(path: str, cache: str) -> None:
     """Reads and audits; prints one JSON line."""
-    from tunesmith.audit.row_audit import audit_rows
-    from tunesmith.reading.load import load_data
+    from tunesmith.data.audit import audit_rows
+    from tunesmith.data.read import load_data
 
     start, cpu = time.monotonic(), time.process_time()
     bundle = load_data(train_file=path, cache_dir=cache, validation_split_fraction=0)

@@ -1,6 +1,6 @@
 """How well a temperature of fold models calibrates the model of all rows, by what it is divided by.
 
-    .venv/bin/python bench/calibration.py docs/how_to/measurements/fold_logits_h200.npz
+    .venv/bin/python bench/calibration.py docs/research/measurements/fold_logits_h200.npz
 
 The file has for each cell (model-task-rows-seed) the logits of three fold models for the rows that each did not see (`held`,
 `gold`, `fold`) and those of a model of all rows for the test rows (`test`, `test_gold`).
@@ -13,9 +13,9 @@ import sys
 import numpy as np
 import numpy.typing as npt
 
+from tunesmith.inference.tables import probabilities_of
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import expected_calibration_error, fit_temperature, log_loss_of
-from tunesmith.predict.tables import probabilities_of
 
 Cell = dict[str, npt.NDArray[np.float64]]
 DIVISORS = (1.0, 1.1, 1.2, 1.5**0.5, 1.3, 1.4)

@@ -5,7 +5,7 @@
     python bench/diagnose_fit.py --write    # and the model of all runs
 
 Multinomial logistic regression on partial labels: where several verdicts are right, their summed probability is maximised.
-See docs/how_to/measure_the_diagnosis.md.
+See docs/research/diagnosis.md.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "bench")]
 
 from diagnose_textbook import textbook_runs  # noqa: E402
-from tunesmith.diagnose.features import read_features  # noqa: E402
-from tunesmith.diagnose.thresholds import SIGNAL  # noqa: E402
-from tunesmith.diagnose.weighing import MODEL_FILE, columns_of_signs, is_possible, sign_values  # noqa: E402
+from tunesmith.diagnosis.features import (  # noqa: E402
+    SIGNAL,
+    read_features,
+)
+from tunesmith.diagnosis.verdict import MODEL_FILE, columns_of_signs, is_possible, sign_values  # noqa: E402
 
-TABLE = ROOT / "docs/how_to/measurements/diagnose_signs.json.gz"
+TABLE = ROOT / "docs/research/measurements/diagnose_signs.json.gz"
 VERDICTS = (
     *("healthy", "overfitting", "calibration_drift", "underfitting", "erratic", "diverged", "stopped_too_early"),
     *("no_signal", "label_noise", "split_mismatch", "class_ignored"),

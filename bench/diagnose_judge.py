@@ -15,15 +15,13 @@ from diagnose_causes import CAUSES, COMPARED, LATE, MADE_WELL, RISEN, Key, name_
 from diagnose_drawn import FEWEST_STEPS
 from diagnose_make import advice_of, read_bank
 from diagnose_tasks import TASKS
-from tunesmith.curves.series import Curves, build_curves
-from tunesmith.diagnose.signs import Change, change_between, gain_of_score
-from tunesmith.diagnose.thresholds import LEAST_CHANGE
+from tunesmith.diagnosis.features import LEAST_CHANGE, Change, change_between, gain_of_score
 from tunesmith.events import RowsEvaluated
 from tunesmith.findings import Finding
-from tunesmith.metrics.row_evidence import RowEvidence, decode_rows
+from tunesmith.metrics.evidence import RowEvidence, decode_rows
 from tunesmith.report.diagnosis import diagnose_with
-from tunesmith.run.journal import parse_events
-from tunesmith.run.reader import columns_of
+from tunesmith.runs.curves import Curves, build_curves
+from tunesmith.runs.event_log import columns_of, parse_events
 
 SIGMAS = 2.0
 LEAST_LOSS, LEAST_SCORE = 0.05, 0.02
@@ -177,7 +175,7 @@ def is_worse(run: RowEvidence, other: RowEvidence, least: float = LEAST_LOSS) ->
 
 def export_curves(runs: list[Run]) -> dict[str, dict[str, Any]]:
     """The same curves as plain lists, for other packages. A loss that was not finite is None."""
-    from tunesmith.diagnose.evidence import read_curves
+    from tunesmith.diagnosis.features import read_curves
 
     found = {}
     for run in runs:

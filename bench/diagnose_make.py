@@ -15,9 +15,9 @@ from typing import Any
 from diagnose_causes import Key, name_run
 from diagnose_tasks import TASKS
 from diagnose_train import make_run
-from tunesmith.diagnose.verdict import advised_options
+from tunesmith.diagnosis.advice import advised_options
 from tunesmith.findings import Finding
-from tunesmith.session.settling import NAMES
+from tunesmith.pipeline.recipe import NAMES
 
 
 def advice_of(findings: list[Finding]) -> dict[str, str | None]:
@@ -27,10 +27,9 @@ def advice_of(findings: list[Finding]) -> dict[str, str | None]:
 
 def judge_run(run: Mapping[str, Any]) -> list[Finding]:
     """The findings of the present code about a run of the bank."""
-    from tunesmith.curves.series import build_curves
     from tunesmith.report.diagnosis import diagnose_with
-    from tunesmith.run.journal import parse_events
-    from tunesmith.run.reader import columns_of
+    from tunesmith.runs.curves import build_curves
+    from tunesmith.runs.event_log import columns_of, parse_events
 
     events = list(parse_events(run["journal"].encode(), name_run(tuple(run["key"]))))
     return diagnose_with(build_curves(columns_of(events), name=run["key"][1]), run["options"], run["summary"])

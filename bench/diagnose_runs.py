@@ -5,7 +5,7 @@
     python bench/diagnose_runs.py --output BANK --export curves.json                  # for bench/diagnose_peers.py
 
 Making and judging are separate: --table runs the present diagnosis on the kept journals. A run that is in --output is not made
-again. Rules are chosen on the tasks of one group and reported on the two others. See docs/how_to/measure_the_diagnosis.md.
+again. Rules are chosen on the tasks of one group and reported on the two others. See docs/research/diagnosis.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The signs of every run of a bank as one table: what bench/diagnose_fit.py fits the verdicts to.
 
-    python bench/diagnose_signs.py BANK docs/how_to/measurements/diagnose_signs.json.gz     # two minutes of one core
+    python bench/diagnose_signs.py BANK docs/research/measurements/diagnose_signs.json.gz     # two minutes of one core
 
 The table has numbers only, no texts: each run as it was and, so that a verdict does not rest on how often or on how many rows a
 run evaluates, the same run with one evaluation an epoch, with 100 validation rows, and without row evidence.
@@ -25,12 +25,13 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "src"), str(Path(__fil
 from diagnose_causes import MADE_WELL  # noqa: E402
 from diagnose_judge import Run, load_runs  # noqa: E402
 from diagnose_sources import GROUPS  # noqa: E402
-from tunesmith.diagnose.advise import cannot_tell  # noqa: E402
-from tunesmith.diagnose.evidence import Reading  # noqa: E402
-from tunesmith.diagnose.features import read_features  # noqa: E402
-from tunesmith.diagnose.signs import RowSigns  # noqa: E402
-from tunesmith.diagnose.weighing import is_possible, sign_values  # noqa: E402
-from tunesmith.metrics.row_evidence import RowEvidence  # noqa: E402
+from tunesmith.diagnosis.features import (  # noqa: E402
+    Reading,
+    RowSigns,
+    read_features,
+)
+from tunesmith.diagnosis.verdict import cannot_tell, is_possible, sign_values  # noqa: E402
+from tunesmith.metrics.evidence import RowEvidence  # noqa: E402
 from tunesmith.report.diagnosis import read_with  # noqa: E402
 
 FEW = 100

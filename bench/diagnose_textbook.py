@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunesmith.curves.series import Curves, curves_from_events
-from tunesmith.diagnose.evidence import Reading, read_curves
+from tunesmith.diagnosis.features import Reading, read_curves
 from tunesmith.events import Evaluated, Event, Improved, RunEnded, RunStarted, StepDone
+from tunesmith.runs.curves import Curves, curves_from_events
 
 DRAWN = 25
 CLASSES = ((50, 50), (67, 33), (40, 35, 25), (30, 20, 20, 15, 10, 5), (5,) * 20)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +19,9 @@ from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.events import Evaluated, Event, Improved, NonFinite, RowsEvaluated, RunEnded, RunStarted
 from tunesmith.labels import LabelMap, Task
-from tunesmith.metrics.row_evidence import BestConstant, describe_constant, encode_rows, keep_rows
-from tunesmith.metrics.suite import Suite, make_suite
-from tunesmith.run.journal import encode_event
+from tunesmith.metrics.evidence import BestConstant, describe_constant, encode_rows, keep_rows
+from tunesmith.metrics.table import Suite, make_suite
+from tunesmith.runs.event_log import encode_event
 
 TRAIN_SAMPLE = 192
 
@@ -45,7 +43,7 @@ def _labels(rows: Rows, labels: LabelMap) -> Any:
 
 
 def _tokens(rows: Rows, labels: LabelMap, model: str, length: int) -> Any:
-    from tunesmith.tokens.token_rows import TokenRows
+    from tunesmith.data.tokens import TokenRows
 
     tokenizer = _tokenizer(model)
     texts = [[t[k] for t, _ in rows] for k in range(len(rows[0][0]))]
@@ -71,11 +69,11 @@ class Material:
 
 def _prepare(key: Key, options: Mapping[str, Any] | None) -> Material:
     """`options`: of an earlier run with changes to them; else what the cause asks for."""
-    from tunesmith.encoder.load import load_model
-    from tunesmith.engine.optim import freeze
-    from tunesmith.engine.state import seed_everything
-    from tunesmith.ranks.runtime import make_runtime
-    from tunesmith.tokens.batches import Padding
+    from tunesmith.data.batches import Padding
+    from tunesmith.models.load import load_model
+    from tunesmith.training.distributed import make_runtime
+    from tunesmith.training.optimizer import freeze
+    from tunesmith.training.state import seed_everything
 
     rows, labels = make_rows(key), label_map(key[1])
     given = make_options(key, len(rows["train"])) if options is None else options
@@ -98,43 +96,41 @@ def _settle(made: Material, loaded: Any) -> None:
 
     Not the pair start, which came later.
     """
-    from tunesmith.encoder.pooling import set_pooling
-    from tunesmith.recipes.deciding import decide
-    from tunesmith.recipes.probing import Prober, probe_evidence
-    from tunesmith.session import settling
-    from tunesmith.session.watch import Watch
 
+    from tunesmith.models.pooling import set_pooling
+    from tunesmith.pipeline.probe import LoadedRun, linear_probe, start_head
+    from tunesmith.pipeline.recipe import _closed, decide, facts_of
+    from tunesmith.pipeline.watch import Watch
+
+    class BenchRun(LoadedRun):
+        def texts(self, split: str, rows: Any) -> list[str]:
+            return [" ".join(made.rows[split][int(i)][0]) for i in rows]
+
+    bundle: Any = made  # of a DataBundle only the labels are used
     config, probe = made.config, None
+    parts = (made.padding, made.suite, made.runtime, Watch())
     if config.recipe == "auto" or config.head_start == "on":
-        with tempfile.TemporaryDirectory() as folder:
-            seen = {split: part for split, part in made.tokens.items() if split != "test"}
-            probe = Prober(
-                *(made.model, seen, lambda split, at: [" ".join(made.rows[split][int(i)][0]) for i in at]),
-                *(made.padding, made.labels, made.suite, made.runtime, loaded.fresh, "", folder),
-            ).look()
-        made.floors = probe.floors if probe else {}
-        made.probe_rows = probe_evidence(probe, made.tokens["train"], made.labels) if probe else None
-    bundle: Any = made  # of a DataBundle only the labels are asked
-    run = settling._Unsettled(
-        *(config, loaded, bundle, Path(), made.tokens, made.padding, made.suite, made.runtime, Watch())
-    )
+        seen = {split: part for split, part in made.tokens.items() if split != "test"}
+        probe = linear_probe(BenchRun(config, loaded, bundle, seen, *parts))
+        made.floors = probe.baselines if probe else {}
+        made.probe_rows = probe.evidence(made.tokens["train"], made.labels) if probe else None
+    run = BenchRun(config, loaded, bundle, made.tokens, *parts)
     if config.recipe == "auto":
-        decisions = decide(config, run._facts(probe))
-        config = replace(config, **{d.name: d.value for d in decisions})
-    made.config = config = settling._closed(config)
+        config = replace(config, **{d.name: d.value for d in decide(config, facts_of(run, probe))})
+    made.config = config = _closed(config)
     set_pooling(made.model, config.decided.pooling)
     if config.head_start == "on":
-        run.start_head()
+        start_head(run, None, config.decided.pooling)
 
 
 def make_run(key: Key, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """One run: its options, its data summary and its journal; the last evaluation of "test" is of the weights it would keep."""
-    from tunesmith.engine.evaluate import TaskLoss, resolve_class_weights
-    from tunesmith.engine.loop import train_events
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.state import TrainState
-    from tunesmith.session.planning import make_plan
-    from tunesmith.tokens.batches import Batches
+    from tunesmith.data.batches import Batches
+    from tunesmith.pipeline.prepare import make_plan
+    from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
+    from tunesmith.training.loop import train_events
+    from tunesmith.training.optimizer import make_optimizer
+    from tunesmith.training.state import TrainState
 
     began, made = time.time(), _prepare(key, options)
     config, decided, labels, train = made.config, made.config.decided, made.labels, made.tokens["train"]
@@ -207,7 +203,7 @@ class _Judge:
         self.best: dict[str, Any] | None = None
 
     def score(self, split: str) -> tuple[dict[str, float | None], int]:
-        from tunesmith.engine.evaluate import predict_rows
+        from tunesmith.training.evaluation import predict_rows
 
         found = predict_rows(
             self.made.model, self.tokens[split], self.made.padding, self.made.runtime, objective=self.state.objective

@@ -1,6 +1,6 @@
 """Every model type that transformers registers for sequence classification, tiny and with random weights: which path it takes.
 
-    .venv/bin/python bench/encoder_walk.py [--types bert roformer ...] [--output docs/performance/encoder_walk.json]
+    .venv/bin/python bench/encoder_walk.py [--types bert roformer ...] [--output docs/research/performance/encoder_walk.json]
     python bench/encoder_walk.py --cuda --jobs 12 --output $OUT/encoder_walk_h200.json      # on a machine with a GPU
 
 For each type: whether rows are packed without padding and why not; whether a GPU may try to capture its padded steps, by what a
@@ -146,14 +146,14 @@ def tiny(kind: str) -> Any:
 
 def make_state(model: Any, wish: str) -> tuple[Any, Any, Any]:
     """(engine state, a batch of four rows, its strategies); `wish` for packing."""
-    from tunesmith.engine.evaluate import TaskLoss
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.state import TrainState
-    from tunesmith.fast.strategies import choose_strategies
+    from tunesmith.data.batches import Padding, make_batch
+    from tunesmith.data.tokens import TokenRows
     from tunesmith.labels import LabelMap
-    from tunesmith.ranks.runtime import make_runtime
-    from tunesmith.tokens.batches import Padding, make_batch
-    from tunesmith.tokens.token_rows import TokenRows
+    from tunesmith.speedups.apply import choose_strategies
+    from tunesmith.training.distributed import make_runtime
+    from tunesmith.training.evaluation import TaskLoss
+    from tunesmith.training.optimizer import make_optimizer
+    from tunesmith.training.state import TrainState
 
     rng = np.random.default_rng(0)
     ids = [np.concatenate([rng.integers(5, 100, n - 1), [2]]) for n in LENGTHS]
@@ -176,8 +176,9 @@ def digits(one: Any, other: Any) -> float:
 
 def look_at(kind: str) -> dict[str, Any]:
     """One line of the table."""
-    from tunesmith.fast.compared import measure
-    from tunesmith.fast.packing import bucketed, collated, no_host_randomness, why_not_captured
+    from tunesmith.speedups.cuda_graphs import bucketed, no_host_randomness, why_not_captured
+    from tunesmith.speedups.packing import collated
+    from tunesmith.speedups.verify import measure
 
     state, batch, chosen = make_state(tiny(kind), "auto")
     packed = "padding-free" in chosen.on
@@ -224,17 +225,17 @@ class Said(logging.Handler):
 
 def take_steps(kind: str, wishes: dict[str, Any]) -> tuple[list[float], float, Any, list[str]]:
     """(losses, ms of a later step, its captured steps, what was reported) of a few float32 steps on a GPU."""
-    from tunesmith.engine.evaluate import TaskLoss
-    from tunesmith.engine.loop import train_events
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.plan import Plan, Schedule
-    from tunesmith.engine.state import TrainState
+    from tunesmith.data.batches import Batches, Padding
+    from tunesmith.data.tokens import TokenRows
     from tunesmith.events import Note, SafePoint, StepDone
-    from tunesmith.fast.strategies import choose_strategies
     from tunesmith.labels import Task
-    from tunesmith.ranks.runtime import make_runtime
-    from tunesmith.tokens.batches import Batches, Padding
-    from tunesmith.tokens.token_rows import TokenRows
+    from tunesmith.speedups.apply import choose_strategies
+    from tunesmith.training.distributed import make_runtime
+    from tunesmith.training.evaluation import TaskLoss
+    from tunesmith.training.loop import train_events
+    from tunesmith.training.optimizer import make_optimizer
+    from tunesmith.training.schedule import Plan, Schedule
+    from tunesmith.training.state import TrainState
 
     rng, runtime = np.random.default_rng(0), make_runtime(precision="no")
     ids = [np.concatenate([rng.integers(5, 100, n - 1), [2]]) for n in LENGTHS]

@@ -50,16 +50,16 @@ def make_model(shape: str) -> Any:
 
 def our_turns(batch: int, shape: str, epochs: int) -> Turn:
     """Trains so many steps (0: the whole job from a fresh start) and tells how long they took."""
-    from tunesmith.engine.evaluate import TaskLoss
-    from tunesmith.engine.loop import train_events
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
-    from tunesmith.engine.state import TrainState
+    from tunesmith.data.batches import Batches, Padding
     from tunesmith.events import SafePoint, StepDone
-    from tunesmith.fast.strategies import choose_strategies
     from tunesmith.labels import LabelMap
-    from tunesmith.ranks.runtime import make_runtime
-    from tunesmith.tokens.batches import Batches, Padding
+    from tunesmith.speedups.apply import choose_strategies
+    from tunesmith.training.distributed import make_runtime
+    from tunesmith.training.evaluation import TaskLoss
+    from tunesmith.training.loop import train_events
+    from tunesmith.training.optimizer import make_optimizer
+    from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
+    from tunesmith.training.state import TrainState
 
     rows, runtime = engine_rows("mrpc", "train"), make_runtime(precision="bf16")
     labels = LabelMap.for_classes(["0", "1"])
@@ -254,6 +254,19 @@ def show(batch: int, found: dict[str, Any], rate: float) -> None:
     print(f"tunesmith: {graphs} graphs, {100 * share:.0f}% of {rate / 1e12:.0f} TFLOP/s in real tokens", flush=True)
 
 
+def matmul_rate(size: int = 8192, rounds: int = 30) -> float:
+    """Return the floating-point operations per second of a large bf16 matmul: the median of some rounds."""
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    times = []
+    for _ in range(rounds + 1):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        torch.mm(a, b)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return 2 * size**3 / statistics.median(times[1:])
+
+
 def main() -> None:
     """Prints one table a batch size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -272,9 +285,7 @@ def main() -> None:
     if args.work:
         work(args.work, args.batch[0], args.shape, args.epochs)
         return
-    from tunesmith.measure.hardware import measure_limits
-
-    rate = measure_limits(torch.device("cuda"), torch.bfloat16, rounds=30).matrix_rate
+    rate = matmul_rate()
     host = host_seconds()
     import transformers
 

@@ -1,10 +1,10 @@
 """Exports beside the original: largest difference of a probability, equal labels, score, size, speed at equal threads.
 
 python bench/export_table.py                                    nine families, random and small, 1,000 rows, onnx
-python bench/export_table.py --runs RUN RUN --formats onnx onnx-int8 openvino openvino-int8 torch [--json FILE]
+python bench/export_table.py --runs RUN RUN --formats onnx onnx-int8 [--json FILE]
 The nine models are random and small (two layers of 64), with one WordPiece tokenizer: an export either computes what the model
 computes or it does not. `--runs` measures trained runs on their own test rows. Our predictor is measured in alternation with each
-export, by the clock (best of 3 turns) and in processor time (best of 6); OMP_NUM_THREADS is the number of threads of both.
+export, by the clock and in processor time (best of 3 turns each); OMP_NUM_THREADS is the number of threads of both.
 """
 
 from __future__ import annotations
@@ -55,32 +55,31 @@ def main() -> int:
 
 def rows_of(run: Path) -> tuple[Path, Any]:
     """A run and its rows."""
-    from tunesmith.export.checked import rows_of_run
-    from tunesmith.predict.facts import model_folder_of, read_facts
-    from tunesmith.run.layout import RunDir
+    from tunesmith.inference.export import rows_of_run
+    from tunesmith.inference.model_folder import model_folder_of, read_facts
+    from tunesmith.runs.folder import RunDir
 
     return run, rows_of_run(RunDir(run), read_facts(model_folder_of(run).folder, {}))
 
 
 def trace_once(graph: Path) -> None:
     """Every format of a model starts from one trace, which takes half a minute."""
-    from tunesmith.encoder import onnx_graph
-    from tunesmith.export import exporting
+    from tunesmith.inference import export
+    from tunesmith.models import onnx_graph
 
     def write(model: Any, names: list[str], path: Path) -> None:
         if not graph.exists():
             onnx_graph.write_onnx(model, names, graph)
         shutil.copyfile(graph, path)
 
-    exporting.write_onnx = write
+    export.write_onnx = write
 
 
 def export_row(source: Path, rows: Any, to: str, output: Path) -> dict[str, Any]:
     """One row of the table; `refused` has the reason and the table of an export that was not written."""
     from tunesmith.errors import TunesmithError
-    from tunesmith.export.checked import rows_per_second
-    from tunesmith.export.exporting import export_model_to
-    from tunesmith.predict.predictor import Predictor
+    from tunesmith.inference.export import export_model_to, rows_per_second
+    from tunesmith.inference.predictor import Predictor
 
     start = time.perf_counter()
     try:
@@ -92,7 +91,7 @@ def export_row(source: Path, rows: Any, to: str, output: Path) -> dict[str, Any]
         "ours": Predictor.load(source, use_cpu=True).network,
         to: Predictor.load(output, threads=threads()).network,
     }
-    taken = rows_per_second(networks, rows.texts, turns=6, clock=time.process_time)
+    taken = rows_per_second(networks, rows.texts, clock=time.process_time)
     shutil.rmtree(output)
     values = (
         source.name, to, one.name, one.rows, f"{one.max_difference:.1e}", f"{one.agreement:.2%}", one.score.text(),
@@ -116,10 +115,10 @@ def make_family(folder: Path, name: str, count: int) -> tuple[Path, Any]:
     from transformers import AutoConfig, AutoModelForSequenceClassification, BertTokenizerFast, set_seed
 
     from tiny_model import WORDS, sentences
-    from tunesmith.export.checked import EvidenceRows
+    from tunesmith.inference.export import EvidenceRows
+    from tunesmith.inference.model_folder import ModelFacts
+    from tunesmith.inference.predictor import Predictor
     from tunesmith.labels import LabelMap
-    from tunesmith.predict.facts import ModelFacts
-    from tunesmith.predict.predictor import Predictor
 
     labels = LabelMap.for_classes(["a", "b", "c"])
     if not folder.exists():

@@ -1,6 +1,6 @@
 """The same faults on tunesmith and on transformers.Trainer, in one harness: what is left afterwards.
 
-    python bench/fault_table.py --junit build/faults.xml --write docs/reliability.md
+    python bench/fault_table.py --junit build/faults.xml --write docs/research/faults.md
 
 Each trial breaks a run (2-layer BERT, 48 rows, 24 steps, a save every 2, dropout on), starts it again the documented way and
 compares model, optimizer and log with the unbroken run, bit for bit.
@@ -302,7 +302,7 @@ def write_page(
     tests: list[tuple[str, str, int, int, float]],
     runs: Sequence[Path],
 ) -> None:
-    """docs/reliability.md, whole. `runs` are pytest's files, the first that of the whole run."""
+    """docs/research/faults.md, whole. `runs` are pytest's files, the first that of the whole run."""
     names = ("tunesmith", "torch", "transformers", "accelerate", "safetensors")
     lines = [
         "# Reliability: what is left after a fault",

@@ -49,10 +49,10 @@ def train_setfit(
     import torch
     from torch.nn import functional
 
-    from tunesmith.encoder.load import load_model
-    from tunesmith.engine.state import seed_everything
-    from tunesmith.metrics.suite import make_suite
-    from tunesmith.tokens.batches import evaluation_batches, make_batch
+    from tunesmith.data.batches import evaluation_batches, make_batch
+    from tunesmith.metrics.table import make_suite
+    from tunesmith.models.load import load_model
+    from tunesmith.training.state import seed_everything
 
     splits, labels, padding = task
     began = time.perf_counter()
@@ -139,8 +139,8 @@ def train_library(
     from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging
 
-    from tunesmith.engine.state import seed_everything
     from tunesmith.metrics.calibration import expected_calibration_error
+    from tunesmith.training.state import seed_everything
 
     logging.set_verbosity_error()
     splits, labels, _ = task

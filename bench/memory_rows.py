@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 nice python bench/memory_rows.py [--rows 20000 2000000] [--steps 8]
 
-Each process reads a csv file, tokenizes it and trains a tiny BERT for a few steps through `tunesmith.session.from_config`.
+Each process reads a csv file, tokenizes it and trains a tiny BERT for a few steps through `tunesmith.pipeline.train`.
 What counts is the whole resident memory (VmRSS, sampled every 10 ms), mapped file pages included, although the kernel
 releases those whenever memory is needed; anonymous memory is printed beside it.
 The exit status is 1 when the large file needs more than 1.3 times the memory of the small one.
@@ -67,7 +67,8 @@ def measure(folder: Path, rows: int, steps: int) -> None:
     import torch
 
     from tiny_model import save_tiny_bert
-    from tunesmith.session.from_config import Watch, finetune
+    from tunesmith.pipeline.train import finetune
+    from tunesmith.pipeline.watch import Watch
 
     torch.set_num_threads(1)
     model = save_tiny_bert(folder / "tiny")

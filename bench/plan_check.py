@@ -43,7 +43,7 @@ atexit.register(note)
 class Marks(logging.Handler):
     def emit(self, record):
         marks[record.getMessage()] = time.time() - begun
-log = logging.getLogger("tunesmith.run.environment")
+log = logging.getLogger("tunesmith.runs.environment")
 log.setLevel(logging.INFO)
 log.propagate = False
 log.addHandler(Marks())
@@ -111,7 +111,7 @@ def _model(name: str) -> Path:
     folder = SHARED / "models" / name
     if name != L6 or folder.is_dir():
         return folder
-    from tunesmith.encoder.resolve import find_embedded
+    from tunesmith.models.files import find_embedded
 
     return Path(str(find_embedded()))
 

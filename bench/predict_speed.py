@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/token_ids.py                                        # once: token ids, words, tokenizer
     .venv/bin/python bench/predict_speed.py --rows 2000 --peer_rows 500        # a short run
-    .venv/bin/python bench/predict_speed.py --rows 100000 --peer_rows 4000 --output docs/performance/predict_cpu.json
+    .venv/bin/python bench/predict_speed.py --rows 100000 --peer_rows 4000 --output docs/research/performance/predict_cpu.json
     PYTHONPATH=src python bench/predict_speed.py --device cuda --precision bf16 --shape bert-base --rows 100000
     PYTHONPATH=src python bench/predict_speed.py --device cuda --precision bf16 --shape bert-base --rows 0 --mrpc_times 30 \
         --peer_rows 800 --batch 64 --pipeline_batch 64 --one_process    # text through processes, beside Rust's threads
@@ -34,7 +34,7 @@ import transformers
 
 from records import write_record
 from token_files import TOKENS, engine_rows, long_tail_lengths, make_rows, pad, read_texts, trainer_rows
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 
 Outputs = npt.NDArray[Any]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
@@ -98,8 +98,8 @@ def make_folder(shape: str, folder: Path) -> Path:
 
 def make_ours(folder: Path, device: str, precision: str, *, alone: bool = False) -> Any:
     """Our predictor; `alone`: one process tokenizes, with the threads of the Rust core."""
-    from tunesmith.predict.predictor import Predictor
-    from tunesmith.tokens.encoding_processes import ChunkEncoder
+    from tunesmith.data.tokenize import ChunkEncoder
+    from tunesmith.inference.predictor import Predictor
 
     predictor = Predictor.load(folder, use_cpu=device == "cpu", precision="bf16" if precision == "bf16" else "no")
     if alone:

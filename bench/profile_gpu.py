@@ -19,14 +19,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from families_gpu import SHAPES, make_model
 from token_files import engine_rows
-from tunesmith.engine.evaluate import TaskLoss
-from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.state import TrainState
-from tunesmith.engine.step import train_step
-from tunesmith.fast.strategies import choose_strategies
+from tunesmith.data.batches import Batches, Padding, Window
 from tunesmith.labels import LabelMap
-from tunesmith.ranks.runtime import make_runtime
-from tunesmith.tokens.batches import Batches, Padding, Window
+from tunesmith.speedups.apply import choose_strategies
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.state import TrainState
+from tunesmith.training.step import train_step
 
 
 def make_state(shape: str, batch: int) -> tuple[TrainState, list[Window]]:

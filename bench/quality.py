@@ -31,16 +31,16 @@ BF16 = bool(os.environ.get("QUALITY_BF16"))
 
 def train_ours(name: str, seed: int, epochs: float, rows: int | None, sampling: Any) -> Any:
     """Logits of the evaluation split by our engine."""
-    from tunesmith.encoder.load import load_model
-    from tunesmith.engine.evaluate import TaskLoss, predict_rows
-    from tunesmith.engine.loop import train_events
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
-    from tunesmith.engine.state import TrainState, seed_everything
-    from tunesmith.fast.strategies import choose_strategies
+    from tunesmith.data.batches import Batches, Padding
     from tunesmith.labels import LabelMap
-    from tunesmith.ranks.runtime import make_runtime
-    from tunesmith.tokens.batches import Batches, Padding
+    from tunesmith.models.load import load_model
+    from tunesmith.speedups.apply import choose_strategies
+    from tunesmith.training.distributed import make_runtime
+    from tunesmith.training.evaluation import TaskLoss, predict_rows
+    from tunesmith.training.loop import train_events
+    from tunesmith.training.optimizer import make_optimizer
+    from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
+    from tunesmith.training.state import TrainState, seed_everything
 
     train, evaluation = engine_rows(name, "train", rows), engine_rows(name, EVALUATE[name])
     runtime = make_runtime(precision="bf16" if BF16 else "no")

@@ -62,9 +62,9 @@ Found = dict[str, Any]
 @cache
 def _task(pack: Path, model: str, task: str) -> Any:
     """Both splits as TokenRows, the label map, and the padding of the model."""
+    from tunesmith.data.batches import Padding
+    from tunesmith.data.tokens import TokenRows
     from tunesmith.labels import LabelMap, Task
-    from tunesmith.tokens.batches import Padding
-    from tunesmith.tokens.token_rows import TokenRows
 
     special = json.loads((pack / model / "special.json").read_text(encoding="utf-8"))
     stored = np.load(pack / model / f"{task}.npz")
@@ -95,8 +95,7 @@ def rows_of(unit: Unit, rows: Any) -> Any:
 
 def shown(rows: Any, recipe: str, *, drawn: bool) -> Any:
     """The rows as `--long_texts` of a recipe shows them to the model."""
-    from tunesmith.tokens.token_rows import TokenRows
-    from tunesmith.tokens.truncation import TextWindows
+    from tunesmith.data.tokens import TextWindows, TokenRows
 
     if recipe not in LONG:
         return rows
@@ -129,20 +128,21 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     import torch
 
     from tunesmith.config.load import load_config
-    from tunesmith.encoder.load import load_model
-    from tunesmith.encoder.pooling import dense_of
-    from tunesmith.engine.evaluate import TaskLoss, predict_rows, resolve_class_weights
-    from tunesmith.engine.loop import train_events
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.state import TrainState, seed_everything
-    from tunesmith.fast.strategies import choose_strategies
+    from tunesmith.data.batches import Batches
+    from tunesmith.inference.tables import probabilities_of
     from tunesmith.metrics.calibration import expected_calibration_error
-    from tunesmith.metrics.suite import make_suite
-    from tunesmith.predict.tables import probabilities_of
-    from tunesmith.session.planning import make_plan
-    from tunesmith.session.settling import settle_recipe
-    from tunesmith.session.watch import Watch
-    from tunesmith.tokens.batches import Batches
+    from tunesmith.metrics.table import make_suite
+    from tunesmith.models.load import load_model
+    from tunesmith.models.pooling import dense_of
+    from tunesmith.pipeline.prepare import make_plan
+    from tunesmith.pipeline.probe import LoadedRun
+    from tunesmith.pipeline.recipe import choose_recipe
+    from tunesmith.pipeline.watch import Watch
+    from tunesmith.speedups.apply import choose_strategies
+    from tunesmith.training.evaluation import TaskLoss, predict_rows, resolve_class_weights
+    from tunesmith.training.loop import train_events
+    from tunesmith.training.optimizer import make_optimizer
+    from tunesmith.training.state import TrainState, seed_everything
 
     began_all = time.perf_counter()
     splits, labels, padding = _task(pack, unit["model"], unit["task"])
@@ -158,9 +158,9 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
     suite = make_suite(labels.task)
     seed_everything(config.seed)
     loaded = load_model(folder, labels)
-    data: Any = SimpleNamespace(bundle=SimpleNamespace(labels=labels, splits={}), folder=folder)
+    bundle: Any = SimpleNamespace(labels=labels, splits={})
     began = time.perf_counter()
-    settled = settle_recipe(config, loaded, data, {"train": train}, padding, suite, runtime, Watch())
+    settled = choose_recipe(LoadedRun(config, loaded, bundle, {"train": train}, padding, suite, runtime, Watch()))
     settling = time.perf_counter() - began  # the probe, the pair start, the first head
     config, model = settled.config, loaded.model.to(runtime.device)
     if trained:
@@ -218,8 +218,8 @@ def train_once(unit: Unit, recipe: str, before: dict[str, Found], pack: Path, pl
 
 def chance_error(logits: Any, task: Any) -> float:
     """The calibration error that as many rows would show if every probability were right: labels are drawn from them."""
+    from tunesmith.inference.tables import probabilities_of
     from tunesmith.metrics.calibration import expected_calibration_error
-    from tunesmith.predict.tables import probabilities_of
 
     table, rng = probabilities_of(logits, task), np.random.default_rng(0)
     sums = table.cumsum(1) / table.sum(1, keepdims=True)
@@ -235,7 +235,7 @@ def measure_rare(logits: Any, gold: Any, labels: Any) -> Found | None:
     from tunesmith.labels import Task
     from tunesmith.metrics.calibration import fit_thresholds
     from tunesmith.metrics.rows import softmax
-    from tunesmith.metrics.suite import make_suite
+    from tunesmith.metrics.table import make_suite
 
     half = np.random.default_rng(0).permutation(len(gold)) < len(gold) // 2
     table = softmax(logits.astype(np.float64))
@@ -269,12 +269,6 @@ def _run_unit(unit: Unit, put: Any, pack: Path, place: Path, runtime: Any) -> bo
                 taken = auto["seconds"] + (auto["probe_seconds"] or 0.0)
                 train = train_setfit if recipe == "setfit" else train_library
                 before[recipe] = train(unit, rows_of(unit, task[0]["train"]), task, folder, runtime, taken)
-            elif recipe == "best":
-                from recipe_best import train_best
-
-                before[recipe] = train_best(
-                    unit, before["auto"], task, _model(pack, unit["model"], place), place, runtime
-                )
             else:
                 before[recipe] = train_once(unit, recipe, before, pack, place, runtime)
             put({**known, **before[recipe]})
@@ -298,7 +292,7 @@ def work(todo: Any, done: Any, pack: str, place: str, cpu: bool, warm: Unit | No
 
     import torch
 
-    from tunesmith.ranks.runtime import has_bf16, make_runtime
+    from tunesmith.training.distributed import has_bf16, make_runtime
 
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)

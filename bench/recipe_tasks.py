@@ -221,9 +221,9 @@ def unpack_model(packed: Path, out: Path) -> Path:
 
 def main() -> None:
     """Writes the folder and prints its size."""
-    from tunesmith.encoder.load import read_model_config
-    from tunesmith.encoder.resolve import find_embedded, load_tokenizer, position_limit
-    from tunesmith.tokens.tokenize import USUAL_LENGTH, longest_allowed
+    from tunesmith.data.tokenize import USUAL_LENGTH, longest_allowed
+    from tunesmith.models.files import find_embedded, load_tokenizer, position_limit
+    from tunesmith.models.load import read_model_config
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="*", type=Path, help="model folders [the embedded all-MiniLM-L6-v2]")

@@ -47,9 +47,9 @@ def measure(steps: int, rows_per_step: int) -> dict[str, Any]:
         sample_file,
         set_seed,
     )
-    from tunesmith.encoder.load import load_model
-    from tunesmith.engine.step import train_step
     from tunesmith.labels import LabelMap, Task
+    from tunesmith.models.load import load_model
+    from tunesmith.training.step import train_step
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     set_seed(0)

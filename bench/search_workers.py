@@ -22,7 +22,7 @@ from tiny_model import save_tiny_bert, sentences, write_csv
 WORKER = r"""
 import json, sys, time
 from tunesmith.cli.main import main
-from tunesmith.tuning import searching
+from tunesmith.tuning import search as searching
 spent = {"training": 0.0, "waiting": 0.0}
 train, nap = searching.finetune, time.sleep
 def timed(*a, **k):
@@ -39,7 +39,7 @@ class Naps:
         nap(seconds)
         spent["waiting"] += seconds
 searching.time = Naps
-import optuna, torch, transformers, tunesmith.session.drive, tunesmith.report.compare
+import optuna, torch, transformers, tunesmith.pipeline.prepare, tunesmith.report.compare
 began = time.perf_counter()
 code = main(sys.argv[2:])
 spent["all"] = time.perf_counter() - began

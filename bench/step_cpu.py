@@ -22,10 +22,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from tunesmith.fast.cpu_speed import enable_cpu_speed
-from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
-from tunesmith.fast.vocabulary import VocabularyCut
+from tunesmith.speedups.first_token import enable_first_token_only
+from tunesmith.speedups.packing import PaddingFree, enable_padding_free, pack
+from tunesmith.speedups.vocabulary import VocabularyCut
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 Rows = dict[str, list[np.ndarray]]
@@ -33,10 +32,8 @@ ARMS: dict[str, frozenset[str]] = {
     "plain padded": frozenset(),
     "first token only": frozenset({"first"}),
     "cut vocabulary": frozenset({"vocabulary"}),
-    "quick dropout": frozenset({"dropout"}),
-    "oneDNN products": frozenset({"linear"}),
     "padding-free": frozenset({"packed"}),
-    "all together": frozenset({"packed", "first", "vocabulary", "dropout", "linear"}),
+    "all together": frozenset({"packed", "first", "vocabulary"}),
 }
 
 
@@ -80,7 +77,6 @@ class Arm:
         if "first" in on:
             enable_first_token_only(self.model)
         self.cut = VocabularyCut.apply(self.model, used_ids) if "vocabulary" in on else None
-        enable_cpu_speed(self.model, dropout="dropout" in on, linear="linear" in on)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-5, weight_decay=0.01, fused=True)
         self.times: list[float] = []
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from token_files import TOKENS, pad
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.data.tokens import TokenRows
 
 Turns = Callable[[int], list[float]]
 WARM_UP = {"cpu": 2, "cuda": 5}
@@ -47,16 +47,16 @@ def our_turns(
     """The engine as `tunesmith train` sets it up by default; `start` is the step of the first epoch to begin with."""
     from accelerate.state import AcceleratorState
 
-    from tunesmith.engine.evaluate import TaskLoss
-    from tunesmith.engine.loop import train_events
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
-    from tunesmith.engine.state import TrainState
+    from tunesmith.data.batches import Batches, Padding
     from tunesmith.events import Event, SafePoint
-    from tunesmith.fast.strategies import choose_strategies
     from tunesmith.labels import Task
-    from tunesmith.ranks.runtime import make_runtime
-    from tunesmith.tokens.batches import Batches, Padding
+    from tunesmith.speedups.apply import choose_strategies
+    from tunesmith.training.distributed import make_runtime
+    from tunesmith.training.evaluation import TaskLoss
+    from tunesmith.training.loop import train_events
+    from tunesmith.training.optimizer import make_optimizer
+    from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
+    from tunesmith.training.state import TrainState
 
     half: Any = "bf16" if precision == "bf16" else "no"
     AcceleratorState._reset_state(reset_partial_state=True)  # a Trainer of an earlier turn left its precision there

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tunesmith.tokens.token_rows import Ragged, TokenRows
+from tunesmith.data.tokens import Ragged, TokenRows
 
 TOKENS = Path(__file__).resolve().parents[1] / "scratch" / "tokens"
 

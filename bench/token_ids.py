@@ -56,7 +56,7 @@ def main() -> None:
     """Writes the arrays and the small model."""
     from safetensors.torch import load_file, save_file
 
-    from tunesmith.encoder.resolve import find_embedded, load_tokenizer
+    from tunesmith.models.files import find_embedded, load_tokenizer
 
     folder = find_embedded()
     tokenizer = load_tokenizer(folder)

@@ -37,22 +37,26 @@ settings.load_profile("busy machines")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 TRAINS = (
     *(
-        "unit/session/",
+        "unit/pipeline/",
         "unit/tuning/",
         "unit/trainer/",
-        "unit/notebook/",
-        "unit/keep/test_resume.py",
-        "unit/measure/test_contest.py",
+        "unit/test_estimators.py",
+        "unit/test_finetune_data.py",
+        "unit/training/test_resume.py",
     ),
     *(
         "unit/cli/test_new_user.py",
         "unit/cli/test_folders.py",
-        "unit/bulk/",
-        "unit/tokens/test_long_texts.py",
+        "unit/inference/",
+        "unit/data/test_long_texts.py",
     ),
-    *("unit/export/", "unit/serve/test_slow_clients.py", "unit/serve/test_workers.py", "unit/cli/test_audit.py"),
-    *("unit/predict/test_predict_commands.py", "unit/fast/test_proof.py", "unit/cli/test_segments.py"),
-    *("unit/cli/test_late_modules.py", "unit/measure/test_start_up.py"),
+    *(
+        "unit/inference/",
+        "unit/inference/test_slow_clients.py",
+        "unit/inference/test_workers.py",
+        "unit/cli/test_audit.py",
+    ),
+    *("unit/inference/test_predict_commands.py", "unit/speedups/test_proof.py", "unit/cli/test_segments.py"),
 )
 """Unit tests that train whole runs, or take seconds for other reasons: `make quick` leaves them to `make test`."""
 
@@ -64,7 +68,7 @@ LONGEST = (
         "equivalence/test_trainer_scripts.py",
         "distributed/",
     ),
-    *("docs/test_docs.py", "unit/measure/test_contest.py"),
+    *("docs/test_docs.py",),
 )
 """Tests of up to half a minute each: they come first, so that none of them is left for one worker alone at the end."""
 

@@ -16,7 +16,7 @@ BLANK = {
     ),
 }
 DRAWN = (
-    *("unit/curves/", "unit/report/", "unit/session/test_tasks.py", "course/", "browser/", "gpu/"),
+    *("unit/report/", "unit/report/", "unit/pipeline/test_tasks.py", "course/", "browser/", "gpu/"),
     *("docs/test_made_pages.py", "docs/test_wheel.py"),
     "contracts/",  # which draw nothing and need no matplotlib
 )

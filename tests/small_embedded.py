@@ -23,7 +23,7 @@ SPREAD = 0.2
 @functools.cache
 def small_embedded() -> Path:
     """Makes it, once in a process. The folder is what the package's folder would be."""
-    from tunesmith.encoder.resolve import find_embedded
+    from tunesmith.models.files import find_embedded
 
     folder = Path(tempfile.mkdtemp(prefix="small-embedded-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -46,22 +46,22 @@ def shrink(source: Path, folder: Path) -> Path:
 
 def replace_embedded(folder: Path) -> dict[str, Any]:
     """From now on the embedded model of this process is the one in `folder`; gives what stood there before."""
-    from tunesmith.encoder import resolve
-    from tunesmith.run.remembered import known_hash
+    from tunesmith.models import files
+    from tunesmith.runs.writing import known_hash
 
-    before = {name: getattr(resolve, name) for name in ("find_spec", "EMBEDDED_SHA256")}
-    resolve.find_spec = lambda name: SimpleNamespace(submodule_search_locations=[str(folder)])  # type: ignore[assignment]
-    resolve.EMBEDDED_SHA256 = known_hash(folder / "model" / "model.safetensors")
+    before = {name: getattr(files, name) for name in ("find_spec", "EMBEDDED_SHA256")}
+    files.find_spec = lambda name: SimpleNamespace(submodule_search_locations=[str(folder)])  # type: ignore[assignment]
+    files.EMBEDDED_SHA256 = known_hash(folder / "model" / "model.safetensors")
     return before
 
 
 @contextmanager
 def embedded_replaced(folder: Path) -> Iterator[None]:
     """`replace_embedded` for a block."""
-    from tunesmith.encoder import resolve
+    from tunesmith.models import files
 
     before = replace_embedded(folder)
     try:
         yield
     finally:
-        vars(resolve).update(before)
+        vars(files).update(before)

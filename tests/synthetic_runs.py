@@ -1,6 +1,6 @@
 """Journals of known cause, for the tests of curves, diagnosis and report: shapes as seen in real fine-tuning runs.
 
-Loaded by path (tests are no package): see tests/unit/curves/conftest.py.
+Loaded by path (tests are no package): see tests/unit/report/conftest.py.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def make_folder(path: Any, events: list[Event], *, rows: int = 408, hostile: boo
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from tunesmith.run.journal import Journal
+    from tunesmith.runs.event_log import Journal
 
     folder = Path(path)
     with Journal(folder / "journal.jsonl") as journal:

@@ -105,11 +105,17 @@ def warm_python() -> str:
 IMPORTED = (
     *("accelerate.commands.launch", "datasets", "matplotlib.pyplot", "sklearn.metrics", "torch.distributed.run"),
     *("transformers.trainer", "transformers.models.auto.modeling_auto", "transformers.models.bert.modeling_bert"),
-    *("sklearn.tree", "tunesmith.cli.console", "tunesmith.cli.main", "tunesmith.cli.train", "tunesmith.trainer.trainer"),
-    *("tunesmith.audit.readable", "tunesmith.config.entries", "tunesmith.engine.evaluate", "PIL.PngImagePlugin"),
+    *(
+        "sklearn.tree",
+        "tunesmith.cli.console",
+        "tunesmith.cli.main",
+        "tunesmith.cli.train",
+        "tunesmith.trainer.trainer",
+    ),
+    *("tunesmith.data.audit", "tunesmith.config.entries", "tunesmith.training.evaluation", "PIL.PngImagePlugin"),
 )
 """What commands import. None of it starts a thread."""
-ROOMS = ("curves", "encoder", "fast", "metrics", "predict", "recipes", "report", "session", "tokens")
+ROOMS = ("data", "inference", "metrics", "models", "pipeline", "report", "speedups")
 """Rooms of which a training command imports most modules, each when it gets there."""
 
 

@@ -18,31 +18,29 @@ if TYPE_CHECKING:  # for editors and type checkers: the same names, with their t
     from tunesmith.cli.console import Console
     from tunesmith.config.load import load_config
     from tunesmith.config.schema import RunConfig
-    from tunesmith.curves.panels import sketch_curves
-    from tunesmith.curves.plot import draw_curves
-    from tunesmith.curves.series import Curves, curves_from_events, load_curves
-    from tunesmith.diagnose.advise import diagnose as diagnose_curves
-    from tunesmith.encoder.resolve import find_embedded
-    from tunesmith.engine.evaluate import TaskLoss, predict_rows
-    from tunesmith.engine.loop import train_events
-    from tunesmith.engine.optim import make_optimizer
-    from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for, lr_at
-    from tunesmith.engine.state import TrainState
-    from tunesmith.fast.strategies import choose_strategies
-    from tunesmith.keep.checkpoint import load_checkpoint, save_checkpoint
-    from tunesmith.keep.record import Identity
+    from tunesmith.data.batches import Batches, Padding, padding_of
+    from tunesmith.data.hub import load_from_hub as load_dataset
+    from tunesmith.data.tokens import TokenRows
+    from tunesmith.diagnosis.verdict import diagnose as diagnose_curves
+    from tunesmith.inference.predictor import Predictor
     from tunesmith.labels import Task
-    from tunesmith.metrics.suite import load as load_metric
-    from tunesmith.metrics.suite import make_suite
-    from tunesmith.notebook.estimators import TextClassifier, TextRegressor
-    from tunesmith.notebook.from_data import finetune_data as finetune
-    from tunesmith.predict.predictor import Predictor
-    from tunesmith.ranks.runtime import make_runtime
-    from tunesmith.reading.hub import load_from_hub as load_dataset
+    from tunesmith.metrics.table import load as load_metric
+    from tunesmith.metrics.table import make_suite
+    from tunesmith.models.files import find_embedded
+    from tunesmith.report.plots import draw_curves, sketch_curves
+    from tunesmith.runs.curves import Curves, curves_from_events, load_curves
     from tunesmith.sample import sample_file
-    from tunesmith.tokens.batches import Batches, Padding, padding_of
-    from tunesmith.tokens.token_rows import TokenRows
+    from tunesmith.sklearn import TextClassifier, TextRegressor
+    from tunesmith.sklearn import finetune_data as finetune
+    from tunesmith.speedups.apply import choose_strategies
     from tunesmith.trainer import Trainer, TrainingArguments
+    from tunesmith.training.checkpoint import Identity, load_checkpoint, save_checkpoint
+    from tunesmith.training.distributed import make_runtime
+    from tunesmith.training.evaluation import TaskLoss, predict_rows
+    from tunesmith.training.loop import train_events
+    from tunesmith.training.optimizer import make_optimizer
+    from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for, lr_at
+    from tunesmith.training.state import TrainState
 
 __version__ = "0.1.0"
 
@@ -97,52 +95,52 @@ __all__ = [
 ]
 
 _HOMES: dict[str, str] = {
-    "Batches": "tunesmith.tokens.batches",
-    "Calendar": "tunesmith.engine.plan",
+    "Batches": "tunesmith.data.batches",
+    "Calendar": "tunesmith.training.schedule",
     "Console": "tunesmith.cli.console",
-    "Curves": "tunesmith.curves.series",
+    "Curves": "tunesmith.runs.curves",
     "DataCollatorWithPadding": "transformers",
     "EarlyStoppingCallback": "transformers",
     "EvalPrediction": "transformers",
-    "Identity": "tunesmith.keep.record",
-    "Padding": "tunesmith.tokens.batches",
-    "Plan": "tunesmith.engine.plan",
-    "Predictor": "tunesmith.predict.predictor",
+    "Identity": "tunesmith.training.checkpoint",
+    "Padding": "tunesmith.data.batches",
+    "Plan": "tunesmith.training.schedule",
+    "Predictor": "tunesmith.inference.predictor",
     "RunConfig": "tunesmith.config.schema",
-    "Schedule": "tunesmith.engine.plan",
+    "Schedule": "tunesmith.training.schedule",
     "Task": "tunesmith.labels",
-    "TaskLoss": "tunesmith.engine.evaluate",
-    "TextClassifier": "tunesmith.notebook.estimators",
-    "TextRegressor": "tunesmith.notebook.estimators",
-    "TokenRows": "tunesmith.tokens.token_rows",
-    "TrainState": "tunesmith.engine.state",
+    "TaskLoss": "tunesmith.training.evaluation",
+    "TextClassifier": "tunesmith.sklearn",
+    "TextRegressor": "tunesmith.sklearn",
+    "TokenRows": "tunesmith.data.tokens",
+    "TrainState": "tunesmith.training.state",
     "Trainer": "tunesmith.trainer",
     "TrainerCallback": "transformers",
     "TrainingArguments": "tunesmith.trainer",
-    "choose_strategies": "tunesmith.fast.strategies",
-    "curves_from_events": "tunesmith.curves.series",
-    "diagnose_curves": "tunesmith.diagnose.advise:diagnose",
-    "draw_curves": "tunesmith.curves.plot",
-    "epoch_ends_for": "tunesmith.engine.plan",
-    "find_embedded": "tunesmith.encoder.resolve",
-    "finetune": "tunesmith.notebook.from_data:finetune_data",
+    "choose_strategies": "tunesmith.speedups.apply",
+    "curves_from_events": "tunesmith.runs.curves",
+    "diagnose_curves": "tunesmith.diagnosis.verdict:diagnose",
+    "draw_curves": "tunesmith.report.plots",
+    "epoch_ends_for": "tunesmith.training.schedule",
+    "find_embedded": "tunesmith.models.files",
+    "finetune": "tunesmith.sklearn:finetune_data",
     "get_scheduler": "transformers",
-    "load_checkpoint": "tunesmith.keep.checkpoint",
+    "load_checkpoint": "tunesmith.training.checkpoint",
     "load_config": "tunesmith.config.load",
-    "load_curves": "tunesmith.curves.series",
-    "load_dataset": "tunesmith.reading.hub:load_from_hub",
-    "load_metric": "tunesmith.metrics.suite:load",
-    "lr_at": "tunesmith.engine.plan",
-    "make_optimizer": "tunesmith.engine.optim",
-    "make_runtime": "tunesmith.ranks.runtime",
-    "make_suite": "tunesmith.metrics.suite",
-    "padding_of": "tunesmith.tokens.batches",
-    "predict_rows": "tunesmith.engine.evaluate",
+    "load_curves": "tunesmith.runs.curves",
+    "load_dataset": "tunesmith.data.hub:load_from_hub",
+    "load_metric": "tunesmith.metrics.table:load",
+    "lr_at": "tunesmith.training.schedule",
+    "make_optimizer": "tunesmith.training.optimizer",
+    "make_runtime": "tunesmith.training.distributed",
+    "make_suite": "tunesmith.metrics.table",
+    "padding_of": "tunesmith.data.batches",
+    "predict_rows": "tunesmith.training.evaluation",
     "sample_file": "tunesmith.sample",
-    "save_checkpoint": "tunesmith.keep.checkpoint",
+    "save_checkpoint": "tunesmith.training.checkpoint",
     "set_seed": "transformers",
-    "sketch_curves": "tunesmith.curves.panels",
-    "train_events": "tunesmith.engine.loop",
+    "sketch_curves": "tunesmith.report.plots",
+    "train_events": "tunesmith.training.loop",
 }
 """Public name -> module it lives in (`module:name` where it is called otherwise there).
 

@@ -84,12 +84,12 @@ class StoppedBySignal(TunesmithError):
 
 TRAINING_MODULES = (
     "accelerate", "datasets", "jinja2", "matplotlib", "pandas", "pyarrow", "python_calamine",
-    "safetensors", "scipy", "shtab", "sklearn", "torch", "tqdm", "transformers", "yaml",
+    "safetensors", "scipy", "sklearn", "torch", "tqdm", "transformers", "yaml",
 )  # fmt: skip
 BROUGHT_BY = {
     **dict.fromkeys(TRAINING_MODULES, "'tunesmith[train]'"),
     **dict.fromkeys(("onnxruntime", "tokenizers"), "'tunesmith[runtime]'"),
-    **{name: name for name in ("fsspec", "huggingface_hub", "openvino")},
+    "huggingface_hub": "huggingface_hub",
 }
 """Module -> what pip installs to bring it."""
 

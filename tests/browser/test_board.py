@@ -19,8 +19,8 @@ from devtools import Browser
 from tiny_training import make_model, make_table, train_command
 
 from patience import patient
-from tunesmith.run.journal import Journal
-from tunesmith.serve.security import load_token
+from tunesmith.inference.security import load_token
+from tunesmith.runs.event_log import Journal
 from warm import warm_python
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tunesmith import DataCollatorWithPadding
-from tunesmith.tokens.batches import Padding, make_batch
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.data.batches import Padding, make_batch
+from tunesmith.data.tokens import TokenRows
 
 PAIR = [101, 2023, 2003, 1996, 2034, 6251, 1012, 102, 2023, 2003, 1996, 2117, 2028, 1012, 102]
 SHORT = [101, 2460, 6251, 1012, 102]

@@ -14,19 +14,18 @@ import torch
 from torch import nn
 
 from conftest import tiny_bert, token_lists
-from tunesmith.engine.evaluate import TaskLoss, predict_rows
-from tunesmith.engine.loop import train_events
-from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Calendar, Plan, Schedule, epoch_ends_for
-from tunesmith.engine.state import TrainState
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.events import Improved, StepDone
-from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import Task
-from tunesmith.ranks.runtime import Runtime, make_runtime
-from tunesmith.ranks.sharding import gathered
-from tunesmith.tokens.batches import Batches, Padding
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.speedups.apply import choose_strategies
+from tunesmith.training.distributed import Runtime, make_runtime
+from tunesmith.training.evaluation import TaskLoss, predict_rows
+from tunesmith.training.loop import train_events
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for
+from tunesmith.training.state import TrainState
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"rows": 48},
@@ -78,7 +77,7 @@ def run_case(
         metric="loss", greater_is_better=False, patience=patience,
     )  # fmt: skip
     events = list(train_events(state, batches, plan, evaluate=evaluate))
-    weights_now = {name: gathered(tensor) for name, tensor in state.model.state_dict().items()}
+    weights_now = state.model.state_dict()
     return {
         "losses": [e.loss for e in events if isinstance(e, StepDone)],
         "norms": [e.grad_norm for e in events if isinstance(e, StepDone)],

@@ -22,8 +22,8 @@ from distributed.launching import Ended, accelerate_launch, alive, environment, 
 from patience import patient
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.events import Evaluated, Improved, Note, Resumed, RunEnded, Saved, StepDone
-from tunesmith.run.journal import read_journal
-from tunesmith.run.layout import RunDir
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
 from warm import warm_python
 
 pytestmark = pytest.mark.slow
@@ -132,7 +132,7 @@ import json, os, sys
 from accelerate import notebook_launcher
 
 def train(options):
-    from tunesmith.session.from_config import finetune
+    from tunesmith.pipeline.train import finetune
     result = finetune(**options)
     os.write(1, f"STEPS {result.steps}\\n".encode())  # one write: two ranks share this pipe
 
@@ -262,7 +262,7 @@ def test_resume_on_two_ranks_is_bit_identical_and_on_one_rank_the_difference_is_
 
 def test_an_error_on_rank_0_alone_ends_rank_1_soon(place: Path, tmp_path: Path) -> None:
     """The lock is held by another process: rank 0 says so, rank 1 does not wait for it."""
-    from tunesmith.run.ownership import RunLock
+    from tunesmith.runs.lock import RunLock
 
     run = tmp_path / "run"
     with RunLock(RunDir(run).lock_file):
@@ -292,7 +292,7 @@ def test_a_seed_changed_on_one_rank_is_refused_on_all(place: Path, tmp_path: Pat
 EARLY = """
 import os, signal, sys
 from pathlib import Path
-import tunesmith.session.prepare as preparing
+import tunesmith.pipeline.prepare as preparing
 from tunesmith.cli.main import main
 if os.environ["RANK"] == sys.argv[1]:
     preparing.tokenize_run = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
@@ -315,14 +315,14 @@ def test_a_rank_that_dies_while_data_is_read_is_named_too(place: Path, tmp_path:
 
 def test_no_rank_waits_for_ever_in_c(tmp_path: Path) -> None:
     """NCCL may never notice a loss: the watch ends such a rank from outside its main thread."""
-    from tunesmith.ranks import roster
+    from tunesmith.training import distributed as roster
 
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
     script = tmp_path / "stuck.py"
     script.write_text(
         "import threading, time\n"
-        "from tunesmith.ranks import roster\n"
+        "from tunesmith.training import distributed as roster\n"
         "import os, socket\n"
         "roster.GRACE_SECONDS = 1.0\n"
         f"ranks = roster.RankRoster(((socket.gethostname(), os.getpid()), (socket.gethostname(), {child.pid})), 0)\n"

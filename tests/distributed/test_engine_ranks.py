@@ -11,7 +11,7 @@ import pytest
 
 from distributed.engine_ranks import CASES, evaluate_rows, run_case
 from distributed.launching import TESTS, finish, start, torchrun
-from tunesmith.ranks.runtime import make_runtime
+from tunesmith.training.distributed import make_runtime
 
 pytestmark = pytest.mark.slow
 Results = dict[str, Any]

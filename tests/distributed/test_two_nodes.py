@@ -15,8 +15,8 @@ from distributed.launching import Ended, environment, finish, start, torchrun
 from patience import patient
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith.events import Resumed, StepDone
-from tunesmith.run.journal import read_journal
-from tunesmith.run.layout import RunDir
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
 from warm import warm_python
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from patience import patient
 from tiny_model import save_tiny_bert
-from tunesmith.export.folder_card import NEEDED
+from tunesmith.inference.export import RUNTIME_PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,7 +99,7 @@ def test_the_wheel_trains_the_demo_in_a_clean_environment(wheel: Path, tmp_path:
 @pytest.mark.slow
 def test_an_installation_that_runs_exported_models_has_no_torch(wheel: Path) -> None:
     bare, runtime = asked_for(wheel, ""), asked_for(wheel, "runtime")
-    assert {one.name for one in runtime} == {*NEEDED, "onnxruntime"}, "requirements.txt of an export names the same"
+    assert {one.name for one in runtime} == {*RUNTIME_PACKAGES}, "requirements.txt of an export names the same"
     heavy = {"torch", "transformers", "datasets", "pyarrow", "pandas", "scipy", "scikit-learn", "matplotlib"}
     assert not heavy & (all_installed(runtime) | all_installed(bare))
     for extra in ("train", "demo", "export", "search", "trackers", "dev"):
@@ -130,4 +130,4 @@ def test_an_installation_without_extras_names_the_one_that_trains(wheel: Path, t
     tried = "try:\n from tunesmith import Trainer\nexcept ImportError as error: print(error)"
     named = r"tunesmith\.Trainer: needs (torch|transformers), which is not installed\. Run: pip install 'tunesmith\[train\]'\n"
     assert re.fullmatch(named, run([python, "-c", tried], tmp_path)), "whichever of the two is imported first"
-    assert "to train: pip install 'tunesmith[train]'" in run([python, "-m", "tunesmith", "env"], tmp_path)
+    assert "to train: pip install 'tunesmith[train]'" in run([python, "-m", "tunesmith", "doctor"], tmp_path)

@@ -20,9 +20,8 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from tunesmith.errors import ConfigError
-from tunesmith.fast.cpu_speed import enable_cpu_speed
-from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import enable_first_token_only, enable_padding_free, why_not_first_token
+from tunesmith.speedups.first_token import enable_first_token_only, why_not_first_token
+from tunesmith.speedups.packing import enable_padding_free, pack
 
 SHAPES = {"ragged": RAGGED, "one row": (7,), "all of one token": (1, 1, 1), "equal": (6, 6, 6, 6)}
 
@@ -39,7 +38,6 @@ def test_cut_last_layer_gives_the_plain_loss_logits_and_gradients(kind: str, sha
     loss, logits, plain = gradients(model, batch, labels)
     if packed:
         strategy = enable_padding_free(model)
-        enable_cpu_speed(model)
         batch = dict(pack(rows, first_position=strategy.first_position, keys=strategy.keys))
     enable_first_token_only(model)
     ours_loss, ours_logits, ours = gradients(model, batch, labels)

@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from conftest import token_lists
-from tunesmith.encoder.load import load_model
-from tunesmith.engine.evaluate import TaskLoss, predict_rows
-from tunesmith.engine.loop import train_events
-from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
-from tunesmith.engine.state import TrainState
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.events import StepDone
-from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import LabelMap
-from tunesmith.ranks.runtime import make_runtime
-from tunesmith.tokens.batches import Batches, Padding
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.models.load import load_model
+from tunesmith.speedups.apply import choose_strategies
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss, predict_rows
+from tunesmith.training.loop import train_events
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
+from tunesmith.training.state import TrainState
 
 SIZES: dict[str, Any] = {
     "vocab_size": 160,

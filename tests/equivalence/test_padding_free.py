@@ -25,12 +25,11 @@ from equivalence.strategy_cases import (
     pad_rows,
 )
 from sampling import crossed
-from tunesmith.encoder.families import why_not
 from tunesmith.errors import ConfigError
-from tunesmith.fast import attention
-from tunesmith.fast.cpu_speed import enable_cpu_speed
-from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
+from tunesmith.models.families import why_not
+from tunesmith.speedups import packing
+from tunesmith.speedups.first_token import enable_first_token_only
+from tunesmith.speedups.packing import PaddingFree, enable_padding_free, pack
 
 SHAPES = {"ragged": RAGGED, "one row": (7,), "one token": (1,), "all of one token": (1, 1, 1), "equal": (6, 6, 6, 6)}
 
@@ -75,7 +74,7 @@ def test_a_batch_filled_up_to_a_bucket_changes_nothing(kind: str, first_only: bo
 def test_attention_by_distance_with_the_fixed_shapes_of_a_gpu_gives_the_same(
     kind: str, first_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "GROUPED", ())
+    monkeypatch.setattr(packing, "GROUPED", ())
     model = make_model(kind)
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind=kind), labels)
@@ -89,7 +88,7 @@ def test_attention_by_distance_with_the_fixed_shapes_of_a_gpu_gives_the_same(
 
 @pytest.mark.parametrize("first_only", [False, True])
 def test_the_mask_fallback_for_other_devices_gives_the_same(first_only: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "attend_on_cpu", attention.attend_by_mask)
+    monkeypatch.setattr(packing, "attend_on_cpu", packing.attend_by_mask)
     model = make_model("bert")
     rows, labels = make_rows(RAGGED), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind="bert"), labels)
@@ -127,7 +126,6 @@ def test_weights_after_many_steps_equal_plain_training(
     strategy = enable_padding_free(ours)
     if kind in CUT_FAMILIES:
         enable_first_token_only(ours)
-    enable_cpu_speed(ours)
     lengths = np.random.default_rng(3).integers(1, 20, (steps, 6))
     rows = [make_rows(n, seed=i, pad=PAD.get(kind, 0)) for i, n in enumerate(lengths)]
     labels = [make_labels(6, seed=i) for i in range(steps)]
@@ -150,7 +148,6 @@ def test_with_dropout_on_the_mean_loss_over_many_seeds_agrees() -> None:
 
     plain = losses(pad_rows(rows, kind="bert"))
     strategy = enable_padding_free(model)
-    enable_cpu_speed(model)
     ours = losses(packed(rows, strategy))
     error = float((plain.var() / 400 + ours.var() / 400).sqrt())
     assert abs(float(plain.mean() - ours.mean())) < 4 * error
@@ -203,7 +200,6 @@ def test_gradient_checkpointing_repeats_the_same_dropout() -> None:
         model = make_model("bert", dropout=0.3)
         strategy = enable_padding_free(model)
         enable_first_token_only(model)
-        enable_cpu_speed(model)
         if checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         torch.manual_seed(5)

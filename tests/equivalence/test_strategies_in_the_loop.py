@@ -10,18 +10,18 @@ import torch
 
 from conftest import tiny_bert, token_lists
 from sampling import crossed
-from tunesmith.engine.evaluate import TaskLoss, predict_rows
-from tunesmith.engine.loop import train_events
-from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
-from tunesmith.engine.state import TrainState
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.tokens import TokenRows
 from tunesmith.events import StepDone
-from tunesmith.fast.strategies import choose_strategies
-from tunesmith.keep.checkpoint import full_weights
 from tunesmith.labels import Task
-from tunesmith.ranks.runtime import make_runtime
-from tunesmith.tokens.batches import Batches, Padding
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.speedups.apply import choose_strategies
+from tunesmith.training.checkpoint import full_weights
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss, predict_rows
+from tunesmith.training.loop import train_events
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
+from tunesmith.training.state import TrainState
 
 OFF = {"pack_rows": "off", "first_token_only": "off", "restrict_vocabulary": "off"}
 

@@ -13,18 +13,18 @@ from safetensors.torch import load_file
 from tiny_model import save_tiny_bert, sentences, write_csv
 from tunesmith import Trainer, TrainingArguments, finetune, load_metric, lr_at, train_events
 from tunesmith.cli.main import main
-from tunesmith.engine.evaluate import TaskLoss
-from tunesmith.engine.optim import make_optimizer, set_rate
-from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
-from tunesmith.engine.state import TrainState, seed_step
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.tokens import TokenRows
 from tunesmith.events import StepDone
-from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import Task
-from tunesmith.ranks.runtime import make_runtime
-from tunesmith.run.journal import read_journal
-from tunesmith.run.layout import RunDir
-from tunesmith.tokens.batches import Batches, Padding
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
+from tunesmith.speedups.apply import choose_strategies
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss
+from tunesmith.training.optimizer import make_optimizer, set_rate
+from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
+from tunesmith.training.state import TrainState, seed_step
 
 LABELS = ("bad", "good")
 OPTIONS: dict[str, Any] = {

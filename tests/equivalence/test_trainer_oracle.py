@@ -16,16 +16,16 @@ from torch.nn import functional
 from transformers import Trainer, TrainingArguments
 
 from conftest import tiny_bert, token_lists
-from tunesmith.engine.evaluate import TaskLoss
-from tunesmith.engine.loop import train_events
-from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
-from tunesmith.engine.state import TrainState
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.tokens import TokenRows
 from tunesmith.events import StepDone
 from tunesmith.labels import Task
-from tunesmith.ranks.runtime import make_runtime
-from tunesmith.tokens.batches import Batches, Padding
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss
+from tunesmith.training.loop import train_events
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
+from tunesmith.training.state import TrainState
 
 ROWS, STEPS = 70, 50
 

@@ -14,10 +14,9 @@ from torch import nn
 from equivalence.strategy_cases import PAD, VOCABULARY, largest_difference, make_labels, make_model, make_rows, pad_rows
 from sampling import crossed
 from tunesmith.errors import CheckpointError, ConfigError
-from tunesmith.fast.cpu_speed import enable_cpu_speed
-from tunesmith.fast.packing import pack
-from tunesmith.fast.padding_free import enable_first_token_only, enable_padding_free
-from tunesmith.fast.vocabulary import VocabularyCut, why_not_restricted
+from tunesmith.speedups.first_token import enable_first_token_only
+from tunesmith.speedups.packing import enable_padding_free, pack
+from tunesmith.speedups.vocabulary import VocabularyCut, why_not_restricted
 
 STEPS = 100
 DECAY = 0.1
@@ -80,7 +79,6 @@ def test_weights_after_a_whole_run_equal_full_adamw(
     if everything:
         strategy = enable_padding_free(ours)
         enable_first_token_only(ours)
-        enable_cpu_speed(ours)
 
         def collate(r: Any) -> Any:
             return pack(r, first_position=strategy.first_position, keys=strategy.keys)

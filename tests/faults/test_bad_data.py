@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tunesmith.data.files import DecompressionLimits
+from tunesmith.data.read import load_data, read_source
 from tunesmith.errors import DataError
-from tunesmith.reading.blocks import DecompressionLimits
-from tunesmith.reading.load import load_data
-from tunesmith.reading.read import read_source
 
 HEAD = "text,label\n"
 GOOD = HEAD + "".join(f"sentence number {i},{'pos' if i % 2 else 'neg'}\n" for i in range(20))
@@ -100,7 +99,7 @@ QUOTES = {
     "text after a closing quote": Bad("x.csv", at_line(6, '"a" b,pos'), ("x.csv:6:1: ", "continues with ' b,pos'")),
     "space before a quote": Bad("x.csv", at_line(6, 'a, "pos"'), ("x.csv:6:2: ", "a quote inside")),
     "quotes in tsv when asked for": Bad(
-        "x.tsv", 'text\tlabel\na "b" c\tx\nd\ty\n', ("x.tsv:2:1: ", "a quote inside"), {"quoting": "rfc4180"}
+        "x.tsv", 'text\tlabel\na "b" c\tx\nd\ty\n', ("x.tsv:2:1: ", "a quote inside"), {"quoting": "minimal"}
     ),
 }
 SHAPES = {
@@ -298,7 +297,7 @@ def test_a_gzip_bomb_is_stopped_early(limits: DecompressionLimits, tmp_path: Pat
 def test_a_quote_never_closed_in_a_large_file_does_not_fill_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tunesmith.reading.delimited.MAX_RECORD_CHARS", 1 << 16)
+    monkeypatch.setattr("tunesmith.data.csv_files.MAX_RECORD_CHARS", 1 << 16)
     file = tmp_path / "x.csv"
     file.write_text(at_line(6, '"open,pos') + "more,pos\n" * 300_000)
     with pytest.raises(DataError, match=r"x\.csv:6: the quote opened here is not closed within"):

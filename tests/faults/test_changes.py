@@ -20,9 +20,10 @@ from tiny_model import GOOD, save_tiny_bert, sentences, write_csv
 from tunesmith.cli.main import main
 from tunesmith.errors import CheckpointError, TunesmithError
 from tunesmith.events import Event, Saved
-from tunesmith.run.layout import RunDir
-from tunesmith.run.sealed import MANIFEST
-from tunesmith.session.from_config import Watch, finetune
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import Watch
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import MANIFEST
 
 Change = Callable[[Path, dict[str, Any]], None]
 OPTIONS: dict[str, Any] = {
@@ -363,8 +364,8 @@ def run(finished: Path, tmp_path: Path) -> RunDir:
 def test_row_14_a_model_that_was_changed_is_not_used(
     kind: str, part: str, run: RunDir, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tunesmith.predict.predictor import Predictor
-    from tunesmith.serve.prediction import PredictionService
+    from tunesmith.inference.predictor import Predictor
+    from tunesmith.inference.service import PredictionService
 
     folder = run.path / part
     LOADED[kind](folder, {})
@@ -403,8 +404,8 @@ def test_row_14_a_folder_of_another_program_is_used_with_a_note(
 
 
 def test_row_14_a_model_that_changes_while_it_is_served_answers_no_more(run: RunDir) -> None:
-    from tunesmith.serve.bodies import BadRequest
-    from tunesmith.serve.kept_models import KeptModels
+    from tunesmith.inference.bodies import BadRequest
+    from tunesmith.inference.kept_models import KeptModels
 
     models = KeptModels()
     model = models.get(run)
@@ -423,8 +424,8 @@ def test_row_14_a_model_that_changes_while_it_is_served_answers_no_more(run: Run
 
 
 def test_row_14_files_swapped_while_they_are_loaded_are_noticed(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tunesmith.predict import torch_network
-    from tunesmith.predict.predictor import Predictor
+    from tunesmith.inference import torch_network
+    from tunesmith.inference.predictor import Predictor
 
     load = torch_network.load_tokenizer
 

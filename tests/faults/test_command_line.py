@@ -20,7 +20,7 @@ import pytest
 from faults.trials import Ended, Server, damaged_checkpoints, fingerprint, leftovers, memory_folder, seed_of, size
 from patience import patient
 from tunesmith.cli.main import main
-from tunesmith.run.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 
 @dataclass
@@ -154,7 +154,7 @@ def test_resume_of_a_finished_run_reports_it(lab: Lab) -> None:
     assert "finished after step 24 (completed); there is nothing to resume" in ended.log
     ended = lab.train(lab.root / "whole")
     assert ended.code == 5
-    assert "holds a finished run of this very config" in ended.last_line
+    assert "contains a finished run of this config" in ended.last_line
 
 
 @pytest.mark.parametrize("lost", ["report.html", "model"])

@@ -20,10 +20,10 @@ from patience import patient
 from sampling import crossed
 from tunesmith.errors import ResourceError
 from tunesmith.events import Note, Resumed
-from tunesmith.run.journal import read_journal
-from tunesmith.run.layout import RunDir
-from tunesmith.run.ownership import RunLock, read_holder
-from tunesmith.run.sealed import _own_hash
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.lock import RunLock, read_holder
+from tunesmith.runs.manifest import _own_hash
 
 NOBODY = 65534
 PIECES = ["model.safetensors", "optimizer.safetensors", "generators.safetensors", "state.json", "config.json"]
@@ -226,7 +226,7 @@ def test_row_12_a_second_process_is_refused_by_name_at_once(bench: Any, folder: 
 def test_row_12_a_worker_that_outlives_its_run_does_not_hold_the_lock(tmp_path: Path) -> None:
     script = (
         "import os, sys, time, pathlib\n"
-        "from tunesmith.run.ownership import RunLock\n"
+        "from tunesmith.runs.lock import RunLock\n"
         "lock = RunLock(pathlib.Path(sys.argv[1])); lock.__enter__()\n"
         "pid = os.fork()\n"
         "if pid == 0: print(os.getpid(), flush=True); time.sleep(30); os._exit(0)\n"

@@ -16,9 +16,9 @@ import pytest
 
 from faults.trials import clean, damaged_checkpoints, fingerprint, intact_checkpoints, leftovers, seed_of, size
 from tunesmith.errors import ResourceError
-from tunesmith.run.layout import RunDir
-from tunesmith.run.sealed import require_space, write_sealed
-from tunesmith.run.writing import write_file
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import require_space, write_sealed
+from tunesmith.runs.writing import write_file
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace (apt-get install strace)")
 SHORT = {"rows": 16, "epochs": 1, "evaluate_every": 2}
@@ -238,7 +238,7 @@ def test_a_save_that_fails_leaves_the_folder_it_would_have_replaced(tmp_path: Pa
     write_sealed(target, lambda tmp: (tmp / "a").write_text("old"), {"step": 5})
     for failing in ("save.filled", "save.sealed", "save.moved", "save.renamed"):
         monkeypatch.setenv("TUNESMITH_FAULT", f"{failing}:eio:1")
-        monkeypatch.setattr("tunesmith.run.environment._counts", {})
+        monkeypatch.setattr("tunesmith.runs.environment._counts", {})
         with pytest.raises(ResourceError, match="Input/output error"):
             write_sealed(target, lambda tmp: (tmp / "a").write_text("new"), {"step": 5})
         assert (target / "a").read_text() == "old", failing

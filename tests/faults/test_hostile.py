@@ -19,8 +19,8 @@ import pytest
 
 from faults.trials import Ended, Server, memory_folder, seed_of, size
 from patience import patient
-from tunesmith.encoder.model_files import check_tensor_file
 from tunesmith.errors import ConfigError
+from tunesmith.models.files import check_tensor_file
 
 SECONDS = 6.0
 """The target is 2 s on an idle machine; CI shares its cores."""

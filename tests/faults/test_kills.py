@@ -21,7 +21,7 @@ from faults.trials import (
     seed_of,
     size,
 )
-from tunesmith.run.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 CALLS = "openat,write,pwrite64,fsync,rename,renameat,renameat2,mkdir,unlink,unlinkat,rmdir,link,ftruncate"
 """Every syscall by which a run changes its folder."""

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 
 from faults.trials import intact_checkpoints, lasting
 from tunesmith.events import MicroBatchSplit, NonFinite, StepDone
-from tunesmith.run.journal import read_journal
-from tunesmith.run.layout import RunDir
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
 
 
 @pytest.mark.parametrize(

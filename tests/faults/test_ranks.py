@@ -25,8 +25,8 @@ from faults.trials import (
 )
 from patience import patient
 from tunesmith.events import Saved
-from tunesmith.run.journal import read_journal
-from tunesmith.run.layout import RunDir
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
 
 TWO = {"ranks": 2, "timeout": 90}
 

@@ -15,8 +15,8 @@ import pytest
 from faults.serve_requests import throw
 from faults.serve_stops import Service
 from patience import patient
-from tunesmith.run.sealed import seal
-from unit.serve.test_prediction import make_run
+from tunesmith.runs.manifest import seal
+from unit.inference.test_prediction import make_run
 
 HERE = Path(__file__).parent
 

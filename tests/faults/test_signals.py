@@ -12,8 +12,8 @@ from faults.trials import clean, damaged_checkpoints, fingerprint, intact_checkp
 from patience import patient
 from sampling import crossed
 from tunesmith.events import Evaluated
-from tunesmith.run.journal import read_journal
-from tunesmith.run.layout import RunDir
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
 
 POINTS = ["forward", "backward", "optimizer", "evaluate", "data"]
 CODES = {"TERM": 143, "INT": 130}

@@ -15,10 +15,10 @@ from typing import Any
 from patience import patient
 from tunesmith.errors import CheckpointError
 from tunesmith.events import WALL_CLOCK, EpochStarted, Evaluated, Improved, RowsEvaluated, StepDone, to_json
-from tunesmith.run.journal import read_journal
-from tunesmith.run.layout import RunDir
-from tunesmith.run.sealed import read_manifest, verify
-from tunesmith.run.writing import TMP_PREFIX
+from tunesmith.runs.event_log import read_journal
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import read_manifest, verify
+from tunesmith.runs.writing import TMP_PREFIX
 from warm import ENVIRONMENT, warm_python
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -8,18 +8,18 @@ import numpy as np
 import torch
 
 from token_files import engine_rows
-from tunesmith.engine.evaluate import TaskLoss
-from tunesmith.engine.loop import train_events
-from tunesmith.engine.optim import make_optimizer
-from tunesmith.engine.plan import Plan, Schedule, epoch_ends_for
-from tunesmith.engine.state import TrainState, seed_everything
-from tunesmith.engine.step import micro_step
+from tunesmith.data.batches import Batches, Padding
+from tunesmith.data.tokens import TokenRows
 from tunesmith.events import StepDone
-from tunesmith.fast.strategies import choose_strategies
 from tunesmith.labels import LabelMap
-from tunesmith.ranks.runtime import make_runtime
-from tunesmith.tokens.batches import Batches, Padding
-from tunesmith.tokens.token_rows import TokenRows
+from tunesmith.speedups.apply import choose_strategies
+from tunesmith.training.distributed import make_runtime
+from tunesmith.training.evaluation import TaskLoss
+from tunesmith.training.loop import train_events
+from tunesmith.training.optimizer import make_optimizer
+from tunesmith.training.schedule import Plan, Schedule, epoch_ends_for
+from tunesmith.training.state import TrainState, seed_everything
+from tunesmith.training.step import micro_step
 
 OFF = dict.fromkeys(("pack_rows", "first_token_only", "restrict_vocabulary", "fused_layers", "cuda_graphs"), "off")
 __all__ = [

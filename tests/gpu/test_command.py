@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-
-import transformers
 
 from token_files import TOKENS, read_texts
 
@@ -49,21 +46,3 @@ def test_the_command_line_works_from_end_to_end(tmp_path: Path) -> None:
     tunesmith("predict", str(run), "--input", str(table), "--output", str(labelled))
     with labelled.open(encoding="utf-8", newline="") as handle:
         assert {row["prediction"] for row in csv.DictReader(handle)} == {"same", "other"}
-
-
-def test_steps_that_cannot_be_captured_are_computed_in_float32_where_no_precision_is_asked_for(tmp_path: Path) -> None:
-    """BART draws and reads on the host: a small batch of it is launched kernel by kernel."""
-    table, model = tmp_path / "pairs.csv", tmp_path / "bart"
-    write_pairs(table)
-    transformers.set_seed(0)
-    transformers.BartForSequenceClassification(transformers.BartConfig(**BART)).save_pretrained(model)
-    for file in (TOKENS / "minilm").glob("*token*"):
-        shutil.copy(file, model)
-    shutil.copy(TOKENS / "minilm" / "vocab.txt", model)
-    words = ["train", "--train_file", str(table), "--model_name_or_path", str(model), "--max_steps", "12"]
-    shown = tunesmith(*words, "--output_dir", str(tmp_path / "chosen"))
-    assert "Precision: float32, quicker than bf16" in shown
-    assert "one launch a step" not in shown
-    assert "float32, quicker" not in tunesmith(*words, "--bf16", "--output_dir", str(tmp_path / "half"))
-    manifests = [json.loads((tmp_path / run / "best" / "MANIFEST.json").read_text()) for run in ("chosen", "half")]
-    assert [manifest["config"]["bf16"] for manifest in manifests] == [False, True]

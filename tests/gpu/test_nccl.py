@@ -1,4 +1,4 @@
-"""DDP and FSDP over NCCL with the one rank that one GPU gives."""
+"""DDP over NCCL with the one rank that one GPU gives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 
-def test_ddp_and_fsdp_give_the_losses_of_the_bare_model() -> None:
+def test_ddp_over_nccl_losses_equal_bare_model() -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1"]
     command.append(str(Path(__file__).with_name("nccl_rank.py")))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

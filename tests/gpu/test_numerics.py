@@ -15,7 +15,7 @@ from token_files import arrow_rows, collator
 from tunesmith import Trainer
 from tunesmith.errors import NumericsError
 from tunesmith.events import Note, StepDone
-from tunesmith.run.journal import read_journal
+from tunesmith.runs.event_log import read_journal
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 256}
 STOCK = {

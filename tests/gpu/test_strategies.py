@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from tunesmith.fast.packing import Layout, pack
-from tunesmith.fast.padding_free import PaddingFree, enable_first_token_only, enable_padding_free
-from tunesmith.fast.vocabulary import VocabularyCut
+from tunesmith.speedups.first_token import enable_first_token_only
+from tunesmith.speedups.packing import Layout, PaddingFree, enable_padding_free, pack
+from tunesmith.speedups.vocabulary import VocabularyCut
 
 Rows = dict[str, list[np.ndarray]]
 DEVICE = torch.device("cuda")

@@ -117,9 +117,9 @@ class Answer:
 Client = Callable[..., list[Answer]]
 _SCRIPT = """
 import json, sys, time
-from tunesmith.reading.hub import load_from_hub
+from tunesmith.data.hub import load_from_hub
 from tunesmith.errors import TunesmithError
-from tunesmith.encoder.resolve import resolve_model
+from tunesmith.models.files import resolve_model
 def splits(*args, **options):
     found = load_from_hub(*args, **options)
     return {name: [len(rows), rows.features["label"].names, rows["label"][:3]] for name, rows in found.items()}

@@ -16,7 +16,6 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import interpreted_embeddings
 import interpreted_modern
 
 from equivalence.strategy_cases import (
@@ -29,11 +28,12 @@ from equivalence.strategy_cases import (
     make_rows,
     pad_rows,
 )
-from tunesmith.fast import attention_kernels, fused_layers, fused_ops, triton_kernels
-from tunesmith.fast.adamw_kernel import OneKernelAdamW
-from tunesmith.fast.fused_attention import attend_by_distance
-from tunesmith.fast.packing import Layout, pack
-from tunesmith.fast.padding_free import enable_padding_free
+from tunesmith.speedups import fused, fused_ops
+from tunesmith.speedups.fused_ops import attend_by_distance
+from tunesmith.speedups.kernels import attention as attention_kernels
+from tunesmith.speedups.kernels import layers as triton_kernels
+from tunesmith.speedups.kernels.adamw import OneKernelAdamW
+from tunesmith.speedups.packing import Layout, enable_padding_free, pack
 
 
 def check_add_norm() -> None:
@@ -276,9 +276,9 @@ def check_distances_in_layers(kind: str) -> None:
     rows, labels = make_rows(RAGGED, pad=PAD.get(kind, 0)), make_labels(len(RAGGED))
     loss, _, plain = gradients(model, pad_rows(rows, kind=kind), labels)
     strategy = enable_padding_free(model)
-    fused_layers.FusedLayers(model, torch.float32, first_token_only=True)
+    fused.FusedLayers(model, torch.float32, first_token_only=True)
     used: list[bool] = []
-    fused_layers.attends_fused = lambda *_: used.append(True) or True  # type: ignore[func-returns-value]
+    fused.attends_fused = lambda *_: used.append(True) or True  # type: ignore[func-returns-value]
     batch = pack(rows, first_position=strategy.first_position, keys=strategy.keys, total=64, longest=32)
     ours_loss, _, ours = gradients(model, batch, labels)
     say(f"{kind} in layers, not used", float(not used), 0.5)
@@ -329,4 +329,3 @@ if __name__ == "__main__":
     check_attention(False, 10**6, window=3)
     check_adamw()
     interpreted_modern.check_all()
-    interpreted_embeddings.check_all()

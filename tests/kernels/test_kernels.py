@@ -30,7 +30,7 @@ def run(script: str, *words: str, cache: Path, **environment: str) -> list[list[
 
 def test_interpreted_kernels_give_the_values_and_gradients_of_torch(tmp_path: Path) -> None:
     lines = run("interpreted.py", cache=tmp_path, TRITON_INTERPRET="1")
-    assert len(lines) == 170
+    assert len(lines) == 126
     wrong = [line for line in lines if not float(line[1]) <= float(line[2])]
     assert wrong == []
 
@@ -38,5 +38,5 @@ def test_interpreted_kernels_give_the_values_and_gradients_of_torch(tmp_path: Pa
 @pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.long), 90])
 def test_every_kernel_compiles_for_the_gpu(capability: int, tmp_path: Path) -> None:
     lines = run("compiled.py", str(capability), cache=tmp_path)
-    assert len(lines) == 30
+    assert len(lines) == 25
     assert all(int(size) > 1000 for _, size in lines)

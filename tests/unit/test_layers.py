@@ -10,14 +10,14 @@ from pathlib import Path
 SRC = Path(__file__).resolve().parents[2] / "src" / "tunesmith"
 LAYERS = [
     {"errors", "events", "files", "findings", "labels"},
-    {"sample", "config", "metrics", "run"},
-    {"reading", "tokens", "encoder", "curves"},
-    {"ranks", "engine", "fast", "keep", "audit", "diagnose"},
-    {"predict", "recipes", "report"},
-    {"bulk", "session", "trainer"},
-    {"export", "serve", "ray", "spark", "measure", "tuning"},
+    {"sample", "config", "metrics", "runs"},
+    {"data", "models"},
+    {"training", "speedups", "diagnosis"},
+    {"report"},
+    {"pipeline", "trainer", "inference"},
+    {"integrations", "tuning"},
     {"cli"},
-    {"notebook"},
+    {"sklearn"},
 ]
 """Bottom first. Packages of one layer may import each other."""
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

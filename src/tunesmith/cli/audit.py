@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     args.given |= {f"{split}_file": file for split, file in name_splits(args.files).items()}
     config = config_from_args(args)
     from tunesmith.cli.console import Console, quiet_libraries
-    from tunesmith.session.auditing import audit_files
+    from tunesmith.pipeline.audit import audit_files
 
     quiet_libraries()
     console = Console()

@@ -37,8 +37,8 @@ def add_server_arguments(parser: argparse.ArgumentParser, port: int) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped; gives the exit code."""
-    from tunesmith.serve.security import load_token
-    from tunesmith.serve.server import make_board, serve_forever
+    from tunesmith.inference.security import load_token
+    from tunesmith.inference.server import make_board, serve_forever
 
     board = make_board(args.runs_dir)
     token = load_token(new=args.new_token)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 def warn_network(host: str) -> None:
     """Warns of what listening on the network means."""
-    from tunesmith.serve.server import LOCAL
+    from tunesmith.inference.server import LOCAL
 
     if host not in LOCAL:
         words = "the network can reach this port. Anyone who has the token can use it, and it travels unencrypted."

@@ -24,11 +24,11 @@ from tunesmith.events import (
     SafePoint,
     StepDone,
 )
-from tunesmith.session.watch import Watch
+from tunesmith.pipeline.watch import PAIR_STAGE, Watch
 
 SLOW_SECONDS = 2.0
 """Without bars, work that is finished sooner is not reported."""
-STEP_STAGE = "learning pairs"
+STEP_STAGE = PAIR_STAGE
 """Progress that counts steps: what stands in front of the first step of a run."""
 LINE_SECONDS = 10.0
 """Without bars, seconds between two lines about slow work."""

@@ -40,7 +40,6 @@ def run(args: argparse.Namespace) -> int:
     print(f"\nrun folder: {result.run.path}   (open report.html in a browser)\ntry next:")
     print(f'  tunesmith predict {folder} --text "The shop opens at nine." "At nine the shop opens its doors."')
     print(f"  tunesmith predict {folder} --input {test} --output labelled.csv")
-    print(f"  tunesmith inspect {folder}/run.yaml")
     print(f"  tunesmith report {folder}")
     print("  tunesmith train --train_file your.csv")
     return 0
@@ -49,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
 def make_config(output_dir: str | None = None, *, max_steps: int = -1, plain: bool = False) -> RunConfig:
     """The config of the demo. A finished demo keeps its folder; an unfinished one is resumed."""
     from tunesmith.config.load import load_config
+    from tunesmith.pipeline.identity import free_folder
     from tunesmith.sample import SPLITS, sample_file
-    from tunesmith.session.from_config import free_folder
 
     files = {f"{split}_file": str(sample_file(split)) for split in SPLITS}
     switches = {"disable_tqdm": True} if plain else {}

@@ -34,10 +34,10 @@ def run(args: argparse.Namespace) -> int:
     import numpy as np
 
     from tunesmith.cli.console import Console
+    from tunesmith.data.columns import Columns
+    from tunesmith.data.read import read_labelled
     from tunesmith.errors import DataError
-    from tunesmith.metrics.suite import make_suite
-    from tunesmith.reading.columns import Columns
-    from tunesmith.reading.load import read_labelled
+    from tunesmith.metrics.table import make_suite
 
     console = Console()
     facts = read_model_facts(args)

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from tunesmith.cli.parser import add_flag
-from tunesmith.cli.trained_model import add_model_argument
-from tunesmith.predict.facts import FORMATS
+from tunesmith.cli.trained_model import add_model_argument, raise_on_sigterm
+from tunesmith.inference.model_folder import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,17 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exports, measures, prints the table; gives the exit code."""
     from tunesmith.cli.console import quiet_libraries
-    from tunesmith.encoder.model_files import read_config_file
     from tunesmith.errors import ConfigError
-    from tunesmith.export.checked import Tolerance, rows_of_files, rows_of_run, table_of
-    from tunesmith.export.exporting import export_model_to
-    from tunesmith.predict.facts import model_folder_of, read_facts
-    from tunesmith.run.layout import RunDir
+    from tunesmith.inference.export import Tolerance, export_model_to, rows_of_files, rows_of_run, table_of
+    from tunesmith.inference.model_folder import model_folder_of, read_facts
+    from tunesmith.models.files import read_config_file
+    from tunesmith.runs.folder import RunDir
 
     for name in ("max_drop", "min_agreement"):
         if not 0 <= getattr(args, name) <= 1:
             raise ConfigError(f"--{name} {getattr(args, name)} is not a number from 0 to 1")
     quiet_libraries()
+    raise_on_sigterm()
     source = RunDir(Path(args.run))
     folder = model_folder_of(args.run).folder
     facts = read_facts(folder, read_config_file(folder))
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     elif source.config_file.is_file():
         rows = rows_of_run(source, facts)
     else:
-        raise ConfigError("is not a run, so its rows are not known", where=args.run, fix="Give --test_file.")
+        raise ConfigError("is not a run, so its rows are not known", where=args.run, fix="Set --test_file.")
     output = Path(args.output) if args.output else source.path / "export" / args.to
     done = export_model_to(
         args.run,
@@ -55,6 +55,6 @@ def run(args: argparse.Namespace) -> int:
         say=lambda line: print(line, file=sys.stderr),
     )
     print(table_of(done.tried))
-    speed = ", ".join(f"{name} {value:,.0f} rows/s" for name, value in done.speed.items())
+    speed = ", ".join(f"{name} {value:,.0f} rows per second" for name, value in done.speed.items())
     print(f"\n{output}: {done.bytes / 1e6:.1f} MB (original {done.original_bytes / 1e6:.1f} MB); {speed}")
     return 0

@@ -213,9 +213,8 @@ def _add_option(section: Any, option: Option) -> None:
         section.add_argument(flag, action=_GiveSwitch, help=text)
         section.add_argument(f"--no_{option.name}", dest=option.name, action=_GiveNo, nargs=0, help=argparse.SUPPRESS)
         return
-    if option.name in ("resume_from_checkpoint", "fsdp"):
-        metavar = "NAME" if option.name == "fsdp" else "FOLDER"
-        section.add_argument(flag, action=_Give, nargs="?", const="true", metavar=metavar, help=text)
+    if option.name == "resume_from_checkpoint":
+        section.add_argument(flag, action=_Give, nargs="?", const="true", metavar="FOLDER", help=text)
         return
     nargs = "+" if is_list(option.hint) else None
     section.add_argument(flag, action=_Give, nargs=nargs, metavar=_metavar(option), help=text)

@@ -12,20 +12,18 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tunesmith.cli.console import format_bytes, format_duration, quiet_libraries
 from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
-from tunesmith.cli.side_process import SideProcess
-from tunesmith.cli.train import LIBRARIES
+from tunesmith.cli.train import import_torch_in_background
 from tunesmith.config.load import load_config
 from tunesmith.config.schema import RunConfig, to_dict
 from tunesmith.errors import ConfigError, ResourceError, TunesmithError, name_the_extra
-from tunesmith.session.forecast import Forecast
-from tunesmith.session.inputs import read_run_data, refuse_what_is_not_built
-from tunesmith.session.watch import Watch
+from tunesmith.pipeline.inputs import read_run_data, refuse_what_is_not_built
+from tunesmith.pipeline.plan import Forecast
+from tunesmith.pipeline.watch import Watch
 
 ERROR_MARK = "tunesmith-forecast-error: "
 
@@ -116,11 +114,11 @@ def measure_from_stdin() -> None:
 def _measure_here(config: RunConfig, begun: float) -> Forecast:
     watch = Watch()
     try:
-        with SideProcess(LIBRARIES) as watch.aside:
-            data = watch.aside.start(partial(read_run_data, config, {}), progress=watch.progress)()
-            from tunesmith.session.short_run import measure_run  # with torch, which is loaded while the data is read
+        import_torch_in_background()
+        data = read_run_data(config, {}, progress=watch.progress)
+        from tunesmith.pipeline.plan import measure_run
 
-            return measure_run(config, data, watch, begun)
+        return measure_run(config, data, watch, begun)
     except ModuleNotFoundError as error:
         name_the_extra(error, "tunesmith plan")
         raise

@@ -1,13 +1,12 @@
 """`tunesmith predict RUN --input x.csv --output y.csv`: labels and probabilities for new rows, in input order.
 
-Many files (`--input 'big/*.parquet' --output out/`) are shared by several processes and resumed by the same command.
+Many files (`--input 'big/*.parquet' --output out/`) are written to a folder; the same command resumes an interrupted job.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from tunesmith.cli.trained_model import (
     load_predictor,
     positive,
     predict_dataset,
+    raise_on_sigterm,
     read_model_facts,
     reading_options,
     text_columns,
@@ -58,20 +58,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "accepted as in train, and not used: every column is written back; evaluate RUN scores labelled rows",
     )
     add_flag(parser, "--top_k K", "only the K most probable labels, the best first", type=positive)
-    add_flag(parser, "--workers N", "processes that share the work on many files [1]", type=positive, default=1)
     add_reading_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Predicts and writes the table; gives the exit code."""
     from tunesmith.errors import ConfigError
-    from tunesmith.predict.facts import is_graph_folder
-    from tunesmith.predict.tables import check_format
-    from tunesmith.run.layout import require_not_of_a_run
-    from tunesmith.run.writing import require_plain
+    from tunesmith.inference.model_folder import is_graph_folder
+    from tunesmith.inference.tables import check_format
+    from tunesmith.runs.folder import require_not_of_a_run
+    from tunesmith.runs.writing import require_plain
 
     if (args.input is None) == (args.text is None):
         raise ConfigError("give either --input FILE or --text")
+    raise_on_sigterm()
     if args.output == "-":
         args.output = None
     if is_bulk(args):
@@ -107,10 +107,12 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
             f"this model reads {wanted} text(s) a row, {count} given",
             fix="Put each text in quotes; give pairs as --text A ... --text_pair B ...",
         )
+    if not args.allow_empty_text and not all(text.strip() for text in (*texts, *(pairs or ()))):
+        raise ConfigError("--text is empty", fix="Pass a text, or set --allow_empty_text.")
     # A GPU takes longer to start than a processor needs for a few rows.
     args.use_cpu = args.use_cpu or (len(texts) <= FEW_TEXTS and not args.bf16)
     predictor = load_predictor(args)
-    from tunesmith.predict.tables import predicted_names, sorted_scores
+    from tunesmith.inference.tables import predicted_names, sorted_scores
 
     probabilities = predictor.probabilities(texts, pairs)
     labels = predictor.facts.labels
@@ -128,8 +130,8 @@ def _predict_text(facts: Any, args: argparse.Namespace) -> int:
 
 def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     from tunesmith.cli.console import Console
-    from tunesmith.predict.tables import check_cells, choose_column_names, describe_renaming, list_answers
-    from tunesmith.reading.load import read_unlabelled
+    from tunesmith.data.read import read_unlabelled
+    from tunesmith.inference.tables import check_cells, choose_column_names, describe_renaming, list_answers
 
     console = Console()
     given, options = _source(args)
@@ -144,7 +146,7 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
     if renamed is not None:
         console.say(renamed)
     predictor = load_predictor(args)
-    from tunesmith.predict.tables import answer_columns, probabilities_of
+    from tunesmith.inference.tables import answer_columns, probabilities_of
 
     logits = predict_dataset(predictor, source.dataset, text, console, max_rows=args.batch_size, what="predicting")
     labels = predictor.facts.labels
@@ -156,8 +158,8 @@ def _predict_file(facts: Any, args: argparse.Namespace) -> int:
 
 def _predict_plain(facts: Any, args: argparse.Namespace) -> int:
     """Rows of a file for an exported folder: needs no package that the graph does not need."""
-    from tunesmith.bulk.work import label_columns, read_whole
-    from tunesmith.predict.tables import check_cells
+    from tunesmith.inference.bulk import label_columns, read_whole
+    from tunesmith.inference.tables import check_cells
 
     options = reading_options(args)
     empty = options.pop("allow_empty_text")
@@ -171,7 +173,7 @@ def _predict_plain(facts: Any, args: argparse.Namespace) -> int:
 
 
 def _write_rows(output: Path | None, columns: dict[str, Any]) -> int:
-    from tunesmith.predict.tables import write_delimited, write_table
+    from tunesmith.inference.tables import write_delimited, write_table
 
     if output is None:
         write_delimited(print_data(sys.stdout), columns, ",")
@@ -186,7 +188,7 @@ def _source(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     options = reading_options(args)
     if args.input != "-":
         return Path(args.input), options
-    from tunesmith.reading.row_blocks import read_stdin
+    from tunesmith.data.row_blocks import read_stdin
 
     return read_stdin(**{name: options.pop(name) for name in ("encoding", "delimiter", "quoting")}), options
 
@@ -201,46 +203,33 @@ def is_bulk(args: argparse.Namespace) -> bool:
 
 
 def predict_many(facts: Any, args: argparse.Namespace) -> int:
-    """Works off the job, with `--workers` processes; gives the exit code."""
-    from tunesmith.bulk.places import open_place
-    from tunesmith.bulk.units import find_inputs
-    from tunesmith.bulk.work import BulkJob, join_job, work_off
+    """Predict many files into a folder and return the exit code."""
     from tunesmith.errors import ConfigError
+    from tunesmith.inference.bulk import BulkJob, find_inputs, is_resumable, run_job
 
+    for flag in ("input", "output"):
+        if "://" in (getattr(args, flag) or ""):
+            fix = "Copy or mount the files, or use Ray Data or Spark (tunesmith.integrations)."
+            raise ConfigError(f"--{flag} doesn't accept a URL", where=getattr(args, flag), fix=fix)
     if args.output is None or (Path(args.output).suffix and not args.output.endswith("/")):
-        raise ConfigError("many files need a folder to write to", fix="Give --output FOLDER/.")
+        raise ConfigError("many input files need an output folder", fix="Set --output FOLDER/.")
     text = chosen_names(args) or facts.text_columns
     if text is None:
-        raise ConfigError("the text columns of this model are not known", fix="Give --text_column_names.")
+        raise ConfigError("the text columns of this model are not known", fix="Set --text_column_names.")
     options = reading_options(args)
     empty = options.pop("allow_empty_text")
     options.pop("sheet_name", None)
-    job = BulkJob(find_inputs(args.input), open_place(args.output), tuple(text), args.top_k, options, empty, args.bf16)
-    share = int(os.environ.get("OMP_NUM_THREADS") or 0) or max(1, len(os.sched_getaffinity(0)) // args.workers)
-    again, threads = join_job(job, args.run, where=args.output, threads=share)
-    if again:
-        with_threads = f", with {threads} threads a process" if threads != share else ""
-        print(f"{args.output}: joins or resumes the job that is there{with_threads}", file=sys.stderr)
-    helpers = [_start_worker() for _ in range(args.workers - 1)]
+    output = Path(args.output)
+    job = BulkJob(find_inputs(args.input), output, tuple(text), args.top_k, options, empty, args.bf16)
+    if is_resumable(output):
+        print(f"{output}: resuming; finished parts are kept", file=sys.stderr)
     done = 0
 
     def count(rows: int) -> None:
         nonlocal done
         done += rows
-        print(f"{done:,} rows predicted by this process", file=sys.stderr)
+        print(f"{done:,} rows predicted", file=sys.stderr)
 
-    try:
-        work_off(job, load_predictor(args, threads=threads), count)
-    finally:
-        for helper in helpers:
-            helper.wait()
-    print(f"{args.output}: complete", file=sys.stderr)
+    run_job(job, load_predictor(args), count)
+    print(f"{output}: complete", file=sys.stderr)
     return 0
-
-
-def _start_worker() -> subprocess.Popen[bytes]:
-    """Starts the same command again. If it dies, the others do its work."""
-    words = sys.argv[1:]
-    at = next(i for i, word in enumerate(words) if word.split("=")[0] == "--workers")
-    words[at : at + (1 if "=" in words[at] else 2)] = []
-    return subprocess.Popen([sys.executable, "-m", "tunesmith", *words])

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 from tunesmith.cli.parser import add_flag
-from tunesmith.encoder.model_files import read_config_file
 from tunesmith.errors import ConfigError, ResourceError, short_text
-from tunesmith.predict.facts import is_graph_folder, model_folder_of, read_facts, read_graph_facts
+from tunesmith.inference.model_folder import INSTALL_RUNTIME, is_graph_folder, model_folder_of, read_facts
+from tunesmith.models.files import read_config_file
 
 LOADING = """
 ## How to load
@@ -67,7 +67,7 @@ def _card_for(folder: Path, repo: str) -> str:
     columns = read_facts(folder, read_config_file(folder)).text_columns
     example = '[("...", "...")]' if columns is not None and len(columns) == 2 else '["..."]'
     if is_graph_folder(folder):
-        text, runtime = text.partition("## Use\n")[0], f"{read_graph_facts(folder).installing}\n\n"
+        text, runtime = text.partition("## Use\n")[0], f"{INSTALL_RUNTIME}\n\n"
     else:
         text, runtime = text.replace('"text-classification", "model")', f'"text-classification", "{repo}")'), ""
     return text.rstrip() + "\n" + LOADING.format(repo=repo, example=example, runtime=runtime)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tunesmith.cli.parser import add_flag
 from tunesmith.config.schema import RunConfig
-from tunesmith.run.layout import RunDir
+from tunesmith.runs.folder import RunDir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains on and prints the scores; gives the exit code. A finished run has nothing left to do, which is not an error."""
-    from tunesmith.run.doctor import end_of
+    from tunesmith.runs.doctor import end_of
 
     folder = RunDir(args.run_folder)
     end = end_of(folder)
@@ -42,7 +42,7 @@ def config_of_run(folder: RunDir) -> RunConfig:
     """The config of a run, with its relative paths as they were meant where the run was started."""
     from tunesmith.config.load import load_config
     from tunesmith.errors import ConfigError
-    from tunesmith.run.layout import BEST_OPTIONS, open_run
+    from tunesmith.runs.folder import BEST_OPTIONS, open_run
 
     started = folder.path / BEST_OPTIONS
     file = started if started.is_file() else folder.config_file  # the options as given, before best chose among them
@@ -68,7 +68,7 @@ def config_of_run(folder: RunDir) -> RunConfig:
 def _home_of(folder: RunDir) -> Path:
     """The folder that the run was started in."""
     from tunesmith.errors import CheckpointError
-    from tunesmith.run.layout import read_environment
+    from tunesmith.runs.folder import read_environment
 
     try:
         return Path(read_environment(folder.environment_file).get("folder") or "")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from tunesmith.cli.parser import add_config_arguments, add_flag, config_from_args
 from tunesmith.errors import ConfigError
-from tunesmith.run.environment import read_launch
+from tunesmith.runs.environment import read_launch
 
 if TYPE_CHECKING:
-    from tunesmith.tuning.searching import SearchResult
+    from tunesmith.tuning.search import SearchResult
 
 SHOWN = 5
 """Trials in the table on stdout; search.json has all."""
@@ -51,8 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if read_launch().world > 1:
         raise ConfigError("a search trains on one rank", fix="Start the command once for each device instead.")
     from tunesmith.cli.train import with_console
-    from tunesmith.tuning.searching import SearchPlan, search_options
-    from tunesmith.tuning.space import read_space
+    from tunesmith.tuning.search import SearchPlan, read_space, search_options
 
     plan = SearchPlan(read_space(args.vary, config), args.trials, args.sampler, args.pruner)
     print_search(with_console(config, lambda watch: search_options(config, plan, watch)))

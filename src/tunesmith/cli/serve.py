@@ -32,12 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until it is stopped; gives the exit code."""
-    from tunesmith.predict.facts import is_graph_folder
-    from tunesmith.run.layout import RunDir, open_run
-    from tunesmith.serve.prediction import DRAIN_SECONDS, PredictionService, load_in_background
-    from tunesmith.serve.security import key_file, load_token
-    from tunesmith.serve.server import serve_forever
-    from tunesmith.serve.supervisor import ServiceCounters, end_with_parent
+    from tunesmith.inference.model_folder import is_graph_folder
+    from tunesmith.inference.security import key_file, load_token
+    from tunesmith.inference.server import serve_forever
+    from tunesmith.inference.service import DRAIN_SECONDS, PredictionService, load_in_background
+    from tunesmith.inference.supervisor import ServiceCounters, end_with_parent
+    from tunesmith.runs.folder import RunDir, open_run
 
     for name, value in WAITING.items():
         os.environ.setdefault(name, value)  # read once, when torch is loaded: that is later
@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _greet(args: argparse.Namespace, address: str, key: str) -> None:
-    from tunesmith.run.layout import RunDir
-    from tunesmith.serve.pages import model_facts
+    from tunesmith.inference.pages import model_facts
+    from tunesmith.runs.folder import RunDir
 
     body = {"texts": ["..."]}
     if len((model_facts(RunDir(Path(args.run))) or {}).get("columns", ())) == 2:
@@ -94,9 +94,9 @@ def _greet(args: argparse.Namespace, address: str, key: str) -> None:
 
 def _serve_together(args: argparse.Namespace, key: str) -> int:
     """Starts the workers, which share the cores, and keeps them alive."""
-    from tunesmith.serve.prediction import DRAIN_SECONDS
-    from tunesmith.serve.server import address_of, open_socket
-    from tunesmith.serve.supervisor import run_workers
+    from tunesmith.inference.server import address_of, open_socket
+    from tunesmith.inference.service import DRAIN_SECONDS
+    from tunesmith.inference.supervisor import run_workers
 
     with open_socket(args.host, args.port) as listener:  # alone at first: a port that another program has is refused
         port = int(listener.getsockname()[1])

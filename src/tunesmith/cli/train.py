@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
-import os
 import shlex
 import shutil
 import sys
@@ -13,25 +11,18 @@ import textwrap
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, TypeVar
 
 from tunesmith.cli.parser import add_config_arguments, config_from_args
-from tunesmith.cli.side_process import SideProcess
 from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError
-from tunesmith.run.environment import reach, read_launch
+from tunesmith.runs.environment import read_launch
 
 if TYPE_CHECKING:
-    from tunesmith.session.from_config import RunResult, Watch
+    from tunesmith.pipeline.watch import RunResult, Watch
 
 Made = TypeVar("Made")
-LIBRARIES = (
-    *("torch", "transformers", "tunesmith.session.drive", "datasets"),
-    *("transformers.models.auto.modeling_auto", "transformers.modeling_layers"),
-)
-"""Loaded while another process reads the data."""
-READERS = ("tunesmith.session.inputs", "datasets")
-"""Loaded by that one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +45,7 @@ def train(config: RunConfig) -> int:
     if not first:
         logging.getLogger("tunesmith").setLevel(logging.ERROR)
     result = train_on_console(config)
-    from tunesmith.ranks.runtime import leave_ranks  # with torch, so only when there is something to leave
+    from tunesmith.training.distributed import leave_ranks
 
     leave_ranks()
     if first:
@@ -66,26 +57,20 @@ def train(config: RunConfig) -> int:
 
 def train_on_console(config: RunConfig) -> RunResult:
     """Trains a config with bars or lines on stderr."""
-    reach("options")
-    gpu = not config.use_cpu and read_launch().world == 1 and os.path.exists("/dev/nvidiactl")
-    with SideProcess((*LIBRARIES, "triton") if gpu else LIBRARIES, READERS) as aside:
-        if gpu:
-            threading.Thread(target=_open_gpu, name="opening the GPU", daemon=True).start()  # not before the fork
-        from tunesmith.session.from_config import finetune
+    import_torch_in_background()
+    from tunesmith.pipeline.train import finetune
 
-        def job(watch: Watch) -> RunResult:
-            watch.aside = aside
-            return finetune(config, watch=watch)
-
-        return with_console(config, job)
+    return with_console(config, lambda watch: finetune(config, watch=watch))
 
 
-def _open_gpu() -> None:
-    """Makes the context of the first GPU, which torch uses later. What is wrong with the driver is reported there."""
-    with suppress(OSError, AttributeError):
-        driver = ctypes.CDLL("libcuda.so.1")
-        if driver.cuInit(0) == 0:
-            driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
+def import_torch_in_background() -> None:
+    """Import torch in a thread while the caller reads the data. An import error is raised by the caller's own import."""
+
+    def load() -> None:
+        with suppress(Exception):
+            import_module("torch")  # not transformers: `datasets` must not meet it half imported
+
+    threading.Thread(target=load, name="import torch").start()
 
 
 def with_console(config: RunConfig, job: Callable[[Watch], Made]) -> Made:
@@ -107,7 +92,7 @@ def with_console(config: RunConfig, job: Callable[[Watch], Made]) -> Made:
 
 def _train_repeats(config: RunConfig) -> int:
     """Folds and seeds: trains each run, then prints the pooled scores."""
-    from tunesmith.session.repeats import run_repeats
+    from tunesmith.pipeline.folds import run_repeats
 
     if read_launch().world > 1:
         raise ConfigError(
@@ -131,7 +116,7 @@ def _train_repeats(config: RunConfig) -> int:
 
 def _train_best(config: RunConfig) -> int:
     """Trains many runs within a time budget for one model; prints the runs, then the results of the model."""
-    from tunesmith.tuning.best_model import run_best
+    from tunesmith.tuning.best import run_best
 
     if read_launch().world > 1:
         raise ConfigError("--recipe best trains one run after the other, on one rank", fix="Leave the launcher out.")
@@ -186,4 +171,4 @@ def print_next(result: RunResult) -> None:
     print(f"\nrun folder: {result.run.path}   (report.html, curves.png, README.md, model/)\nnext:")
     print(f"  tunesmith predict {folder} --input new.csv --output labelled.csv")
     print(f"  tunesmith evaluate {folder} --test_file labelled.csv")
-    print(f"  tunesmith curves {folder}")
+    print(f"  tunesmith report {folder}")

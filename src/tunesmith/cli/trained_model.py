@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tunesmith.cli.late_modules import loading
 from tunesmith.cli.parser import add_flag
 
 
@@ -37,6 +36,20 @@ def positive(text: str) -> int:
     return value
 
 
+def raise_on_sigterm() -> None:
+    """Let SIGTERM raise StoppedBySignal, so that temporary files are removed."""
+    import signal
+    import threading
+
+    from tunesmith.errors import StoppedBySignal
+
+    def stop(number: int, frame: object) -> None:
+        raise StoppedBySignal(number, "nothing was written")
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, stop)
+
+
 def reading_options(args: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments for the reader."""
     return {
@@ -51,8 +64,8 @@ def reading_options(args: argparse.Namespace) -> dict[str, Any]:
 def read_model_facts(args: argparse.Namespace) -> Any:
     """The facts of the model of `args.run`. Needs no torch, so that a wrong file is refused before the model is loaded."""
     from tunesmith.cli.console import quiet_libraries
-    from tunesmith.encoder.model_files import read_config_file
-    from tunesmith.predict.facts import model_folder_of, read_facts
+    from tunesmith.inference.model_folder import model_folder_of, read_facts
+    from tunesmith.models.files import read_config_file
 
     quiet_libraries()
     folder = model_folder_of(args.run).folder
@@ -61,15 +74,14 @@ def read_model_facts(args: argparse.Namespace) -> Any:
 
 def load_predictor(args: argparse.Namespace, *, threads: int | None = None) -> Any:
     """The trained model of `args.run`; `threads` are those of a CPU."""
-    from tunesmith.predict.predictor import Predictor
+    from tunesmith.inference.predictor import Predictor
 
-    with loading():
-        return Predictor.load(args.run, use_cpu=args.use_cpu, precision="bf16" if args.bf16 else "no", threads=threads)
+    return Predictor.load(args.run, use_cpu=args.use_cpu, precision="bf16" if args.bf16 else "no", threads=threads)
 
 
 def chosen_names(args: argparse.Namespace) -> tuple[str, ...]:
     """The text columns that --text_column_names names; none without it."""
-    from tunesmith.reading.columns import split_names
+    from tunesmith.data.columns import split_names
 
     given = args.text_column_names
     return split_names(given[0] if isinstance(given, list) and len(given) == 1 else given)
@@ -77,8 +89,8 @@ def chosen_names(args: argparse.Namespace) -> tuple[str, ...]:
 
 def text_columns(args: argparse.Namespace, facts: Any, file: Any) -> tuple[str, ...]:
     """The text columns: as asked for, else as in training, else as found in the file."""
-    from tunesmith.reading.columns import infer_columns
-    from tunesmith.reading.read import read_source
+    from tunesmith.data.columns import infer_columns
+    from tunesmith.data.read import read_source
 
     asked = chosen_names(args)
     if asked:
@@ -93,8 +105,8 @@ def predict_dataset(
     predictor: Any, dataset: Any, text: tuple[str, ...], console: Any, *, max_rows: int | None, what: str
 ) -> Any:
     """Logits of every row of a Dataset; cut and empty texts are reported."""
-    from tunesmith.predict.predictor import chunks_of_dataset
-    from tunesmith.tokens.truncation import describe_empty
+    from tunesmith.data.tokenize import describe_empty
+    from tunesmith.inference.predictor import chunks_of_dataset
 
     counter = console.counter(what, len(dataset))
     found = predictor.predict_texts(chunks_of_dataset(dataset, text), max_rows=max_rows, on_batch=counter)

@@ -176,7 +176,7 @@ def _check_metrics(config: RunConfig) -> Iterator[Problem]:
     best = config.metric_for_best_model
     if config.metric_name is None and best is None:
         return
-    from tunesmith.metrics.suite import metric_names  # numpy: only where a metric is named
+    from tunesmith.metrics.table import metric_names
 
     for name in config.metric_name or ():
         if name not in metric_names():
@@ -190,7 +190,7 @@ def _check_metrics(config: RunConfig) -> Iterator[Problem]:
 
 
 def _unknown_metric(option: str, name: str, known: tuple[str, ...]) -> Problem:
-    from tunesmith.metrics.suite import metric_aliases
+    from tunesmith.metrics.table import metric_aliases
 
     near = did_you_mean(name, (*known, *metric_aliases()))
     return (option, f"{name!r} is not a metric", near or f"Use one of {', '.join(known)}")

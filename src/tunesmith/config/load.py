@@ -51,7 +51,9 @@ REFUSED: dict[str, str] = {
     "token": "a token does not belong in a config; set the environment variable HF_TOKEN",
     "push_to_hub": "this version does not upload; use `hf upload` on the model folder",
     "hub_model_id": "this version does not upload; use `hf upload` on the model folder",
-    "deepspeed": "it is not used here; fsdp shards the model over the devices",
+    "deepspeed": "the command line trains with DDP (torchrun); use tunesmith.Trainer for DeepSpeed",
+    "fsdp": "the command line trains with DDP (torchrun); use tunesmith.Trainer for FSDP",
+    "fsdp_config": "the command line trains with DDP (torchrun); use tunesmith.Trainer for FSDP",
 }
 """Name -> why it cannot be given. A value that means off is accepted without a note."""
 

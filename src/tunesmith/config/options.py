@@ -261,10 +261,6 @@ class Options:
     # Many devices
     ddp_timeout: Annotated[int, Range(at_least=1, at_most=10_000_000)] = 1800
     """Seconds that a rank waits for the others in a collective operation before it fails."""
-    fsdp: bool | str | None = None
-    """Shard weights, gradients and optimizer state over the ranks: full_shard or shard_grad_op. Default: a copy on each rank."""
-    fsdp_config: dict[str, Any] | None = None
-    """Options of fsdp, such as transformer_layer_cls_to_wrap and reshard_after_forward."""
 
     # Output
     output_dir: str | None = None

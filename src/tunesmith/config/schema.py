@@ -47,7 +47,7 @@ PATH_OPTIONS = (
 
 def _spell_metric(name: str) -> str:
     """The name a metric is reported under. An unknown name comes back as it is."""
-    from tunesmith.metrics.suite import canonical_name, metric_names  # numpy: only where a metric is named
+    from tunesmith.metrics.table import canonical_name, metric_names
 
     plain = canonical_name(name)
     return plain if plain in (*metric_names(), "loss") else name

@@ -13,9 +13,9 @@ import numpy as np
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task, choose_labels
+from tunesmith.metrics.intervals import wilson_limits
 from tunesmith.metrics.rows import IGNORED_LABELS, Array, softmax, to_numpy
-from tunesmith.metrics.suite import make_suite
-from tunesmith.metrics.uncertainty import wilson_limits
+from tunesmith.metrics.table import make_suite
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from tunesmith.config.schema import list_options
-from tunesmith.curves.series import Curves, load_curves
+from tunesmith.data.cache import read_prediction_columns
 from tunesmith.findings import Finding
-from tunesmith.reading.row_cache import read_prediction_columns
 from tunesmith.report.charts import Explained, explain_rows
 from tunesmith.report.diagnosis import diagnose_with, is_in_training, read_run_config
 from tunesmith.report.predictions import Headline, choose_headline, headline_scores, make_predictions, scores_in_file
-from tunesmith.run.layout import RunDir, open_run, read_environment, read_metrics, read_summary
+from tunesmith.runs.curves import Curves, load_curves
+from tunesmith.runs.folder import RunDir, open_run, read_environment, read_metrics, read_summary
 
 TableRows = tuple[tuple[str, ...], ...]
 SEVERITIES = ("error", "warning")

@@ -11,22 +11,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tunesmith.curves.panels import THEMES, Panel, Theme, darken, main_panels, more_panels
-from tunesmith.curves.plot import draw_legend, draw_panel, figure_bytes, labels_width, new_figure, style_axes
-from tunesmith.curves.series import Curves, Floats, Series
 from tunesmith.labels import Task
 from tunesmith.metrics.calibration import ReliabilityBin, expected_calibration_error, reliability_bins
-from tunesmith.report.mistakes import (
+from tunesmith.report.plots import (
+    THEMES,
+    Panel,
+    Theme,
+    darken,
+    draw_legend,
+    draw_panel,
+    figure_bytes,
+    labels_width,
+    main_panels,
+    more_panels,
+    new_figure,
+    style_axes,
+)
+from tunesmith.report.predictions import (
     Confusion,
     LabelCount,
     Mistake,
+    PredictedRows,
     Slice,
     count_confusions,
     count_labels,
     find_mistakes,
     find_slices,
 )
-from tunesmith.report.predictions import PredictedRows
+from tunesmith.runs.curves import Curves, Floats, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,13 +9,13 @@ from typing import Any
 
 from tunesmith.config.entries import read_entries
 from tunesmith.config.load import resolve
-from tunesmith.curves.series import Curves, load_curves
-from tunesmith.diagnose.advise import judge_reading
-from tunesmith.diagnose.evidence import Reading, read_curves
+from tunesmith.diagnosis.features import Reading, read_curves
+from tunesmith.diagnosis.verdict import judge_reading
 from tunesmith.findings import Finding
 from tunesmith.labels import Task
-from tunesmith.run.layout import RunDir, open_run, read_summary
-from tunesmith.run.ownership import read_holder
+from tunesmith.runs.curves import Curves, load_curves
+from tunesmith.runs.folder import RunDir, open_run, read_summary
+from tunesmith.runs.lock import read_holder
 
 TITLES = {
     "calibration_drift": "Calibration drifts",

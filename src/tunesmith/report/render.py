@@ -21,8 +21,7 @@ from tunesmith.report.build import Report
 from tunesmith.report.charts import Chart, make_charts, overlay_charts, reliability_chart, value_charts
 from tunesmith.report.diagnosis import tone_and_title
 from tunesmith.report.predictions import Headline, ScoreGrid, make_grid
-from tunesmith.run.ownership import write_own
-from tunesmith.run.writing import write_file
+from tunesmith.runs.writing import write_file
 
 if TYPE_CHECKING:
     from tunesmith.report.compare import Comparison
@@ -34,7 +33,7 @@ Charts = tuple[list[Chart], list[Chart]]
 
 def write_report(report: Report, path: Path, charts: Charts | None = None) -> Path:
     """Writes the page, whole or not at all; gives its path."""
-    write_own(path, render_report(report, charts).encode("utf-8", "backslashreplace"))
+    write_file(path, render_report(report, charts).encode("utf-8", "backslashreplace"))
     return path
 
 

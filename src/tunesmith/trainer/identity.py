@@ -24,9 +24,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import has_length
 
-from tunesmith.encoder.families import has_adapters
-from tunesmith.keep.record import Identity, content_mark
-from tunesmith.run.environment import package_versions
+from tunesmith.models.families import has_adapters
+from tunesmith.runs.environment import package_versions
+from tunesmith.training.checkpoint import Identity, content_mark
 
 ARGUMENTS = [
     "seed",
@@ -175,7 +175,7 @@ def content_of(dataset: Any, depth: int = 0) -> str:
 
 def _arrow_content(dataset: Any) -> str:
     """Hash an Arrow dataset. With indices over most rows, hash rows and indices: reading in that order takes 40x as long."""
-    from tunesmith.reading.row_cache import content_hash
+    from tunesmith.data.cache import content_hash
 
     indices = getattr(dataset, "_indices", None)
     columns = tuple(sorted(dataset.column_names))

@@ -1,6 +1,6 @@
 """A callback that lets plain `transformers.Trainer` write our journal, so that its runs get curves, diagnosis and report.
 
-    trainer.add_callback(JournalCallback())      # then: tunesmith curves OUTPUT_DIR, tunesmith diagnose OUTPUT_DIR
+    trainer.add_callback(JournalCallback())      # then: tunesmith report OUTPUT_DIR
 
 transformers logs the mean loss since the last log: set `logging_steps=1` for raw values. It also hides a NaN loss (as the mean
 of the other steps, or 0.0); the gradient norm gives it away, so such a step becomes a gap here.
@@ -16,10 +16,9 @@ from typing import Any
 from transformers import TrainerCallback
 
 from tunesmith.events import Evaluated, Event, Improved, NonFinite, Resumed, RunEnded, RunStarted, StepDone
-from tunesmith.run.journal import Journal, require_journal, truncate_journal
-from tunesmith.run.layout import RunDir
-from tunesmith.run.ownership import start_ledger
-from tunesmith.run.writing import make_folder
+from tunesmith.runs.event_log import Journal, require_journal, truncate_journal
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.writing import make_folder
 
 _NOT_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "jit_compilation_time")
 
@@ -43,7 +42,6 @@ class JournalCallback(TrainerCallback):  # type: ignore[misc]  # of a library wi
         else:
             path.unlink(missing_ok=True)
             make_folder(path.parent)
-            start_ledger(path.parent)
         self._journal = Journal(path)
         epochs = float(state.num_train_epochs)
         loader = kwargs.get("train_dataloader")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tunesmith.events import Evaluated, Event, Note, Resumed, RunEnded, RunStarted, StepDone
-from tunesmith.run.journal import LOST_JOURNAL, Journal, read_journal, truncate_journal
-from tunesmith.run.layout import RunDir
-from tunesmith.run.writing import disk_error
+from tunesmith.runs.event_log import LOST_JOURNAL, Journal, read_journal, truncate_journal
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.writing import disk_error
 
 if TYPE_CHECKING:
     from tunesmith.labels import Task
@@ -99,7 +99,7 @@ def _finite(value: float) -> float | None:
 def _rows_of_evaluation(trainer: Any, split: str, output: Any) -> Event | None:
     """Return the event with each row's evidence; None if the outputs are of another kind."""
     from tunesmith.events import RowsEvaluated
-    from tunesmith.metrics.row_evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
+    from tunesmith.metrics.evidence import BestConstant, encode_rows, infer_task, keep_rows, rows_to_keep
 
     logits, labels = output.predictions, output.label_ids
     if not isinstance(logits, np.ndarray) or not isinstance(labels, np.ndarray):

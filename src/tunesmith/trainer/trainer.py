@@ -35,7 +35,6 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import has_length
 from transformers.utils import can_return_loss, find_labels
 
-from tunesmith.engine.state import generator_states, restore_generators
 from tunesmith.errors import (
     CheckpointError,
     ConfigError,
@@ -46,26 +45,33 @@ from tunesmith.errors import (
     did_you_mean,
 )
 from tunesmith.events import NonFinite, Note, Resumed, RunStarted, Saved
-from tunesmith.fast.packed_calls import PACKING, PackedCalls
-from tunesmith.keep.checkpoint import write_files
-from tunesmith.keep.plain import from_plain, pack_optimizer, to_plain, unpack_optimizer
-from tunesmith.keep.record import Identity, differences, newest_intact, rotate, verify_checkpoint
-from tunesmith.keep.weight_files import (
+from tunesmith.runs.event_log import first_event, require_journal
+from tunesmith.runs.folder import RunDir, checkpoint_step
+from tunesmith.runs.lock import RunLock
+from tunesmith.runs.manifest import MANIFEST, read_manifest, require_sealed, sweep, verify, write_sealed
+from tunesmith.runs.writing import write_file
+from tunesmith.speedups.packed_calls import PACKING, PackedCalls
+from tunesmith.trainer.identity import is_arrow_dataset, model_mark, trainer_identity
+from tunesmith.trainer.run_log import RunLog
+from tunesmith.training.checkpoint import (
+    Identity,
     contiguous,
+    differences,
     holds_names,
     load_weights,
     missing_file,
+    newest_intact,
+    pack_optimizer,
     require_finite,
+    rotate,
+    unpack_optimizer,
+    verify_checkpoint,
     weight_files,
     weight_names,
+    write_files,
 )
-from tunesmith.run.journal import first_event, require_journal
-from tunesmith.run.layout import RunDir, checkpoint_step
-from tunesmith.run.ownership import RunLock
-from tunesmith.run.sealed import MANIFEST, read_manifest, require_sealed, sweep, verify, write_sealed
-from tunesmith.run.writing import write_file
-from tunesmith.trainer.identity import is_arrow_dataset, model_mark, trainer_identity
-from tunesmith.trainer.run_log import RunLog
+from tunesmith.training.serialization import from_plain, to_plain
+from tunesmith.training.state import generator_states, restore_generators
 
 log = logging.getLogger("transformers.trainer")
 """The logger that `log_level` of the arguments sets."""
@@ -279,9 +285,9 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         """Run an epoch. One that is continued starts with the generators it started with, so that its order is the same."""
         self._epoch, self._batches_read = options["epoch"], 0
         folder = options["resume_from_checkpoint"]
-        if folder is not None and self._epoch == options["epochs_trained"] and not self._is_sharded:
-            if self._continue_epoch(Path(folder), options):
-                return
+        continued = folder is not None and self._epoch == options["epochs_trained"] and not self._is_sharded
+        if continued and self._continue_epoch(Path(folder), options):
+            return
         self._epoch_generators = self._epoch_generators or generator_states(self.args.device)
         super()._run_epoch(*args, **options)
         self._epoch_generators = None

@@ -13,8 +13,9 @@ import pytest
 from tiny_model import save_tiny_bert, write_csv
 from tunesmith.cli.main import main
 from tunesmith.config.schema import RunConfig
-from tunesmith.session import auditing
-from tunesmith.session.from_config import RunResult, finetune
+from tunesmith.pipeline import audit
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import RunResult
 
 COLD = ["snow", "ice", "frost", "winter", "blizzard", "glacier", "sledge", "hail"]
 WARM = ["sun", "beach", "heat", "summer", "desert", "swim", "palm", "july"]
@@ -74,7 +75,7 @@ def test_deep_judges_every_row_by_a_model_that_was_trained_without_it(
         seen.append(({row["text0"] for row in given["train_data"]}, {row["text0"] for row in given["validation_data"]}))
         return finetune(config, **given)
 
-    monkeypatch.setattr(auditing, "finetune", noted)
+    monkeypatch.setattr(audit, "finetune", noted)
     review = tmp_path / "review.csv"
     words = ["audit", train, "--model_name_or_path", model, "--cache_dir", str(tmp_path / "c"), "--labels", "deep"]
     assert main([*words, "--review_file", str(review)]) == 0

@@ -98,8 +98,8 @@ def test_what_is_quick_leaves_no_line_in_a_pipe_and_what_is_slow_does(monkeypatc
     assert lines_of(stream) == ["reading: 1.0 MB of 2.0 MB in 11s, 11s left", "reading: 2.0 MB of 2.0 MB in 25s"]
     for seconds, done in ((0, 1), (11, 50)):
         now[0] = 300.0 + seconds
-        console.progress("learning pairs", done, 200)
-    assert lines_of(stream)[2:] == ["learning pairs: 50 of 200 steps in 11s, 33s left"]
+        console.progress("pair warm-up", done, 200)
+    assert lines_of(stream)[2:] == ["pair warm-up: 50 of 200 steps in 11s, 33s left"]
 
 
 def test_bad_news_is_told_at_once() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tunesmith.cli.demo import make_config
-from tunesmith.session.from_config import free_folder
+from tunesmith.pipeline.identity import free_folder
 
 
 def test_the_demo_trains_the_default_model_on_the_sample_with_its_recipe(

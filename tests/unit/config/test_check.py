@@ -157,7 +157,7 @@ def test_a_possible_config_has_no_problem(options: dict[str, Any]) -> None:
 
 
 def test_the_schedules_known_here_are_those_that_are_computed() -> None:
-    from tunesmith.engine.plan import SCHEDULES
+    from tunesmith.training.schedule import SCHEDULES
 
     assert set(SCHEDULE_OPTIONS) == set(SCHEDULES)
 

@@ -11,13 +11,14 @@ from tunesmith.config.check import find_problems
 from tunesmith.config.schema import RunConfig
 from tunesmith.errors import ConfigError
 from tunesmith.labels import Task
-from tunesmith.metrics import metric_table as table
-from tunesmith.metrics.metric_table import Metric
+from tunesmith.metrics import table
+from tunesmith.metrics.intervals import wilson_pair
 from tunesmith.metrics.paired import compare_predictions
 from tunesmith.metrics.rows import Rows
-from tunesmith.metrics.suite import (
+from tunesmith.metrics.table import (
     DEFAULTS,
     GLUE,
+    Metric,
     greater_is_better,
     load,
     make_suite,
@@ -25,7 +26,6 @@ from tunesmith.metrics.suite import (
     metric_names,
     metric_of,
 )
-from tunesmith.metrics.uncertainty import wilson_pair
 
 
 def test_a_name_stands_once_for_a_task_and_an_alias_for_one_name() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from tunesmith.labels import LabelMap, Task, choose_labels
 from tunesmith.metrics.calibration import fit_thresholds
-from tunesmith.metrics.suite import make_suite
+from tunesmith.metrics.table import make_suite
 
 
 def rare(count: int, seed: int, shift: float = 1.5) -> tuple[np.ndarray, np.ndarray]:

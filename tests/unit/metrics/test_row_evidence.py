@@ -7,7 +7,7 @@ import pytest
 
 from tunesmith.errors import DataError
 from tunesmith.labels import Task
-from tunesmith.metrics.row_evidence import (
+from tunesmith.metrics.evidence import (
     LEAST_ROWS,
     MOST_ROWS,
     BestConstant,
@@ -19,7 +19,7 @@ from tunesmith.metrics.row_evidence import (
     row_losses,
     rows_to_keep,
 )
-from tunesmith.metrics.suite import make_suite
+from tunesmith.metrics.table import make_suite
 
 WIDTH = {Task.BINARY: 2, Task.MULTICLASS: 7, Task.MULTILABEL: 11, Task.REGRESSION: 1}
 

@@ -14,7 +14,7 @@ import sklearn.metrics as sk
 from tunesmith.errors import ConfigError, DataError
 from tunesmith.labels import Task
 from tunesmith.metrics.rows import sigmoid, softmax
-from tunesmith.metrics.suite import GLUE, load, make_suite, metric_names
+from tunesmith.metrics.table import GLUE, load, make_suite, metric_names
 
 
 @pytest.mark.parametrize("k", [2, 3, 7])
@@ -269,6 +269,6 @@ def test_one_side_alone_is_refused():
 
 
 def test_the_suite_imports_neither_torch_nor_scipy():
-    code = "import sys, tunesmith.metrics.suite; print(sorted({'torch', 'scipy', 'sklearn', 'transformers'} & set(sys.modules)))"
+    code = "import sys, tunesmith.metrics.table; print(sorted({'torch', 'scipy', 'sklearn', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -15,8 +15,16 @@ from tunesmith.errors import CheckpointError
 from tunesmith.labels import Task
 from tunesmith.report.build import build_report
 from tunesmith.report.diagnosis import diagnose_run
-from tunesmith.report.mistakes import count_confusions, count_labels, find_mistakes, find_slices, word_overlap
-from tunesmith.report.predictions import PredictedRows, headline_scores, make_predictions
+from tunesmith.report.predictions import (
+    PredictedRows,
+    count_confusions,
+    count_labels,
+    find_mistakes,
+    find_slices,
+    headline_scores,
+    make_predictions,
+    word_overlap,
+)
 
 COLUMNS: dict[str, list[Any]] = {
     "row": [0, 1, 2, 3, 4],
@@ -179,7 +187,7 @@ def test_scores_come_from_metrics_json_first_with_their_intervals(synthetic: Sim
 
 
 def test_flat_metrics_of_transformers_are_understood() -> None:
-    from tunesmith.curves.series import curves_from_events
+    from tunesmith.runs.curves import curves_from_events
 
     flat = {"eval_accuracy": 0.8, "eval_runtime": 1.5, "epoch": 3.0, "test_matthews_correlation": 0.5, "eval_f1": None}
     found = headline_scores(flat, None, curves_from_events([]))
@@ -187,7 +195,7 @@ def test_flat_metrics_of_transformers_are_understood() -> None:
 
 
 def test_without_any_file_the_journal_gives_the_scores_of_the_best_step(synthetic: SimpleNamespace) -> None:
-    from tunesmith.curves.series import curves_from_events
+    from tunesmith.runs.curves import curves_from_events
 
     curves = curves_from_events(synthetic.make_run([0.5, 0.3, 0.2], [0.5, 0.4, 0.4], accuracy=[0.7, 0.9, 0.8]))
     found = {s.name: s for s in headline_scores({}, None, curves)}

@@ -10,8 +10,8 @@ import pytest
 from tunesmith.findings import Finding, Severity
 from tunesmith.report.build import build_report
 from tunesmith.report.diagnosis import diagnose_run, tone_and_title
-from tunesmith.run.layout import RunDir
-from tunesmith.run.ownership import RunLock
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.lock import RunLock
 
 FALLING = {"train": [0.60, 0.52, 0.42], "validation": [0.59, 0.52, 0.44], "accuracy": [0.69, 0.74, 0.80]}
 

@@ -14,7 +14,7 @@ import pytest
 from tunesmith.events import Event, RunStarted, StepDone
 from tunesmith.report.build import build_report
 from tunesmith.report.render import content_policy, embed_json, render_report, write_report
-from tunesmith.run.journal import Journal
+from tunesmith.runs.event_log import Journal
 
 
 class Tags(HTMLParser):

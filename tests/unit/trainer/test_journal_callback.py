@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
-from tunesmith.curves.series import load_curves
-from tunesmith.diagnose.advise import diagnose
-from tunesmith.run.journal import read_journal
+from tunesmith.diagnosis.verdict import diagnose
+from tunesmith.runs.curves import load_curves
+from tunesmith.runs.event_log import read_journal
 from tunesmith.trainer.journal_callback import JournalCallback
 
 

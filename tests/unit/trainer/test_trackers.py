@@ -38,7 +38,7 @@ socket.socket.connect = connect_here
 from tiny_model import save_tiny_bert, sentences
 from trainer_toys import PretrainedRegression, RegressionConfig, RegressionDataset, arguments
 from tunesmith import Trainer
-from tunesmith.session.from_config import finetune
+from tunesmith.pipeline.train import finetune
 
 args = arguments(
     out / "script", report_to=name, run_name="script", project="demo", logging_steps=2, max_steps=4,

@@ -16,7 +16,7 @@ from trainer_toys import Accuracy, Recorder, Regression, RegressionDataset, Stre
 from tunesmith import Trainer
 from tunesmith.errors import ConfigError, NumericsError
 from tunesmith.events import RunEnded
-from tunesmith.run.journal import read_journal
+from tunesmith.runs.event_log import read_journal
 
 
 def make(folder: Path, *, model: Any = None, kind: Any = Trainer, data: Any = None, **options: Any) -> Any:

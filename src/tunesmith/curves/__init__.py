@@ -1,1 +1,0 @@
-"""Journal -> series -> charts: the panels that PNG, SVG, report, board and terminal draw."""

@@ -1,0 +1,529 @@
+"""The text and the label column of a table: by name where a name is sure, else by content, else one question.
+
+A column is profiled by its values, not by its name: text is long and varied, a label repeats.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from tunesmith.data.label_values import (
+    CURRENCY,
+    DOUBTFUL_SEPARATORS,
+    Survey,
+    alike,
+    class_names,
+    find_separator,
+    has_other_numbers,
+    has_single_labels,
+    holds_places,
+    is_list_type,
+    looks_like_thousands,
+    number_style,
+    survey_labels,
+)
+from tunesmith.data.source import Source
+from tunesmith.errors import ConfigError, DataError, did_you_mean, first_few
+from tunesmith.labels import UNLABELLED, Task
+
+PAIRS = (
+    *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence")),
+    *(("text", "text_pair"), ("text_a", "text_b"), ("text1", "text2"), ("sentence_a", "sentence_b")),
+    ("query", "passage"),
+)
+SINGLES = ("text", "sentence", "review", "content", "comment", "tweet", "message", "utterance", "document", "body")
+WEAK_SINGLES = ("question", "query", "title", "headline")
+"""Names of a text column that is often one of a pair."""
+LABELS: tuple[str, ...] = (
+    *("label", "labels", "target", "class", "category", "gold_label", "y", "kategorie", "klasse", "catégorie"),
+    *("categorie", "étiquette", "etiqueta", "categoría", "categoria", "标签", "类别"),
+)
+WEAK_LABELS: tuple[str, ...] = (
+    *("sentiment", "score", "stars", "rating", "similarity", "is_duplicate", "coarse_label", "intent", "emotion"),
+    *("polarity", "topic"),
+)
+"""Names of labels that may stand beside another label column."""
+ASIDE: tuple[str, ...] = (
+    *("lang", "language", "locale", "source", "split", "set", "subset", "partition", "fold", "date", "author"),
+    *("user", "username", "country", "region", "annotator", "prediction", "predicted", "truncated"),
+)
+"""Columns that describe a row and are rarely what is to be predicted."""
+_PAIR_ENDS = (("1", "2"), ("a", "b"), ("left", "right"), ("first", "second"), ("one", "two"))
+_IDS = frozenset(["id", "idx", "index", "guid", "uid", "uuid", "pairid", "rowid", "key", "docid", "nr", "no", "编号"])
+ON = frozenset(["1", "1.0", "true", "yes", "y", "ja", "oui", "si", "sí", "sim", "是"])
+OFF = frozenset(["0", "0.0", "false", "no", "n", "nein", "non", "não", "否"])
+SAMPLE_ROWS = 2_000
+_DATE = re.compile(r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([ T]\d{1,2}:\d{2}(:\d{2})?.*)?$")
+_MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
+_WORD_DATE = re.compile(rf"^(?=.*\b({_MONTHS})[a-z]*\b)(?=.*\d)[\w ,.:/+-]{{5,40}}$", re.IGNORECASE)
+_RECORDS = re.compile(r'^\[?\s*\{\s*"')
+_ANY_NUMBER = re.compile(
+    r"^[€$£¥₹]?\s?[+-]?(\d{1,3}(\.\d{3})+(,\d+)?|\d{1,3}(,\d{3})+(\.\d+)?|\d+([.,]\d+)?|[.,]\d+)([eE][+-]?\d+)?(\s?[%€$£¥₹])?$"
+)
+Kind = Literal["text", "label", "switch", "number", "id", "date", "empty", "list", "other"]
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """The kind of a column, with its evidence. `examples` are its most frequent values."""
+
+    name: str
+    kind: Kind
+    values: int = 0
+    different: int = 0
+    words: float = 0.0
+    examples: tuple[str, ...] = ()
+
+    @property
+    def holds_words(self) -> bool:
+        """Whether most of its frequent values are written with letters and no digit."""
+        plain = [value for value in self.examples if any(map(str.isalpha, value)) and not any(map(str.isdigit, value))]
+        return self.kind in ("text", "label", "other", "id") and len(plain) * 2 > len(self.examples)
+
+    def describe(self) -> str:
+        """`queue (4 values: billing, access, ...)`."""
+        shown = ", ".join(text if len(text) <= 24 else f"{text[:21]}..." for text in self.examples[:3])
+        return f"{self.name!r} ({self.different:,} different values: {shown}{', ...' * (self.different > 3)})"
+
+
+def first_rows(source: Source) -> dict[str, list[Any]]:
+    """The first rows, by column."""
+    rows = source.dataset.with_format(None)[: min(SAMPLE_ROWS, source.dataset.num_rows)]
+    return {name: rows[name] for name in source.column_names}
+
+
+def profile_source(source: Source) -> dict[str, ColumnProfile]:
+    """The profiles of a source's columns, from its first rows."""
+    return {name: _profile(name, values) for name, values in first_rows(source).items()}
+
+
+def _profile(name: str, values: Sequence[Any]) -> ColumnProfile:
+    if any(isinstance(value, (list, tuple, dict)) for value in values):
+        return ColumnProfile(name, "list", len(values))
+    texts = [str(value).strip() for value in values if value is not None and str(value).strip()]
+    if not texts:
+        return ColumnProfile(name, "empty")
+    counts = Counter(texts)
+    words = sum(min(_words(text), 60) for text in texts) / len(texts)
+    common = tuple(text for text, _ in counts.most_common(4))
+    kind = _kind(name, texts, counts, words, is_text=any(isinstance(v, str) for v in values))
+    return ColumnProfile(name, kind, len(texts), len(counts), words, common)
+
+
+def _is_id_name(name: str) -> bool:
+    lower = name.lower().strip()
+    return lower in _IDS or lower.endswith(("_id", "-id", " id")) or lower.startswith(("unnamed_", "__index_level_"))
+
+
+def _kind(name: str, texts: Sequence[str], counts: Counter[str], words: float, *, is_text: bool) -> Kind:
+    def mostly(pattern: re.Pattern[str]) -> bool:
+        return sum(1 for text in texts if pattern.match(text)) >= 0.95 * len(texts)
+
+    varied = len(counts) / len(texts)
+    if _is_id_name(name):
+        return "id"
+    if {text.lower() for text in counts} <= ON | OFF:
+        return "switch"
+    if mostly(_DATE) or mostly(_WORD_DATE):
+        return "date"
+    if mostly(_RECORDS):
+        return "other"
+    if mostly(_ANY_NUMBER):
+        whole = all(text.lstrip("+-").isdigit() for text in texts)
+        if whole and varied > 0.9 and len(texts) > 5:
+            return "id"
+        few = len(counts) <= max(12, len(texts) // 10) and len(counts) <= 50
+        return "label" if whole and few else "number"
+    if not is_text:
+        return "other"
+    if words >= 3 and varied >= 0.4:
+        return "text"
+    if varied > 0.9 and len(texts) > 5:
+        return "text" if words >= 1.8 else "id"
+    return "label" if len(counts) <= max(2, len(texts) // 2) else "text" if words >= 2 else "other"
+
+
+def _words(text: str) -> float:
+    """The number of words; in scripts without spaces between words, two characters count as one word."""
+    wide = sum(1 for char in text if unicodedata.east_asian_width(char) in "WF" or "\u0e00" <= char <= "\u0e7f")
+    return len(text.split()) if wide < len(text) / 4 else max(len(text.split()), wide / 2)
+
+
+class ColumnChooser:
+    """Chooses the text and label columns of a source from the names and values of its columns."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.profiles = profile_source(source)
+
+    def choose(self, text: tuple[str, ...], label: str | None) -> tuple[tuple[str, ...], str, str, str]:
+        """Text columns and label column with the reason for each; what is given is kept. In doubt a question is raised."""
+        sure = self._sure_label() if label is None else None
+        texts, why_text = ([text], "") if text else self._text_candidates(label or sure)
+        known = texts[0] if len(texts) == 1 else ()
+        taken = {name for names in texts for name in names}
+        labels, why_label = ([label], "") if label else self._label_candidates(known, taken)
+        if len(texts) == 1 and len(labels) == 1:
+            return texts[0], why_text, labels[0], why_label
+        raise self._question(texts, labels)
+
+    def _find(self, known: Sequence[str]) -> list[str]:
+        """The columns with these names, ignoring case, in the order of the names."""
+        names = self.source.column_names
+        by_lower = {name.lower().strip().rpartition(".")[2]: name for name in reversed(names)}
+        by_lower |= {name.lower().strip(): name for name in reversed(names)}
+        found = (name if name in names else by_lower.get(name) for name in known)
+        return [name for name in dict.fromkeys(found) if name is not None]
+
+    def _sure_label(self) -> str | None:
+        found = self._find(LABELS)
+        return found[0] if found and self.profiles[found[0]].kind != "text" else None
+
+    def _text_candidates(self, label: str | None) -> tuple[list[tuple[str, ...]], str]:
+        """The possible text columns; one entry when it is sure."""
+        readable = [n for n in self.profiles if n != label and self.source.holds_text(n)]
+        for pair in PAIRS:
+            found = tuple(n for n in self._find(pair) if n in readable)
+            if len(found) == 2:
+                return [found], f"Text: the pair {quoted(found)}, recognised by its names."
+        texts = [n for n in readable if self.profiles[n].kind == "text"]
+        named = [n for n in self._find(SINGLES) if n in readable]
+        sure = [n for n in named if n in texts] or named
+        if len(sure) == 1:
+            why = f"Text: column {sure[0]!r}, recognised by its name."
+            others = [n for n in texts if n != sure[0]]
+            if others:
+                both = f"--text_column_names {sure[0]},{others[0]}"
+                why += f" Text is also in {quoted(others)}: {both} uses both."
+            return [(sure[0],)], why
+        if sure:
+            return [(n,) for n in sure], ""
+        weak = self._find(WEAK_SINGLES)[:1]
+        if weak and weak[0] in readable and set(texts) <= {*weak}:
+            return [(weak[0],)], f"Text: column {weak[0]!r}, recognised by its name."
+        return self._unnamed_texts(texts, readable)
+
+    def _unnamed_texts(self, texts: list[str], readable: list[str]) -> tuple[list[tuple[str, ...]], str]:
+        if not texts:  # few or short rows: any words, those that vary the most
+            words = [n for n in readable if self.profiles[n].holds_words]
+            varied = [n for n in words if self.profiles[n].different > self.profiles[n].values / 2]
+            alone = None if varied else self._beside_labels(readable)
+            if alone is not None:
+                return [(alone,)], f"Text: column {alone!r}, the only one beside the labels."
+            texts = varied or [n for n in words if self.profiles[n].kind != "id"]
+        if not texts:
+            problem = f"no text column found among: {', '.join(self.source.column_names)}"
+            raise DataError(problem, where=self.source.origin, fix="Give --text_column_names.")
+        if len(texts) == 1:
+            return [(texts[0],)], f"Text: column {texts[0]!r}, the only one of long and varied texts."
+        if len(texts) == 2 and _pair_names(*texts):
+            return [(texts[0], texts[1])], f"Text: the pair {quoted(texts)}, by its names and content."
+        longest = sorted(texts, key=lambda n: -self.profiles[n].words)
+        return [*[(n,) for n in longest], (texts[0], texts[1])], ""
+
+    def _beside_labels(self, readable: list[str]) -> str | None:
+        """The only column of single words (such as addresses) beside one column of labels."""
+        both = [n for n, p in self.profiles.items() if p.kind not in ("empty", "date") and not _is_id_name(n)]
+        found = [n for n in both if n in readable and self.profiles[n].kind in ("id", "other")]
+        others = [n for n in both if n not in found]
+        alone = len(found) == 1 and len(others) == 1 and self.profiles[others[0]].kind == "label"
+        return found[0] if alone else None
+
+    def _label_candidates(self, text: tuple[str, ...], taken: set[str]) -> tuple[list[str], str]:
+        """The possible label columns; one entry when it is sure. 0/1 columns are joined by commas: several labels a row."""
+        sure = self._sure_label()
+        if sure is not None and sure not in text:
+            return [sure], f"Label: column {sure!r}, recognised by its name."
+        left = {n: p for n, p in self.profiles.items() if n not in text and (n not in taken or p.kind == "label")}
+        found = [n for n, p in left.items() if p.kind in ("label", "list", "number") and p.different != 1]
+        switches = [n for n, p in left.items() if p.kind == "switch" and p.different != 1]
+        hot = [n for n in switches if set(left[n].examples) <= {"0", "1", "0.0", "1.0"}]
+        weak = [n for n in self._find(WEAK_LABELS) if n in found or n in switches]
+        classes = [n for n in (*found, *switches) if left[n].kind != "number"]
+        if len(weak) == 1 and not [n for n in classes if n not in weak and n.lower() not in ASIDE]:
+            return [weak[0]], f"Label: column {weak[0]!r}, recognised by its name."
+        answers = [n for n in left if n.lower() == "prediction" or n.lower().startswith(("prob_", "probability_"))]
+        useful = [n for n in found if n.lower() not in ASIDE and n not in answers] or found
+        if len(switches) > 1 and not useful:
+            return [",".join(switches)], f"Label: the 0/1 columns {', '.join(switches)}, several labels a row."
+        joined = [",".join(hot)] if len(hot) >= 3 else []
+        every = [*joined, *useful, *(n for n in switches if not joined or n not in hot)]
+        if every and set(every) <= set(answers):
+            fix = f"Set --label_column_name {shlex.quote(every[0])} to learn them."
+            raise DataError(f"no label, only predictions: {', '.join(every)}", where=self.source.origin, fix=fix)
+        if len(every) == 1:
+            why = "the only one of numbers" if left[every[0]].kind == "number" else "the only one whose values repeat"
+            return [every[0]], f"Label: column {every[0]!r}, {why}."
+        if not every:
+            return self._last_resort(text)
+        rest = [n for n in every if n not in (*weak, *joined)]
+        return [*weak, *joined, *sorted(rest, key=lambda n: (not _like_a_label(n), left[n].different))], ""
+
+    def _last_resort(self, text: tuple[str, ...]) -> tuple[list[str], str]:
+        ruled_out = ("id", "empty", "date", "other")
+        rest = [p for n, p in self.profiles.items() if n not in text and p.kind not in ruled_out]
+        if len(rest) == 1 and rest[0].different <= max(2, rest[0].values // 2):
+            return [rest[0].name], f"Label: column {rest[0].name!r}, the only one left and its values repeat."
+        raise self.source.no_column("label", "--label_column_name")
+
+    def _question(self, texts: list[tuple[str, ...]], labels: list[str]) -> DataError:
+        """One question for all that is unclear, with the candidates and a command that answers it."""
+        known = {name: profile.describe() for name, profile in self.profiles.items()}
+        asked = []
+        if len(texts) > 1:
+            shown = "; ".join(known[names[0]] for names in texts if len(names) == 1)
+            asked.append(f"which column holds the text (two for a pair)? Candidates: {shown}")
+        if len(labels) > 1:
+            shown = "; ".join(known.get(n, f"{n!r} (several labels a row)") for n in labels)
+            asked.append(f"which column is the label? Candidates: {shown}")
+        flags = f"--text_column_names {shlex.quote(','.join(texts[0]))} --label_column_name {shlex.quote(labels[0])}"
+        return DataError("; ".join(asked), where=self.source.origin, fix=f"Set for example {flags}.")
+
+
+def is_sure_label(name: str) -> bool:
+    """Whether the name alone shows that the column holds classes."""
+    return name.lower().strip().rpartition(".")[2] in LABELS
+
+
+def _like_a_label(name: str) -> bool:
+    return any(word in name.lower() for word in (*LABELS, *WEAK_LABELS) if len(word) > 1)
+
+
+def _pair_names(first: str, second: str) -> bool:
+    """Whether two names differ only in an ending such as 1 and 2."""
+    one, two = first.lower().rstrip(" _-"), second.lower().rstrip(" _-")
+    ends = [(a, b) for a, b in _PAIR_ENDS if one.endswith(a) and two.endswith(b)]
+    return any(one.removesuffix(a) == two.removesuffix(b) for a, b in ends)
+
+
+def quoted(names: Sequence[str]) -> str:
+    """`'a' and 'b'`."""
+    return " and ".join(map(repr, names))
+
+
+GLUE_TASKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "cola": (("sentence",), ("unacceptable", "acceptable")),
+    "mnli": (("premise", "hypothesis"), ("entailment", "neutral", "contradiction")),
+    "mrpc": (("sentence1", "sentence2"), ("not_equivalent", "equivalent")),
+    "qnli": (("question", "sentence"), ("entailment", "not_entailment")),
+    "qqp": (("question1", "question2"), ("not_duplicate", "duplicate")),
+    "rte": (("sentence1", "sentence2"), ("entailment", "not_entailment")),
+    "sst2": (("sentence",), ("negative", "positive")),
+    "stsb": (("sentence1", "sentence2"), ()),
+    "wnli": (("sentence1", "sentence2"), ("not_entailment", "entailment")),
+}
+"""Task -> its text columns, and its label names in id order: none for a score."""
+
+
+def find_glue_task(name: str | None) -> str | None:
+    """The task by its usual name, or None for None; an unknown name is a ConfigError with the nearest one."""
+    if name is None:
+        return None
+    task = name.lower().replace("-", "").replace("sts_b", "stsb").replace("sst_2", "sst2")
+    if task not in GLUE_TASKS:
+        known = tuple(GLUE_TASKS)
+        raise ConfigError(f"--task_name {name!r} is not one of {', '.join(known)}", fix=did_you_mean(name, known))
+    return task
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """`text` is one name or two; `why` says in sentences how text, label and task were chosen.
+
+    `default_names` are those of the label ids of a GLUE task.
+    """
+
+    text: tuple[str, ...]
+    label: str | None
+    task: Task
+    why: tuple[str, ...] = ()
+    default_names: tuple[str, ...] = ()
+
+
+def infer_columns(
+    sources: Mapping[str, Source],
+    *,
+    text_column_names: str | Sequence[str] | None = None,
+    label_column_name: str | None = None,
+    do_regression: bool | None = None,
+    task_name: str | None = None,
+    label_separator: str | None = None,
+    merge_label_variants: bool = False,
+    label_names: str | Sequence[str] | None = None,
+) -> Columns:
+    """The columns of the train split, checked to be in every other; what the user names is never second-guessed."""
+    train = sources.get("train") or next(iter(sources.values()))
+    glue = find_glue_task(task_name)
+    glue_text, glue_labels = GLUE_TASKS[glue] if glue is not None else ((), ())
+    text = split_names(text_column_names)
+    for name in text:
+        require_text(train, name)
+    why_text = f"Text: {quoted(text)}, as asked." if text else ""
+    if not text and glue is not None:
+        text, why_text = glue_text, f"Text: {quoted(glue_text)}, the columns of GLUE {glue}."
+    chooser = ColumnChooser(train)
+    if label_column_name is not None:
+        _require_label(train, label_column_name)
+    elif not text:
+        _refuse_absent_header(chooser)
+    text, by_text, label, by_label = chooser.choose(text, label_column_name)
+    why_text, why_label = why_text or by_text, by_label or f"Label: column {label!r}, as asked."
+    if label in text:
+        raise ConfigError(f"column {label!r} cannot be both text and label")
+    for split, source in sources.items():
+        for name in text:
+            require_text(source, name)
+        if not split.startswith("test") or has_label(source, label):
+            _require_label(source, label)
+    if glue is not None and not glue_labels and do_regression is None:
+        task, why_task = Task.REGRESSION, f"Task: regression, as in GLUE {glue}."
+    else:
+        task, why_task = _choose_task(sources, label, do_regression, label_separator, merge=merge_label_variants)
+    listed = listed_names(label_names)
+    if listed is not None and task in (Task.BINARY, Task.MULTICLASS):
+        task = Task.BINARY if len(listed) == 2 else Task.MULTICLASS
+        why_task = f"Task: {task.value}, because {len(listed)} label{'s' * (len(listed) != 1)} are listed."
+    notes = dict.fromkeys(source.note for source in sources.values() if source.note is not None)
+    used = {*text, label, *label_parts(train, label)}
+    unused = [name for name in train.column_names if name not in used]
+    why_unused = (f"Not used: {first_few(list(map(repr, unused)), 8)}.",) if unused else ()
+    return Columns(text, label, task, (*notes, why_text, why_label, why_task, *why_unused), glue_labels)
+
+
+def label_parts(source: Source, label: str) -> tuple[str, ...]:
+    """The 0/1 columns that a label name with commas stands for; none for a plain column."""
+    parts = tuple(part.strip() for part in label.split(","))
+    return parts if label not in source.column_names and len(parts) > 1 else ()
+
+
+def has_label(source: Source, label: str) -> bool:
+    """Whether the label column, or all of its 0/1 columns, are there."""
+    return set(label_parts(source, label) or (label,)) <= set(source.column_names)
+
+
+def _require_label(source: Source, label: str) -> None:
+    missing = [part for part in label_parts(source, label) or (label,) if part not in source.column_names]
+    if missing:
+        raise source.no_column(missing[0], "--label_column_name")
+
+
+def listed_names(names: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """Label names from a list or a text with commas; None for None."""
+    if names is None:
+        return None
+    return tuple(n.strip() for n in names.split(",")) if isinstance(names, str) else tuple(names)
+
+
+def split_names(names: str | Sequence[str] | None) -> tuple[str, ...]:
+    """One or two column names from a list or a text with commas; none for None."""
+    parts = listed_names(names)
+    if parts is None:
+        return ()
+    if not 1 <= len(parts) <= 2 or not all(parts):
+        raise ConfigError(f"--text_column_names {names!r}: give one column, or two for a pair, with a comma between")
+    if len(set(parts)) != len(parts):
+        raise ConfigError(f"--text_column_names {names!r} names the same column twice")
+    return parts
+
+
+def _choose_task(
+    sources: Mapping[str, Source], label: str, do_regression: bool | None, separator: str | None, *, merge: bool
+) -> tuple[Task, str]:
+    source = sources.get("train") or next(iter(sources.values()))
+    if do_regression:
+        return Task.REGRESSION, "Task: regression, as requested."
+    if label_parts(source, label):
+        return Task.MULTILABEL, "Task: multilabel, because each of these columns is a label."
+    single = False
+    if is_list_type(source.type_of(label)):
+        if holds_places(source, label):
+            places = ", a 0 or 1 for each label (--label_names names them)"
+            return Task.MULTILABEL, f"Task: multilabel, because {label!r} contains lists{places}."
+        single = all(has_single_labels(s, label) for s in sources.values() if label in s.column_names)
+        if not single:
+            return Task.MULTILABEL, f"Task: multilabel, because {label!r} contains lists."
+    survey = survey_labels(source, label)
+    if separator is not None and separator != "none":
+        return Task.MULTILABEL, f"Task: multilabel, labels of a cell set apart by {separator!r}, as asked."
+    found = None if separator == "none" or class_names(source, label) else find_separator(survey.counts)
+    if found in DOUBTFUL_SEPARATORS:
+        word = DOUBTFUL_SEPARATORS[found]
+        _ask(source, f"do cells of {label!r} hold several labels with a {word} between?", f"--label_separator {word}")
+    if found is not None:
+        what = "lists" if found == "json" else f"labels set apart by {found!r} (--label_separator none: one label)"
+        return Task.MULTILABEL, f"Task: multilabel, because cells of {label!r} hold {what}."
+    amount = next((value for value in survey.counts if re.search(r"\d", value) and re.search(CURRENCY, value)), None)
+    if do_regression is None and amount is not None and survey.numbers == 0:
+        fix = "Write plain numbers without the currency, such as 1234.50."
+        raise DataError(f"column {label!r} contains amounts such as {amount!r}", where=source.origin, fix=fix)
+    if do_regression is None:
+        numbers = _kind_of_numbers(source, label, survey)
+        if numbers is not None:
+            return Task.REGRESSION, f"Task: regression, because {label!r} holds numbers {numbers}."
+    if survey.too_many:
+        fix = "Set a different --label_column_name, or --do_regression true for scores."
+        raise DataError(f"column {label!r} has over 10,000 different values", where=source.origin, fix=fix)
+    task, why = _class_task(source, label, survey, do_regression, merge=merge)
+    return task, f"{why} Each list has one label." if single else why
+
+
+def _kind_of_numbers(source: Source, label: str, survey: Survey) -> str | None:
+    """How the numbers to predict are written; None where labels are classes."""
+    style = number_style(survey.counts)
+    if style is not None:
+        return f"such as {style}"
+    if has_other_numbers(survey.counts):
+        if looks_like_thousands(survey.counts):
+            _ask(source, f"are numbers of {label!r} such as 1,234 decimals?", "--do_regression true")
+        return "with decimal commas or percent signs"
+    return "with fractions" if survey.looks_like_scores else None
+
+
+def _class_task(
+    source: Source, label: str, survey: Survey, do_regression: bool | None, *, merge: bool
+) -> tuple[Task, str]:
+    names = class_names(source, label)
+    values = {alike(value) if merge else value for value in survey.counts.keys() - {str(UNLABELLED)}}
+    count = len(names) if names else len(values)
+    many = count > (max(30, survey.rows // 2) if is_sure_label(label) else 12)
+    if do_regression is None and names is None and many and survey.numbers == survey.rows:
+        question = f"{label!r} holds {count:,} different whole numbers: is it a number to predict?"
+        _ask(source, question, "--do_regression true")
+    task = Task.BINARY if count == 2 else Task.MULTICLASS
+    steps = do_regression is None and count >= 3 and all(v.isdigit() for v in values) and not names
+    steps = bool(steps and (count > 11 or all(int(v) <= 10 for v in values)))
+    rating = " If they are ratings, --do_regression true predicts a number, which knows that 4 is near 5." * steps
+    return task, f"Task: {task.value}, because {label!r} has {count} different value{'s' * (count != 1)}.{rating}"
+
+
+def _ask(source: Source, question: str, flag: str) -> NoReturn:
+    other = "--label_separator none" if "separator" in flag else "--do_regression false"
+    raise DataError(question, where=source.origin, fix=f"If yes, set {flag}; if not, {other}.")
+
+
+def require_text(source: Source, name: str) -> None:
+    """Refuses a source that lacks this column or whose column does not hold text."""
+    if name not in source.column_names:
+        raise source.no_column(name, "--text_column_names")
+    if not source.holds_text(name):
+        raise DataError(f"column {name!r} holds {source.type_of(name)}, expected text", where=source.origin)
+
+
+def _refuse_absent_header(chooser: ColumnChooser) -> None:
+    """Refuse a file whose first line is a row: a name that is a value of its own column, or a number in a column of numbers."""
+    source = chooser.source
+    for name, cells in (first_rows(source) if source.lines else {}).items():
+        numbers = chooser.profiles[name].kind in ("number", "label", "switch", "id") and _ANY_NUMBER.match(name)
+        if name in cells or numbers:
+            why = "is a value of its own column" if name in cells else "is a number"
+            problem = f"the file seems to have no header: {name[:40]!r} in the first line {why}"
+            fix = (
+                "Add a first line with column names, such as text,label. If it is the header, set --label_column_name."
+            )
+            raise DataError(problem, where=f"{source.origin}:1", fix=fix)

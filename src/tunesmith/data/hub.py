@@ -1,0 +1,130 @@
+"""Datasets by name: a folder that `save_to_disk` wrote, or one of the Hub. Those come through the `datasets` client: downloaded
+once, then from disk; every failure is one clear line.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunesmith.data.read import is_saved_dataset, load_folder
+from tunesmith.errors import ConfigError, DataError, ResourceError, TunesmithError, did_you_mean, short_text
+from tunesmith.runs.environment import ask_hub, library_bars_off
+
+if TYPE_CHECKING:
+    from datasets import DatasetDict
+
+log = logging.getLogger(__name__)
+MOVED = {"glue": "nyu-mll/glue"}
+"""Names that the Hub redirects. Others are asked for; these work offline too. (datasets 5.2 refuses a bare name: HfUriError.)"""
+WELL_KNOWN = ("glue", "nyu-mll/glue", "stanfordnlp/imdb", "CogComp/trec", "fancyzhx/ag_news", "stanfordnlp/sst2")
+
+
+def load_by_name(name: str, config: str | None, hub_options: Mapping[str, Any]) -> Any:
+    """The splits of a saved folder, or of a Hub dataset."""
+    folder = Path(name).expanduser()
+    if folder.is_dir() and (is_saved_dataset(folder) or name.startswith((".", "/", "~"))):
+        saved = load_folder(folder, name)
+        return saved if isinstance(saved, Mapping) else {"train": saved}
+    return load_from_hub(name, config, **hub_options)
+
+
+def load_from_hub(
+    dataset_name: str,
+    config_name: str | None = None,
+    *,
+    token: str | None = None,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    allow_download: bool = True,
+) -> DatasetDict:
+    """All splits of a Hub dataset, memory-mapped. If the Hub cannot be reached (or is not allowed), the copy on disk is used."""
+    import datasets
+
+    name = MOVED.get(dataset_name, dataset_name)
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", name):
+        raise ConfigError(f"{dataset_name!r} is not the name of a Hub dataset")
+    reason = "downloads are not allowed" if not allow_download else "offline mode is on"
+    if allow_download and not datasets.config.HF_HUB_OFFLINE:
+        try:
+            name = str(ask_hub("dataset", name, revision, token, lambda: list(WELL_KNOWN)).id)  # behind redirects
+        except ConnectionError as error:
+            reason = str(error)
+        else:
+            return _download(name, config_name, token=token, revision=revision, cache_dir=cache_dir)
+    for candidate in dict.fromkeys((name, dataset_name)):
+        found = _from_disk(candidate, config_name, revision, cache_dir)
+        if found is not None:
+            log.warning("%s comes from the copy on disk: %s", dataset_name, reason)
+            return found
+    title = f"{dataset_name} ({config_name})" if config_name else dataset_name
+    fix = "Connect and run it once, or give local files with --train_file."
+    raise ResourceError(f"the dataset {title} is not on this machine and {reason}", fix=fix)
+
+
+def _download(name: str, config_name: str | None, **options: Any) -> DatasetDict:
+    import datasets
+
+    options["cache_dir"] = None if options["cache_dir"] is None else str(options["cache_dir"])
+    try:
+        with library_bars_off(datasets, except_on_a_terminal=True):
+            found: DatasetDict = datasets.load_dataset(name, config_name, **options)
+    except Exception as error:
+        raise _explain(error, name, config_name) from error
+    return found
+
+
+def _explain(error: Exception, name: str, config_name: str | None) -> TunesmithError:
+    from datasets.exceptions import DatasetBuildError, DatasetNotFoundError, FileNotFoundDatasetsError
+
+    text = str(error)
+    if isinstance(error, ValueError) and ("BuilderConfig" in text or "Config name is missing" in text):
+        listing = re.search(r"\[([^\]]*)\]", text.partition("vailable")[2])
+        known = re.findall(r"'([^']+)'", listing[1]) if listing else []
+        hint = did_you_mean(config_name, known) if config_name else None
+        problem = f"has no config {config_name!r}" if config_name else "has several configs"
+        listed = f"--dataset_config_name takes one of: {', '.join(known)}"
+        return ConfigError(f"the dataset {name} {problem}", fix=f"{hint} {listed}" if hint else listed)
+    if isinstance(error, DatasetNotFoundError):
+        return ConfigError(f"the dataset {name} is not available: {short_text(error)}")
+    empty = isinstance(error, ValueError) and "data file" in text  # a card that names files which are not there
+    if empty or isinstance(error, FileNotFoundDatasetsError):
+        title = f"{name} ({config_name})" if config_name else name
+        return DataError(f"the dataset {title} has no data files that can be read ({short_text(error)})")
+    if isinstance(error, DatasetBuildError) or type(error).__name__.startswith("Arrow"):
+        return DataError(f"the files of the dataset {name} cannot be read ({short_text(error.__cause__ or error)})")
+    if isinstance(error, OSError) or type(error).__module__.startswith(("httpx", "httpcore", "huggingface_hub")):
+        fix = "Run the same command again: what has arrived is kept."
+        return ResourceError(f"the download of the dataset {name} was interrupted ({short_text(error)})", fix=fix)
+    return DataError(f"the dataset {name} cannot be loaded ({type(error).__name__}: {short_text(error)})")
+
+
+def _from_disk(
+    name: str, config_name: str | None, revision: str | None, cache_dir: str | Path | None
+) -> DatasetDict | None:
+    """The newest complete copy in the cache of `datasets`; folders of broken downloads have no dataset_info.json."""
+    import datasets
+    from datasets.packaged_modules.cache.cache import Cache
+
+    owner, _, short = name.rpartition("/")
+    # the folder name that `datasets` gives: CamelCase becomes snake_case
+    folder = datasets.naming.camelcase_to_snakecase(short)
+    root = Path(cache_dir if cache_dir is not None else datasets.config.HF_DATASETS_CACHE).expanduser()
+    entries = (root / (f"{owner}___{folder}" if owner else folder)).glob("*/*/*/dataset_info.json")
+    copies = [e.parent for e in entries if not e.parent.name.endswith(".incomplete")]
+    copies = [c for c in copies if config_name in (None, c.parts[-3]) and revision in (None, "main", c.name)]
+    configs = sorted({c.parts[-3] for c in copies})
+    if len(configs) > 1:
+        fix = f"--dataset_config_name takes one of: {', '.join(configs)}"
+        raise ConfigError(f"the dataset {name} has several configs", fix=fix)
+    if not copies:
+        return None
+    newest = max(copies, key=lambda c: c.stat().st_mtime)
+    named = dict(zip(("config_name", "version", "hash"), newest.parts[-3:], strict=True))
+    builder = Cache(cache_dir=str(root), dataset_name=folder, repo_id=name, **named)
+    builder.download_and_prepare()
+    found: DatasetDict = builder.as_dataset()
+    return found

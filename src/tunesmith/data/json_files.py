@@ -1,0 +1,531 @@
+"""JSON lines, JSON files, fastText lines (`__label__NAME text`), and the exports of Label Studio, Doccano and Argilla.
+
+Rules. JSON lines have one object per line; empty lines are allowed only at the end. A key that appears twice, NaN, Infinity, a number
+too large for a float, nesting deeper than 64 and half a surrogate pair are refused with their line. A `.json` file may also be one
+array of objects, or one object that contains the rows; it is read whole, so its size is limited.
+
+A key that a record does not have is null there, unless the record has a key of almost that name. A column contains text, integers,
+numbers, true/false or lists of one of these, and null; integers mixed with fractions become numbers. An object inside a record
+becomes one column per key, `data.text`; lists of objects are kept as JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, NoReturn
+
+from tunesmith.data.csv_files import FASTTEXT_MARK
+from tunesmith.data.files import UnreadableText
+from tunesmith.data.source import BAD_COLUMN, LINE_COLUMN
+from tunesmith.errors import DataError, did_you_mean
+
+MAX_DEPTH = 64
+MAX_LINE_CHARS = 16 << 20
+MAX_ARRAY_CHARS = 256 << 20
+MOST_KEYS = 1_000
+"""Records with more distinct keys than this are not a table."""
+BATCH_ROWS = 4_096
+_NEWLINE = re.compile(r"\r\n|\r|\n")
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_BRACKET_OR_STRING = re.compile(rf"[\[\]{{}}]|{_STRING.pattern}", re.DOTALL)
+_SPACE = re.compile(r"[ \t\r\n]*+")
+
+Record = tuple[int, dict[str, Any]]
+"""The line on which an object starts, and the object."""
+
+
+def json_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds, array_allowed: bool) -> Iterator[Any]:
+    """Yield record batches of the objects, in order, with line numbers."""
+    return _batches(_converted(_json_records(iter(blocks), origin, array_allowed=array_allowed), kinds), kinds)
+
+
+def fasttext_batches(blocks: Iterable[str], *, origin: str, kinds: ColumnKinds) -> Iterator[Any]:
+    """Yield record batches with the columns text and label: names, or lists of names if some line has several."""
+    return _batches(_fasttext_records(blocks, origin, kinds), kinds)
+
+
+def _batches(records: Iterator[Record], kinds: ColumnKinds) -> Iterator[Any]:
+    while some := list(islice(records, BATCH_ROWS)):
+        yield kinds.batch([record for _, record in some], [number for number, _ in some])
+
+
+def _fasttext_records(blocks: Iterable[str], origin: str, kinds: ColumnKinds) -> Iterator[Record]:
+    for number, line in text_lines(blocks, origin):
+        names, text = [], line.strip()
+        while text.startswith(FASTTEXT_MARK):
+            first, _, text = text.partition(" ")
+            names.append(first.removeprefix(FASTTEXT_MARK))
+            text = text.lstrip()
+        several = kinds.kinds.get("label", "").startswith("list")
+        if len(names) > 1 and not several:
+            kinds.kinds.update(text="text", label="list:text")
+            raise Widened
+        if line.strip():
+            yield number, {"text": text, "label": names if several else names[0] if names else None}
+
+
+# --- parsing ----------------------------------------------------------------------------------------------------------
+
+
+def _json_records(blocks: Iterator[str], origin: str, *, array_allowed: bool) -> Iterator[Record]:
+    head = ""
+    try:
+        for head in blocks:
+            if head.strip():
+                break
+    except UnreadableText as fault:
+        raise fault.at(f"{origin}:1:1") from None
+    start, blocks = head.lstrip()[:1], chain([head], blocks)
+    if start == "[":
+        if not array_allowed:
+            fix = "Write one object per line, or name the file .json."
+            raise DataError("starts with '[': an array, not one object per line", where=f"{origin}:1", fix=fix)
+        return _array_records(_whole(blocks, origin), origin)
+    if start == "{" and array_allowed and not _is_lines(head):
+        text = _whole(blocks, origin)
+        _check_depth(text, origin)
+        try:
+            return enumerate(rows_of_object(_object(_DECODER.decode(text), origin)), start=1)
+        except (ValueError, RecursionError):
+            return line_records([text], origin)
+    return line_records(blocks, origin)
+
+
+def _is_lines(head: str) -> bool:
+    """Whether the first line is a whole object and the next one starts another."""
+    lines = [line for line in head.split("\n") if line.strip()][:2]
+    try:
+        return len(lines) == 2 and lines[1].lstrip().startswith("{") and isinstance(json.loads(lines[0]), dict)
+    except ValueError:
+        return False
+
+
+def rows_of_object(value: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of one object: a list of rows under a key such as "data", one value per column (pandas), or one row per key."""
+    rows = [cells for cells in value.values() if isinstance(cells, list) and cells and isinstance(cells[0], dict)]
+    if rows:
+        return max(rows, key=len)
+    cells = list(value.values())
+    if cells and all(isinstance(column, list) for column in cells) and len({len(column) for column in cells}) == 1:
+        return [dict(zip(value, row, strict=True)) for row in zip(*cells, strict=True)]
+    if len(cells) > 1 and all(isinstance(column, dict) and column for column in cells):
+        if all("0" in column for column in cells):
+            return [{name: column.get(key) for name, column in value.items()} for key in cells[0]]
+        if cells[0].keys() == cells[1].keys():
+            return [{"key": key, **row} for key, row in value.items()]
+    return [value]
+
+
+def line_records(blocks: Iterable[str], origin: str) -> Iterator[Record]:
+    """Yield the objects of JSON lines."""
+    blank: int | None = None
+    for number, line in text_lines(blocks, origin):
+        if not line.strip(" \t"):
+            blank = blank or number
+            continue
+        if blank is not None:
+            raise DataError("an empty line, expected an object", where=f"{origin}:{blank}", fix="Remove it.")
+        yield number, parse_object(line, f"{origin}:{number}")
+
+
+def text_lines(blocks: Iterable[str], origin: str) -> Iterator[tuple[int, str]]:
+    """Yield (number, line without its line end); text after the last line end counts as a line."""
+    number, rest = 1, ""
+    try:
+        for block in blocks:
+            lines = _NEWLINE.split(block) if "\r" in block else block.split("\n")
+            lines[0] = rest + lines[0]
+            rest = lines.pop()
+            for line in lines:
+                yield number, line
+                number += 1
+            if len(rest) > MAX_LINE_CHARS:
+                problem = f"a line of more than {MAX_LINE_CHARS >> 20} million characters"
+                raise DataError(problem, where=f"{origin}:{number}", fix="Write one object per line.")
+    except UnreadableText as fault:
+        raise fault.at(f"{origin}:{number}:{len(rest) + 1}") from None
+    if rest:
+        yield number, rest
+
+
+def _whole(blocks: Iterable[str], origin: str) -> str:
+    parts: list[str] = []
+    size = 0
+    try:
+        for block in blocks:
+            parts.append(block)
+            size += len(block)
+            if size > MAX_ARRAY_CHARS:
+                problem = f"JSON of more than {MAX_ARRAY_CHARS >> 20} million characters"
+                raise DataError(
+                    problem, where=origin, fix="Write one object per line: JSON lines are read as a stream."
+                )
+    except UnreadableText as fault:
+        raise fault.at(f"{origin}:{1 + sum(len(_NEWLINE.findall(part)) for part in parts)}") from None
+    return "".join(parts)
+
+
+def _array_records(text: str, origin: str) -> Iterator[Record]:
+    _check_depth(text, origin)
+    at, number, counted = text.index("[") + 1, 1, 0
+    separator = ""
+    while True:
+        at = _skip_space(text, at)
+        number += len(_NEWLINE.findall(text, counted, at))
+        counted = at
+        where = f"{origin}:{number}"
+        if text[at : at + 1] == "]" and separator != ",":
+            break
+        try:
+            value, at = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise _explain(error, where) from None
+        yield number, _object(value, where)
+        at = _skip_space(text, at)
+        separator = text[at : at + 1]
+        if separator == "]":
+            break
+        if separator != ",":
+            raise DataError("expected ',' or ']' after an object", where=where, fix="The file may be truncated.")
+        at += 1
+    if text[at + 1 :].strip():
+        raise DataError("text after the end of the array", where=where)
+
+
+def parse_object(line: str, where: str) -> dict[str, Any]:
+    """Return the object on one line, or raise a DataError at `where`."""
+    _check_depth(line, where)
+    try:
+        return _object(_DECODER.decode(line), where)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise _explain(error, where) from None
+
+
+def _skip_space(text: str, at: int) -> int:
+    return at + len(_SPACE.match(text, at)[0])  # type: ignore[index]
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        kinds = {list: "a list", str: "text", bool: "true or false", type(None): "null"}
+        found = kinds.get(type(value), "a number")
+        fix = 'Write rows such as {"text": "...", "label": "..."}.'
+        raise DataError(f"{found}, expected an object", where=where, fix=fix)
+    return value
+
+
+def _check_depth(text: str, where: str) -> None:
+    """Refuse deep nesting before the decoder recurses into it; brackets inside strings do not count."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return
+    depth = 0
+    for match in _BRACKET_OR_STRING.finditer(text):
+        mark = match.group()[0]
+        if mark in "[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise DataError(f"nested deeper than {MAX_DEPTH} levels", where=where)
+        elif mark in "]}":
+            depth -= 1
+
+
+class _Refused(ValueError):
+    """Raised inside the decoder; the caller adds the line."""
+
+
+def _explain(error: Exception, where: str) -> DataError:
+    if isinstance(error, _Refused):
+        return DataError(str(error), where=where)
+    if isinstance(error, json.JSONDecodeError):
+        problem = f"not JSON: {error.msg} at character {error.colno}"
+        return DataError(problem, where=where, fix="Write one object per line.")
+    if isinstance(error, RecursionError):
+        return DataError(f"nested deeper than {MAX_DEPTH} levels", where=where)
+    return DataError(f"not JSON: {' '.join(str(error).split())[:120]}", where=where)
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise _Refused(f"the key {twice!r} appears twice")
+    return record
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _Refused(f"{name} is not JSON; use null for no value")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if number in (float("inf"), float("-inf")):
+        raise _Refused(f"the number {digits[:40]} is too large")
+    return number
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_pairs, parse_constant=_refuse_constant, parse_float=_finite)
+
+
+# --- exports of annotation tools --------------------------------------------------------------------------------------
+
+
+def _converted(records: Iterator[Record], kinds: ColumnKinds) -> Iterator[Record]:
+    """Convert the tasks of an annotation tool, recognized by the first one, to rows."""
+    first = next(records, None)
+    if first is None:
+        return
+    kinds.export, convert = find_export(first[1])
+    for number, record in chain([first], records):
+        yield number, record if convert is None else convert(record)
+
+
+def find_export(record: Mapping[str, Any]) -> tuple[str | None, Callable[[Mapping[str, Any]], dict[str, Any]] | None]:
+    """Return the tool that wrote this record and the function that converts its records, or (None, None).
+
+    Doccano's records are plain rows whose label is a list.
+    """
+    if isinstance(record.get("data"), dict) and isinstance(record.get("annotations"), list):
+        return "Label Studio", label_studio_row
+    if isinstance(record.get("fields"), dict) and isinstance(record.get("responses"), (dict, list)):
+        return "Argilla", argilla_row
+    if any(key.endswith(".responses") for key in record) or any(_is_responses(cell) for cell in record.values()):
+        return "Argilla", argilla_columns_row
+    if "annotation" in record and {"status", "annotation_agent"} <= record.keys():
+        return "Argilla", argilla_1_row
+    return None, None
+
+
+def label_studio_row(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the data of a task, and the answer for each control (`from_name`) of the annotators' majority."""
+    answers: dict[str, list[Any]] = {}
+    for annotation in task.get("annotations") or []:
+        if isinstance(annotation, dict) and not annotation.get("was_cancelled"):
+            for result in annotation.get("result") or []:
+                value = result.get("value") if isinstance(result, dict) else None
+                if isinstance(value, dict):
+                    kind = next((k for k in ("choices", "rating", "number", "taxonomy") if k in value), None)
+                    if kind is not None:
+                        answers.setdefault(str(result.get("from_name") or "label"), []).append(value[kind])
+    return {**(task.get("data") or {}), **{name: _majority(found) for name, found in answers.items()}}
+
+
+def argilla_row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a record, and the majority of the responses to each question."""
+    responses: Any = record.get("responses") or {}
+    if isinstance(responses, list):  # Argilla 1: one entry per annotator
+        merged: dict[str, list[Any]] = {}
+        for entry in responses:
+            for name, value in ((entry or {}).get("values") or {}).items():
+                merged.setdefault(name, []).append({"status": entry.get("status"), **value})
+        responses = merged
+    return {**(record.get("fields") or {}), **{name: _majority(_values(found)) for name, found in responses.items()}}
+
+
+def argilla_columns_row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for records with one column per question: `label.responses`, or a list of responses."""
+    row: dict[str, Any] = {}
+    for name, cell in record.items():
+        if name.endswith(".responses"):
+            row[name.removesuffix(".responses")] = _majority(cell or [])
+        elif _is_responses(cell):
+            row[name] = _majority(_values(cell))
+        elif ".responses." not in name and ".suggestion" not in name and "-suggestion" not in name:
+            row[name] = cell
+    return row
+
+
+def argilla_1_row(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for the text classification records of Argilla 1."""
+    text = record.get("inputs") if isinstance(record.get("inputs"), dict) else {"text": record.get("text")}
+    return {**(text or {}), "label": record["annotation"]}
+
+
+def _is_responses(cell: Any) -> bool:
+    return (
+        isinstance(cell, list)
+        and bool(cell)
+        and all(isinstance(r, dict) and {"user_id", "value"} <= r.keys() for r in cell)
+    )
+
+
+def _values(responses: Any) -> list[Any]:
+    found = [r for r in responses or [] if isinstance(r, dict)]
+    return [r.get("value") for r in found if r.get("status") in (None, "submitted")]
+
+
+def _majority(answers: Sequence[Any]) -> Any:
+    """Return the most frequent answer, the first of equally frequent ones; None if there is none."""
+    known = [answer for answer in answers if answer not in (None, [], "")]
+    if not known:
+        return None
+    counts = Counter(json.dumps(answer, sort_keys=True, default=str) for answer in known)
+    best = counts.most_common(1)[0][0]
+    return next(answer for answer in known if json.dumps(answer, sort_keys=True, default=str) == best)
+
+
+# --- records -> columns -----------------------------------------------------------------------------------------------
+
+_WORDS = {"null": "null", "bool": "true/false", "int": "a whole number", "float": "a number", "text": "text"}
+
+
+def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the record with `outer.inner` for each key of an object inside; lists that contain objects as JSON text."""
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, dict) and value and all(isinstance(inner, str) for inner in value):
+            flat |= flatten_record(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
+            flat[f"{prefix}{key}"] = json.dumps(value, ensure_ascii=False)
+        else:
+            flat[f"{prefix}{key}" if prefix else key] = value
+    return flat
+
+
+class Widened(Exception):
+    """A column needs a wider type than the batches already written: the file is read again from the start."""
+
+
+class ColumnKinds:
+    """The type of every column so far, with the line that first showed it."""
+
+    def __init__(self, origin: str, *, lines: bool) -> None:
+        self.origin = origin
+        self.lines = lines
+        self.kinds: dict[str, str] = {}
+        self.export: str | None = None
+        """The annotation tool that wrote the file."""
+        self._since: dict[str, int] = {}
+        self._written: dict[str, str] | None = None
+
+    def restart(self) -> None:
+        """Start over, with the types found so far."""
+        self._written = None
+
+    def batch(self, records: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Any:
+        """Return a record batch of the records; raise Widened if earlier batches need a different type."""
+        import pyarrow as pa
+
+        records = [flatten_record(r) if any(type(v) in (dict, list) for v in r.values()) else r for r in records]
+        for record, number in zip(records, numbers, strict=True):
+            if record.keys() != self.kinds.keys():
+                self._add_keys(record, number)
+        cells = {name: [record.get(name) for record in records] for name in self.kinds}
+        for name, values in cells.items():
+            self._learn(name, values, numbers)
+        if self._written is None:
+            self._written = dict(self.kinds)
+        elif self._written != self.kinds:
+            raise Widened
+        arrays = [self._array(name, cells[name], numbers) for name in self.kinds]
+        if self.lines:
+            return pa.record_batch([*arrays, pa.array(numbers, pa.int64())], names=[*self.kinds, LINE_COLUMN])
+        return pa.record_batch(arrays, names=list(self.kinds))
+
+    def _add_keys(self, record: Mapping[str, Any], number: int) -> None:
+        """Add new keys; refuse a key that looks like a misspelling of one that the record lacks."""
+        where = f"{self.origin}:{number}"
+        if not record:
+            raise DataError("an object without keys", where=where)
+        new = [key for key in record if key not in self.kinds]
+        missing = [name for name in self.kinds if name not in record] if new else []
+        for key in new:
+            if not isinstance(key, str):
+                raise DataError(f"the key {key!r} is not text", where=where)
+            if key in (LINE_COLUMN, BAD_COLUMN):
+                raise DataError(f"the key {key!r} is reserved", where=where, fix="Rename it.")
+            if any("\ud800" <= char <= "\udfff" for char in key):
+                problem = f"the key {key!r} contains half of a surrogate pair, which is not a character"
+                raise DataError(problem, where=where, fix="Rename it.")
+            hint = did_you_mean(key, [name for name in missing if "." not in name]) if "." not in key else None
+            if hint is not None or len(self.kinds) >= MOST_KEYS:
+                problem = f"keys differ from those before: with {key!r}, without {', '.join(map(repr, missing))}"
+                raise DataError(problem, where=where, fix=hint or "Give every record the same keys.")
+            self.kinds[key], self._since[key] = "null", number
+
+    def _learn(self, name: str, values: list[Any], numbers: Sequence[int]) -> None:
+        """Widen the type of a column to that of its values; refuse a value that fits no type."""
+        if self.kinds[name] == "text" and set(map(type, values)) <= {str, type(None)}:
+            return
+        for value, number in zip(values, numbers, strict=True):
+            known = self.kinds[name]
+            try:
+                kind = _kind_of(value)
+                wide = _widen(known, kind)
+                if wide is None:
+                    problem = f"{_say(kind)} here, {_say(known)} in line {self._since[name]}"
+                    raise DataError(problem, fix="Use one type of value per column.")
+            except DataError as error:
+                raise DataError(error.problem, where=f"{self.origin}:{number}:{name}", fix=error.fix) from None
+            if wide != known:
+                self.kinds[name], self._since[name] = wide, number
+
+    def _array(self, name: str, values: list[Any], numbers: Sequence[int]) -> Any:
+        import pyarrow as pa
+
+        kind = self.kinds[name]
+        if any(isinstance(value, dict) for value in values):
+            values = [json.dumps(v, ensure_ascii=False) if isinstance(v, dict) else v for v in values]
+        try:
+            return pa.array(values, _arrow_type(kind))
+        except (pa.ArrowException, UnicodeError, OverflowError, TypeError):
+            for value, number in zip(values, numbers, strict=True):
+                try:
+                    pa.array([value], _arrow_type(kind))
+                except (pa.ArrowException, UnicodeError, OverflowError, TypeError) as error:
+                    reason = " ".join(str(error).split())[:120]
+                    where = f"{self.origin}:{number}:{name}"
+                    raise DataError(f"a value that cannot be stored ({reason})", where=where) from None
+            raise
+
+
+_KINDS = {type(None): "null", bool: "bool", int: "int", float: "float", str: "text", dict: "text"}
+"""In this order: true and false are integers to Python."""
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        kind: str | None = "null"
+        for inner in map(_kind_of, value):
+            kind = None if kind is None or inner.startswith("list") else _widen(kind, inner)
+        if kind is None:
+            raise DataError("a list of mixed or nested values", fix="Use lists of text or lists of integers.")
+        return f"list:{kind}"
+    for python_type, name in _KINDS.items():
+        if isinstance(value, python_type):
+            return name
+    if getattr(value, "ndim", None) == 0:  # numpy scalars in lists of dicts
+        return _kind_of(value.item())
+    raise DataError(f"a value of type {type(value).__name__}", fix="Use text, numbers or lists of them.")
+
+
+def _widen(old: str, new: str) -> str | None:
+    """Return the type that includes both, or None."""
+    if new == "null" or old == new:
+        return old
+    if old == "null":
+        return new
+    if {old, new} == {"int", "float"}:
+        return "float"
+    if old.startswith("list:") and new.startswith("list:"):
+        inner = _widen(old[5:], new[5:])
+        return f"list:{inner}" if inner else None
+    return None
+
+
+def _say(kind: str) -> str:
+    return f"a list of {_WORDS[kind[5:]]}" if kind.startswith("list:") else _WORDS[kind]
+
+
+def _arrow_type(kind: str) -> Any:
+    import pyarrow as pa
+
+    if kind.startswith("list:"):
+        return pa.list_(_arrow_type(kind[5:]))
+    return {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}.get(kind, pa.string())

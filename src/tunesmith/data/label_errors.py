@@ -1,0 +1,192 @@
+"""Labels that are probably wrong: each row is judged by a model that was fitted without it; and the review file, a csv of them
+that a person corrects and `train --labels_file` takes back.
+
+The model is ridge regression on fixed features, whose leave-one-out answers have a closed form. It is fitted twice: rows that
+the first fit contradicts weigh less in the second, so that wrong labels teach it less.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tunesmith.data.source import Ints
+from tunesmith.findings import Finding, Severity
+from tunesmith.labels import LabelMap, Task
+
+PENALTIES = tuple(10.0 ** (power / 2) for power in range(-8, 3))
+"""As shares of the largest variance of the features."""
+WORD_FEATURES = 2**15
+WORD_SPACE = 256
+SURE = 0.15
+"""As many rows stand in the review file as have a given label less probable than this, beside the best other one alone."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """`row` counts from 0 within the split; `given` is the probability of its label, `other` that of the suggested one."""
+
+    row: int
+    suggested: int | float
+    given: float
+    other: float
+
+
+def judge_labels(features: Ints, ids: Ints, labels: LabelMap) -> Ints:
+    """For each row the probability of each label (the expected number for regression) by a fit without that row."""
+    regression = labels.task is Task.REGRESSION
+    targets = ids.astype(np.float64)[:, None] if regression else np.eye(len(labels))[ids]
+    weights = np.ones(len(ids))
+    scores = left_out(features, targets, weights)
+    for _ in range(1 if regression else 2):
+        if regression:
+            residual = (targets - scores)[:, 0]
+            spread = 1.4826 * np.median(np.abs(residual - np.median(residual))) + 1e-12
+            weights = 1 / np.maximum(1, np.abs(residual) / (2 * spread))
+        else:
+            sure = to_probabilities(scores, ids, weights)
+            weights = np.clip(2 * share_of_given(sure, ids), 0.05, 1.0)
+        scores = left_out(features, targets, weights)
+    # All rows weigh the same here: with the doubtful ones weighed down, every answer would look sure.
+    return scores if regression else to_probabilities(scores, ids, np.ones(len(ids)))
+
+
+def left_out(features: Ints, targets: Ints, weights: Ints) -> Ints:
+    """Leave-one-out predictions of weighted ridge regression with an intercept; the penalty with the smallest error."""
+    root = np.sqrt(weights / weights.mean())[:, None]
+    center = (weights[:, None] * features).sum(0) / weights.sum()
+    means = (weights[:, None] * targets).sum(0) / weights.sum()
+    x, y = (features - center).astype(np.float64) * root, (targets - means) * root
+    values, vectors = np.linalg.eigh(x.T @ x)
+    values = np.maximum(values, 0)
+    rotated = x @ vectors
+    products, squares = rotated.T @ y, rotated**2
+    best, found = np.inf, y
+    for share in PENALTIES:
+        inverse = 1 / (values + share * values[-1] + 1e-9)
+        leverage = np.minimum(squares @ inverse + root[:, 0] ** 2 / len(x), 1 - 1e-6)
+        miss = (y - rotated @ (inverse[:, None] * products)) / (1 - leverage[:, None])
+        error = float((miss**2).sum())
+        if error < best:
+            best, found = error, miss
+    predictions: Ints = targets - found / root
+    return predictions
+
+
+def to_probabilities(scores: Ints, ids: Ints, weights: Ints) -> Ints:
+    """A softmax of the scores with the scale under which the given labels are likeliest."""
+    best, found = np.inf, scores
+    for scale in (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0):
+        logits = scale * (scores - scores.max(axis=1, keepdims=True))
+        p = np.exp(logits)
+        p /= p.sum(axis=1, keepdims=True)
+        loss = -float((weights * np.log(np.maximum(p[np.arange(len(ids)), ids], 1e-6))).sum())
+        if loss < best:
+            best, found = loss, p
+    return found
+
+
+def share_of_given(probabilities: Ints, ids: Ints) -> Ints:
+    """From 0 to 1: the probability of the given label beside that of the likeliest other one."""
+    rows = np.arange(len(ids))
+    own = probabilities[rows, ids]
+    rest = probabilities.copy()
+    rest[rows, ids] = -1.0
+    share: Ints = own / np.maximum(own + rest.max(axis=1), 1e-12)
+    return share
+
+
+def rank_suspects(judged: Ints, ids: Ints, labels: LabelMap) -> list[Suspect]:
+    """Rows whose label is doubtful, the most doubtful first."""
+    if labels.task is Task.REGRESSION:
+        miss = np.abs(judged[:, 0] - ids)
+        spread = 1.4826 * float(np.median(miss)) + 1e-12
+        order = [row for row in np.argsort(-miss, kind="stable") if miss[row] > 4 * spread]
+        return [Suspect(int(row), float(judged[row, 0]), float(-miss[row] / spread), 0.0) for row in order]
+    # By the probability of the given label alone: beside the best other one it found fewer errors (bench/audit_labels.py).
+    doubtful = int((share_of_given(judged, ids) < SURE).sum())
+    places = np.argsort(judged[np.arange(len(ids)), ids], kind="stable")[:doubtful]
+    best = judged.copy()
+    best[np.arange(len(ids)), ids] = -1.0
+    top = best.argmax(axis=1)
+    return [Suspect(int(r), int(top[r]), float(judged[r, ids[r]]), float(judged[r, top[r]])) for r in places]
+
+
+def word_space(texts: Sequence[str], size: int = WORD_SPACE) -> Ints:
+    """TF-IDF of words, word pairs and parts of words as `size` numbers a text: what needs no model."""
+    from sklearn.feature_extraction.text import HashingVectorizer, TfidfTransformer
+    from sklearn.pipeline import FeatureUnion, make_pipeline
+    from sklearn.utils.extmath import randomized_svd
+
+    options: dict[str, Any] = {"n_features": WORD_FEATURES, "alternate_sign": False, "dtype": np.float32}
+    words = HashingVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", **options)
+    pieces = HashingVectorizer(analyzer="char_wb", ngram_range=(3, 4), **options)
+    union = FeatureUnion(
+        [(n, make_pipeline(v, TfidfTransformer(sublinear_tf=True))) for n, v in (("w", words), ("p", pieces))]
+    )
+    table = union.fit_transform(texts)
+    size = min(size, min(table.shape) - 1, len(texts) - 1)
+    if size < 1:
+        return np.zeros((len(texts), 1), np.float32)
+    left, values, _ = randomized_svd(table, size, n_iter=1, random_state=0)
+    space: Ints = (left * values).astype(np.float32)
+    return space
+
+
+WARN_SHARE = 0.08
+"""Share of suspicious rows from which they are worth a warning."""
+
+
+def describe_suspects(
+    suspects: Sequence[Suspect], rows: Ints, ids: Ints, labels: LabelMap, of: int, method: str, where: str | None
+) -> list[Finding]:
+    """One finding about all of them. `rows`: the row numbers of the judged rows, `of`: all rows of the split."""
+    if not suspects:
+        return []
+    share = len(suspects) / len(rows)
+    sampled = "" if len(rows) == of else f" (an even sample of {of:,})"
+    first = suspects[0]
+    kind = f"{_name(ids[first.row], labels)} instead of {_name(first.suggested, labels)}"
+    evidence = (
+        f"{len(suspects):,} of {len(rows):,} train rows{sampled} have a label that a model fitted without them contradicts "
+        f"({method}); "
+        f"the strongest: row {int(rows[first.row]) + 1:,}, {kind}."
+    )
+    step = f"Read them in {where}, correct the column label, and train with --labels_file {where}."
+    advice = (step if where else "Write them out with `tunesmith audit --review_file review.csv` and read them.",)
+    severity: Severity = "warning" if share >= WARN_SHARE else "info"
+    numbers = {"rows": len(suspects), "judged": len(rows), "share": share, "method": method}
+    return [Finding("suspicious_labels", severity, evidence, advice, numbers=numbers)]
+
+
+def format_review(
+    suspects: Sequence[Suspect],
+    rows: Ints,
+    texts: Sequence[Sequence[str]],
+    ids: Ints,
+    labels: LabelMap,
+    columns: Sequence[str],
+) -> bytes:
+    """row (from 1), the texts, label, suggested_label, why; the most doubtful first."""
+    out = io.StringIO(newline="")
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(["row", *columns, "label", "suggested_label", "why"])
+    for one in suspects:
+        given, other = _name(ids[one.row], labels), _name(one.suggested, labels)
+        table.writerow([int(rows[one.row]) + 1, *texts[one.row], given, other, _why(one, given, other, labels)])
+    return out.getvalue().encode("utf-8", "backslashreplace")
+
+
+def _why(one: Suspect, given: str, other: str, labels: LabelMap) -> str:
+    if labels.task is Task.REGRESSION:
+        return f"a model fitted without this row expects {other}, {-one.given:.1f} times the usual distance away"
+    return f"a model fitted without this row gives {other} {one.other:.0%} and {given} {one.given:.0%}"
+
+
+def _name(value: float, labels: LabelMap) -> str:
+    return f"{float(value):.4g}" if labels.task is Task.REGRESSION else labels.names[int(value)]

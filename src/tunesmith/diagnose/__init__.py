@@ -1,1 +1,0 @@
-"""Curves -> findings: what they show, with the evidence and the next action."""

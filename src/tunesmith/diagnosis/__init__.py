@@ -1,0 +1,1 @@
+"""Learning curves become findings with evidence and a next step."""

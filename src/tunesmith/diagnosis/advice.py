@@ -1,0 +1,396 @@
+"""How a rule writes its finding: numbers in the evidence, values in the advice."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tunesmith.diagnosis.features import (
+    ENOUGH_WORK,
+    LEAST_CHANGE,
+    LITTLE_WORK,
+    MOST_TIMES,
+    RANDOM_SHARE,
+    SURE_AND_WRONG,
+    TRAIN_ABOVE,
+    USUAL_BATCH,
+    USUAL_HEAD_RATE,
+    USUAL_RATE,
+    Features,
+    Reading,
+    ignored_classes,
+)
+from tunesmith.findings import Finding, Severity
+
+
+def make_finding(
+    reading: Reading,
+    code: str,
+    evidence: str,
+    advice: Sequence[str],
+    *,
+    confidence: float,
+    severity: Severity = "warning",
+    **numbers: Any,
+) -> Finding:
+    """A finding with one to three next actions and the best step among its numbers."""
+    best = reading.curves.best()
+    if best is not None:
+        numbers |= {"best_metric": best[0], "best_step": best[1], "best_value": best[2]}
+    actions = tuple(dict.fromkeys(advice))[:3]
+    return Finding(code, severity, evidence, actions, round(min(max(confidence, 0.05), 0.99), 2), numbers)
+
+
+def rate_flag(rate: float) -> str:
+    """`--learning_rate` with a value a person would type: one or two digits."""
+    exponent = math.floor(math.log10(rate))
+    mantissa = round(rate / 10**exponent, 1)
+    if mantissa >= 10:
+        mantissa, exponent = 1.0, exponent + 1
+    return f"--learning_rate {mantissa:g}e{exponent}"
+
+
+def epochs_flag(epochs: float) -> str:
+    """`--num_train_epochs` with a value a person would type."""
+    return f"--num_train_epochs {max(1.0, epochs):.3g}"
+
+
+def planned_epochs(reading: Reading) -> float:
+    """The epochs the run was asked for."""
+    per_epoch = reading.curves.steps_per_epoch
+    if per_epoch > 0 and reading.curves.num_steps:
+        return reading.curves.num_steps / per_epoch
+    return float(reading.option("num_train_epochs", 3.0))
+
+
+def longer_flag(reading: Reading, rate: float | None = None) -> str:
+    """More epochs: twice as many, or as many as an encoder needs to learn at this rate, where a run had only begun.
+
+    With another `rate` than the run had, the epochs that are enough at that one.
+    """
+    done = (rate or reading.rate) * max(1, int(reading.step[-1])) / 2
+    times = max(1 if rate else 2, math.ceil(ENOUGH_WORK / done))
+    return epochs_flag(min(times, MOST_TIMES) * planned_epochs(reading))
+
+
+def usual_flags(reading: Reading, rate: float) -> str:
+    """This rate, a batch of 8 where it is smaller, and epochs enough at both."""
+    batch = reading.effective_batch
+    wider = max(1, math.ceil(USUAL_BATCH / 2 / batch))
+    size = wider * int(reading.option("per_device_train_batch_size", 8))
+    flags = [rate_flag(rate)] + [f"--per_device_train_batch_size {size}"] * (wider > 1)
+    done = rate * max(1, int(reading.step[-1])) / wider / 2
+    times = min(math.ceil(ENOUGH_WORK / done), MOST_TIMES)
+    return " ".join(flags + [epochs_flag(times * planned_epochs(reading))] * (times > 1))
+
+
+def early_stop_step(reading: Reading, *, patience: int = 2) -> int | None:
+    """Where early stopping on validation loss would have ended the run; None when it would have run to its end."""
+    best, waited = math.inf, 0
+    for step, loss in zip(reading.step[:-1], reading.val_loss[:-1], strict=True):
+        best, waited = (float(loss), 0) if loss < best else (best, waited + 1)
+        if waited >= patience:
+            return int(step)
+    return None
+
+
+def _file(reading: Reading, name: str) -> str | None:
+    value = reading.option(name, None)
+    return shlex.quote(value) if isinstance(value, str) else None
+
+
+def audit_command(reading: Reading) -> str:
+    """The audit of the files of this run."""
+    train, other = _file(reading, "train_file"), _file(reading, "validation_file")
+    if train is None:
+        return "tunesmith audit FILE: lists labels that look wrong, and what differs between the splits"
+    files = train if other is None else f"{train} {other}"
+    return f"tunesmith audit {files} --review_file review.csv: lists labels that look wrong, and what differs between the splits"
+
+
+def inspect_command(reading: Reading) -> str:
+    """Advice to look at some rows."""
+    file = _file(reading, "train_file")
+    rows = "the training data" if file is None else file
+    return f"read some rows of {rows} with their labels; check --text_column_names and --label_column_name"
+
+
+def own_split_flags(reading: Reading) -> str:
+    """Validation rows from the training file, where they have a file of their own: what differs between the two is gone."""
+    if _file(reading, "validation_file") is None:
+        return "check that all rows come from one source and use the same label ids (--label_names)"
+    return (
+        "--validation_file '' --validation_split_fraction 0.1: if the score is good on these rows, the two files differ"
+    )
+
+
+_FLAG = re.compile(r"--(\w+) (\S+)")
+
+
+def advised_options(advice: str) -> dict[str, str | None]:
+    """Option -> value (None: leave it out) of one advice, so that it can be followed by a program; {} when it is for people."""
+    if advice.startswith("leave out --"):
+        return {advice.removeprefix("leave out --").split(":")[0].strip(): None}
+    flags = advice.split(": ")[0].split(" (")[0]
+    found = {name: value.strip("'") for name, value in _FLAG.findall(flags)}
+    return found if advice.startswith("--") else {}
+
+
+def explain_verdict(code: str, reading: Reading, f: Features) -> tuple[str, list[str]]:
+    """(evidence, advice) of a verdict."""
+    return _WORDS[code](reading, f)
+
+
+def against_constant(reading: Reading) -> str:
+    """The last score beside that of the best constant, with the error of the difference, and beside other floors."""
+    others = ", ".join(f"{name} {value:.3f}" for name, value in reading.floors)
+    return _beside_constant(reading) + (f"; floors: {others}" if others else "")
+
+
+def _beside_constant(reading: Reading) -> str:
+    if reading.rows is not None:
+        gain = reading.rows.score_gain()
+        name = {"regression": "Pearson's r", "multilabel": "micro F1"}.get(reading.rows.task.value, "accuracy")
+        last, best = float(reading.rows.scores[-1]), reading.rows.constant_score
+        return f"{name} {last:.3f}, best constant {best:.3f} (difference {gain.size:+.3f}, standard error {gain.error:.3f})"
+    score = reading.val_score[-1]
+    if not reading.metric or not math.isfinite(score):
+        return f"chance loss {reading.chance_loss:.2f}"
+    chance = reading.chance_score
+    beside = "" if chance is None else f" (best constant: {chance[0]:.3f}, error {chance[1]:.3f})"
+    return f"{reading.metric} {abs(score):.3f}{beside}"
+
+
+def _losses(reading: Reading) -> str:
+    train, last, chance = reading.train_loss[-1], reading.val_loss[-1], reading.chance_loss
+    return f"after {reading.step[-1]} steps train loss is {train:.2f} and validation loss {last:.2f}, chance is {chance:.2f}"
+
+
+def _healthy(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    at, chance = reading.best, reading.chance_loss
+    ended = f" and ended at {reading.val_loss[-1]:.2f}" if at < len(reading) - 1 else ""
+    reached = f"validation loss reached {reading.val_loss[at]:.2f} at step {reading.step[at]}{ended}"
+    evidence = f"{reached} (chance: {chance:.2f}); {against_constant(reading)}"
+    advice = []
+    if f.late_fall > 0.4 and f.late_z > 2.5 and f.last > 0.3:
+        evidence += f"; {f.late_fall:.0%} of the gain came in the second half of the training, so more may follow"
+        advice.append(f"{epochs_flag(2 * planned_epochs(reading))}: the loss was still falling")
+    if reading.kept is None and at < len(reading) - 1:
+        advice.append("--load_best_model_at_end true: the last weights are not the best ones")
+    advice.append(f"--seed {int(reading.option('seed', 42)) + 1}: a second seed shows how much of the score is luck")
+    return evidence, advice
+
+
+def _diverged(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    same = "; every row gets the same prediction" if f.spread < 0.01 else ""
+    evidence = (
+        f"train loss is {reading.train_loss[-1]:.2f} after {reading.step[-1]} steps at a learning rate of {reading.rate:g}; "
+        f"chance is {reading.chance_loss:.2f}; {against_constant(reading)}{same}"
+    )
+    return evidence, diverged_advice(reading)
+
+
+def diverged_advice(reading: Reading) -> list[str]:
+    """A far lower rate, then what steadies the first steps."""
+    lower = min(reading.rate / 10, USUAL_RATE) if reading.rate_is("high") else reading.rate / 5
+    advice = [usual_flags(reading, lower) if len(reading) else rate_flag(lower)]
+    if reading.option("fp16", False):
+        advice.append("--bf16 true --fp16 false")
+    return advice + _steadier(reading)
+
+
+def _steadier(reading: Reading) -> list[str]:
+    advice = [] if reading.option("warmup_steps", 0) else ["--warmup_steps 0.1"]
+    return advice if 0 < float(reading.option("max_grad_norm", 1.0)) <= 1 else [*advice, "--max_grad_norm 1.0"]
+
+
+def _erratic(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    low, high = float(reading.val_loss.min()), float(reading.val_loss.max())
+    batch = reading.effective_batch
+    evidence = f"validation loss moved between {low:.2f} and {high:.2f}, chance is {reading.chance_loss:.2f}"
+    if f.swings:
+        evidence = f"validation loss rose and fell back {f.swings} time{'s' * (f.swings > 1)}, between {low:.2f} and {high:.2f}"
+    evidence += (
+        f"; the loss of single steps varies by {f.step_noise * reading.chance_loss:.2f} (effective batch {batch}, learning rate "
+        f"{reading.rate:g}); "
+        f"{against_constant(reading)}"
+    )
+    lower = min(reading.rate / 3, USUAL_RATE if reading.rate_is("high") else math.inf)
+    advice = [usual_flags(reading, min(reading.rate, USUAL_RATE) if batch < USUAL_BATCH / 2 else lower)]
+    if batch < USUAL_BATCH:
+        steps = int(reading.option("gradient_accumulation_steps", 1)) * math.ceil(USUAL_BATCH / batch)
+        advice.append(f"--gradient_accumulation_steps {steps}")
+    return evidence, advice + _steadier(reading)
+
+
+def _overfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    at, loss, train = reading.best, reading.val_loss, reading.train_loss
+    if at < len(reading) - 1 and f.rise > LEAST_CHANGE:
+        evidence = (
+            f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} "
+            f"while train loss fell {train[at]:.2f} to {train[-1]:.2f}"
+        )
+    else:
+        evidence = f"train loss is {train[-1]:.2f}, validation loss {loss[-1]:.2f} (chance: {reading.chance_loss:.2f})"
+    stop = early_stop_step(reading)
+    if stop is not None and reading.curves.ended != "early_stopping":
+        evidence += (
+            f"; early stopping (patience 2) would have ended the run at step {stop} of {reading.curves.last_step}"
+        )
+    if reading.kept is not None:
+        evidence += f"; the run keeps the weights of step {reading.step[reading.kept]}"
+    return evidence, overfitting_advice(reading, at)
+
+
+def overfitting_advice(reading: Reading, at: int) -> list[str]:
+    """The weights of the best evaluation where the last ones were kept; then more rows, and fewer epochs to save time.
+
+    Of a run that keeps its best weights neither early stopping, fewer epochs nor weight decay raised the score.
+    """
+    rows, epochs = reading.curves.train_rows, math.ceil(float(reading.epoch[max(at, reading.kept or 0)]))
+    more = f"label more rows: there are {rows:,} to train on" if rows else "label more rows"
+    shorter = [f"{epochs_flag(epochs)}: saves the later epochs"] if epochs < planned_epochs(reading) else []
+    if reading.kept is None:
+        return ["--early_stopping_patience 2 --load_best_model_at_end true", more, *shorter]
+    return [more, *shorter, *_lowest_loss(reading)]
+
+
+def _drift(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    at, loss = reading.best, reading.val_loss
+    surer = "" if math.isnan(f.calibration) else f"; its mean confidence exceeds its accuracy by {f.calibration:.3f}"
+    evidence = (
+        f"validation loss rose {loss[at]:.2f} to {loss[-1]:.2f} after step {reading.step[at]} while the score held "
+        f"({against_constant(reading)}){surer}"
+    )
+    return evidence, [*_lowest_loss(reading), "--label_smoothing_factor 0.1", *overfitting_advice(reading, at)[:1]]
+
+
+def _lowest_loss(reading: Reading) -> list[str]:
+    """The options that keep the weights with the lowest loss, as far as the run does not have them."""
+    flags = ["--load_best_model_at_end true"] if reading.kept is None else []
+    flags += ["--metric_for_best_model loss"] if reading.curves.tracked_metric != "loss" else []
+    return [f"{' '.join(flags)}: the score stays about the same; the probabilities get better"] if flags else []
+
+
+def _underfitting(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    cause = underfitting_cause(reading, f)
+    evidence = f"{_losses(reading)}; {against_constant(reading)}; {cause}"
+    advice = []
+    if reading.frozen:
+        low = f"--freeze '' {rate_flag(USUAL_RATE)} {longer_flag(reading, USUAL_RATE)}" if reading.rate < 2e-5 else ""
+        advice.append(f"{low or 'leave out --freeze'}: the whole encoder learns then")
+        if reading.rate < USUAL_HEAD_RATE:
+            advice.append(f"or, with the encoder frozen, {rate_flag(USUAL_HEAD_RATE)}")
+    elif reading.rate < 2e-5:
+        advice.append(f"{rate_flag(USUAL_RATE)} {longer_flag(reading, USUAL_RATE)}")
+    if float(reading.option("weight_decay", 0.0)) >= 1.0:
+        advice.append("--weight_decay 0.01")
+    return evidence, [*_resume(reading), *advice, longer_flag(reading)]
+
+
+def underfitting_cause(reading: Reading, f: Features) -> str:
+    """The setting that explains it."""
+    if reading.frozen:
+        return "the encoder is frozen"
+    if reading.rate_is("low"):
+        return f"a learning rate of {reading.rate:g} hardly moves the weights"
+    if float(reading.option("weight_decay", 0.0)) >= 1.0:
+        return f"weight_decay {reading.config['weight_decay']:g} pulls the weights back"
+    if f.work < LITTLE_WORK:
+        return f"{reading.step[-1]} steps are few at a learning rate of {reading.rate:g}"
+    return "the settings are usual: the model may be too small for the task"
+
+
+def _resume(reading: Reading) -> list[str]:
+    run = reading.curves
+    if run.num_steps and run.last_step < 0.9 * run.num_steps and run.ended not in ("completed", "early_stopping"):
+        return [f"tunesmith resume: the run ended at step {run.last_step} of {run.num_steps}"]
+    return []
+
+
+def _stopped(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    loss, train, before = reading.val_loss, reading.train_loss, max(0, len(reading) - 2)
+    evidence = (
+        f"validation loss still fell {loss[before]:.2f} to {loss[-1]:.2f} between steps {reading.step[before]} and "
+        f"{reading.step[-1]}, and train loss {train[before]:.2f} to {train[-1]:.2f}; {f.late_fall:.0%} of the gain came in the "
+        f"second half of the training (by summed learning rates); {against_constant(reading)}"
+    )
+    advice = [*_resume(reading), longer_flag(reading)]
+    if reading.rate < 2e-5 and not reading.frozen:
+        advice.insert(-1, f"{rate_flag(USUAL_RATE)} {longer_flag(reading, USUAL_RATE)}")
+    return evidence, advice
+
+
+def _no_signal(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    evidence = (
+        f"validation loss was never below {reading.val_loss.min():.2f} (chance: {reading.chance_loss:.2f}) in "
+        f"{reading.step[-1]} steps at a usual learning rate ({reading.rate:g}), and train loss is {reading.train_loss[-1]:.2f}; "
+        f"{against_constant(reading)}: the texts do not predict the labels"
+    )
+    return evidence, [audit_command(reading), inspect_command(reading), own_split_flags(reading)]
+
+
+def _label_noise(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    signs = []
+    if f.sure < SURE_AND_WRONG:
+        signs.append(f"only {f.sure:.0%} of the quarter of validation rows with the highest confidence are right")
+    if f.train_above_z > TRAIN_ABOVE:
+        signs.append(f"training rows cost more than validation rows, by {f.train_above_z:.1f} standard errors")
+    if f.random > RANDOM_SHARE:
+        signs.append(f"about {f.random:.0%} of the labels have nothing to do with the prediction")
+    evidence = "; ".join([_losses(reading), against_constant(reading), *signs])
+    return f"{evidence}: many labels look wrong", [
+        audit_command(reading),
+        inspect_command(reading),
+        "--label_smoothing_factor 0.1",
+    ]
+
+
+def _mismatch(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    fresh = (
+        ""
+        if math.isnan(f.fresh)
+        else (
+            f"; in the first epoch the loss was {f.fresh * reading.chance_loss:.2f} on training rows not yet trained on, "
+            f"and {f.first * reading.chance_loss:.2f} on validation rows"
+        )
+    )
+    if f.turned > 1:
+        fresh += "; rows of one label are predicted as another label more often than the rows of that label"
+    evidence = (
+        f"{_losses(reading)}; {against_constant(reading)}{fresh}: the labels of the two splits do not mean the same"
+    )
+    return evidence, [audit_command(reading), own_split_flags(reading), inspect_command(reading)]
+
+
+def _ignored(reading: Reading, f: Features) -> tuple[str, list[str]]:
+    assert reading.rows is not None
+    classes = ignored_classes(reading.rows.validation[-1])
+    verb, shares = "is" if len(classes) == 1 else "are", reading.rows.validation[-1].constant.values
+    names = ", ".join(
+        f"{reading.label_name(k)} ({count} rows, {shares[k]:.1%} of the training rows)" for k, count in classes[:4]
+    )
+    evidence = (
+        f"{len(classes)} class{'es' * (len(classes) != 1)} with {f.ignored:.0%} of the validation rows {verb} never predicted: "
+        f"{names}; {against_constant(reading)}"
+    )
+    weights = "--class_weights balanced: raises the macro F1; the accuracy may fall"
+    return evidence, [longer_flag(reading), weights, "label more rows of these classes"]
+
+
+_WORDS: dict[str, Callable[[Reading, Features], tuple[str, list[str]]]] = {
+    "healthy": _healthy,
+    "diverged": _diverged,
+    "erratic": _erratic,
+    "overfitting": _overfitting,
+    "calibration_drift": _drift,
+    "underfitting": _underfitting,
+    "stopped_too_early": _stopped,
+    "no_signal": _no_signal,
+    "label_noise": _label_noise,
+    "split_mismatch": _mismatch,
+    "class_ignored": _ignored,
+}

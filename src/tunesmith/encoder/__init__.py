@@ -1,1 +1,0 @@
-"""Finds and loads a pretrained encoder, gives it a head, groups its parameters (home of `transformers`)."""

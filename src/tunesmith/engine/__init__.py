@@ -1,1 +1,0 @@
-"""The training loop as events: forward, backward, judge, update, zero; schedule, losses, evaluation, stopping."""

@@ -1,0 +1,1 @@
+"""Predictions from a trained model: Predictor, bulk prediction, export, HTTP service, board."""

@@ -1,0 +1,612 @@
+"""Export of a trained model as an ONNX graph, measured against the original before it is published.
+
+int8 candidates are tried from the fastest to the most accurate: dynamic, per channel, static, then with sensitive layers kept in
+float. The first candidate within the tolerance is published; if there is none, nothing is.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import requires, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tunesmith import __version__
+from tunesmith.config.load import load_config
+from tunesmith.data.batches import padding_of
+from tunesmith.data.columns import Columns
+from tunesmith.data.read import read_labelled
+from tunesmith.data.tokenize import make_token_rows
+from tunesmith.data.tokens import pad_rows
+from tunesmith.errors import ConfigError, NumericsError, TunesmithError
+from tunesmith.inference.model_folder import (
+    GRAPH_FILE,
+    INSTALL_RUNTIME,
+    GraphFacts,
+    ModelFacts,
+    describe_model,
+    model_folder_of,
+)
+from tunesmith.inference.onnx_network import GraphNetwork, load_onnx
+from tunesmith.inference.predictor import Network, Predictor
+from tunesmith.inference.tables import probabilities_of, remove_leftovers
+from tunesmith.inference.torch_network import TorchNetwork
+from tunesmith.labels import LabelMap, Task, choose_labels
+from tunesmith.metrics.intervals import Score
+from tunesmith.metrics.paired import PairedResult, compare_predictions
+from tunesmith.metrics.table import make_suite
+from tunesmith.models.load import load_model
+from tunesmith.models.onnx_graph import write_onnx
+from tunesmith.pipeline.inputs import read_run_data
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import write_sealed
+from tunesmith.runs.writing import disk_error, make_folder, write_new
+
+MAX_ROWS = 5_000
+"""Rows the export is measured on, at most."""
+SPEED_ROWS = 256
+CALIBRATION_ROWS = 256
+CALIBRATION_BATCH = 16
+SENSITIVITY_ROWS = 64
+FLOAT_LIMIT = 1e-4
+SIGNIFICANCE = 0.05
+GROUPS = 8
+FLOAT_GROUPS = (1, 2, 4)
+"""Numbers of matmul groups, out of eight, that stay in float, the most sensitive first."""
+Logits = npt.NDArray[np.float32]
+Feed = list[dict[str, npt.NDArray[Any]]]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class EvidenceRows:
+    """Labeled texts of one split, by column. `calibration` are training texts, to calibrate a quantization."""
+
+    split: str
+    texts: list[list[str]]
+    labels: npt.NDArray[Any]
+    calibration: list[list[str]]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """The largest drop of the score that int8 may cause, and the minimum share of equal labels (not for regression)."""
+
+    max_drop: float = 0.005
+    min_agreement: float = 0.99
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One candidate compared with the original. `refused` is the reason not to publish it, or None."""
+
+    name: str
+    rows: int
+    split: str
+    max_difference: float
+    agreement: float
+    score: Score
+    original: Score
+    paired: PairedResult
+    refused: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dict for export.json."""
+        return {
+            "name": self.name,
+            "rows": self.rows,
+            "split": self.split,
+            "max_difference": self.max_difference,
+            "agreement": self.agreement,
+            "metric": self.paired.metric,
+            "score": self.score.to_json(),
+            "original_score": self.original.to_json(),
+            "paired": self.paired.to_json(),
+            "refused": self.refused,
+        }
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The published folder and its measurements."""
+
+    folder: Path
+    checked: Checked
+    tried: list[Checked]
+    bytes: int
+    original_bytes: int
+    speed: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The model to export (our network with its speedups, and the plain module that is traced) and a temporary folder."""
+
+    to: str
+    network: TorchNetwork
+    model: Any
+    facts: ModelFacts
+    source: Path
+    rows: EvidenceRows
+    threads: int
+    built: Path
+    may: Tolerance
+    say: Say
+
+
+def export_model_to(
+    path: str | Path,
+    to: str,
+    output: Path,
+    rows: EvidenceRows,
+    *,
+    may: Tolerance = Tolerance(),  # noqa: B008
+    say: Say = lambda line: None,
+) -> Exported:
+    """Write `output`, complete or not at all. A NumericsError contains the table of the candidates."""
+    import torch
+
+    predictor = Predictor.load(path, use_cpu=True)
+    network = predictor.network
+    if not isinstance(network, TorchNetwork):
+        raise ConfigError("is an exported folder", where=str(path), fix="Pass the run, or its model/ folder.")
+    if to.endswith("int8") and not rows.calibration:
+        raise ConfigError("int8 needs training rows for its calibration, and there are none", fix="Set --train_file.")
+    facts = replace(predictor.facts, max_length=network.max_length)
+    source = model_folder_of(path).folder
+    model = load_model(source, facts.labels).model.eval()
+    needed = _weight_bytes(source) * (3 if to.endswith("int8") else 1)
+    done: list[Exported] = []
+
+    def fill(built: Path) -> None:
+        job = _Job(to, network, model, facts, source, rows, torch.get_num_threads(), built, may, say)
+        done.append(_fill_folder(job, output))
+
+    make_folder(output.parent)
+    remove_leftovers(output)
+    try:
+        write_sealed(output, fill, {"kind": "export"}, bytes_needed=needed)
+    except TunesmithError:
+        raise
+    except Exception as error:  # onnx and onnxruntime report a full disk with exceptions that have no errno
+        if shutil.disk_usage(output.parent).free > needed and "space" not in str(error):
+            raise
+        raise disk_error(OSError(errno.ENOSPC, ""), output, needed) from error
+    return done[0]
+
+
+def _fill_folder(job: _Job, output: Path) -> Exported:
+    """Write the graph, its tokenizer and its card; raise a NumericsError if no candidate is good enough."""
+    describe_model(job.model, job.network.tokenizer, job.facts)(job.built)
+    graph_facts = _graph_facts(job)
+    job.say(f"Measuring on {len(job.rows):,} {job.rows.split} rows.")
+    graph = job.built / GRAPH_FILE
+    graph.parent.mkdir()
+    tried = _write_graph(job, graph_facts, graph)
+    if tried[-1].refused is not None:
+        problem = f"no {job.to} export is as good as the original: {tried[-1].refused}\n{table_of(tried)}\n"
+        raise NumericsError(problem, fix="Use --to onnx, or allow more with --max_drop and --min_agreement.")
+    networks: dict[str, Network] = {"tunesmith": job.network, job.to: _graph_network(job, graph_facts, graph)}
+    speed = rows_per_second(networks, job.rows.texts)
+    done = Exported(output, tried[-1], tried, _weight_bytes(graph.parent), _weight_bytes(job.source), speed)
+    measured = {
+        "tried": [one.to_json() for one in tried],
+        "bytes": done.bytes,
+        "original_bytes": done.original_bytes,
+        "rows_per_second": speed,
+        "threads": job.threads,
+    }
+    replace(graph_facts, measured=measured).write(job.built)
+    write_new(job.built / "requirements.txt", runtime_requirements().encode())
+    card = job.source / "README.md"
+    text = card.read_text(encoding="utf-8") if card.is_file() else ""
+    write_new(job.built / "README.md", _export_card(text, done, job).encode())
+    return done
+
+
+def _write_graph(job: _Job, facts: GraphFacts, graph: Path) -> list[Checked]:
+    """Write the graph; return the measured candidates, of which the last one is on disk."""
+    original = logits_of(job.network, job.rows.texts)
+    scratch = job.built / "scratch"
+    int8 = job.to.endswith("int8")
+    plain = scratch / "float.onnx" if int8 else graph
+    scratch.mkdir()
+    job.say("Writing the ONNX graph.")
+    write_onnx(job.model, ["input_ids", "attention_mask", *(["token_type_ids"] if facts.has_types else [])], plain)
+    tried: list[Checked] = []
+    if not int8:
+        found = logits_of(_graph_network(job, facts, graph), job.rows.texts)
+        tried.append(check_float(job.to, found, original, job.rows, job.facts))
+    else:
+        _strip_shapes(plain)
+        some = [column[:SENSITIVITY_ROWS] for column in job.rows.calibration]
+        before = logits_of(job.network, some)
+
+        def change(quantized: Path) -> float:
+            return float(np.abs(logits_of(_graph_network(job, facts, quantized), some) - before).mean())
+
+        for name, write in quantizations(plain, _calibration_feed(job, facts), change, scratch):
+            write(graph)
+            found = logits_of(_graph_network(job, facts, graph), job.rows.texts)
+            tried.append(check_quantized(name, found, original, job.rows, job.facts, job.may))
+            job.say(f"{name}: {tried[-1].refused or 'accepted'}")
+            if tried[-1].refused is None:
+                break
+    shutil.rmtree(scratch)
+    return tried
+
+
+def _graph_network(job: _Job, facts: GraphFacts, graph: Path) -> GraphNetwork:
+    return GraphNetwork(job.built, facts, load_onnx(graph, job.threads), job.facts.long_texts)
+
+
+def _graph_facts(job: _Job) -> GraphFacts:
+    tokenizer, network = job.network.tokenizer, job.network
+    if not getattr(tokenizer, "is_fast", False):
+        problem = f"{type(tokenizer).__name__} has no tokenizer.json, which is required without transformers"
+        raise ConfigError(problem, fix="Serve the model folder itself.")
+    padding = padding_of(tokenizer)
+    segments = getattr(job.model.config, "type_vocab_size", None)
+    return GraphFacts(
+        format=job.to,
+        max_length=network.max_length,
+        vocab_size=network.vocab_size,
+        has_types=network.has_types,
+        pairs=not network.has_types or not segments or segments > max(tokenizer("a", "a")["token_type_ids"]),
+        pad_token_id=padding.pad_token_id,
+        pad_token_type_id=padding.pad_token_type_id,
+        padding_side=padding.side,
+        truncation_side=tokenizer.truncation_side,
+        split_special_tokens=bool(tokenizer.split_special_tokens),
+    )
+
+
+def _weight_bytes(folder: Path) -> int:
+    return sum(f.stat().st_size for f in folder.iterdir() if f.suffix in (".onnx", ".safetensors", ".data"))
+
+
+# Rows to measure on
+
+
+def rows_of_run(run: RunDir, facts: ModelFacts) -> EvidenceRows:
+    """Read labeled test rows, or validation rows if there are none, from the files in run.yaml."""
+    config = load_config(run.config_file)
+    try:
+        bundle = read_run_data(config, {}, lambda what, done, total: None, need_weights=False).bundle
+    except ConfigError as error:
+        problem = f"the rows of the run cannot be read again ({error.problem})"
+        raise ConfigError(problem, where=str(run.path), fix="Set --test_file, and --train_file for int8.") from None
+    assert facts.text_columns is not None
+    for split in ("test", *(name for name in bundle.splits if name.startswith("validation"))):
+        if split in bundle.splits:
+            texts, labels = _labeled(bundle.splits[split], facts)
+            if len(labels):
+                return EvidenceRows(split, texts, labels, _calibration_texts(bundle.splits["train"], facts))
+    raise ConfigError("has no labeled test or validation row", where=str(run.path), fix="Set --test_file.")
+
+
+def rows_of_files(test_file: str, train_file: str | None, facts: ModelFacts, **reading: Any) -> EvidenceRows:
+    """Read rows from the given files: for a model folder that is not in its run."""
+    columns = Columns(facts.text_columns or ("text",), facts.label_column or "label", facts.labels.task)
+
+    def read(file: str) -> Any:
+        return read_labelled(Path(file), columns=columns, labels=facts.labels, **reading)
+
+    texts, labels = _labeled(read(test_file), facts)
+    if not len(labels):
+        raise ConfigError("has no labeled row", where=test_file)
+    calibration = [] if train_file is None else _calibration_texts(read(train_file), facts)
+    return EvidenceRows("test", texts, labels, calibration)
+
+
+def _calibration_texts(dataset: Any, facts: ModelFacts) -> list[list[str]]:
+    """Return rows from all over the data set, because files are often sorted."""
+    rows = np.linspace(0, len(dataset) - 1, min(CALIBRATION_ROWS, len(dataset))).astype(int)
+    some = dataset.select(rows.tolist())
+    return [list(some[name]) for name in facts.text_columns or ("text",)]
+
+
+def _labeled(dataset: Any, facts: ModelFacts) -> tuple[list[list[str]], npt.NDArray[Any]]:
+    labels = np.asarray(dataset["labels"])
+    known = np.isfinite(labels) if labels.dtype.kind == "f" else labels >= 0
+    known = known.all(axis=1) if known.ndim == 2 else known
+    rows = np.flatnonzero(known)[:MAX_ROWS]
+    some = dataset.select(rows.tolist())
+    return [list(some[name]) for name in facts.text_columns or ("text",)], labels[rows]
+
+
+def _calibration_feed(job: _Job, facts: GraphFacts) -> Feed:
+    encoder = job.network.encoder
+    rows = make_token_rows(encoder.encode(job.rows.calibration), has_types=facts.has_types).in_windows(encoder.windows)
+    fill = {"input_ids": facts.pad_token_id, "token_type_ids": facts.pad_token_type_id}
+    order = np.argsort(rows.lengths, kind="stable")
+    feed = []
+    for start in range(0, len(order), CALIBRATION_BATCH):
+        some = order[start : start + CALIBRATION_BATCH]
+        feed.append(pad_rows(rows.take(some), int(rows.lengths[some].max()), fill, facts.padding_side))
+    return feed
+
+
+# Comparison with the original
+
+
+def logits_of(network: Network, texts: list[list[str]]) -> Logits:
+    """Return the logits of texts in memory, in order."""
+    rows = make_token_rows(network.encoder.encode(texts), has_types=network.has_types)
+    return network.logits(rows)
+
+
+def check_float(name: str, found: Logits, original: Logits, rows: EvidenceRows, facts: ModelFacts) -> Checked:
+    """Refuse a float format unless probabilities are equal to 1e-4, and all labels are equal."""
+    checked = _compare(name, found, original, rows, facts)
+    reason = None
+    if not np.isfinite(found).all():
+        reason = "some logits are NaN or inf"
+    elif checked.max_difference > FLOAT_LIMIT:
+        reason = f"probabilities differ by up to {checked.max_difference:.1e}; the limit is {FLOAT_LIMIT:.0e}"
+    elif checked.agreement < 1:
+        reason = f"{(1 - checked.agreement):.2%} of the labels differ"
+    return replace(checked, refused=reason)
+
+
+def check_quantized(
+    name: str, found: Logits, original: Logits, rows: EvidenceRows, facts: ModelFacts, may: Tolerance
+) -> Checked:
+    """Refuse int8 outside the tolerance, or with a significant loss in the paired test."""
+    checked = _compare(name, found, original, rows, facts)
+    reason = None
+    if not np.isfinite(found).all():
+        return replace(checked, refused="some logits are NaN or inf")
+    paired = checked.paired
+    if paired.difference is None or paired.p_value is None:
+        return replace(checked, refused=f"{paired.metric} is undefined on these {len(rows)} rows")
+    sign = 1 if make_suite(facts.labels.task).greater_is_better(paired.metric) else -1
+    loss = -sign * paired.difference
+    if loss > may.max_drop:
+        reason = f"{paired.metric} drops by {loss:.4f}; --max_drop is {may.max_drop:g}"
+    elif loss > 0 and paired.p_value < SIGNIFICANCE:
+        reason = f"{paired.metric} drops by {loss:.4f}, which is significant (p = {paired.p_value:.3f})"
+    elif checked.agreement < may.min_agreement and facts.labels.task is not Task.REGRESSION:
+        reason = f"{checked.agreement:.2%} of the labels are equal; --min_agreement is {may.min_agreement:g}"
+    return replace(checked, refused=reason)
+
+
+def _compare(name: str, found: Logits, original: Logits, rows: EvidenceRows, facts: ModelFacts) -> Checked:
+    labels = facts.labels
+    ours, theirs = probabilities_of(original, labels.task), probabilities_of(found, labels.task)
+    scale = np.maximum(1.0, np.abs(ours)) if labels.task is Task.REGRESSION else 1.0
+    apart = np.abs(theirs - ours) / scale
+    suite = make_suite(labels.task, names=facts.metrics, glue_task=None if facts.metrics else facts.glue_task)
+    metric = suite.metric_for_best_model
+    scored = np.nan_to_num(found)
+    return Checked(
+        name=name,
+        rows=len(rows),
+        split=rows.split,
+        max_difference=float(np.nanmax(apart)) if np.isfinite(apart).any() else float("inf"),
+        agreement=float((_decisions(theirs, labels) == _decisions(ours, labels)).mean()),
+        score=suite.compute_with_intervals(scored, rows.labels)[metric],
+        original=suite.compute_with_intervals(original, rows.labels)[metric],
+        paired=compare_predictions(original, scored, rows.labels, task=labels.task, metric=metric),
+        refused=None,
+    )
+
+
+def _decisions(probabilities: npt.NDArray[np.float64], labels: LabelMap) -> npt.NDArray[Any]:
+    """Return what must agree: the class, each label, or the rounded value."""
+    if labels.task is Task.REGRESSION:
+        return np.asarray(np.round(probabilities[:, 0], 3))
+    return np.asarray(choose_labels(probabilities, labels.task, labels.thresholds)).reshape(-1)
+
+
+def rows_per_second(
+    networks: dict[str, Network], texts: list[list[str]], *, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Return rows per second from text to logits: the best of three alternating turns, so that other load affects all equally."""
+    some = [column[:SPEED_ROWS] for column in texts]
+    best = dict.fromkeys(networks, float("inf"))
+    for network in networks.values():
+        logits_of(network, [column[:8] for column in some])
+    for _ in range(3):
+        for name, network in networks.items():
+            start = clock()
+            logits_of(network, some)
+            best[name] = min(best[name], clock() - start)
+    return {name: len(some[0]) / seconds for name, seconds in best.items()}
+
+
+def table_of(candidates: list[Checked]) -> str:
+    """Return the candidates as a Markdown table."""
+    lines = [
+        "| Candidate | Max. difference of probabilities | Equal labels | Score | Original | Difference | Result |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for one in candidates:
+        paired = one.paired
+        gap = "" if paired.difference is None else f"{paired.difference:+.4f} [{paired.low:+.4f}, {paired.high:+.4f}]"
+        lines.append(
+            f"| {one.name} | {one.max_difference:.1e} | {one.agreement:.2%} | {one.score.text()} | {one.original.text()} | "
+            f"{gap} | {one.refused or 'accepted'} |"
+        )
+    return "\n".join(lines)
+
+
+# Quantization
+
+
+def quantizations(
+    graph: Path, feed: Feed, change: Callable[[Path], float], scratch: Path
+) -> Iterator[tuple[str, Callable[[Path], None]]]:
+    """Yield (name, function that writes the quantized graph), in the order to try."""
+    yield "dynamic", partial(_quantize_dynamic, graph, per_channel=False)
+    yield "dynamic per channel", partial(_quantize_dynamic, graph, per_channel=True)
+    yield "static", partial(_quantize_static, graph, feed=feed)
+    groups = _sensitive_groups(graph, change, scratch)
+    for count in FLOAT_GROUPS:
+        kept = [name for group in groups[:count] for name in group]
+        write = partial(_quantize_dynamic, graph, per_channel=True, exclude=kept)
+        yield f"dynamic per channel, {len(kept)} matmuls in float", write
+
+
+def _strip_shapes(graph: Path) -> None:
+    """Remove stored shapes, which are wrong after the quantizer has transposed weights; they are inferred again."""
+    import onnx
+
+    model = onnx.load(str(graph))
+    del model.graph.value_info[:]
+    onnx.save(model, str(graph))
+
+
+def _quantize_dynamic(graph: Path, to: Path, *, per_channel: bool, exclude: list[str] | None = None) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with _quiet_root_logger():
+        # reduce_range (7-bit weights): CPUs without VNNI add two u8 x s8 products in 16 bits, which 8 bits overflow.
+        quantize_dynamic(
+            graph,
+            to,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=per_channel,
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+            nodes_to_exclude=exclude or [],
+        )
+
+
+class _CalibrationReader:
+    """Batches of training rows, in the form that onnxruntime requires."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._left = iter(feed)
+
+    def get_next(self) -> dict[str, npt.NDArray[Any]] | None:
+        return next(self._left, None)
+
+
+def _quantize_static(graph: Path, to: Path, *, feed: Feed) -> None:
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+    with _quiet_root_logger():
+        quantize_static(
+            graph,
+            to,
+            _CalibrationReader(feed),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=True,
+            reduce_range=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            calibrate_method=CalibrationMethod.MinMax,
+            extra_options={"ActivationSymmetric": False, "WeightSymmetric": True},
+        )
+
+
+def _sensitive_groups(graph: Path, change: Callable[[Path], float], scratch: Path) -> list[list[str]]:
+    """Return consecutive groups of matmuls; the group whose quantization changes the logits most comes first."""
+    import onnx
+
+    model = onnx.load(str(graph), load_external_data=False)
+    constants = {tensor.name for tensor in model.graph.initializer}
+    matmuls = [
+        node.name for node in model.graph.node if node.op_type in ("MatMul", "Gemm") and set(node.input) & constants
+    ]
+    groups = [list(part) for part in np.array_split(np.array(matmuls, dtype=object), min(GROUPS, len(matmuls)))]
+    found = []
+    for number, group in enumerate(groups):
+        to = scratch / f"group-{number}.onnx"
+        _quantize_dynamic(graph, to, per_channel=True, exclude=[name for name in matmuls if name not in group])
+        found.append((change(to), number))
+        to.unlink()
+    return [groups[number] for _, number in sorted(found, reverse=True)]
+
+
+@contextmanager
+def _quiet_root_logger() -> Iterator[None]:
+    """Silence the tools of onnxruntime, which log through the root logger."""
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+# Card and requirements
+
+
+def _export_card(model_card: str, done: Exported, job: _Job) -> str:
+    """Return the model's card with its metadata, followed by the measurements and how to use the export."""
+    pair = ', pairs=["..."]' if len(job.facts.text_columns or ("text",)) == 2 else ""
+    model_card = re.sub(r"(?m)^library_name: .*$", "library_name: onnx", model_card, count=1)
+    model_card = model_card.partition("## Use\n")[0]
+    lines = [
+        model_card.rstrip() or f"# {job.to} export",
+        "",
+        f"## Export: {job.to}",
+        "",
+        f"Measured on {done.checked.rows:,} {done.checked.split} rows before this folder was written. Candidates are tried in",
+        "this order until one is accepted. Differences are export minus original, with a 95% interval of a paired test.",
+        "",
+        table_of(done.tried),
+        "",
+        f"Size: {done.bytes / 1e6:,.1f} MB (original {done.original_bytes / 1e6:,.1f} MB).",
+        "",
+        f"Rows per second from text on the CPU, {job.threads} thread(s) each, best of 3 alternating turns:",
+        "",
+        "| | Rows per second |",
+        "|---|---|",
+        *(f"| {name} | {value:,.0f} |" for name, value in done.speed.items()),
+        "",
+        "## Use",
+        "",
+        INSTALL_RUNTIME,
+        "",
+        "```python",
+        "from tunesmith import Predictor",
+        "",
+        f'Predictor.load("{done.folder.name}").predict(["..."]{pair})',
+        "```",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+RUNTIME_PACKAGES = ("numpy", "onnxruntime", "prometheus-client", "starlette", "tokenizers", "uvicorn")
+UNUSED_PACKAGES = ("huggingface-hub",)
+"""tokenizers requires it for downloads, which are not used."""
+
+
+def runtime_requirements() -> str:
+    """Return a requirements.txt for `pip install --no-deps` with all packages that an export needs, at their versions here."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    pins: dict[str, str] = {}
+    left = list(RUNTIME_PACKAGES)
+    while left:
+        name = canonicalize_name(left.pop())
+        if name in pins or name in UNUSED_PACKAGES:
+            continue
+        pins[name] = version(name)
+        needed = [Requirement(text) for text in requires(name) or ()]
+        left += [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
+    lines = [
+        "# pip install --no-deps --no-compile -r requirements.txt",
+        f"tunesmith=={__version__}",
+        *(f"{name}=={pins[name]}" for name in sorted(pins)),
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,178 @@
+"""Model folders and the two files tunesmith adds to them.
+
+`tunesmith.json` stores task, labels, text columns and maximum length. `export.json`, in an exported folder, stores how texts
+become inputs of the ONNX graph without transformers. A model folder also loads with `from_pretrained` and `pipeline`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from tunesmith.data.tokenize import LongTexts
+from tunesmith.errors import ConfigError
+from tunesmith.files import BadFile, read_json
+from tunesmith.labels import LabelMap, Task
+from tunesmith.models.files import Seal, check_seal, resolve_model
+from tunesmith.runs.folder import RunDir, best_trial_of
+from tunesmith.runs.manifest import write_sealed
+from tunesmith.runs.writing import write_new
+
+FACTS_FILE = "tunesmith.json"
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What prediction needs to know about training. `text_columns` is None for a model that tunesmith did not train."""
+
+    labels: LabelMap
+    text_columns: tuple[str, ...] | None
+    label_column: str | None
+    max_length: int | None
+    glue_task: str | None = None
+    metrics: tuple[str, ...] | None = None
+    long_texts: LongTexts = "head"
+    """How rows longer than `max_length` were read in training."""
+
+    def write(self, folder: Path) -> None:
+        """Write the facts into a model folder."""
+        data = {**vars(self), "labels": self.labels.to_json()}
+        write_new(folder / FACTS_FILE, json.dumps(data, indent=1, ensure_ascii=False).encode())
+
+
+def read_facts(folder: Path, config: dict[str, Any]) -> ModelFacts:
+    """Return the facts of a model folder, from config.json if tunesmith did not train the model."""
+    file = folder / FACTS_FILE
+    if file.is_file():
+        try:
+            data = read_json(file, follow=True)
+            columns, metrics = data["text_columns"], data["metrics"]
+            return ModelFacts(
+                LabelMap.from_json(data["labels"]),
+                None if columns is None else tuple(columns),
+                data["label_column"],
+                data["max_length"],
+                data["glue_task"],
+                None if metrics is None else tuple(metrics),
+                _long_texts(data.get("long_texts", "head")),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"is damaged ({error})", where=str(file)) from error
+    names = config.get("id2label")
+    if not names and "ForSequenceClassification" in str(config.get("architectures")):
+        names = {0: "LABEL_0", 1: "LABEL_1"}  # the default, which transformers omits from config.json
+    if not names:
+        raise ConfigError("config.json has no id2label: it is not a trained classifier", where=str(folder))
+    ordered = [str(names[k]) for k in sorted(names, key=int)]
+    kind = config.get("problem_type")
+    labels = LabelMap.for_classes(ordered)
+    if kind == "regression" or len(ordered) == 1:
+        labels = LabelMap(tuple(ordered), Task.REGRESSION)
+    elif kind == "multi_label_classification":
+        labels = LabelMap(tuple(ordered), Task.MULTILABEL)
+    return ModelFacts(labels, None, None, None)
+
+
+def _long_texts(value: Any) -> LongTexts:
+    if value not in get_args(LongTexts):
+        raise ValueError(f"long_texts is {value!r}")
+    return cast(LongTexts, value)
+
+
+def model_folder_of(path: str | Path) -> Seal:
+    """Return the verified model folder of a run, of the best trial of a search, or `path` itself if it is a model folder."""
+    folder = best_trial_of(path)
+    run = RunDir(folder)
+    if run.model.is_dir():
+        return check_seal(run.model)
+    if run.journal_file.exists():
+        fix = f"Run `tunesmith resume {folder}`."
+        raise ConfigError("the run has no model/ yet because it is not finished", where=str(folder), fix=fix)
+    if is_graph_folder(folder):
+        return check_seal(folder)
+    return check_seal(resolve_model(folder, allow_download=False))
+
+
+def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[Path], None]:
+    """Return a function that writes config, tokenizer and facts into a folder of weights."""
+
+    def describe(folder: Path) -> None:
+        config = type(model.config).from_dict(model.config.to_dict())
+        config.architectures = [type(model).__name__]
+        config.dtype = "float32"
+        config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        facts.write(folder)
+
+    return describe
+
+
+def export_model(target: Path, weights: dict[str, Any], describe: Callable[[Path], None], card: str) -> None:
+    """Publish the model folder in one rename."""
+    from tunesmith.training.checkpoint import WEIGHTS, write_files
+
+    def fill(folder: Path) -> None:
+        write_files(folder, {WEIGHTS: weights})
+        describe(folder)
+        write_new(folder / "README.md", card.encode())
+
+    size = sum(t.numel() * t.element_size() for t in weights.values())
+    write_sealed(target, fill, {"kind": "model"}, bytes_needed=size)
+
+
+EXPORT_FILE = "export.json"
+GRAPH_FILE = "onnx/model.onnx"
+"""The path where optimum and sentence-transformers also look for a graph."""
+FORMATS = ("onnx", "onnx-int8")
+"""Formats of `tunesmith export`."""
+INSTALL_RUNTIME = (
+    "It needs no torch: `pip install 'tunesmith[runtime]'`. For a smaller installation with the exact versions it was measured "
+    "with: `pip install --no-deps --no-compile -r requirements.txt`."
+)
+"""The sentence of a model card about the packages to install."""
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """How texts become the inputs of an exported graph."""
+
+    format: str
+    max_length: int
+    vocab_size: int
+    has_types: bool
+    pairs: bool
+    """Whether the model accepts a second text."""
+    pad_token_id: int
+    pad_token_type_id: int
+    padding_side: str
+    truncation_side: str
+    split_special_tokens: bool
+    measured: dict[str, Any] = field(default_factory=dict)
+    """Scores and speed compared with the original model, measured before the folder was written."""
+
+    def write(self, folder: Path) -> None:
+        """Write `export.json` into a new folder."""
+        write_new(folder / EXPORT_FILE, json.dumps(asdict(self), indent=1, ensure_ascii=False).encode())
+
+
+def read_graph_facts(folder: Path) -> GraphFacts:
+    """Return the facts of an exported folder; raise a ConfigError if they are damaged or the format is not supported."""
+    file = folder / EXPORT_FILE
+    try:
+        found = GraphFacts(**read_json(file, follow=True))
+        if found.format not in FORMATS:
+            fix = f"Export the run again with --to {FORMATS[0]}."
+            raise ConfigError(f"format {str(found.format)[:40]!r} is not supported", where=str(file), fix=fix)
+        if not 1 <= found.max_length <= 1_000_000 or found.vocab_size < 1:
+            raise BadFile("max_length or vocab_size is out of range")
+    except (OSError, BadFile, TypeError, ValueError) as error:
+        raise ConfigError(f"cannot be used ({error})", where=str(file)) from None
+    return found
+
+
+def is_graph_folder(folder: Path) -> bool:
+    """Return whether `tunesmith export` wrote this folder."""
+    return (folder / EXPORT_FILE).is_file()

@@ -1,0 +1,340 @@
+"""`Predictor`: from texts to label names and probabilities, in input order. Importing it does not import torch.
+
+Texts are processed in chunks: a thread tokenizes the next chunk while the model works on the current one, so that memory only
+contains the tokens of a few chunks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tunesmith.data.tokenize import (
+    ChunkEncoder,
+    CutCount,
+    EncodedRow,
+    TokenEncoder,
+    TruncationCount,
+    make_token_rows,
+    require_text_cells,
+)
+from tunesmith.data.tokens import TokenRows, prefetched
+from tunesmith.errors import ConfigError, DataError, ResourceError, first_few, name_the_extra
+from tunesmith.inference.model_folder import (
+    ModelFacts,
+    is_graph_folder,
+    model_folder_of,
+    read_facts,
+    read_graph_facts,
+)
+from tunesmith.inference.tables import predicted_names, probabilities_of, require_numbers
+from tunesmith.labels import Task
+from tunesmith.models.files import Seal, read_config_file
+from tunesmith.runs.manifest import MANIFEST
+
+if TYPE_CHECKING:
+    from tunesmith.training.distributed import Precision
+
+log = logging.getLogger(__name__)
+
+CHUNK_ROWS = 8192
+"""Rows sorted by length together. Larger chunks were not faster (bench/predict_speed.py)."""
+Chunk = Sequence[list[str]]
+"""One list of texts per text column."""
+
+
+class Network(Protocol):
+    """A loaded model: a torch module or an exported graph."""
+
+    name: str
+    """The library and the device, such as "torch on cpu"."""
+    encoder: TokenEncoder
+    chunks: ChunkEncoder
+    """The same encoder for many rows."""
+    has_types: bool
+    """Whether the model uses token type ids."""
+    max_length: int
+    special: tuple[int, int]
+    """Number of special tokens in a row with one text, and in a row with two."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token embeddings."""
+
+    def logits(
+        self, rows: TokenRows, *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Return the logits of each row, in input order. The batch size depends on the device unless `max_rows` is set."""
+
+    def require_segments(self, text_columns: int) -> None:
+        """Raise a ConfigError if the model doesn't support this many texts per row."""
+
+
+@dataclass(frozen=True)
+class TextPredictions:
+    """Logits in input order. `truncated` counts truncated texts."""
+
+    logits: npt.NDArray[np.float32]
+    truncated: TruncationCount
+    empty: tuple[int, ...] = ()
+    """Rows without any token except special tokens."""
+
+
+@dataclass(frozen=True, repr=False)
+class Predictor:
+    """A trained model: `predict(texts)` returns label names, `predict_proba(texts)` a DataFrame, `probabilities(texts)` an array.
+
+    Columns of probabilities are in the order of `classes_`.
+    """
+
+    network: Network
+    facts: ModelFacts
+    folder: Path
+
+    @classmethod
+    def load(
+        cls, path: str | Path, *, use_cpu: bool = False, precision: Precision = "no", threads: int | None = None
+    ) -> Predictor:
+        """Load a run folder, an exported folder, or any model folder with a classification head.
+
+        `threads` sets the number of CPU threads of torch in the whole process. If the model is on a GPU, all but two of them
+        tokenize in separate processes, which start with the first large call.
+        """
+        seal = model_folder_of(path)
+        graph = is_graph_folder(seal.folder)
+        try:
+            if graph:
+                return cls(*_load_graph(seal, threads), Path(path))
+            from tunesmith.inference.torch_network import load_torch_network
+        except ModuleNotFoundError as error:
+            name_the_extra(error, str(seal.folder), "" if graph else ", or export the model (`tunesmith export`).")
+            raise
+        network, facts = load_torch_network(seal, use_cpu=use_cpu, precision=precision, threads=threads)
+        return cls(network, facts, Path(path))
+
+    @property
+    def classes_(self) -> list[str]:
+        """Label names in the order of the model's `id2label`."""
+        return list(self.facts.labels.names)
+
+    def __repr__(self) -> str:
+        labels = self.facts.labels
+        reads = " + ".join(self.facts.text_columns or ("text",))
+        text = f"Predictor({self.folder}: {reads} -> {labels.task.value} ({first_few(labels.names, 6)}), {self.network.name})"
+        return " ".join(text.split())
+
+    def predict(self, texts: Any, pairs: Any = None) -> list[Any]:
+        """Return the label name of each text (multilabel: a list of names, regression: a number). A string is one text."""
+        return predicted_names(self.probabilities(texts, pairs), self.facts.labels)
+
+    def predict_proba(self, texts: Any, pairs: Any = None) -> Any:
+        """Return a DataFrame with one row per text and the columns of `classes_`. It keeps the index of a Series or DataFrame."""
+        if self.facts.labels.task is Task.REGRESSION:
+            raise ConfigError("a regression model returns numbers, not probabilities", fix="Use predict(texts).")
+        try:
+            import pandas as pd
+        except ModuleNotFoundError:
+            problem = "predict_proba returns a pandas DataFrame, and pandas is not installed"
+            fix = "Use probabilities(texts), an array with the columns of classes_."
+            raise ResourceError(problem, fix=fix) from None
+        index = texts.index if isinstance(texts, (pd.Series, pd.DataFrame)) else None
+        return pd.DataFrame(self.probabilities(texts, pairs), columns=self.classes_, index=index)
+
+    def probabilities(self, texts: Any, pairs: Any = None) -> npt.NDArray[np.float64]:
+        """Return one row of probabilities per text or pair, in the order of `classes_`; for regression, the value."""
+        return probabilities_of(self.logits(texts, pairs), self.facts.labels.task)
+
+    def logits(self, texts: Any, pairs: Any = None) -> npt.NDArray[np.float32]:
+        """Return the logits of each text or pair."""
+        columns = given_columns(texts, pairs, self.facts.text_columns)
+        if not columns[0]:
+            return np.zeros((0, len(self.facts.labels)), dtype=np.float32)
+        return self.predict_texts(chunks_of(columns)).logits
+
+    def predict_texts(
+        self, chunks: Iterator[Chunk], *, max_rows: int | None = None, on_batch: Callable[[int], None] | None = None
+    ) -> TextPredictions:
+        """Return the logits of all chunks, in input order; the next chunk is tokenized in the background."""
+        predict = partial(self.network.logits, max_rows=max_rows, on_batch=on_batch)
+        logits: list[npt.NDArray[np.float32]] = []
+        rows = sides = 0
+        cut = CutCount()
+        empty: list[int] = []
+
+        def encode(chunk: Chunk) -> tuple[int, TokenRows, CutCount]:
+            self.network.require_segments(len(chunk))
+            return len(chunk), *self.network.chunks.encode(chunk)
+
+        for sides, tokens, cuts in prefetched(_checked(chunks), encode, ahead=1):
+            logits.append(self._checked_logits(predict, tokens, before=rows))
+            empty += (rows + np.flatnonzero(tokens.lengths <= self.network.special[sides - 1])).tolist()
+            rows += len(tokens)
+            cut += cuts
+        found = np.concatenate(logits) if logits else np.zeros((0, 0), dtype=np.float32)
+        return TextPredictions(found, cut.in_split(rows, sides, self.network.max_length), tuple(empty))
+
+    def encode_rows(self, columns: Chunk) -> list[EncodedRow]:
+        """Tokenize one or two columns of texts, for `logits_of`."""
+        self.network.require_segments(len(columns))
+        return self.network.encoder.encode(columns)
+
+    def logits_of(self, rows: Sequence[EncodedRow]) -> npt.NDArray[np.float32]:
+        """Return the logits of encoded rows, in order."""
+        return self._checked_logits(self.network.logits, make_token_rows(rows, has_types=self.network.has_types))
+
+    def _checked_logits(
+        self, predict: Callable[[TokenRows], npt.NDArray[np.float32]], tokens: TokenRows, *, before: int = 0
+    ) -> npt.NDArray[np.float32]:
+        """Refuse token ids without an embedding, and NaN or infinite logits. `before` is the number of rows before these."""
+        highest = int(max((values.max(initial=0) for values, _ in tokens.columns["input_ids"].chunks), default=0))
+        if highest >= self.network.vocab_size:
+            problem = f"the tokenizer produced token id {highest}, but the model has only {self.network.vocab_size} embeddings"
+            raise DataError(problem, fix="Use the tokenizer that belongs to the model.")
+        logits = predict(tokens)
+        require_numbers(logits, before=before)
+        return logits
+
+
+def _load_graph(seal: Seal, threads: int | None) -> tuple[Network, ModelFacts]:
+    from tunesmith.inference.onnx_network import load_graph_network
+
+    if not seal.sealed:
+        log.warning("%s has no %s, so its files are not verified", seal.folder, MANIFEST)
+    facts = read_facts(seal.folder, read_config_file(seal.folder))
+    graph = read_graph_facts(seal.folder)
+    network = load_graph_network(seal.folder, graph, threads=threads, long_texts=facts.long_texts)
+    seal.require_unchanged()
+    return network, facts
+
+
+def chunks_of(columns: Sequence[Sequence[str]]) -> Iterator[Chunk]:
+    """Split columns in memory into chunks."""
+    for start in range(0, len(columns[0]), CHUNK_ROWS):
+        yield [list(column[start : start + CHUNK_ROWS]) for column in columns]
+
+
+def chunks_of_dataset(dataset: Any, names: Sequence[str]) -> Iterator[Chunk]:
+    """Split the text columns of a Dataset into chunks."""
+    some = dataset.select_columns(list(names))
+    for start in range(0, len(some), CHUNK_ROWS):
+        part = some[start : start + CHUNK_ROWS]
+        yield [part[name] for name in names]
+
+
+def _checked(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    before = 0
+    for chunk in chunks:
+        for column in chunk:
+            require_text_cells(column, before)
+        before += len(chunk[0])
+        yield chunk
+
+
+_PAIR_KEYS = ("text", "text_pair")
+_FORMS = "a string, or a list, Series or array of strings"
+_PAIR_FORMS = (
+    'a list of pairs such as [("first", "second")], two lists (texts, pairs), or a DataFrame with both columns'
+)
+
+
+def given_columns(texts: Any, pairs: Any, wanted: Sequence[str] | None) -> list[list[str]]:
+    """Return one list of texts per text column. `wanted` are the columns of training, None if unknown."""
+    if hasattr(texts, "columns") and hasattr(texts, "to_dict"):
+        columns = _from_frame(texts, wanted)
+        if pairs is not None:
+            raise DataError("pairs were passed in addition to a table", fix="Pass only one of them.")
+    else:
+        columns = _from_rows(_rows_of(_as_rows(texts), "texts"), wanted)
+        if pairs is not None:
+            if len(columns) == 2:
+                raise DataError("pairs were passed twice: in texts and as pairs", fix="Pass only one of them.")
+            columns.append(_strings(_rows_of(pairs, "pairs"), "pair"))
+    if len(columns) == 2 and len(columns[0]) != len(columns[1]):
+        raise DataError(f"{len(columns[0])} texts but {len(columns[1])} pairs")
+    if wanted is not None and len(columns) != len(wanted):
+        names = " and ".join(wanted)
+        if len(wanted) == 1:
+            raise DataError(f"this model expects one text ({names}), got a pair", fix=f"Pass {_FORMS}.")
+        raise DataError(f"this model expects text pairs ({names}), got single texts", fix=f"Pass {_PAIR_FORMS}.")
+    return columns
+
+
+def _as_rows(texts: Any) -> Any:
+    """Convert a dict of lists to a list of dicts; return anything else unchanged."""
+    if not isinstance(texts, Mapping) or not all(isinstance(values, (list, tuple)) for values in texts.values()):
+        return texts
+    return [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
+
+
+def _rows_of(values: Any, name: str) -> list[Any]:
+    """Return a list of rows; a single string or dict is one row."""
+    if isinstance(values, (str, Mapping)):
+        return [values]
+    if values is None or isinstance(values, (bytes, int, float, bool, set, frozenset)):  # a set has no order
+        raise DataError(f"{name} must be {_FORMS}, not {_kind(values)}")
+    if hasattr(values, "tolist"):  # Series and arrays
+        values = values.tolist()
+        return values if isinstance(values, list) else [values]
+    try:
+        return list(values)
+    except TypeError:
+        raise DataError(f"{name} must be {_FORMS}, not {_kind(values)}") from None
+
+
+def _from_frame(frame: Any, wanted: Sequence[str] | None) -> list[list[str]]:
+    names = [str(name) for name in frame.columns]
+    if wanted is not None and set(wanted) <= set(names):
+        chosen = list(wanted)
+    elif len(names) in (1, 2) and (wanted is None or len(wanted) == len(names)):
+        chosen = names
+    else:
+        expected = " and ".join(map(repr, wanted)) if wanted else "one or two text columns"
+        raise DataError(f"the table has no {expected}, only {', '.join(names[:10])}", fix="Rename its columns.")
+    order = [names.index(name) for name in chosen]
+    return [_strings(frame.iloc[:, at].tolist(), f"column {name}, row") for at, name in zip(order, chosen, strict=True)]
+
+
+def _from_rows(rows: list[Any], wanted: Sequence[str] | None) -> list[list[str]]:
+    if rows and isinstance(rows[0], Mapping):
+        named = wanted is not None and set(wanted) <= rows[0].keys() and _PAIR_KEYS[1] not in rows[0]
+        keys = tuple(wanted) if wanted is not None and named else _PAIR_KEYS
+        keys = tuple(key for key in keys if key in rows[0])
+        if not keys:
+            fix = 'Use the keys "text" and "text_pair".'
+            raise DataError(f"text 1 is a dict with {', '.join(map(repr, rows[0]))}", fix=fix)
+        return [_strings([_cell(row, key, i) for i, row in enumerate(rows)], f"{key} of row") for key in keys]
+    if rows and isinstance(rows[0], (tuple, list)):
+        for number, row in enumerate(rows, start=1):
+            if not isinstance(row, (tuple, list)) or len(row) != 2:
+                raise DataError(f"row {number} is {_kind(row)}, not a pair of strings", fix=f"Pass {_PAIR_FORMS}.")
+        return [_strings([row[side] for row in rows], f"{['first', 'second'][side]} text") for side in (0, 1)]
+    return [_strings(rows, "text")]
+
+
+def _cell(row: Any, key: str, index: int) -> Any:
+    if not isinstance(row, Mapping) or key not in row:
+        raise DataError(f"row {index + 1} has no {key!r}")
+    return row[key]
+
+
+def _strings(values: list[Any], name: str) -> list[str]:
+    for number, value in enumerate(values, start=1):
+        if not isinstance(value, str):
+            raise DataError(f"{name} {number} is {_kind(value)}, not a string", fix=f"Pass {_FORMS}.")
+    return values
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    shown = repr(value)
+    kind = type(value).__name__
+    article = "an" if kind[:1] in "aeiou" else "a"
+    return f"{article} {kind} ({shown if len(shown) <= 40 else shown[:37] + '...'})"

@@ -1,0 +1,187 @@
+"""The door: every request passes here before any route is looked at, so that a new route cannot be left unguarded.
+
+Order: Host (a page whose name was rebound to 127.0.0.1 gets 421), then the token, then for anything but GET and HEAD the
+same Origin. Answers carry a policy without inline script, are never framed, never cached, never readable across origins.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tunesmith.errors import ResourceError
+from tunesmith.runs.writing import replacing
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+    "content-security-policy": POLICY,
+}
+_RAW_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+READING = ("GET", "HEAD")
+LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+BOARD_TOKEN = "open the address that `tunesmith board` printed: it carries the token"
+_MAX_AGE = 30 * 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who is admitted: `hosts` are the accepted values of the Host header."""
+
+    token: str
+    hosts: frozenset[str]
+    cookie: str
+    how: str = BOARD_TOKEN
+    """The answer to a client without the token."""
+
+    @classmethod
+    def for_port(cls, token: str, port: int, names: Iterable[str] = (), how: str = BOARD_TOKEN) -> Access:
+        """Access under the local names and `names`, at this port."""
+        every = [*LOCAL_NAMES, *(n.lower() for n in names)]
+        hosts = {f"{name}:{port}" for name in every} | ({*every} if port == 80 else set())
+        # Cookies know no ports: the name keeps two boards of one machine apart.
+        return cls(token, frozenset(hosts), f"tunesmith-{port}", how)
+
+    def knows(self, given: str | None) -> bool:
+        """Whether this is the token, compared in constant time."""
+        return given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
+
+
+class Guard:
+    """ASGI middleware around the whole app."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app = app
+        self.access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers requests that are refused, and passes on the others."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # no WebSocket is served, from whatever origin
+            await send({"type": "websocket.close", "code": 1008})
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = message.get("headers", [])
+                known = {name.lower() for name, _ in given}
+                message = {**message, "headers": [*given, *(pair for pair in _RAW_HEADERS if pair[0] not in known)]}
+            await send(message)
+
+        refusal = self._refuse(scope)
+        if refusal is None:
+            await self.app(scope, receive, send_with_headers)
+        else:
+            await _answer(scope, *refusal)(scope, receive, send_with_headers)
+
+    def _refuse(self, scope: Scope) -> tuple[int, str, dict[str, str]] | None:
+        """Status, reason and headers of a refusal (or of the redirect that turns a token in the address into a cookie)."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "").lower()
+        server = scope.get("server") or ("", 0)
+        # The very address the connection came in on cannot be a rebound name.
+        own = f"{server[0]}:{server[1]}" if ":" not in str(server[0]) else f"[{server[0]}]:{server[1]}"
+        if len(headers.getlist("host")) != 1 or (host not in self.access.hosts and host != own):
+            return (
+                421,
+                "this address is not one of the server's; use the one it printed, or start it with --allow_host",
+                {},
+            )
+        if (moved := self._login(scope)) is not None:
+            return moved
+        bearer = headers.get("authorization", "").removeprefix("Bearer ") or None
+        if not self.access.knows(bearer) and not self.access.knows(self._cookie(headers)):
+            return 401, self.access.how, {}
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if scope["method"] in READING:
+            page = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+            if site in ("cross-site", "same-site") and not page:
+                return 403, "another page may not read this", {}
+            return None
+        # A header cannot be sent by a foreign page without being asked for; a cookie is sent by itself.
+        same = origin == f"{scope['scheme']}://{host}" or (origin is None and self.access.knows(bearer))
+        if not same or site in ("cross-site", "same-site"):
+            return 403, "only the board's own page may do this", {}
+        return None
+
+    def _login(self, scope: Scope) -> tuple[int, str, dict[str, str]] | None:
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        given = [value for name, value in query if name == "token"]
+        if not given or scope["method"] not in READING:
+            return None
+        if not self.access.knows(given[0]):
+            return 401, "the token in this address is not (or no longer) the right one", {}
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        cookie = f"{self.access.cookie}={self.access.token}; Path=/; Max-Age={_MAX_AGE}; HttpOnly; SameSite=Strict"
+        place = "/" + scope["raw_path"].decode("latin-1").lstrip("/\\")  # never //evil.example
+        return 303, "welcome", {"location": place + (f"?{rest}" if rest else ""), "set-cookie": cookie}
+
+    def _cookie(self, headers: Headers) -> str | None:
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self.access.cookie)
+        except CookieError:
+            return None
+        return found.value if found is not None else None
+
+
+def _answer(scope: Scope, status: int, reason: str, headers: dict[str, str]) -> Response:
+    more = {"connection": "close", **headers}
+    if "text/html" not in Headers(scope=scope).get("accept", ""):
+        return JSONResponse({"error": reason}, status, more)
+    page = f'<!doctype html><html lang="en"><title>tunesmith board</title><h1>{status}</h1><p>{reason}.</p></html>'
+    return HTMLResponse(page, status, more)
+
+
+def token_file() -> Path:
+    """The file with the token of this user."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "tunesmith" / "board-token"
+
+
+def key_file() -> Path:
+    """The file with the key of the prediction service, whose callers may not see the board."""
+    return token_file().with_name("serve-key")
+
+
+def load_token(file: Path | None = None, *, new: bool = False) -> str:
+    """The token, made on first use; with `new` another one, which ends the access of all open pages."""
+    path = file or token_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not new and path.is_file() and not path.is_symlink():
+            info = path.stat()
+            known = path.read_text(encoding="ascii", errors="replace").strip()
+            # A file that others can read is no secret any more, and one of another user's never was ours.
+            if len(known) >= 32 and not info.st_mode & 0o077 and info.st_uid == os.getuid():
+                return known
+        token = secrets.token_urlsafe(32)
+        path.unlink(missing_ok=True)  # a link, or one that others could read
+        with replacing(path, mode=0o600) as out:
+            out.write(token.encode())
+    except OSError as error:
+        raise ResourceError(
+            f"the board's token cannot be kept ({error.strerror})",
+            where=str(path),
+            fix="Set XDG_STATE_HOME to a folder of yours.",
+        ) from None
+    return token

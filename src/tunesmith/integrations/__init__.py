@@ -1,0 +1,1 @@
+"""Adapters for Ray Data and Spark."""

@@ -1,1 +1,0 @@
-"""What keeps a run safe on disk: checkpoints, snapshots, the keeper, resuming."""

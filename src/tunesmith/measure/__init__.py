@@ -1,1 +1,0 @@
-"""Speed on the user's own model, data and machine, beside transformers.Trainer and a plain loop."""

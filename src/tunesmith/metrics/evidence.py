@@ -1,0 +1,299 @@
+"""The best constant (the same answer for every row), and each row's loss and prediction at one evaluation beside it.
+
+Row evidence is one line of the journal. At most `MOST_ROWS` rows are kept, evenly spread and the same at every evaluation, so
+that a difference between two evaluations is a paired difference.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tunesmith.errors import DataError
+from tunesmith.labels import Task
+from tunesmith.metrics.rows import Array, softmax
+from tunesmith.metrics.table import Suite
+
+
+@dataclass(frozen=True, slots=True)
+class BestConstant:
+    """`values` are class shares, each label's share, or the mean: from the training labels, half a row added to each class."""
+
+    task: Task
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, task: Task, labels: Any, num_labels: int) -> BestConstant:
+        """The constant with the lowest loss on these labels; unlabelled rows do not count."""
+        known = np.asarray(labels)
+        if task is Task.REGRESSION:
+            known = known.reshape(-1)[~np.isnan(known.reshape(-1))]
+            return cls(task, (float(known.mean()) if len(known) else 0.0,))
+        if task is Task.MULTILABEL:
+            known = known.reshape(-1, num_labels)
+            return cls(task, tuple(((known.sum(axis=0) + 0.5) / (len(known) + 1)).tolist()))
+        counts = np.bincount(known[known >= 0].astype(np.int64), minlength=num_labels) + 0.5
+        return cls(task, tuple((counts / counts.sum()).tolist()))
+
+    @property
+    def entropy(self) -> float:
+        """The loss of this constant on rows with these very shares; NaN for a mean, whose loss is the variance."""
+        p = np.array(self.values)
+        if self.task is Task.REGRESSION:
+            return math.nan
+        if self.task is Task.MULTILABEL:
+            return float(-(p * np.log(p) + (1 - p) * np.log1p(-p)).mean())
+        return float(-(p * np.log(p)).sum())
+
+    def logits(self, rows: int) -> Array:
+        """The outputs of a model that always gives this answer."""
+        p = np.array(self.values)
+        if self.task is Task.MULTILABEL:
+            p = np.log(p) - np.log1p(-p)
+        elif self.task is not Task.REGRESSION:
+            p = np.log(p)
+        return np.tile(p, (rows, 1))
+
+    def decision(self) -> Array:
+        """The class, the value, or the set of labels (as 0 and 1) with the highest micro F1 to expect."""
+        p = np.array(self.values)
+        if self.task is Task.REGRESSION:
+            return p
+        if self.task is not Task.MULTILABEL:
+            return np.array([int(np.argmax(p))])
+        order = np.argsort(-p, kind="stable")
+        f1 = 2 * np.cumsum(p[order]) / (np.arange(1, len(p) + 1) + p.sum())
+        chosen = np.zeros(len(p), np.int64)
+        chosen[order[: int(np.argmax(f1)) + 1]] = 1
+        return chosen
+
+
+def describe_constant(constant: BestConstant, labels: Any, suite: Suite) -> dict[str, Any]:
+    """Loss and scores of the constant on these rows, each with one standard error where the rows give one."""
+    labels = np.asarray(labels)
+    logits = constant.logits(len(labels))
+    found: dict[str, Any] = {"values": list(constant.values), "n": len(labels), "metrics": {}, "errors": {}}
+    answers = np.tile(20.0 * constant.decision() - 10, (len(labels), 1)) if constant.task is Task.MULTILABEL else logits
+    for name, score in suite.compute_with_intervals(answers, labels).items():
+        found["metrics"][name] = score.value
+        found["errors"][name] = _error(score.low, score.high)
+    losses = row_losses(constant.task, logits, labels)
+    losses = losses[np.isfinite(losses)]
+    if len(losses) > 1:
+        found["metrics"]["loss"] = float(losses.mean())
+        found["errors"]["loss"] = float(losses.std(ddof=1) / math.sqrt(len(losses)))
+    return found
+
+
+def _error(low: float | None, high: float | None) -> float | None:
+    return None if low is None or high is None else (high - low) / 3.92
+
+
+def row_losses(task: Task, logits: Any, labels: Any) -> Array:
+    """Each row's own loss without class weights or smoothing; NaN for a row without a label."""
+    scores, known = np.asarray(logits, np.float64), np.asarray(labels)
+    with np.errstate(invalid="ignore", over="ignore"):
+        if task is Task.REGRESSION:
+            return np.asarray((scores.reshape(-1) - known.reshape(-1)) ** 2, np.float64)
+        if task is Task.MULTILABEL:
+            parts = np.logaddexp(0.0, scores) - scores * known
+            return np.asarray(parts.mean(axis=1), np.float64)
+        shifted = scores - scores.max(axis=1, keepdims=True)
+        whole = np.log(np.exp(shifted).sum(axis=1))
+        labelled = known >= 0
+        at = np.where(labelled, known, 0).astype(np.int64)
+        return np.where(labelled, whole - shifted[np.arange(len(known)), at], np.nan)
+
+
+def infer_task(logits: Any, labels: Any) -> Task | None:
+    """The task that arrays of a Trainer belong to; None where they are not one output a row."""
+    scores, known = np.asarray(logits), np.asarray(labels)
+    if scores.dtype.kind not in "fiu" or known.dtype.kind not in "fiub" or len(scores) != len(known) or not len(known):
+        return None
+    if known.ndim == 2 and known.shape == scores.shape and known.shape[1] > 1:
+        return Task.MULTILABEL if np.isin(known, (0, 1)).all() else None
+    if known.ndim != 1 or scores.ndim > 2:
+        return None
+    outputs: Sequence[int] = scores.shape[1:]
+    if not outputs or outputs[0] == 1:
+        return Task.REGRESSION
+    if known.dtype.kind == "f" or known.max() >= outputs[0]:
+        return None
+    return Task.BINARY if outputs[0] == 2 else Task.MULTICLASS
+
+
+MOST_ROWS = 1000
+"""About 8 kB of text an evaluation."""
+LEAST_ROWS = 100
+MOST_TEXT = 8_000_000
+"""Bytes of text in a whole run, as far as `LEAST_ROWS` allow."""
+TEXT_A_ROW = 9
+_MOST_BYTES = 64_000_000
+"""What a line may unpack to: another writer's line cannot fill the memory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowEvidence:
+    """Labelled rows of one evaluation, in input order. `confidence` is that of the predicted class, or of the likeliest of
+    several labels, below zero where the row does not have it; NaN for a value."""
+
+    constant: BestConstant
+    labels: Array
+    predictions: Array
+    loss: Array
+    confidence: Array
+    n: int
+    """Rows of the whole split."""
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    @property
+    def task(self) -> Task:
+        """The task of the rows."""
+        return self.constant.task
+
+    @property
+    def hits(self) -> Array:
+        """Whether the predicted class, or the likeliest of several labels, is one that the row has."""
+        return self.confidence > 0 if self.task is Task.MULTILABEL else self.predictions == self.labels
+
+    @property
+    def constant_loss(self) -> Array:
+        """The loss of the best constant, by row."""
+        return row_losses(self.task, self.constant.logits(len(self)), self.labels)
+
+    def score_parts(self, predictions: Array | None = None) -> tuple[float, Array]:
+        """Accuracy, micro F1 or Pearson's r, and each row's part in it: the standard error is that of the mean of the parts."""
+        given = self.predictions if predictions is None else predictions
+        if self.task is Task.REGRESSION:
+            return _correlation_parts(self.labels, given)
+        if self.task is Task.MULTILABEL:
+            top = 2 * (given * self.labels).sum(axis=1)
+            bottom = given.sum(axis=1) + self.labels.sum(axis=1)
+            value = float(top.sum() / bottom.sum()) if bottom.sum() else 0.0
+            mean = bottom.mean() or 1.0
+            return value, np.asarray(value + (top - value * bottom) / mean)
+        right = (given == self.labels).astype(np.float64)
+        return float(right.mean()) if len(right) else math.nan, right
+
+    def constant_parts(self) -> tuple[float, Array]:
+        """The same of the best constant."""
+        if self.task is Task.REGRESSION:
+            return 0.0, np.zeros(len(self))
+        decision = self.constant.decision()
+        if self.task is Task.MULTILABEL:
+            return self.score_parts(np.tile(decision, (len(self), 1)))
+        return self.score_parts(np.full(len(self), decision[0]))
+
+
+def _correlation_parts(x: Array, y: Array) -> tuple[float, Array]:
+    """Pearson's r and its influence function by row (mean r, spread of its standard error)."""
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        a, b = (x - x.mean()) / x.std(), (y - y.mean()) / y.std()
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return 0.0, np.zeros(len(x))
+    r = float((a * b).mean())
+    return r, np.asarray(r + a * b - 0.5 * r * (a**2 + b**2))
+
+
+def rows_to_keep(planned_evaluations: int) -> int:
+    """How many rows of a split are kept, so that the journal of a run with many evaluations stays small."""
+    return int(np.clip(MOST_TEXT // (TEXT_A_ROW * max(1, planned_evaluations)), LEAST_ROWS, MOST_ROWS))
+
+
+def keep_rows(constant: BestConstant, logits: Any, labels: Any, most: int = MOST_ROWS) -> RowEvidence | None:
+    """The evidence of these rows; None when none has a label."""
+    scores, known = np.asarray(logits, np.float64), np.asarray(labels)
+    task = constant.task
+    labelled = np.isfinite(known.reshape(len(known), -1).astype(np.float64)).all(axis=1)
+    labelled &= (known.reshape(len(known), -1) >= 0).all(axis=1) | (task is Task.REGRESSION)
+    at = np.flatnonzero(labelled)
+    if not len(at):
+        return None
+    if len(at) > most:
+        at = at[np.linspace(0, len(at) - 1, most).round().astype(np.int64)]
+    scores, known = scores[at], known[at]
+    confidence = np.full(len(at), np.nan)
+    if task is Task.REGRESSION:
+        known = known.reshape(-1).astype(np.float64)
+        predictions: Array = scores.reshape(-1)
+    elif task is Task.MULTILABEL:
+        predictions = (scores > 0).astype(np.int64)  # a probability above one half
+        top = np.arange(len(at)), np.argmax(np.nan_to_num(scores), axis=1)
+        with np.errstate(over="ignore"):
+            confidence = np.where(known[top] > 0, 1.0, -1.0) / (1 + np.exp(-scores[top]))
+    else:
+        confidence = softmax(scores).max(axis=1)
+        predictions = np.argmax(np.nan_to_num(scores), axis=1)
+    return RowEvidence(constant, known, predictions, row_losses(task, scores, known), confidence, int(labelled.sum()))
+
+
+def encode_rows(rows: RowEvidence) -> str:
+    """One line of text."""
+    task, width = rows.task, len(rows.constant.values)
+    head = {"task": task.value, "constant": list(rows.constant.values), "rows": len(rows), "n": rows.n}
+    if task is Task.REGRESSION:
+        parts = [rows.labels.astype("<f4"), rows.predictions.astype("<f4")]
+    elif task is Task.MULTILABEL:
+        bits = (np.packbits(part.astype(np.uint8), axis=1) for part in (rows.labels, rows.predictions))
+        parts = [*bits, rows.loss.astype("<f4"), rows.confidence.astype("<f2")]
+    else:
+        kind = "u1" if width <= 256 else "<u4"
+        parts = [rows.labels.astype(kind), rows.predictions.astype(kind)]
+        parts += [rows.confidence.astype("<f2"), rows.loss.astype("<f4")]
+    data = json.dumps(head).encode() + b"\n" + b"".join(part.tobytes() for part in parts)
+    return base64.b85encode(zlib.compress(data, 6)).decode("ascii")
+
+
+def decode_rows(text: str) -> RowEvidence:
+    """What `encode_rows` wrote; a DataError for anything else."""
+    try:
+        unpack = zlib.decompressobj()
+        data = unpack.decompress(base64.b85decode(text), _MOST_BYTES)
+        line, rest = data.split(b"\n", 1)
+        head = json.loads(line)
+        constant = BestConstant(Task(head["task"]), tuple(float(v) for v in head["constant"]))
+        if int(head["rows"]) > MOST_ROWS:
+            raise ValueError(f"{head['rows']} rows, at most {MOST_ROWS} are written")
+        return _read_columns(constant, int(head["rows"]), int(head["n"]), rest)
+    except (ValueError, KeyError, TypeError, zlib.error, OverflowError) as error:
+        raise DataError(f"row evidence cannot be read ({error})", fix="Train again to have it.") from None
+
+
+def _read_columns(constant: BestConstant, rows: int, n: int, data: bytes) -> RowEvidence:
+    width, at = len(constant.values), 0
+
+    def take(kind: str, columns: int = 1) -> Array:
+        nonlocal at
+        found = np.frombuffer(data, kind, rows * columns, at)
+        at += found.nbytes
+        return found.reshape(rows, columns) if columns > 1 else found
+
+    labels: Array
+    predictions: Array
+    confidence = np.full(rows, np.nan)
+    if constant.task is Task.REGRESSION:
+        labels, predictions = take("<f4").astype(np.float64), take("<f4").astype(np.float64)
+        loss = (labels - predictions) ** 2
+    elif constant.task is Task.MULTILABEL:
+        packed = -(-width // 8)
+        bits = [take("u1", packed).reshape(rows, packed) for _ in range(2)]
+        labels, predictions = (np.unpackbits(part, axis=1, count=width).astype(np.int64) for part in bits)
+        loss = take("<f4").astype(np.float64)
+        if at < len(data):  # runs before this column was kept have none
+            confidence = take("<f2").astype(np.float64)
+    else:
+        kind = "u1" if width <= 256 else "<u4"
+        labels, predictions = take(kind).astype(np.int64), take(kind).astype(np.int64)
+        confidence, loss = take("<f2").astype(np.float64), take("<f4").astype(np.float64)
+        if rows and max(labels.max(), predictions.max()) >= width:
+            raise ValueError("a label id beyond the classes")
+    return RowEvidence(constant, labels, predictions, loss, confidence, n)

@@ -1,0 +1,1 @@
+"""Find and load a pretrained encoder; pooling, head and parameter groups."""

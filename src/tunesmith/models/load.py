@@ -1,0 +1,288 @@
+"""A pretrained encoder with a classification head for a LabelMap, and the names of the outputs of a trained head. Home of
+`transformers`' model classes.
+
+The size of a model is counted on the meta device before a byte of it is allocated, and a loaded model computes one short row at
+once: a config that cannot compute is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tunesmith.errors import ConfigError, NumericsError, ResourceError
+from tunesmith.labels import LabelMap, match_names
+from tunesmith.models.files import count_parameters, find_weights, name_field, naming, read_config_file
+
+if TYPE_CHECKING:
+    import torch
+
+LARGEST_MODEL = 20_000_000_000
+"""Parameters; a config that asks for more is refused."""
+MOST_NEW = 16_000_000
+"""Parameters that may be new beside twice those in the folder: a head of 10,000 labels over 1,024 dimensions has 11 million."""
+
+
+def require_fitting(config: Any, stored: dict[str, Any], folder: Path) -> None:
+    """Refuses a model that is far larger than the weights in its folder, or than the memory of this machine."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    make: Any = AutoModelForSequenceClassification.from_config
+    described = naming("its config.json describes no model", folder)
+    with described, torch.random.fork_rng(devices=[]), torch.device("meta"):
+        model = make(deepcopy(config))
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    total = sum(tensor.numel() for tensor in tensors.values())
+    there = count_parameters(folder)
+    if total > min(LARGEST_MODEL, 2 * there + MOST_NEW):
+        name, largest = max(tensors.items(), key=lambda item: item[1].numel())
+        field = name_field(stored, max(largest.shape, default=0))
+        raise ConfigError(
+            f"describes a model of {total:,} parameters, {largest.numel():,} of them in {name}{field}; "
+            f"the weights there have {there:,}",
+            where=str(folder / "config.json"),
+        )
+    free = _free_memory()
+    if free is not None and 4 * total > free:
+        problem = f"the model takes {4 * total / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free"
+        raise ResourceError(problem, where=str(folder))
+
+
+def _free_memory() -> int | None:
+    """Free bytes, counting swap, that push no other process out of memory; None where Linux does not report them."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
+    free = found.get("MemAvailable")
+    return None if free is None else free + found.get("SwapFree", 0)
+
+
+LENGTH = 5
+
+
+def compute_row(model: Any) -> Any:
+    """The logits of a row of a few tokens; None for a model that cannot be asked so."""
+    import torch
+
+    try:
+        table = model.get_input_embeddings()
+    except NotImplementedError:
+        table = None
+    rows = getattr(table, "num_embeddings", None)
+    if rows is None or hasattr(model.base_model, "set_attention_type"):
+        return None  # CANINE has no table of tokens; BigBird switches to full attention permanently when it sees a short row
+    ids = torch.arange(LENGTH, device=table.weight.device).remainder(rows)[None]
+    end = getattr(model.config, "eos_token_id", None)
+    if isinstance(end, int) and 0 <= end < rows:
+        ids[0, -1] = end  # BART and its kin read the place of this token
+    was = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    finally:
+        model.train(was)
+
+
+def require_answer(model: Any, folder: Path) -> None:
+    """A ConfigError when the model cannot compute a row of a few tokens, a NumericsError when the answer is not a number."""
+    with naming("its config.json describes a model that cannot compute", folder):
+        logits = compute_row(model)
+        if logits is not None and tuple(logits.shape) != (1, model.config.num_labels):
+            raise ValueError(f"its answer to one row has the shape {tuple(logits.shape)}")
+    if logits is not None and not bool(logits.isfinite().all()):
+        problem = "the model answers a row of a few tokens with something that is not a number"
+        raise NumericsError(problem, where=str(folder), fix="Use an undamaged copy of the model and its config.json.")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """`model` is in fp32 train mode; `notes` are sentences for the user (for example: the head is new)."""
+
+    model: Any
+    notes: tuple[str, ...]
+    parameters: int
+    fresh: tuple[str, ...] = ()
+    """Parameters that are not in the checkpoint: they start at random."""
+
+
+def read_model_config(folder: Path) -> dict[str, Any]:
+    """config.json as a dict, refused when it is missing, damaged, asks for code or for an absurd size."""
+    config = read_config_file(folder)
+    if not config:
+        raise ConfigError("no config.json there, so it is not a model folder", where=str(folder))
+    return config
+
+
+def load_model(
+    folder: str | Path,
+    labels: LabelMap,
+    *,
+    ignore_mismatched_sizes: bool = False,
+    attention: str | None = None,
+    new_head: bool = False,
+    device: str | torch.device = "cpu",
+) -> LoadedModel:
+    """The model with a head of the right size and `id2label` set to the real names. `new_head` draws the head anew."""
+    from transformers import AutoModelForSequenceClassification
+
+    folder = Path(folder)
+    stored = read_model_config(folder)
+    find_weights(folder, str(folder))
+    config = _make_config(folder, labels)
+    require_fitting(config, stored, folder)
+    options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+    with _quiet(), naming("the model cannot be loaded", folder):
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            folder,
+            config=config,
+            local_files_only=True,
+            use_safetensors=True,
+            dtype="float32",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **options,
+        )
+    fresh = _fresh_names(model, info, stored, labels, ignore_mismatched_sizes, str(folder))
+    if new_head:
+        fresh = _start_head_afresh(model)
+    _leave_file(model, device)
+    _refuse_non_finite(model, str(folder))
+    require_answer(model, folder)
+    model.train()
+    notes = (f"new, to be trained: {', '.join(fresh)}",) if fresh else ()
+    return LoadedModel(model, notes, sum(p.numel() for p in model.parameters()), fresh)
+
+
+def _start_head_afresh(model: Any) -> tuple[str, ...]:
+    """Draws everything above the encoder anew, as the model's own class does; gives the names of those parameters."""
+    import torch
+
+    fresh: list[str] = []
+    for name, part in model.named_children():
+        if name == model.base_model_prefix:
+            continue
+        for module in part.modules():
+            for parameter in module.parameters(recurse=False):
+                parameter._is_hf_initialized = False
+            with torch.no_grad():
+                model._init_weights(module)
+        fresh += [f"{name}.{key}" for key, _ in part.named_parameters()]
+    return tuple(fresh)
+
+
+def _make_config(folder: Path, labels: LabelMap) -> Any:
+    from transformers import AutoConfig
+
+    with naming("its config.json cannot be used", folder):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        for name in ("_attn_implementation_internal", "_experts_implementation_internal"):
+            if hasattr(config, name):
+                setattr(config, name, None)
+        config.num_labels, config.problem_type = len(labels), labels.task.problem_type
+        config.id2label, config.label2id = labels.id2label, labels.label2id
+        if getattr(config, "chunk_size_feed_forward", 0):
+            config.chunk_size_feed_forward = 0  # the same maths in pieces, for rows of a multiple of that length only
+    return config
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No bar and no table while weights load: `LoadedModel.notes` has the result in one line."""
+    import transformers.utils.logging
+
+    logging: Any = transformers.utils.logging
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _fresh_names(
+    model: Any, info: Any, stored: dict[str, Any], labels: LabelMap, allow_mismatch: bool, where: str
+) -> tuple[str, ...]:
+    shapes = {str(name): (tuple(there), tuple(asked)) for name, there, asked in info["mismatched_keys"]}
+    missing, mismatched = sorted(info["missing_keys"]), sorted(shapes)
+    encoder = next((name for name in mismatched if name.startswith(f"{model.base_model_prefix}.")), None)
+    if encoder is not None:
+        there, asked = shapes[encoder]
+        side = next((new for new, old in zip(asked, there, strict=False) if new != old), 0)
+        problem = f"asks for {encoder} of the shape {asked}{name_field(stored, side)}; in the weights it is {there}"
+        fix = "Use the config.json that belongs to the weights."
+        raise ConfigError(problem, where=str(Path(where) / "config.json"), fix=fix)
+    if mismatched and not allow_mismatch:
+        had = stored.get("num_labels") or len(stored.get("id2label") or {}) or 2
+        problem = (
+            f"its head was trained for {had} labels and the data has {len(labels)} ({', '.join(labels.names[:6])})"
+        )
+        raise ConfigError(problem, where=where, fix="Give --ignore_mismatched_sizes to start with a new head.")
+    if len(missing) > (total := len(list(model.state_dict()))) // 2:
+        problem = f"{len(missing)} of {total} tensors are not in the checkpoint, so it is not a pretrained {type(model).__name__}"
+        raise ConfigError(problem, where=where)
+    return tuple(missing + mismatched)
+
+
+def _leave_file(model: Any, device: str | torch.device) -> None:
+    """Copies every tensor to the device: they are views of the mapped file, and would change with it."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.to(device, copy=True)
+
+
+def _refuse_non_finite(model: Any, where: str) -> None:
+    import torch
+
+    floats = {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+    sums = torch.stack([tensor.sum() for tensor in floats.values()])  # a sum has one pass and no copy
+    for (name, tensor), finite in zip(floats.items(), torch.isfinite(sums).tolist(), strict=True):
+        if not finite and not bool(torch.isfinite(tensor).all()):
+            fix = "Use an undamaged copy of the model."
+            raise NumericsError(f"the pretrained weights are not finite: {name}", where=where, fix=fix)
+
+
+@dataclass(frozen=True)
+class HeadNames:
+    """`names` in id order; empty when the model has no trained head, or one whose outputs were never named."""
+
+    names: tuple[str, ...]
+
+    def fits(self, names: Sequence[str]) -> bool:
+        """Whether these labels, in this order, mean what the outputs of the head mean."""
+        return match_names(self.names, names) == tuple(names)
+
+    def refusal(self, names: Sequence[str], where: str) -> ConfigError:
+        """The error for labels that do not match the outputs of this head."""
+        theirs, ours = ", ".join(self.names[:6]), ", ".join(names[:6])
+        if match_names(self.names, names) is not None:
+            fix = "Leave --label_names out: the order of the model is used."
+        else:
+            fix = (
+                f"If they mean the same in this order, give --label_names {','.join(self.names)}; "
+                "--ignore_mismatched_sizes starts a new head."
+            )
+        return ConfigError(f"its head was trained for {theirs} and the data has {ours}", where=where, fix=fix)
+
+
+def read_head_names(config: dict[str, Any]) -> HeadNames:
+    """The names in a model's config.json. LABEL_0, LABEL_1, ... name nothing: they mean the ids."""
+    kinds = config.get("architectures")
+    classifier = isinstance(kinds, list) and any(str(kind).endswith("ForSequenceClassification") for kind in kinds)
+    table = config.get("id2label")
+    if not classifier or not isinstance(table, dict) or not all(str(key).isdecimal() for key in table):
+        return HeadNames(())
+    ordered = tuple(str(table[key]) for key in sorted(table, key=int))
+    if all(re.fullmatch(r"LABEL_\d+", name) for name in ordered):
+        return HeadNames(())
+    return HeadNames(ordered)

@@ -1,0 +1,126 @@
+"""Several runs of one config: folds, seeds, or both. Each is a run like any other, in a folder of its own.
+
+A folder of folds holds `fold-1`, `fold-2`, ...; of seeds `seed-42`, ...; of both `fold-1-seed-42`, ... A run that is finished
+is kept, one that was stopped is resumed: the same command resumes after a crash. `repeats.json` has the pooled score of the
+rows that each model did not see, and the spread over seeds. With `--move_thresholds` the folds decide together: the thresholds
+of a row come from other rows, none of which its model was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tunesmith.config.schema import RunConfig
+from tunesmith.data.cache import read_prediction_columns
+from tunesmith.labels import Task, choose_labels
+from tunesmith.metrics.calibration import fit_thresholds
+from tunesmith.metrics.intervals import Score
+from tunesmith.metrics.table import make_suite
+from tunesmith.pipeline.identity import is_finished
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import Say, Watch
+from tunesmith.report.predictions import PredictedRows, make_predictions
+from tunesmith.runs.folder import RunDir, read_summary
+from tunesmith.runs.writing import write_file
+
+SUMMARY = "repeats.json"
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """`pooled[seed]` are the scores of all held-out rows by the models of that seed; `runs` the folders, in order."""
+
+    path: Path
+    runs: tuple[Path, ...]
+    pooled: dict[int, dict[str, Score]]
+
+    def spread(self) -> dict[str, tuple[float, float]]:
+        """By metric, the mean over seeds and the standard deviation between them."""
+        table: dict[str, list[float]] = {}
+        for scores in self.pooled.values():
+            for name, score in scores.items():
+                if score.value is not None:
+                    table.setdefault(name, []).append(score.value)
+        return {n: (float(np.mean(v)), float(np.std(v, ddof=1)) if len(v) > 1 else 0.0) for n, v in table.items()}
+
+
+def run_repeats(config: RunConfig, watch: Watch) -> Repeated:
+    """Trains what is not trained yet, pools the predictions and writes the summary."""
+    folder = config.run_folder
+    runs: list[tuple[int, Path]] = []
+    for one in each_run(config):
+        path = one.run_folder
+        watch.say(f"Run: {path.name}.")
+        if is_finished(RunDir(path)):
+            watch.say(f"{path} is finished: it is kept.")
+        else:
+            finetune(one, watch=watch)
+        runs.append((one.seed, path))
+    say = watch.say if config.folds is not None and config.move_thresholds else None
+    pooled = {s: _pool([path for seed, path in runs if s == seed], say) for s in dict.fromkeys(s for s, _ in runs)}
+    found = Repeated(folder, tuple(path for _, path in runs), pooled)
+    write_file(folder / SUMMARY, json.dumps(_to_json(found), indent=1).encode())
+    return found
+
+
+def each_run(config: RunConfig) -> Iterator[RunConfig]:
+    """The config of each run. The weights are those after the last step: rows that choose nothing can judge."""
+    numbers = range(1, config.folds + 1) if config.folds and config.fold is None else [config.fold]
+    best = config.load_best_model_at_end
+    keep = False if best is None and config.folds is not None else best
+    for seed in range(config.seed, config.seed + config.seeds):
+        for fold in numbers:
+            parts = [f"fold-{fold}"] if len(numbers) > 1 else []
+            parts += [f"seed-{seed}"] if config.seeds > 1 else []
+            # One split for all seeds: without folds it would be drawn anew with each.
+            split = config.seed if config.data_seed is None and config.folds is None else config.data_seed
+            yield replace(
+                config,
+                seeds=1,
+                seed=seed,
+                data_seed=split,
+                fold=fold,
+                run_name=f"{config.name}-{'-'.join(parts)}",
+                output_dir=str(config.run_folder / "-".join(parts)),
+                load_best_model_at_end=keep,
+            )
+
+
+def _pool(folders: list[Path], say: Say | None) -> dict[str, Score]:
+    """The scores of the validation rows of these runs, taken together. With `say`, thresholds are fitted to them and reported."""
+    parts = [rows for rows in map(held_out_rows, folders) if rows is not None]
+    if not parts:
+        return {}
+    task = parts[0].task
+    gold = np.concatenate([rows.labels for rows in parts])
+    if task is Task.REGRESSION:
+        return make_suite(task).compute_with_intervals(np.concatenate([rows.predicted for rows in parts]), gold)
+    tables = [rows.probabilities for rows in parts if rows.probabilities is not None]
+    table, decided = np.concatenate(tables), np.concatenate([rows.predicted for rows in parts])
+    moved = None if say is None else fit_thresholds(table, gold, task)
+    if moved is not None and say is not None:
+        say(moved.line("out-of-fold"))
+        decided = choose_labels(table, task).astype(np.int64) if moved.decisions is None else moved.decisions
+    return make_suite(task, scores="probabilities").compute_with_intervals(table, gold, decisions=decided)
+
+
+def held_out_rows(folder: Path) -> PredictedRows | None:
+    """The validation rows of a run with their predictions."""
+    run = RunDir(folder)
+    columns, summary = read_prediction_columns(run.predictions_file), read_summary(run.data_summary_file)
+    rows = make_predictions(columns, summary, prefer=("validation",))
+    return rows if rows is not None and rows.split == "validation" else None
+
+
+def _to_json(found: Repeated) -> dict[str, Any]:
+    return {
+        "runs": [path.name for path in found.runs],
+        "held_out": {str(s): {n: score.to_json() for n, score in scores.items()} for s, scores in found.pooled.items()},
+        "spread": {name: {"mean": mean, "deviation": deviation} for name, (mean, deviation) in found.spread().items()},
+    }

@@ -1,0 +1,310 @@
+"""The rows of a run and the folder of its model: read, checked, tokenized, audited, and what is printed about them. All of it
+before torch is imported.
+
+Options that the config knows and this build cannot carry out are refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tunesmith.config.load import raise_problems
+from tunesmith.config.schema import RunConfig
+from tunesmith.data.audit import MOST_TOKENIZED, audit_rows, check_cut, check_tokens, require_clean
+from tunesmith.data.near_duplicates import sample_rows
+from tunesmith.data.read import DataBundle, load_data
+from tunesmith.data.tokenize import (
+    LONGEST_LENGTH,
+    USUAL_LENGTH,
+    LongTexts,
+    Tokenized,
+    describe_empty,
+    longest_allowed,
+    tokenize,
+)
+from tunesmith.findings import Finding
+from tunesmith.inference.tables import describe_renaming, names_of_run
+from tunesmith.labels import Task
+from tunesmith.models.files import position_limit, read_config_file, resolve_model
+from tunesmith.models.load import HeadNames, read_head_names
+from tunesmith.pipeline.watch import Say, ShowProgress
+
+PLAIN_OPTION_NAMES = """
+    train_file validation_file test_file task_name dataset_name dataset_config_name text_column_names label_column_name
+    label_names do_regression validation_split_fraction encoding delimiter quoting sheet_name max_train_samples
+    max_eval_samples max_predict_samples label_separator positive_label merge_label_variants split_column_name
+    skip_bad_rows allow_single_label allow_empty_text labels_file cache_dir
+"""
+PLAIN_OPTIONS = tuple(PLAIN_OPTION_NAMES.split())
+"""Options that the reader takes under the same name."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The splits, the folder of the model, and what the head of that model says about its labels."""
+
+    bundle: DataBundle
+    folder: Path
+    new_head: bool
+    notes: tuple[str, ...]
+
+
+def read_run_data(
+    config: RunConfig,
+    data: Mapping[str, Any],
+    progress: ShowProgress,
+    *,
+    need_weights: bool = True,
+    use_test: bool = True,
+) -> RunData:
+    """Finds the model, then reads the data with its labels in the order of the model's head, if it has one."""
+    folder = resolve_model(
+        config.model_name_or_path,
+        revision=config.model_revision,
+        cache_dir=config.cache_dir,
+        allow_download=config.allow_download,
+        need_weights=need_weights,
+    )
+    head = read_head_names(read_config_file(folder))
+    given: dict[str, Any] = {name: getattr(config, name) for name in PLAIN_OPTIONS}
+    given |= {f"{split}_data": rows for split, rows in data.items()}
+    splits = {split: getattr(config, f"{split}_split_name") for split in ("train", "validation", "test")}
+    bundle = load_data(
+        **given,
+        fold=None if config.fold is None else (config.fold, config.folds or config.fold),
+        seed=config.seed if config.data_seed is None else config.data_seed,
+        split_names={split: name for split, name in splits.items() if name is not None},
+        hub_options={"allow_download": config.allow_download},
+        head_names=head.names,
+        on_progress=lambda done, total: progress("reading", done, total),
+    )
+    if not use_test:
+        rows, parts = dict(bundle.splits), dict(bundle.parts)
+        rows.pop("test", None), parts.pop("test", None)
+        bundle = replace(bundle, splits=rows, parts=parts)
+    found = _match_head(bundle, folder, head, allow_new=config.ignore_mismatched_sizes)
+    findings = audit_rows(bundle.parts, bundle.columns, bundle.labels, names_given=bundle.names_given)
+    require_clean(findings, strict=config.strict_data)
+    return replace(found, bundle=replace(bundle, findings=tuple(findings)))
+
+
+def say_data(say: Say, data: RunData) -> None:
+    """The notes of the reader, the rows of each split, and what was found wrong."""
+    sizes = ", ".join(f"{len(rows):,} {split}" for split, rows in data.bundle.splits.items())
+    ours = names_of_run(data.bundle.columns.text, data.bundle.labels)
+    for note in (*data.bundle.notes, *data.notes, describe_renaming(ours, ours.values()), f"Rows: {sizes}."):
+        if note is not None:
+            say(note)
+    for finding in data.bundle.findings:
+        if finding.severity != "info":
+            say(finding.line())
+
+
+def _match_head(bundle: DataBundle, folder: Path, head: HeadNames, *, allow_new: bool) -> RunData:
+    labels = bundle.labels
+    if labels.task is Task.REGRESSION or not head.names or len(head.names) != len(labels):
+        return RunData(bundle, folder, False, ())  # loading refuses a head of another size
+    if head.fits(labels.names):
+        note = f"Labels: in the order of the model's head, {', '.join(labels.names[:8])}."
+        return RunData(bundle, folder, False, (note,))
+    if allow_new:
+        note = f"The model's head was trained for {', '.join(head.names[:8])}: it starts afresh."
+        return RunData(bundle, folder, True, (note,))
+    raise head.refusal(labels.names, str(folder))
+
+
+_FIXES = {
+    "config_name": "Leave it out: the config of the model is used.",
+    "torch_compile": "Leave it out: the exact speed-ups are on by themselves.",
+    "save_only_model": "Leave it out: a checkpoint holds all that a resume needs; model/ holds the weights alone.",
+    "weights_only": "Give --model_name_or_path RUN/best instead, to start from those weights.",
+    "eval_on_start": "Leave it out, or run `tunesmith evaluate` on the model first.",
+}
+
+
+def refuse_what_is_not_built(config: RunConfig, *, one_of_many: bool = False) -> None:
+    """A ConfigError with every option asked for that has no effect in `tunesmith train`.
+
+    `one_of_many`: the run is one of those that `--recipe best` consists of.
+    """
+    problems = [f"--{name} is not built in. {fix}" for name, fix in _FIXES.items() if getattr(config, name)]
+    trackers = [name for name in config.report_to if name not in ("none", "all") and not is_installed(name)]
+    fix = "pip install 'tunesmith[trackers]', or leave it out: journal.jsonl has every number."
+    problems += [f"--report_to {name} needs the package {name}. {fix}" for name in trackers]
+    if config.recipe == "best" and not one_of_many:
+        problems.append(
+            "--recipe best trains several models. Use `tunesmith train`, or tunesmith.tuning.best.run_best."
+        )
+    elif config.time_budget is not None and not one_of_many:
+        problems.append(
+            "--time_budget is not built in for a single run. It is for --recipe best and `tunesmith search`."
+        )
+    if isinstance(config.resume_from_checkpoint, str):
+        problems.append(
+            "--resume_from_checkpoint FOLDER is not built in. Leave FOLDER out: the newest intact checkpoint is used."
+        )
+    raise_problems(problems)
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; a folder of that name (W&B makes ./wandb) is not a package."""
+    found = importlib.util.find_spec(package)
+    return found is not None and found.origin is not None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One option, what was decided, and why."""
+
+    name: str
+    value: Any
+    reason: str
+
+    def line(self) -> str:
+        """As it is printed."""
+        shown = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
+        shown = shown.lower() if isinstance(self.value, bool) else shown
+        return f"{self.name} {shown}: {self.reason}"
+
+
+FEW_CUT = 0.02
+"""Share of the training rows that may be cut before `auto` does anything about it."""
+MOST_TOKENS = 2.0
+"""How many times the tokens of the cut rows `auto` may give the model."""
+
+
+@dataclass(frozen=True)
+class RunTokens:
+    """`config` has no open `long_texts`; `decision` is None when there was nothing to decide."""
+
+    config: RunConfig
+    splits: dict[str, Tokenized]
+    length: int
+    limit: int | None
+    """The longest row that the positions of the model take."""
+    decision: Decision | None = None
+
+    @property
+    def long_texts(self) -> LongTexts:
+        """As it is stored with the model."""
+        return "head" if self.config.long_texts == "auto" else self.config.long_texts
+
+
+def tokenize_run(
+    config: RunConfig, bundle: DataBundle, tokenizer: Any, stored: dict[str, Any], progress: ShowProgress
+) -> RunTokens:
+    """Tokenizes every split, long rows as `--long_texts` says. `stored` is the config of the model."""
+    limit = position_limit(stored)
+    most = longest_allowed(tokenizer, model_max=limit, asked=config.max_seq_length, usual=LONGEST_LENGTH)
+    length = most if config.long_texts == "full" else min(most, config.max_seq_length or USUAL_LENGTH)
+
+    def run(length: int, long_texts: LongTexts) -> dict[str, Tokenized]:
+        return {
+            split: tokenize(
+                dataset,
+                tokenizer,
+                bundle.columns,
+                max_length=length,
+                long_texts=long_texts,
+                num_proc=config.preprocessing_num_workers,
+                cache_dir=config.cache_dir,
+                overwrite_cache=config.overwrite_cache,
+                vocab_size=stored.get("vocab_size"),
+                on_progress=partial(progress, f"tokenizing {split}"),
+            )
+            for split, dataset in bundle.splits.items()
+        }
+
+    if config.long_texts != "auto":
+        return RunTokens(config, run(length, config.long_texts), length, limit)
+    splits = run(length, "head")
+    decided = None
+    if config.recipe != "hf" and config.max_seq_length is None and getattr(tokenizer, "is_fast", False):
+        decided = decide_long_texts(whole_lengths(splits["train"]), length, most)
+    if decided is None:
+        return RunTokens(replace(config, long_texts="head"), splits, length, limit)
+    decision, longer = decided
+    config = replace(config, long_texts=decision.value)
+    if longer == length:
+        return RunTokens(config, splits, length, limit, decision)
+    return RunTokens(replace(config, max_seq_length=longer), run(longer, "full"), longer, limit, decision)
+
+
+def say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int) -> None:
+    """What was cut, a line for each split; one line for all when nothing was."""
+    cut = {split: t.truncated for split, t in tokenized.items() if t.truncated.rows_cut}
+    for split, count in cut.items():
+        say(f"Cut: {count.sentence(split)}.")
+    if not cut:
+        say(f"Tokens: no row is longer than {length}, so nothing is cut.")
+    for split, part in tokenized.items():
+        if part.empty:
+            say(describe_empty(split, part.empty))
+
+
+def whole_lengths(tokenized: Tokenized) -> npt.NDArray[np.int64]:
+    """The tokens of each row before it was cut."""
+    table = tokenized.dataset.with_format("numpy")
+    return np.asarray(table["length"][:], dtype=np.int64) + np.asarray(table["cut"][:], dtype=np.int64)
+
+
+def decide_long_texts(lengths: npt.NDArray[np.int64], length: int, most: int) -> tuple[Decision, int] | None:
+    """What `auto` does about training rows of these lengths, and the row length for it; None when few rows are cut.
+
+    Never head_tail: on newsgroup posts cut at 128 tokens it was 6 points below the head (docs/research/recipes.md).
+    """
+    share = float((lengths > length).mean())
+    if share < FEW_CUT:
+        return None
+    why = f"{share:.1%} of the rows are longer than {length} tokens"
+    tokens = int(np.minimum(lengths, length).sum())
+    longer = most
+    while longer > length and np.minimum(lengths, longer).sum() > MOST_TOKENS * tokens:
+        longer //= 2
+    if longer > length:
+        return Decision("long_texts", "full", f"{why}, and the model takes {longer}"), longer
+    why += ", which is all the model takes; head_tail is for texts that end with what matters"
+    return Decision("long_texts", "head", why), length
+
+
+def audit_texts(bundle: DataBundle, tokenizer: Any, *, asked: int | None, limit: int | None) -> list[Finding]:
+    """From a sample of each split: unknown tokens, scripts, languages, and how many rows would be cut."""
+    samples = _samples(bundle)
+    rows = tokenizer(*samples["train"].values(), truncation=False, verbose=False)["input_ids"]
+    length = longest_allowed(tokenizer, model_max=limit, asked=asked)
+    return [*_check_texts(samples, tokenizer), *_cut(np.array([len(row) for row in rows]), length, limit)]
+
+
+def audit_tokenized(
+    bundle: DataBundle, tokenizer: Any, train: Tokenized, *, length: int, limit: int | None
+) -> list[Finding]:
+    """The same for a run, whose rows are tokenized already."""
+    return [*_check_texts(_samples(bundle), tokenizer), *_cut(whole_lengths(train), length, limit)]
+
+
+def _samples(bundle: DataBundle) -> dict[str, dict[str, list[str]]]:
+    """Texts by split and column."""
+    names = list(bundle.columns.text)
+    return {
+        split: sample_rows(part, names, MOST_TOKENIZED).columns for split, part in bundle.parts.items() if len(part)
+    }
+
+
+def _check_texts(samples: Mapping[str, dict[str, list[str]]], tokenizer: Any) -> list[Finding]:
+    return check_tokens(
+        {split: [t for texts in found.values() for t in texts] for split, found in samples.items()}, tokenizer
+    )
+
+
+def _cut(lengths: Any, length: int, limit: int | None) -> list[Finding]:
+    over = np.maximum(lengths - length, 0)
+    longest = int(np.quantile(lengths, 0.99)) if len(lengths) else 0
+    return check_cut(len(lengths), int((over > 0).sum()), int(lengths.sum()), int(over.sum()), longest, limit, length)

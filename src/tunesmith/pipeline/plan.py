@@ -1,0 +1,207 @@
+"""How much time, memory and disk a run will need, measured on a few of its real steps.
+
+`tunesmith plan` trains a small part of the run in a temporary folder; `tunesmith train` prints one line after its first steps.
+"""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tunesmith.config.schema import RunConfig
+from tunesmith.events import Evaluated, Event, Saved, StepDone
+from tunesmith.pipeline.inputs import RunData
+from tunesmith.pipeline.train import train_run
+from tunesmith.pipeline.watch import PAIR_STAGE, Say, Watch
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.lock import RunLock
+
+if TYPE_CHECKING:
+    from tunesmith.pipeline.prepare import Prepared
+
+SHORT_RUN = 0.2
+WARM_STEPS, TIMED_STEPS = 3, 10
+GPU_WARM_STEPS, GPU_STEPS = 32, 96
+"""The first steps are slower (kernels are compiled) and not timed."""
+PAIR_STEPS = 30
+"""Steps of a pair warm-up that are timed."""
+EVALUATED_EXAMPLES = {"cpu": 256, "cuda": 2_048}
+ANNOUNCED_STEPS = 40
+"""A shorter run is over before its forecast is worth a line."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Seconds by phase, the peak memory, and the bytes on disk; measured, then scaled to all examples and steps."""
+
+    device: str
+    steps: int
+    peak_bytes: int
+    disk_bytes: int
+    start_seconds: float
+    once_seconds: float
+    step_seconds: float
+    evaluation_seconds: float
+    finish_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """The total, from the start of the process to its end."""
+        begin = self.start_seconds + self.once_seconds
+        return begin + self.step_seconds + self.evaluation_seconds + self.finish_seconds
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the start takes a large part of the time. A second start is faster: files and kernels are cached."""
+        return self.start_seconds + self.once_seconds > SHORT_RUN * self.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dict that includes the total."""
+        return {**asdict(self), "seconds": self.seconds}
+
+
+def measure_run(config: RunConfig, data: RunData, watch: Watch, begun: float) -> Forecast:
+    """Train a small part of the run and scale the times to all of it. `begun`: time.time() when the process started."""
+    from tunesmith.pipeline.prepare import prepare, start_runtime
+
+    pair_steps: list[tuple[int, int, float]] = []
+
+    def progress(what: str, done: int, total: int) -> None:
+        watch.progress(what, done, total)
+        if what == PAIR_STAGE:
+            pair_steps.append((done, total, time.monotonic()))
+
+    with tempfile.TemporaryDirectory(prefix="tunesmith-plan-") as folder:
+        limited = replace(watch, progress=progress, start_steps=PAIR_STEPS)
+        prepared = prepare(config, start_runtime(config), lambda: data, limited)
+        start = time.time() - begun + _rest_of_warmup(pair_steps)
+        plan = prepared.plan
+        every = range(1, plan.num_steps + 1)
+        evaluations = sum(map(plan.evaluate.due, every))
+        saves = sum(plan.save.due(step) or plan.evaluate.due(step) for step in every)
+        short, part = _shorten(prepared, Path(folder) / "run")
+        events: list[Event] = []
+        run = RunDir(short.config.run_folder)
+        with RunLock(run.lock_file):
+            at = time.monotonic()
+            train_run(run, short, replace(watch, listeners=[events.append]))
+            spent = time.monotonic() - at
+        steps = [event.seconds for event in events if isinstance(event, StepDone)]
+        evaluated = [e.seconds for e in events if isinstance(e, Evaluated) and e.split == "validation"] or [0.0]
+        saved = [event.seconds for event in events if isinstance(event, Saved)] or [0.0]
+        warm = min(GPU_WARM_STEPS if prepared.runtime.device.type == "cuda" else WARM_STEPS, len(steps) - 1)
+        a_step = float(np.mean(steps[warm:]))
+        once = max(sum(steps[:warm]) - warm * a_step, 0.0)
+        rest = max(spent - sum(steps) - sum(evaluated), 0.0)
+        size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
+        journal = run.journal_file.stat().st_size / len(steps) * plan.num_steps
+        weights = sum(p.numel() * p.element_size() for p in prepared.state.model.parameters())
+        return Forecast(
+            device=str(prepared.runtime.device),
+            steps=plan.num_steps,
+            peak_bytes=peak_bytes(prepared),
+            disk_bytes=int(size + journal + (7 * weights if saves else weights)),
+            start_seconds=start,
+            once_seconds=once,
+            step_seconds=a_step * plan.num_steps + max(saves - 1, 0) * saved[-1],
+            evaluation_seconds=evaluated[-1] / part * evaluations,
+            finish_seconds=rest / part,
+        )
+
+
+def _rest_of_warmup(steps: list[tuple[int, int, float]]) -> float:
+    """Seconds of the pair warm-up steps that were not taken."""
+    if len(steps) <= WARM_STEPS + 1:
+        return 0.0
+    (first, _, began), (last, total, ended) = steps[WARM_STEPS], steps[-1]
+    return (total - last) * (ended - began) / (last - first)
+
+
+def _shorten(prepared: Prepared, folder: Path) -> tuple[Prepared, float]:
+    """The same run with few steps and few evaluated examples, and the part of their tokens that is evaluated."""
+    from tunesmith.pipeline.prepare import make_plan
+
+    kind = prepared.runtime.device.type
+    tokenized, splits = dict(prepared.tokenized), dict(prepared.bundle.splits)
+    whole, part = 1, 1
+    for split, found in prepared.tokenized.items():
+        if split != "train":
+            lengths = found.rows.lengths
+            kept = _spread(lengths, EVALUATED_EXAMPLES.get(kind, 256))
+            whole, part = whole + int(lengths.sum()), part + int(lengths[kept].sum())
+            tokenized[split] = replace(found, rows=found.rows.select(kept), dataset=found.dataset.select(kept))
+            splits[split] = splits[split].select(kept)
+    config = replace(
+        prepared.config,
+        output_dir=str(folder),
+        num_train_epochs=1.0,
+        max_steps=-1,
+        eval_strategy="epoch" if "validation" in tokenized else "no",
+        eval_delay=0,
+        early_stopping_patience=None,
+        report_to=("none",),
+    )
+    few = _few_batches(prepared, GPU_STEPS if kind == "cuda" else WARM_STEPS + TIMED_STEPS)
+    bundle = replace(prepared.bundle, splits=splits)
+    short = replace(prepared, config=config, tokenized=tokenized, bundle=bundle, batches=few)
+    on_gpu, has_validation = kind == "cuda", "validation" in tokenized
+    plan = make_plan(config, few, prepared.suite, has_validation=has_validation, on_gpu=on_gpu)
+    return replace(short, plan=plan), part / whole
+
+
+def _few_batches(prepared: Prepared, steps: int) -> Any:
+    """Batches of some windows of the first epoch, of all sizes: the widest, for its memory, and an even spread."""
+    order = prepared.batches.order(0)
+    lengths = prepared.batches.rows.lengths[order.rows]
+    widest = int((np.maximum.reduceat(lengths, order.starts[:-1]) * np.diff(order.starts)).argmax())
+    chosen = {widest, *_spread(np.add.reduceat(lengths, order.starts[:-1]), steps).tolist()}
+    rows = np.sort(np.concatenate([order.window(at) for at in chosen]))
+    return replace(prepared.batches, rows=prepared.batches.rows.select(rows))
+
+
+def _spread(sizes: npt.NDArray[Any], wanted: int) -> npt.NDArray[np.int64]:
+    """Positions of this many sizes, evenly spread from the largest to the smallest; ascending."""
+    order = np.argsort(-sizes, kind="stable")
+    return np.sort(order[np.unique(np.linspace(0, len(order) - 1, min(len(order), wanted)).round().astype(np.int64))])
+
+
+def announce_plan(prepared: Prepared, say: Say) -> Callable[[Event], None]:
+    """A listener that reports once, after the first steps, how long the run will take."""
+    timed: list[StepDone] = []
+    plan, batches = prepared.plan, prepared.batches
+
+    def on(event: Event) -> None:
+        if not isinstance(event, StepDone) or plan.num_steps < ANNOUNCED_STEPS or len(timed) >= TIMED_STEPS:
+            return
+        if event.step > max(WARM_STEPS, plan.read_back_every):
+            timed.append(event)
+        if len(timed) < TIMED_STEPS:
+            return
+        tokens = float(batches.rows.lengths.sum()) / batches.steps_in_epoch(0) / batches.world
+        seconds = sum(s.seconds for s in timed) / max(sum(s.tokens for s in timed), 1) * tokens * plan.num_steps
+        took = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+        took = took if seconds < 7200 else f"{seconds / 3600:.1f} h"
+        weights = sum(p.numel() * p.element_size() for p in prepared.state.model.parameters())
+        say(
+            f"Plan: {plan.num_steps:,} steps take about {took}; peak memory so far {peak_bytes(prepared) / 1e6:,.0f} MB; "
+            f"about {5 * weights / 1e6:,.0f} MB on disk while it trains."
+        )
+
+    return on
+
+
+def peak_bytes(prepared: Prepared) -> int:
+    """The peak memory so far: of the device if there is one, else of this process."""
+    if prepared.runtime.device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

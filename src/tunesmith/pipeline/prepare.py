@@ -1,0 +1,366 @@
+"""From a config to everything a run needs: data, tokens, model, strategies, plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tunesmith.config.schema import RunConfig
+from tunesmith.data.audit import require_clean, sort_findings
+from tunesmith.data.batches import Batches, Padding, padding_of
+from tunesmith.data.read import DataBundle
+from tunesmith.data.tokenize import Tokenized, padded_fingerprint
+from tunesmith.data.tokens import TokenRows
+from tunesmith.errors import ConfigError
+from tunesmith.findings import Finding
+from tunesmith.inference.model_folder import ModelFacts
+from tunesmith.labels import LabelMap
+from tunesmith.metrics.evidence import BestConstant
+from tunesmith.metrics.table import Suite, make_suite
+from tunesmith.models.files import EMBEDDED, load_tokenizer, require_segments
+from tunesmith.models.load import LoadedModel, load_model, read_model_config
+from tunesmith.pipeline.identity import make_identity
+from tunesmith.pipeline.inputs import (
+    RunData,
+    audit_tokenized,
+    say_data,
+    say_lengths,
+    tokenize_run,
+)
+from tunesmith.pipeline.probe import LoadedRun
+from tunesmith.pipeline.recipe import Settled, choose_recipe
+from tunesmith.pipeline.watch import Say, Watch
+from tunesmith.speedups.apply import choose_strategies, why_not_half
+from tunesmith.speedups.in_force import Strategies
+from tunesmith.training.checkpoint import Identity
+from tunesmith.training.distributed import Precision, Runtime, has_bf16, has_triton, make_runtime
+from tunesmith.training.evaluation import TaskLoss, resolve_class_weights
+from tunesmith.training.loop import require_agreement
+from tunesmith.training.optimizer import freeze, make_optimizer
+from tunesmith.training.schedule import Calendar, Plan, Schedule, epoch_ends_for, warmup_steps_for
+from tunesmith.training.state import TrainState, make_deterministic, seed_everything
+
+
+@dataclass
+class Prepared:
+    """Everything that is made before the first step."""
+
+    config: RunConfig
+    runtime: Runtime
+    bundle: DataBundle
+    tokenized: dict[str, Tokenized]
+    tokenizer: Any
+    padding: Padding
+    facts: ModelFacts
+    suite: Suite
+    strategies: Strategies
+    state: TrainState
+    batches: Batches
+    plan: Plan
+    identity: Identity
+    settled: Settled
+
+    def rows(self, split: str) -> TokenRows:
+        """The tokenized rows of a split."""
+        return self.tokenized[split].rows
+
+    @property
+    def evaluation_rows(self) -> int | None:
+        """Rows of an evaluation batch; None on a GPU, where tokens are counted instead."""
+        on_gpu = self.runtime.device.type == "cuda"
+        return None if on_gpu else max(self.config.per_device_eval_batch_size, 64)
+
+    def constant(self) -> BestConstant:
+        """The best constant answer, from the training labels."""
+        labels = self.bundle.labels
+        return BestConstant.of(labels.task, self.rows("train").labels, len(labels))
+
+    def train_sample(self) -> TokenRows | None:
+        """A fixed, seeded sample of the training rows, to be evaluated beside the validation set."""
+        wanted = min(self.config.train_sample_size, len(self.rows("train")))
+        if wanted <= 0:
+            return None
+        rng = np.random.default_rng(self.config.seed)
+        return self.rows("train").select(np.sort(rng.choice(len(self.rows("train")), wanted, replace=False)))
+
+
+def start_runtime(config: RunConfig) -> Runtime:
+    """Joins the other ranks, if this process was launched as one of several."""
+    precision: Precision = "fp16" if config.fp16 else "no"
+    if config.bf16 or (config.bf16 is None and not config.fp16 and has_bf16(use_cpu=config.use_cpu)):
+        precision = "bf16"
+    return make_runtime(precision=precision, use_cpu=config.use_cpu, timeout_seconds=config.ddp_timeout)
+
+
+def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], watch: Watch) -> Prepared:
+    """Read and tokenize the data, load the model, choose the recipe, apply the speedups.
+
+    Problems with the input are found here, before the first step.
+    """
+    say = watch.say if runtime.is_main else Watch().say
+    if config.full_determinism:
+        make_deterministic()
+    _set_tf32(config.tf32)
+    with runtime.main_first():
+        data = read()
+        bundle, folder = data.bundle, data.folder
+        say_data(say, data)
+        stored = read_model_config(folder)
+        tokenizer = _load_tokenizer(config, folder)
+        require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(folder))
+        tokens = tokenize_run(config, bundle, tokenizer, stored, watch.progress)
+        config, tokenized, length, limit = tokens.config, tokens.splits, tokens.length, tokens.limit
+        _check_rounding(config.pad_to_multiple_of, tokenized, limit)
+    findings = audit_tokenized(bundle, tokenizer, tokenized["train"], length=length, limit=limit)
+    bundle = add_findings(bundle, findings, say, strict=config.strict_data)
+    say_lengths(say, tokenized, length)
+    suite = _make_suite(config, bundle.labels)
+    watch.positive_name = bundle.labels.positive_name
+    seed_everything(config.seed)
+    loaded, runtime, failing = _load(config, data, runtime)
+    fixed = length if config.pad_to_max_length else None
+    padding = padding_of(tokenizer, multiple_of=config.pad_to_multiple_of, fixed_length=fixed)
+    rows = {split: part.rows for split, part in tokenized.items()}
+    settled = choose_recipe(LoadedRun(config, loaded, bundle, rows, padding, suite, runtime, watch), tokens.decision)
+    config = settled.config
+    strategies, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
+    say_model(say, config, loaded, strategies, runtime, failing)
+    batches = _make_batches(config, rows["train"], strategies, runtime)
+    identity = make_identity(config, bundle, folder, padded_fingerprint(tokenizer, length), runtime, batches.sampling)
+    require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
+    plan = make_plan(config, batches, suite, has_validation="validation" in rows, on_gpu=runtime.device.type == "cuda")
+    columns, names = bundle.columns, tuple(suite.names)
+    facts = ModelFacts(bundle.labels, columns.text, columns.label, length, config.task_name, names, tokens.long_texts)
+    made = (facts, suite, strategies, state, batches, plan, identity, settled)
+    return Prepared(config, runtime, bundle, tokenized, tokenizer, padding, *made)
+
+
+def add_findings(bundle: DataBundle, findings: Sequence[Finding], say: Say, *, strict: bool) -> DataBundle:
+    """The bundle with findings added, most serious first; warnings are shown."""
+    for finding in findings:
+        if finding.severity != "info":
+            say(finding.line())
+    require_clean(findings, strict=strict)
+    return replace(bundle, findings=tuple(sort_findings([*bundle.findings, *findings])))
+
+
+def _set_tf32(allowed: bool | None) -> None:
+    if allowed is not None:
+        import torch
+
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _load(config: RunConfig, data: RunData, runtime: Runtime) -> tuple[LoadedModel, Runtime, str | None]:
+    """The model and the runtime. A model that fails in bf16 computes in float32, unless the user set the precision."""
+    loaded = load_model(
+        data.folder,
+        data.bundle.labels,
+        ignore_mismatched_sizes=config.ignore_mismatched_sizes,
+        new_head=data.new_head,
+        device=runtime.device,
+    )
+    reason = None if config.bf16 or config.fp16 else why_not_half(loaded.model, runtime)
+    return loaded, runtime if reason is None else replace(runtime, precision="no"), reason
+
+
+def _load_tokenizer(config: RunConfig, folder: Path) -> Any:
+    if config.tokenizer_name is None:
+        return load_tokenizer(folder)
+    return load_tokenizer(config.tokenizer_name, cache_dir=config.cache_dir, allow_download=config.allow_download)
+
+
+def _check_rounding(multiple: int | None, tokenized: dict[str, Tokenized], limit: int | None) -> None:
+    """Refuses a padding that goes beyond the positions of the model."""
+    longest = max(int(split.rows.lengths.max()) for split in tokenized.values())
+    padded = longest if multiple is None else -(-longest // multiple) * multiple
+    if limit is not None and padded > limit:
+        raise ConfigError(
+            f"pad_to_multiple_of {multiple} pads rows of {longest} tokens to {padded}, and the model takes {limit}",
+            fix="Use a smaller multiple, or a smaller --max_seq_length.",
+        )
+
+
+def _make_suite(config: RunConfig, labels: LabelMap) -> Suite:
+    suite = make_suite(
+        labels.task, names=config.metric_name, glue_task=config.task_name, positive_name=labels.positive_name
+    )
+    name = config.metric_for_best_model
+    if name is not None and name != "loss" and name not in suite.names:
+        raise ConfigError(
+            f"metric_for_best_model {name!r} is not computed; this run computes loss, {', '.join(suite.names)}",
+            fix=f"Add it with --metric_name {','.join(suite.names)},{name}.",
+        )
+    return suite
+
+
+def _make_state(
+    config: RunConfig, model: Any, bundle: DataBundle, rows: TokenRows, padding: Padding, runtime: Runtime
+) -> tuple[Strategies, TrainState]:
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    freeze(model, config.freeze)
+    model.to(runtime.device)  # before the strategies: a cut vocabulary keeps its counters where the table is
+    strategies = choose_strategies(
+        model,
+        rows,
+        padding,
+        device=runtime.device,
+        pack_rows=config.padding_free,
+        first_token_only=config.cls_only_last_layer,
+        restrict_vocabulary=config.restrict_vocabulary,
+        world=runtime.world,
+        precision=runtime.precision,
+        fused_layers=config.fused_layers,
+        cuda_graphs=config.cuda_graphs,
+    )
+    labels = bundle.labels
+    weights = None
+    if config.class_weights is not None:
+        assert rows.labels is not None
+        weights = resolve_class_weights(config.class_weights, rows.labels, labels.names)
+    optimizer = make_optimizer(
+        model,
+        learning_rate=config.decided.learning_rate,
+        weight_decay=config.decided.weight_decay,
+        layerwise_lr_decay=config.decided.layerwise_lr_decay,
+        head_lr_scale=config.decided.head_lr_scale,
+        betas=(config.adam_beta1, config.adam_beta2),
+        epsilon=config.adam_epsilon,
+        optim=config.optim,
+        layers=strategies.fused,
+        only_writer=True,  # a command has no code of the user's between its steps
+        captured=strategies.graphs is not None,
+    )
+    objective = TaskLoss(labels.task, len(labels), weights, config.label_smoothing_factor)
+    split, push, graphs = config.auto_find_batch_size, config.adversarial, strategies.graphs
+    state = TrainState(
+        model, optimizer, objective, runtime, may_split=split, push=push, graphs=graphs, strategies=strategies
+    )
+    return strategies, state
+
+
+def _make_batches(config: RunConfig, rows: TokenRows, strategies: Strategies, runtime: Runtime) -> Batches:
+    on_gpu = runtime.device.type == "cuda"
+    drawn = None if rows.windows is None else replace(rows.windows, drawn=True)
+    return Batches(
+        replace(rows, windows=drawn),
+        strategies.train_collate,
+        config.decided.per_device_train_batch_size,
+        seed=config.seed if config.data_seed is None else config.data_seed,
+        accumulation=config.gradient_accumulation_steps,
+        sampling=config.train_sampling_strategy or strategies.best_order(runtime.device),
+        shuffle_window=config.shuffle_window,
+        token_budget=config.token_budget,
+        drop_last=config.dataloader_drop_last,
+        rank=runtime.rank,
+        world=runtime.world,
+        ahead=config.dataloader_num_workers or (2 if on_gpu else 0),
+        pinned=on_gpu and config.dataloader_pin_memory,
+    )
+
+
+STEPS_A_READ = 16
+"""Steps on a GPU whose numbers are read together: the host is ahead of the device in between."""
+CRASH_INTERVAL = 500
+"""Steps between checkpoints within a long epoch, so that a crash never costs more."""
+
+
+def make_plan(config: RunConfig, batches: Batches, suite: Suite, *, has_validation: bool, on_gpu: bool = False) -> Plan:
+    """The frozen plan that the loop follows."""
+    steps, ends = epoch_ends_for(
+        batches.steps_in_epoch, max_steps=config.max_steps, num_epochs=config.decided.num_train_epochs
+    )
+    schedule = Schedule(
+        config.lr_scheduler_type,
+        config.decided.learning_rate,
+        warmup_steps_for(config.decided.warmup_steps, steps),
+        steps,
+        config.lr_scheduler_kwargs,
+    )
+    evaluate = _evaluation_calendar(config, steps, ends, has_validation)
+    keeps_best = evaluate.cadence != "no" and config.load_best_model_at_end is not False
+    metric = config.metric_for_best_model or suite.metric_for_best_model
+    greater = suite.greater_is_better(metric) if config.greater_is_better is None else config.greater_is_better
+    return Plan(
+        steps,
+        ends,
+        schedule,
+        seed=config.seed,
+        max_grad_norm=config.max_grad_norm,
+        nan_action=config.nan_action,
+        evaluate=evaluate,
+        save=_save_calendar(config, steps, ends, evaluate),
+        read_back_every=STEPS_A_READ if on_gpu else 1,
+        metric=metric if keeps_best or config.early_stopping_patience is not None else None,
+        greater_is_better=greater,
+        patience=config.early_stopping_patience,
+        min_delta=config.early_stopping_threshold,
+    )
+
+
+def _evaluation_calendar(config: RunConfig, steps: int, ends: tuple[int, ...], has_validation: bool) -> Calendar:
+    strategy = config.eval_strategy or ("epoch" if has_validation else "no")
+    if strategy != "no" and not has_validation:
+        raise ConfigError(
+            "--eval_strategy needs validation data",
+            fix="Give --validation_file, or a --validation_split_fraction above 0.",
+        )
+    if strategy == "no":
+        return Calendar("no")
+    every = _interval(config.evaluation_steps, steps) if strategy == "steps" else 0
+    per_epoch = ends[0]
+    delay = config.eval_delay * (per_epoch if strategy == "epoch" else 1)
+    return Calendar(strategy, every, frozenset(ends), steps, delay)
+
+
+def _save_calendar(config: RunConfig, steps: int, ends: tuple[int, ...], evaluate: Calendar) -> Calendar:
+    strategy = config.save_strategy
+    if strategy in ("no", "best"):
+        return Calendar("no")
+    if strategy == "steps":
+        return Calendar("steps", _interval(config.save_steps, steps), last=steps)
+    if strategy == "epoch":
+        return Calendar("epoch", ends=frozenset(ends), last=steps)
+    if evaluate.cadence == "steps":
+        return Calendar("steps", evaluate.every, last=steps)
+    return Calendar("both", CRASH_INTERVAL, frozenset(ends), steps)
+
+
+def _interval(value: int | float | None, steps: int) -> int:
+    """Steps, or a share of all steps below 1."""
+    if value is None:
+        return 500
+    return max(1, int(steps * value)) if 0 < value < 1 else int(value)
+
+
+def say_model(
+    say: Say, config: RunConfig, loaded: LoadedModel, strategies: Strategies, runtime: Runtime, plain: str | None = None
+) -> None:
+    """The model, what it computes in (`plain` is why in float32), and which speed-ups are on."""
+    count = loaded.parameters
+    size = f"{count / 1e6:.1f} million" if count >= 1e6 else f"{count:,}"
+    name = config.model_name_or_path or EMBEDDED
+    say(f"Model: {name}, {size} parameters, on {runtime.device}.")
+    if runtime.precision == "bf16" and config.bf16 is None:
+        say("Precision: bf16, as this GPU has it (weights stay float32); --no_bf16 computes in float32.")
+    if plain is not None:
+        say(f"Precision: float32, {plain}; --bf16 for bf16.")
+    asked = config.train_sampling_strategy or config.token_budget
+    if asked is None and strategies.best_order(runtime.device) == "random":
+        say("Order: random, as batches have no padding here; --train_sampling_strategy names another.")
+    for note in (*loaded.notes, *strategies.notes):
+        say(f"{note[0].upper()}{note[1:]}.")
+    # where triton keeps compiled kernels for all runs of a user
+    home = Path(os.environ.get("TRITON_HOME") or Path.home()) / ".triton"
+    kernels = Path(os.environ.get("TRITON_CACHE_DIR") or home / "cache")
+    if runtime.device.type == "cuda" and has_triton() and not any(kernels.glob("*")):
+        say(f"Kernels: compiled for this GPU now and kept in {kernels}: the first start takes longer, others do not.")
+    if strategies.on:
+        say(f"Exact speed-ups: {', '.join(strategies.on)}.")

@@ -1,0 +1,423 @@
+"""The linear probe: how well a linear model on the frozen encoder predicts the labels, before the first training step.
+
+It reads a sample of the training examples. Its results choose the pooling, provide the baselines of the report, initialize the
+head of short runs, and serve as evidence in the diagnosis. The second baseline is a linear model on TF-IDF of words and word
+pairs: a fine-tuned encoder should beat both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tunesmith.config.schema import RunConfig
+from tunesmith.data.batches import Padding, evaluation_batches
+from tunesmith.data.read import DataBundle
+from tunesmith.data.tokens import TokenRows
+from tunesmith.labels import LabelMap, Task
+from tunesmith.metrics.evidence import BestConstant, encode_rows, keep_rows
+from tunesmith.metrics.table import Suite
+from tunesmith.models.load import LoadedModel
+from tunesmith.models.pooling import Pooling, last_linear, pooled_features, poolings_of, reads_linearly
+from tunesmith.pipeline.watch import Watch
+from tunesmith.training.distributed import Runtime
+
+Baselines = dict[str, dict[str, dict[str, Any]]]
+"""By split, by name ("frozen features + linear head", "TF-IDF + linear model"), by metric: a score as in metrics.json."""
+
+FEWEST_ROWS = 50
+"""With fewer examples, leave-one-out predictions cannot choose between poolings."""
+SHARE_OF_ROWS, FEWEST_SEEN, MOST_SEEN = 0.2, 256, 4000
+"""Training examples that the probe reads. One forward pass costs about 1/9 of three epochs: a fifth of the data costs 2%."""
+SHARE_JUDGED, FEWEST_JUDGED, MOST_JUDGED = 0.06, 200, 500
+"""Examples of each other split that the baselines are scored on, as a share of the training examples."""
+PROBE_ROWS = 400
+"""Predictions of the probe that are kept in data_summary.json: about 4 kB."""
+TOKENS_PER_BATCH = {"cpu": 2048, "cuda": 32_768}
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A loaded model and its tokenized data: what the recipe is decided from."""
+
+    config: RunConfig
+    loaded: LoadedModel
+    bundle: DataBundle
+    splits: Mapping[str, TokenRows]
+    padding: Padding
+    suite: Suite
+    runtime: Runtime
+    watch: Watch
+
+    @property
+    def model(self) -> Any:
+        """The model, on its device."""
+        return self.loaded.model.to(self.runtime.device)
+
+    def texts(self, split: str, rows: npt.NDArray[np.int64]) -> list[str]:
+        """The texts of some examples; the two texts of a pair are joined."""
+        some = self.bundle.splits[split].select(rows)
+        columns = [list(some[name]) for name in self.bundle.columns.text]
+        return [" ".join(str(cell) for cell in cells) for cells in zip(*columns, strict=True)]
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """`rows` are the training examples read, ascending; `fits[pooling].held_out[i]` are the logits of example `rows[i]`."""
+
+    rows: npt.NDArray[np.int64]
+    fits: Mapping[Pooling, LinearFit]
+    pooling: Pooling
+    why: str
+    baselines: Baselines
+    read: Mapping[Pooling, torch.Tensor] = field(default_factory=dict)
+    """The input of the last linear layer for these examples, by pooling."""
+
+    @property
+    def fit(self) -> LinearFit:
+        """The linear model of the chosen pooling."""
+        return self.fits[self.pooling]
+
+    def evidence(self, train: TokenRows, labels: LabelMap) -> str | None:
+        """The leave-one-out predictions for training examples, as text for data_summary.json."""
+        assert train.labels is not None
+        constant = BestConstant.of(labels.task, train.labels, len(labels))
+        kept = keep_rows(constant, self.fit.held_out.cpu().numpy(), train.labels[self.rows], PROBE_ROWS)
+        return None if kept is None else encode_rows(kept)
+
+
+def linear_probe(run: LoadedRun) -> ProbeResult | None:
+    """Return the result, or None if there are too few examples or some have no label."""
+    train, labels = run.splits["train"], run.bundle.labels
+    if len(train) < FEWEST_ROWS or train.labels is None or not is_known(train.labels).all():
+        return None
+    seen = rows_to_see(len(train))
+    most = min(max(FEWEST_JUDGED, round(SHARE_JUDGED * len(train))), MOST_JUDGED)
+    judged = {name: _some(rows, most) for name, rows in run.splits.items() if name != "train"}
+    judged = {name: rows for name, rows in judged.items() if len(rows)}
+    progress = partial(run.watch.progress, "linear probe")
+    features = frozen_features(run, train.select(seen), progress)
+    targets = torch.from_numpy(train.labels[seen])
+    read = {pooling: _pooled(run, features, pooling) for pooling in _candidates(run)}
+    fits = {name: fit_linear(some, targets, labels.task, len(labels)) for name, some in read.items()}
+    pooling, why = choose_pooling(fits)
+    baselines: Baselines = {}
+    by_words = _score_words(run, judged)
+    for name, rows in judged.items():
+        features = frozen_features(run, run.splits[name].select(rows))
+        logits = fits[pooling].logits(_pooled(run, features, pooling).double()).cpu().numpy()
+        gold = run.splits[name].labels
+        assert gold is not None
+        baselines[name] = {
+            baseline: {m: s.to_json() for m, s in run.suite.compute_with_intervals(scores, gold[rows]).items()}
+            for baseline, scores in (
+                ("frozen features + linear head", logits),
+                ("TF-IDF + linear model", by_words[name]),
+            )
+        }
+    return ProbeResult(seen, fits, pooling, why, baselines, read)
+
+
+def rows_to_see(count: int) -> npt.NDArray[np.int64]:
+    """Which of `count` examples the probe reads: always the same ones."""
+    wanted = min(count, max(FEWEST_SEEN, round(SHARE_OF_ROWS * count)), MOST_SEEN)
+    return np.sort(np.random.default_rng(0).choice(count, wanted, replace=False))
+
+
+def is_known(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Which examples have a label, or all their labels."""
+    known = labels >= 0 if labels.dtype.kind == "i" else np.isfinite(labels)
+    return np.asarray(known if known.ndim == 1 else known.all(axis=1))
+
+
+def _some(rows: TokenRows, most: int) -> npt.NDArray[np.int64]:
+    """At most this many labeled examples, always the same ones."""
+    known = np.flatnonzero(is_known(rows.labels)) if rows.labels is not None else np.zeros(0, dtype=np.int64)
+    if len(known) <= most:
+        return known
+    return np.sort(np.random.default_rng(0).choice(known, most, replace=False))
+
+
+def _candidates(run: LoadedRun) -> tuple[Pooling, ...]:
+    """The poolings to compare. A pooler that is not in the checkpoint is a random projection, so it is excluded."""
+    possible, fresh = poolings_of(run.loaded.model), run.loaded.fresh
+    if not any(name.startswith("classifier") for name in fresh):
+        return ("pooler",)  # a trained head reads the vector it was trained on
+    new = any("pooler.dense" in name or "classifier.dense" in name for name in fresh)
+    return tuple(p for p in possible if p != "pooler" or len(possible) == 1 or not new)
+
+
+@torch.no_grad()
+def _pooled(run: LoadedRun, features: FrozenFeatures, pooling: Pooling) -> torch.Tensor:
+    return pooled_features(run.loaded.model, features.first, features.mean, pooling)
+
+
+def _score_words(run: LoadedRun, judged: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, npt.NDArray[np.float64]]:
+    if not judged:
+        return {}
+    train, labels = run.splits["train"], run.bundle.labels
+    assert train.labels is not None
+    some = rows_to_see(len(train)) if len(train) > 20 * MOST_SEEN else np.arange(len(train))
+    others = [run.texts(name, rows) for name, rows in judged.items()]
+    scores = word_scores(run.texts("train", some), train.labels[some], others, labels.task, len(labels))
+    return dict(zip(judged, scores, strict=True))
+
+
+def choose_pooling(fits: Mapping[Pooling, LinearFit]) -> tuple[Pooling, str]:
+    """The pooling whose linear model errs least on left-out rows; the mean unless another is better beyond doubt."""
+    best = min(fits, key=lambda name: float(fits[name].errors.mean()))
+    shown = ", ".join(f"{name} {fit.explained:.3f}" for name, fit in fits.items())
+    if len(fits) == 1:
+        return best, "the only way this model has"
+    if best != "mean" and "mean" in fits:
+        gain = fits["mean"].errors - fits[best].errors
+        doubt = float(gain.std() / len(gain) ** 0.5)
+        if float(gain.mean()) < 2 * doubt:
+            return "mean", f"no other is surely better on frozen features (R2 of left-out rows: {shown})"
+    return best, f"best on frozen features (R2 of left-out rows: {shown})"
+
+
+@dataclass(frozen=True)
+class FrozenFeatures:
+    """The first token's vector and the mean vector of each example, in half precision's resolution."""
+
+    first: torch.Tensor
+    mean: torch.Tensor
+
+
+def frozen_features(
+    run: LoadedRun, rows: TokenRows, progress: Callable[[int, int], None] = lambda done, total: None
+) -> FrozenFeatures:
+    """Run the encoder without its head, in evaluation mode. The model is not changed."""
+    model, runtime, done = run.model, run.runtime, 0
+    found: dict[str, torch.Tensor] = {}
+    limit = TOKENS_PER_BATCH.get(runtime.device.type, 2048)
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(), runtime.autocast():
+            for batch in evaluation_batches(rows, run.padding, max_tokens=limit):
+                moved = runtime.move(batch)
+                hidden = model.base_model(**moved.inputs).last_hidden_state.float()
+                mask = moved.inputs["attention_mask"].unsqueeze(-1).float()
+                mean = (hidden * mask).sum(1) / mask.sum(1).clamp_min(1)
+                for name, values in (("first", hidden[:, 0]), ("mean", mean)):
+                    store = found.setdefault(name, torch.empty(len(rows), values.shape[-1], device=values.device))
+                    store[torch.from_numpy(batch.rows).to(values.device)] = values.half().float()
+                done += len(batch)
+                progress(done, len(rows))
+    finally:
+        model.train(was_training)
+    return FrozenFeatures(found["first"], found["mean"])
+
+
+def start_head(run: LoadedRun, probe: ProbeResult | None, pooling: Pooling) -> None:
+    """Initialize the last layer with a linear model of its inputs, the same on all ranks.
+
+    `probe` is None if the encoder has changed since the probe read the examples.
+    """
+    model, rows = run.model, run.splits["train"]
+    head = None
+    if run.runtime.is_main:
+        rows = rows.select(rows_to_see(len(rows)))
+        assert rows.labels is not None
+        rows = rows.select(np.flatnonzero(is_known(rows.labels)))
+        read = None if probe is None or not reads_linearly(model, pooling) else probe.read.get(pooling)
+        head = _fit_head(_inputs_of_head(run, rows) if read is None else read, rows.labels, run.bundle.labels)
+    layer = last_linear(model)
+    with torch.no_grad():
+        for old, new in zip((layer.weight, layer.bias), run.runtime.gather_objects(head)[0], strict=True):
+            old.copy_(torch.from_numpy(new))
+
+
+def _inputs_of_head(run: LoadedRun, rows: TokenRows) -> torch.Tensor:
+    """The input of the last layer for each example. The model is in training mode afterwards."""
+    model, runtime = run.model, run.runtime
+    layer = last_linear(model)
+    found = torch.empty(len(rows), layer.in_features, device=runtime.device)
+    kept: list[torch.Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, given: kept.append(given[0]))
+    model.eval()
+    try:
+        with torch.no_grad(), runtime.autocast():
+            for batch in evaluation_batches(rows, run.padding, max_rows=64):
+                model(**runtime.move(batch).inputs)
+                found[torch.from_numpy(batch.rows).to(found.device)] = kept.pop().float()
+    finally:
+        hook.remove()
+    model.train()
+    return found
+
+
+def _fit_head(read: torch.Tensor, gold: Any, labels: LabelMap) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    known = torch.from_numpy(gold).to(read.device)
+    if labels.task in (Task.BINARY, Task.MULTICLASS):
+        weights, bias = fit_logistic(read, known, len(labels))
+    else:
+        fit = fit_linear(read, known, labels.task, len(labels))
+        weights, bias = fit.weights, fit.bias
+    return weights.float().cpu().numpy(), bias.float().cpu().numpy()
+
+
+PENALTIES = tuple(10.0**power for power in (-3, -2.5, -2, -1.5, -1, -0.5, 0, 0.5, 1))
+"""As shares of the features' largest variance: from nearly none to one under which all predictions are the mean."""
+_NEWTON_STEPS = 30
+
+
+@dataclass(frozen=True)
+class LinearFit:
+    """`features @ weights.T + bias` are logits (the value itself for regression). `held_out[i]` are the logits of row i by a
+    model that has not seen row i; `errors[i]` is the squared error of that row before scaling, `explained` their R2."""
+
+    weights: torch.Tensor
+    bias: torch.Tensor
+    held_out: torch.Tensor
+    errors: torch.Tensor
+    explained: float
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """The logits of other rows."""
+        return features.to(self.weights) @ self.weights.T + self.bias
+
+
+def fit_linear(features: torch.Tensor, labels: torch.Tensor, task: Task, classes: int) -> LinearFit:
+    """Fits all classes at once. The penalty with the smallest leave-one-out error is taken."""
+    x, y = features.double(), targets_of(labels, task, classes).to(features.device)
+    center, means = x.mean(0), y.mean(0)
+    x, y = x - center, y - means
+    values, vectors = torch.linalg.eigh(x.T @ x)
+    values = values.clamp_min(0)
+    rotated = x @ vectors
+    products = rotated.T @ y
+    squares = rotated.square()
+    best: tuple[float, torch.Tensor, torch.Tensor] | None = None
+    for share in PENALTIES:
+        inverse = 1 / (values + share * float(values[-1]) + 1e-12)
+        leverage = (squares @ inverse + 1 / len(x)).clamp_max(1 - 1e-6)
+        left_out = (y - rotated @ (inverse[:, None] * products)) / (1 - leverage[:, None])
+        error = float(left_out.square().mean())
+        if best is None or error < best[0]:
+            best = (error, left_out, inverse)
+    assert best is not None
+    error, left_out, inverse = best
+    weights = (vectors @ (inverse[:, None] * products)).T
+    scores = y - left_out + means
+    variance = float(y.square().mean())
+    scale, shift = _fit_scale(scores, y + means, task)
+    bias = scale * (means - weights @ center) + shift
+    explained = 1 - error / variance if variance > 0 else 0.0
+    return LinearFit(scale * weights, bias, scale * scores + shift, left_out.square().mean(1), explained)
+
+
+PENALTY = 1.5
+"""Of a logistic model, in mean squared lengths of a row of features: with 8 to 64 rows a label ten and a hundred times less were
+worse (docs/research/recipes.md)."""
+
+
+def fit_logistic(features: torch.Tensor, labels: torch.Tensor, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights and bias of logistic regression with one fixed penalty: few rows cannot choose one."""
+    x, y = features.double(), labels.long()
+    penalty = PENALTY * float(x.square().sum(1).mean())
+    free = torch.zeros(classes, x.shape[1] + 1, dtype=torch.double, device=x.device, requires_grad=True)
+    optimizer = torch.optim.LBFGS([free], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        wrong = torch.nn.functional.cross_entropy(x @ free[:, :-1].T + free[:, -1], y, reduction="sum")
+        found = wrong + penalty / 2 * free[:, :-1].square().sum()
+        found.backward()  # type: ignore[no-untyped-call]
+        return found
+
+    optimizer.step(loss)  # type: ignore[no-untyped-call]
+    return free.detach()[:, :-1], free.detach()[:, -1]
+
+
+def targets_of(labels: torch.Tensor, task: Task, classes: int) -> torch.Tensor:
+    """What a linear model is fitted to: the value, or a column of zeros and ones for each label."""
+    if task is Task.REGRESSION:
+        return labels.double().reshape(-1, 1)
+    if task is Task.MULTILABEL:
+        return labels.double()
+    return torch.nn.functional.one_hot(labels.long(), classes).double()
+
+
+def _fit_scale(scores: torch.Tensor, targets: torch.Tensor, task: Task) -> tuple[torch.Tensor, torch.Tensor]:
+    """(one scale, a shift for each class) that make left-out scores the likeliest logits; Newton's method."""
+    classes = scores.shape[1]
+    free = torch.zeros(classes + 1, dtype=torch.double, device=scores.device)
+    if task is Task.REGRESSION:
+        return torch.ones_like(free[0]), free[1:]
+    free[0] = 1.0
+    single = task is not Task.MULTILABEL
+    for _ in range(_NEWTON_STEPS):
+        logits = free[0] * scores + free[1:]
+        p = logits.softmax(1) if single else logits.sigmoid()
+        slope = p - targets
+        gradient = torch.cat([(slope * scores).sum()[None], slope.sum(0)]) + _PULL * (free - _start(free))
+        hessian = _curvature(p, scores, single=single)
+        hessian.diagonal().add_(_PULL)
+        step = torch.linalg.solve(hessian, gradient)
+        free = free - step * min(1.0, 5.0 / float(step.abs().max().clamp_min(1e-12)))
+        if float(step.abs().max()) < 1e-6:
+            break
+    return free[0].clamp_min(0.0), free[1:]
+
+
+_PULL = 0.1
+"""Towards scale 1 and no shift, so that few rows or classes told apart perfectly give no infinite logits."""
+
+
+def _start(free: torch.Tensor) -> torch.Tensor:
+    start = torch.zeros_like(free)
+    start[0] = 1.0
+    return start
+
+
+def _curvature(p: torch.Tensor, scores: torch.Tensor, *, single: bool) -> torch.Tensor:
+    """The second derivatives of the summed loss by scale and shifts."""
+    weighted = p * scores
+    mean = weighted.sum(1, keepdim=True)
+    if single:
+        corner = (weighted * scores).sum() - mean.square().sum()
+        edge = (weighted - p * mean).sum(0)
+        block = torch.diag(p.sum(0)) - p.T @ p
+    else:
+        spread = p * (1 - p)
+        corner, edge, block = (spread * scores.square()).sum(), (spread * scores).sum(0), torch.diag(spread.sum(0))
+    out = torch.empty(len(edge) + 1, len(edge) + 1, dtype=p.dtype, device=p.device)
+    out[0, 0], out[0, 1:], out[1:, 0], out[1:, 1:] = corner, edge, edge, block
+    return out
+
+
+MOST_ROWS = 10_000
+"""Training rows used: more would cost more than they teach a model of words."""
+
+
+def word_scores(
+    train: Sequence[str], labels: npt.NDArray[Any], others: Sequence[Sequence[str]], task: Task, classes: int
+) -> list[npt.NDArray[np.float64]]:
+    """Scores (rows, classes) of each list of other texts; for regression the value. Fitted on the training texts."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import Ridge
+
+    known = np.flatnonzero(labels >= 0) if labels.dtype.kind == "i" else np.arange(len(labels))
+    known = known[:MOST_ROWS]
+    words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), max_features=200_000, token_pattern=r"(?u)\b\w+\b")
+    try:
+        table = words.fit_transform([train[int(i)] for i in known])
+    except ValueError:  # not one word in any text
+        return [np.zeros((len(texts), classes)) for texts in others]
+    targets = labels[known] if labels.ndim == 2 or task is Task.REGRESSION else np.eye(classes)[labels[known]]
+    fitted = Ridge(alpha=1.0, solver="sparse_cg", tol=1e-3).fit(table, np.asarray(targets, dtype=np.float64))
+    found = []
+    for texts in others:
+        scores = fitted.predict(words.transform(texts)).reshape(len(texts), -1)
+        # Half the way between no and yes is where a logit changes its sign.
+        found.append(scores if task is Task.REGRESSION else 4.0 * (scores - 0.5))
+    return found

@@ -1,0 +1,338 @@
+"""The recipe of a run: every option that the user did not set, decided from model, data and linear probe, with its reason.
+
+This is the only place where options change. The rules were chosen on some tasks and measured on others:
+docs/guides/better_models.md describes them and what did not help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+
+from tunesmith.config.convert import AutoOnOff
+from tunesmith.config.load import load_config
+from tunesmith.config.schema import Recipe, RunConfig
+from tunesmith.data.tokens import TokenRows
+from tunesmith.errors import CheckpointError, ConfigError
+from tunesmith.labels import LabelMap, Task
+from tunesmith.models.pooling import Pooling, poolings_of, reads_linearly, set_pooling
+from tunesmith.pipeline.inputs import Decision
+from tunesmith.pipeline.pair_warmup import PAIRS_IN_A_STEP, PairReadings, PairTexts, look_at_pairs, warm_up_on_pairs
+from tunesmith.pipeline.probe import Baselines, LoadedRun, ProbeResult, linear_probe, start_head
+from tunesmith.runs.folder import RunDir, read_summary
+from tunesmith.training.optimizer import count_layers, matrix_size
+
+NAMES = (*(f.name for f in fields(Recipe)), "head_start", "metric_for_best_model", "load_best_model_at_end")
+"""Options that a recipe decides."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """`config` has a value for every option of the recipe; `reasons` are the decisions as lines."""
+
+    config: RunConfig
+    reasons: tuple[str, ...] = ()
+    baselines: Baselines = field(default_factory=dict)
+    """As in metrics.json."""
+    probe_rows: str | None = None
+    """Predictions of the linear probe for training examples, for the diagnosis."""
+    resumed: bool = False
+    probe: ProbeResult | None = None
+    pairs: PairReadings | None = None
+
+
+def choose_recipe(run: LoadedRun, first: Decision | None = None) -> Settled:
+    """Decide on rank 0, share the result with the other ranks, and give the model its pooling and initial head.
+
+    `first` was decided earlier from the same data. A resumed run keeps the decisions of its first start.
+    """
+    found = Settled(run.config)
+    if run.runtime.is_main:
+        found = _chosen_before(run.config) or _choose(run)
+        lines = [line for line in found.reasons if first is None or not line.startswith(f"{first.name} ")]
+        found = replace(found, reasons=tuple(lines if first is None else [first.line(), *lines]))
+    mine = [{n: getattr(found.config, n) for n in NAMES}, found.reasons, found.baselines, found.resumed]
+    values, reasons, baselines, resumed = run.runtime.gather_objects(mine)[0]
+    found = replace(
+        found, config=replace(run.config, **values), reasons=tuple(reasons), baselines=baselines, resumed=resumed
+    )
+    config, pooling = found.config, found.config.decided.pooling
+    set_pooling(run.loaded.model, pooling)
+    if run.runtime.is_main:
+        _report(run, found)
+    if config.pair_start and not resumed:
+        if found.pairs is None or run.runtime.world > 1 or config.freeze:
+            raise ConfigError(
+                f"--pair_start {config.pair_start} is not possible: it requires text pairs, a single process and no --freeze",
+                fix="Omit it.",
+            )
+        rate = config.decided.learning_rate
+        warm_up_on_pairs(run, found.pairs, steps=config.pair_start, learning_rate=rate)
+    if config.head_start == "on" and not resumed:
+        start_head(run, None if config.pair_start else found.probe, pooling)
+    return replace(found, probe=None, pairs=None)
+
+
+def _chosen_before(config: RunConfig) -> Settled | None:
+    """The recipe that an unfinished run in this folder was started with."""
+    run = RunDir(config.run_folder)
+    if not run.checkpoints() or not run.config_file.is_file():
+        return None
+    try:
+        earlier = load_config(run.config_file, need_data=False)
+    except ConfigError:
+        return None
+    if earlier.recipe != config.recipe:
+        return None
+    given = {n: getattr(config, n) for n in NAMES if getattr(config, n) not in (None, "auto")}
+    values = {n: getattr(earlier, n) for n in NAMES} | given
+    try:
+        summary = read_summary(run.data_summary_file)
+    except CheckpointError:  # it is written again at every start
+        summary = {}
+    reasons, baselines = tuple(summary.get("recipe") or ()), summary.get("floors") or {}
+    return Settled(_closed(replace(config, **values)), reasons, baselines, summary.get("probe_rows"), resumed=True)
+
+
+def _choose(run: LoadedRun) -> Settled:
+    """Probe the frozen encoder if the recipe needs it, then decide the options that are not set."""
+    config, train, labels = run.config, run.splits["train"], run.bundle.labels
+    asked = bool(config.pair_start)
+    wanted = config.recipe != "hf" or asked
+    probe = linear_probe(run) if wanted else None
+    facts, pairs = facts_of(run, probe), None
+    if wanted and PairTexts.of(train.select(np.arange(min(len(train), 50)))) is not None and config.pair_start != 0:
+        why = None if asked else why_no_start(config, facts)
+        if why is None:
+            pairs, why = look_at_pairs(run, probe, asked=asked)
+        facts = replace(facts, pairs=pairs is not None, why_pairs=why)
+    decisions = [] if config.recipe == "hf" else decide(config, facts)
+    config = _closed(replace(config, **{d.name: d.value for d in decisions}))
+    return Settled(
+        config,
+        tuple(d.line() for d in decisions),
+        probe.baselines if probe else {},
+        probe.evidence(train, labels) if probe else None,
+        probe=probe,
+        pairs=pairs,
+    )
+
+
+def _closed(config: RunConfig) -> RunConfig:
+    start: AutoOnOff = "on" if config.head_start == "on" else "off"
+    return replace(config, **asdict(config.decided), head_start=start)
+
+
+def _report(run: LoadedRun, found: Settled) -> None:
+    for reason in found.reasons:
+        run.watch.say(f"Recipe: {reason}.")
+    for split, by_name in found.baselines.items():
+        for name, scores in by_name.items():
+            metric, score = next(iter(scores.items()))
+            if score.get("value") is not None:
+                run.watch.say(f"Baseline: {name}, {split} {metric} {score['value']:.3f} (n={score['n']}).")
+
+
+def facts_of(run: LoadedRun, probe: ProbeResult | None) -> RunFacts:
+    """What the decisions are made from."""
+    model: Any = run.loaded.model
+    shape, labels = model.config, run.bundle.labels
+    new_head = any(name.startswith("classifier") for name in run.loaded.fresh)
+    facts = RunFacts(
+        model_type=str(shape.model_type),
+        width=int(getattr(shape, "hidden_size", 0) or getattr(shape, "dim", 0) or getattr(shape, "d_model", 768)),
+        layers=count_layers(model),
+        rows=len(run.splits["train"]),
+        classes=len(labels),
+        task=labels.task,
+        world=run.runtime.world,
+        judged=len(run.splits["validation"]) if "validation" in run.splits else None,
+        rarest=_rarest(labels, run.splits["train"]),
+        new_head=new_head,
+        matrix_size=matrix_size(model),
+        metrics=tuple(run.suite.names),
+    )
+    if probe is not None:
+        chosen, why = pooling_for(probe.pooling, probe.why, run.loaded.fresh)
+        facts = replace(facts, pooling=chosen, why=why)
+    elif new_head and "mean" in poolings_of(model):
+        facts = replace(facts, pooling="mean")
+    fits = new_head and reads_linearly(model, run.config.pooling or facts.pooling)
+    return replace(facts, no_head=None) if fits else facts
+
+
+def pooling_for(pooling: Pooling, why: str, fresh: Sequence[str]) -> tuple[Pooling, str]:
+    """What the probe chose; where that is the first token and the dense layer of the head is new, the mean.
+
+    The first token would be read through a fixed layer in place of one that the model was to learn. That cost
+    granite-embedding-30m (RoBERTa) up to 9 points; the mean was as good as its own head or better (docs/research/recipes.md).
+    """
+    if pooling == "first" and any("classifier.dense" in name or "pooler.dense" in name for name in fresh):
+        return "mean", f"the dense layer of the head is new, and the first token was {why}"
+    return pooling, why
+
+
+def _rarest(labels: LabelMap, rows: TokenRows) -> tuple[int, str, float] | None:
+    if labels.task not in (Task.BINARY, Task.MULTICLASS) or rows.labels is None or not len(rows):
+        return None
+    counts = np.bincount(rows.labels[rows.labels >= 0], minlength=len(labels))
+    number = int(counts.argmin())
+    return number, labels.names[number], float(counts[number] / max(counts.sum(), 1))
+
+
+USUAL_EPOCHS = 3.0
+MOST_EPOCHS = 10.0
+FEWEST_STEPS = 400
+"""Fewer updates leave an encoder near where it started: passes are added for small data, up to MOST_EPOCHS."""
+FEW_UPDATES, FEW_ROWS_EPOCHS = 150, 30.0
+"""Where MOST_EPOCHS are fewer updates than that, up to FEW_ROWS_EPOCHS, and the head starts fitted: up to 120 updates that was
+better, from 160 on it was not (docs/research/recipes.md)."""
+LARGEST_RATE = 1.5e-4
+USUAL_SIZE, MOST_TIMES = 0.061, 2.0
+"""Root mean square of all-MiniLM-L6-v2's matrices, at width 384. A step of Adam has the same length whatever the weights are:
+where they are larger, it changes them less. granite-embedding-30m has 2.6 times the size and was best at twice the rate."""
+RARE = 0.1
+"""A label with a smaller share of the rows is one that accuracy hardly sees."""
+FEWEST_PAIR_STEPS, MOST_PAIR_STEPS = 200, 600
+"""With 500 rows 600 steps gained twice what 200 did; as many pairs as rows pass through the model cost about as much as they."""
+FEW_JUDGED = 20
+"""Validation rows: with 6 and 12 of them the weights that scored best were 2.9 points worse on test rows than the last ones
+(trec, subj, cr; 12 runs)."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What decisions are made from. `pooling` and `why` are the probe's; `no_head`: why no linear
+    model can start the head."""
+
+    model_type: str
+    width: int
+    layers: int
+    rows: int
+    classes: int
+    task: Task
+    world: int = 1
+    judged: int | None = None
+    """Validation rows; None: there is no validation."""
+    pooling: Pooling = "pooler"
+    why: str = "too few rows for a probe"
+    no_head: str | None = "the head is not a new linear layer of what the encoder says"
+    new_head: bool = False
+    """The last layer is not in the checkpoint."""
+    matrix_size: float = 0.0
+    """Root mean square of the matrices of the encoder's layers; 0: not known."""
+    rarest: tuple[int, str, float] | None = None
+    """Id, name and share of the label with the fewest training rows, where rows have one label each."""
+    metrics: tuple[str, ...] = ()
+    """The metrics that the run computes."""
+    pairs: bool | None = None
+    """Whether two texts read alone say more of a row than both read at once; None: rows have one text."""
+    why_pairs: str = ""
+
+
+def decide(config: RunConfig, facts: RunFacts) -> list[Decision]:
+    """What the user left open, in the order it is printed. A flag wins: what is given is not decided."""
+    return [decision for decision in _all(config, facts) if _is_open(config, decision.name)]
+
+
+def _is_open(config: RunConfig, name: str) -> bool:
+    value = getattr(config, name)
+    return value is None or (name == "head_start" and value == "auto")
+
+
+def _all(config: RunConfig, facts: RunFacts) -> Iterator[Decision]:
+    yield Decision("pooling", facts.pooling, facts.why)
+    start, why = _head_start(config, facts)
+    yield Decision("head_start", "on" if start else "off", why)
+    batch, reason = _batch(facts)
+    yield Decision("per_device_train_batch_size", batch, reason)
+    epochs, reason = epochs_for(facts, config.per_device_train_batch_size or batch, config.gradient_accumulation_steps)
+    yield Decision("num_train_epochs", epochs, reason)
+    if facts.pairs is not None:
+        yield Decision("pair_start", *_pair_start(facts, epochs))
+    rate, reason = _rate(facts)
+    yield Decision("learning_rate", rate, reason)
+    yield Decision("warmup_steps", 0.1, "a tenth of the steps, while Adam's averages fill")
+    yield Decision("layerwise_lr_decay", 0.9, f"lower layers of {facts.layers} are general already and move less")
+    yield Decision("head_lr_scale", 1.0, "a faster head gained nothing")
+    yield Decision("weight_decay", 0.0, "decay gained nothing")
+    yield from _metric(facts)
+    if facts.judged is not None and facts.judged < FEW_JUDGED and config.early_stopping_patience is None:
+        why = f"{facts.judged} validation rows cannot tell which weights are the best"
+        yield Decision("load_best_model_at_end", False, why)
+
+
+def why_no_start(config: RunConfig, facts: RunFacts) -> str | None:
+    """Why a run takes no steps before its first one, unless they are asked for."""
+    if config.max_steps > 0 or config.num_train_epochs is not None:
+        return "the length of the training is given"
+    if facts.world > 1 or config.freeze or not facts.new_head:
+        return "it is for one process, a new head and an encoder that is trained"
+    return None
+
+
+def _pair_start(facts: RunFacts, epochs: float) -> tuple[int, str]:
+    """As many pairs as rows pass through the model in training, within limits."""
+    if not facts.pairs:
+        return 0, facts.why_pairs
+    steps = round(min(max(epochs * facts.rows / PAIRS_IN_A_STEP, FEWEST_PAIR_STEPS), MOST_PAIR_STEPS))
+    return steps, f"{facts.why_pairs}: that is learned first, from pairs without labels"
+
+
+def _head_start(config: RunConfig, facts: RunFacts) -> tuple[bool, str]:
+    """A fitted head pulls the encoder less: it is for runs that end before a new one has learned anything."""
+    if facts.no_head is not None:
+        return False, facts.no_head
+    rows = config.per_device_train_batch_size or _batch(facts)[0]
+    epochs = config.num_train_epochs or epochs_for(facts, rows, config.gradient_accumulation_steps)[0]
+    steps = epochs * facts.rows / (rows * config.gradient_accumulation_steps * facts.world)
+    steps = config.max_steps if config.max_steps > 0 else steps
+    if steps <= FEW_UPDATES:
+        return True, f"a new head would learn little in {steps:.0f} updates"
+    return False, "a new head lets the encoder learn more"
+
+
+def _metric(facts: RunFacts) -> Iterator[Decision]:
+    """A label that is rare hardly moves accuracy: the checkpoint to keep is chosen by F1."""
+    if facts.rarest is None or facts.rarest[2] >= RARE:
+        return
+    number, name, share = facts.rarest
+    metric = "f1" if facts.task is Task.BINARY and number == 1 else "f1_macro"
+    if metric in facts.metrics:
+        yield Decision("metric_for_best_model", metric, f"label {name} has {share:.1%} of the rows")
+
+
+def _batch(facts: RunFacts) -> tuple[int, str]:
+    rows = facts.rows
+    size = 8 if rows < 20_000 else 16 if rows < 100_000 else 32
+    return max(1, size // facts.world) if facts.world <= size else 1, (
+        f"{rows:,} rows: small batches mean more updates" if size == 8 else f"{rows:,} rows give updates enough"
+    )
+
+
+def epochs_for(facts: RunFacts, batch: int, accumulation: int) -> tuple[float, str]:
+    """Passes over the rows, and why."""
+    steps = max(1.0, facts.rows / (batch * accumulation * facts.world))
+    needed = float(-(-FEWEST_STEPS // steps))
+    most = max(MOST_EPOCHS, min(FEW_UPDATES // steps, FEW_ROWS_EPOCHS))
+    epochs = min(max(USUAL_EPOCHS, needed), most)
+    if epochs > USUAL_EPOCHS:
+        return epochs, f"{facts.rows:,} rows need more passes for {steps * epochs:,.0f} updates"
+    return epochs, f"{steps * epochs:,.0f} updates are enough"
+
+
+def _rate(facts: RunFacts) -> tuple[float, str]:
+    """Wider models take smaller steps: 1e-4 at width 384, 3.5e-5 at 768, 2.3e-5 at 1024; larger weights take larger ones."""
+    width = max(facts.width, 1)
+    rate, kind = min(1e-4 * (384 / width) ** 1.5, LARGEST_RATE), ""
+    times = facts.matrix_size / (USUAL_SIZE * (384 / width) ** 0.5)
+    if facts.model_type.startswith("deberta"):
+        rate, kind = rate / 2, f", half of it for {facts.model_type}"
+    elif facts.model_type == "modernbert":
+        rate, kind = rate * 2, f", twice it for {facts.model_type}"
+    elif times > 1:
+        rate, kind = rate * min(times, MOST_TIMES), f", and the size of its weights, {times:.1f} times the usual"
+    return float(f"{rate:.2g}"), f"by the width of the model, {facts.width}{kind}"

@@ -1,0 +1,368 @@
+"""After the last step: the best weights, scores with intervals, predictions, the model folder, curves, diagnosis, report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tunesmith.config.schema import dump_value
+from tunesmith.events import RowsEvaluated
+from tunesmith.inference.model_folder import describe_model, export_model
+from tunesmith.inference.tables import fill_table, names_of_run, predicted_names, probabilities_of
+from tunesmith.labels import Task
+from tunesmith.metrics.calibration import FEWEST_OF_A_LABEL, fit_thresholds
+from tunesmith.metrics.evidence import BestConstant, describe_constant, encode_rows, keep_rows
+from tunesmith.metrics.intervals import Score
+from tunesmith.pipeline.prepare import Prepared
+from tunesmith.pipeline.watch import RunEnding, Say
+from tunesmith.report.build import build_report
+from tunesmith.report.plots import curve_pictures, write_curves
+from tunesmith.report.render import write_report
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.writing import replacing, write_file
+from tunesmith.speedups.apply import choose_strategies
+from tunesmith.training.checkpoint import contiguous, load_weights, require_finite
+from tunesmith.training.evaluation import Predictions, predict_rows
+
+if TYPE_CHECKING:
+    from tunesmith.pipeline.prepare import Prepared
+
+
+Scores = dict[str, dict[str, Score]]
+MOST_PREDICTIONS = 200_000
+"""Rows of a split kept in predictions.parquet; `tunesmith predict` writes more."""
+
+
+def settle_weights(prepared: Prepared, best: Path | None, change: Callable[[Any], None]) -> None:
+    """Gives the model the weights that the run ends with (the best ones, if kept), changed, and its own forward pass."""
+    prepared.strategies.disable()
+    prepared.state.cut = None
+    if best is not None:
+        load_weights(prepared.state.model, best)
+    change(prepared.state.model)
+
+
+def predict_splits(
+    prepared: Prepared, progress: Callable[[str, int, int], None], validation: Predictions | None = None
+) -> dict[str, Predictions]:
+    """Predictions of every split but train, by the weights that the run ends with; `validation` where they are known."""
+    state, config = prepared.state, prepared.config
+    found: dict[str, Predictions] = {} if validation is None else {"validation": validation}
+    left = {split: part for split, part in prepared.tokenized.items() if split not in ("train", *found)}
+    if not left:
+        return found
+    wrong = prepared.strategies.dropped
+    strategies = choose_strategies(
+        state.model,
+        None,
+        prepared.padding,
+        device=prepared.runtime.device,
+        pack_rows="off" if "padding_free" in wrong else config.padding_free,
+        first_token_only="off" if "cls_only_last_layer" in wrong else config.cls_only_last_layer,
+        precision=prepared.runtime.precision,
+        fused_layers="off" if "fused_layers" in wrong else config.fused_layers,
+        cuda_graphs="off",
+    )
+    for split, tokenized in left.items():
+        found[split] = predict_rows(
+            state.model,
+            tokenized.rows,
+            strategies.collate,
+            prepared.runtime,
+            max_rows=prepared.evaluation_rows,
+            objective=state.objective,
+            on_batch=make_counter(progress, f"evaluating {split}", len(tokenized.rows)),
+        )
+    strategies.disable()
+    return found
+
+
+def make_counter(progress: Callable[[str, int, int], None], what: str, total: int) -> Callable[[int], None]:
+    """A function to be called with the rows of each batch."""
+    done = 0
+
+    def count(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress(what, min(done, total), total)
+
+    return count
+
+
+def score_splits(prepared: Prepared, predictions: dict[str, Predictions]) -> Scores:
+    """Each metric with n and its 95% interval; a split without labels has none."""
+    scores: Scores = {}
+    for split, result in predictions.items():
+        if result.labels is None or result.loss is None:
+            continue
+        scores[split] = prepared.suite.compute_with_intervals(result.logits, result.labels)
+        scores[split]["loss"] = Score(result.loss, None, None, next(iter(scores[split].values())).n, "mean")
+    return scores
+
+
+def move_thresholds(prepared: Prepared, predictions: dict[str, Predictions], say: Say) -> Prepared:
+    """With thresholds fitted to the validation rows, if they are better; model folder and scores follow them."""
+    result, labels = predictions.get("validation"), prepared.bundle.labels
+    if not prepared.config.move_thresholds or result is None or result.labels is None:
+        return prepared
+    found = fit_thresholds(probabilities_of(result.logits, labels.task), result.labels, labels.task)
+    if found is None:
+        say(f"Thresholds stay at one half: a label has fewer than {FEWEST_OF_A_LABEL} validation rows.")
+        return prepared
+    say(found.line())
+    return with_thresholds(prepared, found.thresholds)
+
+
+def with_thresholds(prepared: Prepared, thresholds: tuple[float, ...] | None) -> Prepared:
+    """The same run, whose labels are decided by these."""
+    labels, suite = replace(prepared.bundle.labels, thresholds=thresholds), copy(prepared.suite)
+    suite.thresholds = thresholds
+    facts, bundle = replace(prepared.facts, labels=labels), replace(prepared.bundle, labels=labels)
+    return replace(prepared, facts=facts, bundle=bundle, suite=suite)
+
+
+def with_ending(run: RunDir, prepared: Prepared, ending: RunEnding) -> Prepared:
+    """The same run with the thresholds and lines of an ending; data_summary.json has them too."""
+    if ending.thresholds is not None:
+        prepared = with_thresholds(prepared, ending.thresholds)
+    if ending.lines:
+        bundle = replace(prepared.bundle, notes=(*prepared.bundle.notes, *ending.lines))
+        settled = replace(prepared.settled, reasons=(*prepared.settled.reasons, *ending.lines))
+        prepared = replace(prepared, bundle=bundle, settled=settled)
+        if prepared.runtime.is_main:
+            write_data_summary(run, prepared)
+    return prepared
+
+
+def write_results(run: RunDir, prepared: Prepared, predictions: dict[str, Predictions], scores: Scores) -> None:
+    """metrics.json, data_summary.json and predictions.parquet."""
+    table: dict[str, Any] = {s: {name: score.to_json() for name, score in found.items()} for s, found in scores.items()}
+    if prepared.settled.baselines:
+        table["floors"] = prepared.settled.baselines
+    write_file(run.metrics_file, json.dumps(table, indent=1).encode())
+    if predictions:
+        with replacing(run.predictions_file) as out:
+            fill_table(out, ".parquet", _prediction_columns(prepared, predictions))
+
+
+def write_data_summary(run: RunDir, prepared: Prepared) -> None:
+    """What the data was: rows, labels, columns, truncation, findings."""
+    bundle = prepared.bundle
+    if bundle.bad_rows:
+        lines = [json.dumps(row.to_json(), ensure_ascii=False, default=str) for row in bundle.bad_rows]
+        write_file(run.bad_rows_file, "\n".join([*lines, ""]).encode())
+    summary = {
+        "task": bundle.labels.task.value,
+        "labels": list(bundle.labels.names),
+        "columns": {"text": list(bundle.columns.text), "label": bundle.columns.label},
+        "prediction_columns": {k: v for k, v in names_of_run(bundle.columns.text, bundle.labels).items() if k != v},
+        "rows": {split: len(dataset) for split, dataset in bundle.splits.items()},
+        "label_counts": {s: _label_counts(prepared, t.rows.labels) for s, t in prepared.tokenized.items()},
+        "truncation": {split: asdict(t.truncated) for split, t in prepared.tokenized.items()},
+        "bad_rows": len(bundle.bad_rows),
+        "notes": list(bundle.notes),
+        "findings": [f.to_json() for f in bundle.findings],
+        "best_constant": _best_constant(prepared),
+        "fingerprint": bundle.fingerprint,
+        "recipe": list(prepared.settled.reasons),
+        "floors": prepared.settled.baselines,
+        "probe_rows": prepared.settled.probe_rows,
+    }
+    write_file(run.data_summary_file, json.dumps(summary, indent=1, ensure_ascii=False).encode())
+
+
+def _best_constant(prepared: Prepared) -> dict[str, Any]:
+    """What the best constant scores on the validation rows: the least that a run must beat."""
+    labels = prepared.rows("validation").labels if "validation" in prepared.tokenized else None
+    if labels is None:
+        return {}
+    return describe_constant(prepared.constant(), labels, prepared.suite)
+
+
+def row_events(
+    step: int, split: str, constant: BestConstant, result: Predictions, most: int
+) -> Iterator[RowsEvaluated]:
+    """The rows of one evaluation as an event; none without labels."""
+    rows = None if result.labels is None else keep_rows(constant, result.logits, result.labels, most)
+    if rows is not None:
+        yield RowsEvaluated(step, split, encode_rows(rows))
+
+
+def _label_counts(prepared: Prepared, labels: npt.NDArray[Any] | None) -> dict[str, int]:
+    task, names = prepared.bundle.labels.task, prepared.bundle.labels.names
+    if labels is None or task is Task.REGRESSION:
+        return {}
+    if task is Task.MULTILABEL:
+        return {n: int(c) for n, c in zip(names, labels.sum(axis=0), strict=True)}
+    counts = np.bincount(labels[labels >= 0], minlength=len(names))
+    return {n: int(c) for n, c in zip(names, counts, strict=True)}
+
+
+def _prediction_columns(prepared: Prepared, predictions: dict[str, Predictions]) -> dict[str, list[Any]]:
+    labels = prepared.bundle.labels
+    columns: dict[str, list[Any]] = {"split": [], "row": []}
+    texts: dict[str, list[Any]] = {name: [] for name in prepared.bundle.columns.text}
+    gold: list[Any] = []
+    predicted: list[Any] = []
+    cut: list[bool] = []
+    tables = []
+    for split, result in predictions.items():
+        dataset = prepared.bundle.splits[split]
+        n = min(len(dataset), MOST_PREDICTIONS)
+        some = dataset.select(range(n))
+        columns["split"] += [split] * n
+        columns["row"] += list(range(n))
+        for name, values in texts.items():
+            values += list(some[name])
+        probabilities = probabilities_of(result.logits[:n], labels.task)
+        gold += _gold(result.labels, n, prepared)
+        predicted += predicted_names(probabilities, labels)
+        cut += [tokens > 0 for tokens in prepared.tokenized[split].dataset.select_columns(["cut"])[:n]["cut"]]
+        tables.append(probabilities)
+    own = {"label": gold, "prediction": predicted, "truncated": cut}
+    if labels.task is not Task.REGRESSION:
+        stacked = np.concatenate(tables)
+        own |= {f"prob_{name}": stacked[:, i].tolist() for i, name in enumerate(labels.names)}
+    names = names_of_run(prepared.bundle.columns.text, labels)
+    return {names[k]: v for k, v in columns.items()} | texts | {names[k]: v for k, v in own.items()}
+
+
+def _gold(labels: npt.NDArray[Any] | None, n: int, prepared: Prepared) -> list[Any]:
+    names, task = prepared.bundle.labels.names, prepared.bundle.labels.task
+    if labels is None:
+        return [None] * n
+    if task is Task.REGRESSION:
+        return [None if np.isnan(v) else float(v) for v in labels[:n]]
+    if task is Task.MULTILABEL:
+        return [[names[i] for i in np.flatnonzero(row > 0.5)] for row in labels[:n]]
+    return [names[i] if i >= 0 else None for i in labels[:n]]
+
+
+def final_weights(prepared: Prepared) -> dict[str, torch.Tensor]:
+    """Return the weights of the model folder, on the CPU; a NumericsError if one is NaN or infinite."""
+    weights = contiguous(prepared.state.model.state_dict())
+    require_finite(weights, prepared.state.step)
+    return weights
+
+
+def write_model(run: RunDir, prepared: Prepared, weights: dict[str, torch.Tensor], card: str) -> None:
+    """Write model/ and the model card into the run folder."""
+    describe = describe_model(prepared.state.model, prepared.tokenizer, prepared.facts)
+    export_model(run.model, weights, describe, card)
+    write_file(run.card_file, card.encode())
+
+
+def draw_and_explain(run: RunDir) -> list[str]:
+    """Write the curves and the report; return the diagnosis as lines."""
+    report = build_report(run)
+    write_curves(curve_pictures(report.curves), png=run.curves_png, svg=run.curves_svg)
+    write_report(report, run.report_file)
+    lines = []
+    for finding in report.findings:
+        lines.append(f"{finding.code}{finding.doubt}: {finding.evidence}")
+        lines += [f"  - {advice}" for advice in finding.advice]
+    return lines
+
+
+SHOWN_OPTION_NAMES = """
+    learning_rate lr_scheduler_type warmup_steps per_device_train_batch_size gradient_accumulation_steps num_train_epochs
+    max_steps weight_decay max_grad_norm label_smoothing_factor adversarial class_weights seed
+"""
+SHOWN_LABELS = 8
+
+
+def write_card(prepared: Prepared, scores: Scores, *, name: str, steps: int, best_step: int | None) -> str:
+    """The model card: what the model is, how good it is and how sure that is, how it was made. Markdown with the metadata
+    block that the Hub reads."""
+    base = prepared.config.model_name_or_path or "all-MiniLM-L6-v2"
+    bundle = prepared.bundle
+    names = ", ".join(f"`{n}`" for n in bundle.labels.names[:20])
+    what = {Task.REGRESSION: "a number", Task.MULTILABEL: f"any of {names}"}.get(bundle.labels.task, f"one of {names}")
+    columns = " and ".join(f"`{c}`" for c in bundle.columns.text)
+    pair = ', "text_pair": "..."' if len(bundle.columns.text) == 2 else ""
+    lines = ["---", *_metadata(prepared, scores, name, str(base)), "---", "", f"# {_escape(name)}", ""]
+    lines += [f"`{base}` fine-tuned by tunesmith to read {columns} and predict {what}.", ""]
+    lines += ["## Scores", "", "| split | metric | value | 95% interval | rows |", "|---|---|---|---|---|"]
+    for split, found in scores.items():
+        for metric, score in found.items():
+            value = "undefined" if score.value is None else f"{score.value:.4f}"
+            interval = "" if score.low is None or score.high is None else f"{score.low:.4f} to {score.high:.4f}"
+            lines.append(f"| {split} | {_escape(score.title(metric))} | {value} | {interval} | {score.n} |")
+    lines += ["", "## Training", "", f"{steps} steps; weights of step {best_step or steps}.", ""]
+    options = {option: str(getattr(prepared.config, option)) for option in SHOWN_OPTION_NAMES.split()}
+    lines += ["| option | value |", "|---|---|", *(f"| {k} | {_escape(v)} |" for k, v in options.items())]
+    lines += ["", "## Data", "", *_data_table(prepared), "", *(f"- {_escape(note)}" for note in bundle.notes)]
+    limits = LIMITS.format(length=prepared.facts.max_length)
+    return "\n".join([*lines, "", "## Limits", "", limits, "## Use", "", USE.format(pair=pair)])
+
+
+LIMITS = """\
+- It reads {length} tokens of a row at a time; `long_texts` says how it reads longer ones.
+- The scores hold for rows like these; texts of another kind, language or length were not measured.
+- The probabilities are the model's own: they were not calibrated, unless a line under Data says so.
+- The intervals cover the choice of the rows, not of the seed: another seed may move the score as much.
+"""
+USE = """\
+```python
+from transformers import pipeline
+
+classify = pipeline("text-classification", "model")
+classify({{"text": "..."{pair}}})
+```
+"""
+
+
+def _metadata(prepared: Prepared, scores: Scores, name: str, base: str) -> list[str]:
+    lines = ["library_name: transformers", "pipeline_tag: text-classification", "tags:", "- tunesmith"]
+    if "/" in base and not base.startswith((".", "/")):
+        lines.append(f"base_model: {dump_value(base)}")
+    split = "test" if "test" in scores else next(iter(scores), None)
+    if split is None:
+        return lines
+    lines += ["model-index:", f"- name: {dump_value(name)}", "  results:"]
+    lines += ["  - task: {type: text-classification, name: Text Classification}"]
+    data = prepared.config.task_name or prepared.config.dataset_name or "custom"
+    lines += [
+        f"    dataset: {{name: {dump_value(str(data))}, type: {dump_value(str(data))}, split: {split}}}",
+        "    metrics:",
+    ]
+    for metric, score in scores[split].items():
+        if score.value is not None:
+            lines.append(f"    - {{type: {metric}, value: {score.value:.6f}, name: {metric}}}")
+    return lines
+
+
+def _data_table(prepared: Prepared) -> list[str]:
+    lines = ["| split | rows | labels | tokens: median, longest | rows cut |", "|---|---|---|---|---|"]
+    for split, tokenized in prepared.tokenized.items():
+        lengths = tokenized.rows.lengths
+        tokens = f"{np.median(lengths):.0f}, {lengths.max()}" if len(lengths) else ""
+        shares = _escape(_shares(prepared, split))
+        lines.append(f"| {split} | {len(lengths):,} | {shares} | {tokens} | {tokenized.truncated.rows_cut:,} |")
+    return lines
+
+
+def _shares(prepared: Prepared, split: str) -> str:
+    """Shares of the most frequent labels, or the range of a regression."""
+    labels, names = prepared.rows(split).labels, prepared.bundle.labels.names
+    if labels is None:
+        return "none"
+    if prepared.bundle.labels.task is Task.REGRESSION:
+        known = labels[np.isfinite(labels)]
+        return f"{known.min():g} to {known.max():g}, mean {known.mean():.3g}" if len(known) else "none"
+    shares = labels.mean(axis=0) if labels.ndim == 2 else np.array([(labels == i).mean() for i in range(len(names))])
+    order = np.argsort(-shares, kind="stable")[:SHOWN_LABELS]
+    more = f" and {len(names) - SHOWN_LABELS} more" if len(names) > SHOWN_LABELS else ""
+    return ", ".join(f"{names[i]} {shares[i]:.1%}" for i in order) + more
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())

@@ -1,1 +1,0 @@
-"""A trained model folder -> predictions for new rows, in input order, as tables."""

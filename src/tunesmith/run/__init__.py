@@ -1,1 +1,0 @@
-"""The run folder: its paths, journal, lock, sealed folders, environment."""

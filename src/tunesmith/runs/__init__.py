@@ -1,0 +1,1 @@
+"""The run folder: paths, event log, lock, manifest, environment."""

@@ -1,0 +1,466 @@
+"""The journal of a run: one event a line, appended while it happens, truncated when a run goes back to a checkpoint, and read:
+plain files of bounded size, lines of bounded length, every event checked field by field.
+
+A line counts once its newline is on disk. A process killed while writing leaves at most one line without a newline:
+readers leave it out, the next writer removes it. `SafePoint` is not stored: it says when a checkpoint may be written
+and nothing about the run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tunesmith.errors import CheckpointError, ResourceError
+from tunesmith.events import (
+    EpochStarted,
+    Evaluated,
+    Event,
+    Note,
+    Resumed,
+    RunEnded,
+    RunStarted,
+    SafePoint,
+    StepDone,
+    from_json,
+    to_json,
+)
+from tunesmith.files import BadFile, open_plain, parse_json, read_plain
+from tunesmith.runs.writing import (
+    disk_error,
+    in_the_way,
+    kind_of,
+    open_in_place,
+    open_regular,
+    replacing,
+    require_same,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 512_000_000
+"""About two million steps."""
+MAX_LINE = 1_000_000
+"""The longest lines that we write are those of `RowsEvaluated`, some ten thousand bytes."""
+LOST_JOURNAL = "journal.jsonl was gone: the curves begin here, what came before is lost"
+"""What a resume notes where there is no journal."""
+
+_STEP_DONE, _RESUMED = b'{"event": "StepDone", "step": ', b'{"event": "Resumed", "step": '
+"""How `encode_event` begins a StepDone line: lets a million of them be told apart without parsing."""
+
+
+def encode_event(event: Event) -> bytes:
+    """The line of one event, newline included. Pure ASCII: no text in the data can break a line."""
+    return json.dumps(to_json(event), allow_nan=False).encode("ascii") + b"\n"
+
+
+class Journal:
+    """The writing end. One process writes a journal at a time, the one that holds the lock of the run folder."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO = open(open_in_place(self.path), "r+b")  # noqa: SIM115  (lives as long as the run)
+        _drop_cut_line(self._file, self.path)
+
+    def append(self, event: Event) -> None:
+        """Writes one line and flushes it, so that it survives the end of this process."""
+        if isinstance(event, SafePoint):
+            return
+        self._file.write(encode_event(event))
+        self._file.flush()
+
+    def fsync(self) -> None:
+        """Everything appended so far survives a power failure, too."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def settle(self) -> None:
+        """`fsync` before a checkpoint is published; a ResourceError when the file no longer stands at its path."""
+        try:
+            self.fsync()
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+        require_same(self.path, os.fstat(self._file.fileno()))
+
+    def close(self) -> None:
+        """Syncs the journal to disk and closes it. It may be called twice."""
+        if not self._file.closed:
+            try:
+                self.fsync()
+            finally:
+                self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def is_journal(path: Path) -> bool:
+    """Whether this is a plain file that a run of ours wrote, damaged or not, or an empty one."""
+    try:
+        with open(open_regular(path, follow=False), "rb") as file:
+            start = file.read(1 << 16)
+    except (OSError, ResourceError):
+        return False
+    return not start or b'{"event": "' in start
+
+
+def require_journal(path: Path) -> None:
+    """A ResourceError when there is something other than a journal of ours here."""
+    if kind_of(path) is not None and not is_journal(path):
+        raise in_the_way(path, "is not a journal that tunesmith wrote, so it is neither replaced nor added to")
+
+
+def drop_cut_line(path: Path) -> int:
+    """Removes the text after the last newline; returns the number of bytes removed."""
+    if not path.exists():
+        return 0
+    with open(open_in_place(path), "r+b") as file:
+        return _drop_cut_line(file, path)
+
+
+def _drop_cut_line(file: BinaryIO, path: Path) -> int:
+    size = os.fstat(file.fileno()).st_size
+    keep = _end_of_last_line(file, path, size)
+    if keep < size:
+        file.truncate(keep)
+        os.fsync(file.fileno())
+        log.warning("%s: the last line was cut short (%d bytes) and was removed", path, size - keep)
+    return size - keep
+
+
+def _end_of_last_line(file: BinaryIO, path: Path, size: int) -> int:
+    end, block = size, 1 << 16
+    while end > 0:
+        start = max(0, end - block)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+        if size - end > MAX_LINE:
+            raise CheckpointError(f"its last line has more than {MAX_LINE:,} bytes and no end", where=str(path))
+    return 0
+
+
+def truncate_journal(path: str | Path, step: int, *, complete: bool = False) -> int:
+    """Drop everything after the safe point of `step`, in one atomic rename; return the number of lines dropped.
+
+    Kept: events with `event.step <= step`, so that the run that resumes there writes the rest again, once. Two exceptions:
+    `EpochStarted(step=step)`, which begins the next epoch, and every `RunEnded`. With `step` 0, only RunStarted, Resumed and Note
+    of step 0 stay. With `complete`, a log that ends before `step` is a CheckpointError: its steps would be missing from then on.
+    """
+    path = Path(path)
+    if not path.exists():
+        return 0
+    dropped = last = 0
+    with open(open_regular(path), "rb") as lines, replacing(path) as out:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n") or not _survives(line, step, where=f"{path}:{number}"):
+                dropped += 1
+                continue
+            out.write(line)
+            if line.startswith((_STEP_DONE, _RESUMED)):
+                last = max(last, int(line.split(b'"step": ', 1)[1].split(b",", 1)[0]))
+        if complete and last < step:
+            raise CheckpointError(
+                f"ends after step {last}, but the checkpoint is from step {step}: steps {last + 1} to {step} are missing",
+                where=str(path),
+                fix="Restore the file from a copy, or delete it to resume without the earlier curves.",
+            )
+    return dropped
+
+
+def _survives(line: bytes, step: int, *, where: str) -> bool:
+    if line.startswith(_STEP_DONE):
+        number = line[len(_STEP_DONE) :].split(b",", 1)[0]
+        if number.isdigit() and line.endswith(b"}\n"):
+            return 0 < step >= int(number)
+    event = decode_line(line, where=where)
+    if event is None or event.step > step or isinstance(event, RunEnded):
+        return False
+    if isinstance(event, EpochStarted):
+        return event.step < step
+    return step > 0 or isinstance(event, (RunStarted, Resumed, Note))
+
+
+def read_journal(path: str | Path) -> list[Event]:
+    """All events, in the order written. A cut last line is left out; a damaged line elsewhere is a CheckpointError."""
+    return list(parse_events(read_bytes(path), path))
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The journal as it is, with a last line that was cut. An absent one is a FileNotFoundError."""
+    try:
+        return read_plain(path, MAX_BYTES, follow=True)
+    except BadFile as error:
+        raise CheckpointError(str(error), where=str(path), fix="Move it away, or restore it from a copy.") from None
+
+
+def first_event(path: str | Path) -> Event | None:
+    """The event of the first line; None when there is no whole line, or the event is of a newer version."""
+    try:
+        with open_plain(path, follow=True) as file:
+            line = file.readline(MAX_LINE)
+    except BadFile as error:
+        raise CheckpointError(str(error), where=str(path)) from None
+    return decode_line(line, where=f"{path}:1") if line.endswith(b"\n") else None
+
+
+def parse_events(data: bytes, path: str | Path, *, first_line: int = 1) -> Iterator[Event]:
+    """The events of whole lines; the text after the last newline is being written, or was cut by a kill."""
+    end = data.rfind(b"\n") + 1
+    for number, line in enumerate(data[:end].splitlines(), start=first_line):
+        event = decode_line(line, where=f"{path}:{number}")
+        if event is not None:
+            yield event
+    if len(data) - end > MAX_LINE:
+        raise _damage(f"{path}", f"its last line has {len(data) - end:,} bytes and no end")
+
+
+def decode_line(line: bytes, *, where: str) -> Event | None:
+    """The event of a line; None for an event of a newer version, which is left out with a log line."""
+    if len(line) > MAX_LINE:
+        raise _damage(where, f"a line of {len(line):,} bytes")
+    try:
+        return from_json(parse_json(line, mend=False))
+    except KeyError as error:
+        log.info("%s: unknown event %s left out (written by a newer tunesmith?)", where, str(error)[:60])
+        return None
+    except ValueError as error:
+        raise _damage(where, str(error)) from None
+
+
+def _damage(where: str, what: str) -> CheckpointError:
+    fix = "Delete that line to read the rest; its step becomes a gap."
+    return CheckpointError(f"the journal is damaged ({what})", where=where, fix=fix)
+
+
+FLOATS = ("epoch", "loss", "grad_norm", "learning_rate", "seconds")
+INTEGERS = ("step", "examples", "tokens", "padded_tokens")
+SMALL_BYTES = 2_000_000
+"""Below this many bytes (about 8,000 steps, 80 ms) reading line by line is as quick as importing pyarrow."""
+MOST_BYTES = 64_000_000
+"""Bytes that `ColumnsTail` reads line by line in one poll; what is left waits for the next."""
+HEAD, TAIL, FAR_TAIL = 4096, 65_536, 2_000_000
+"""Bytes at the ends that `peek_journal` reads; the far tail only where the near one holds no evaluation."""
+SPARK_POINTS = 40
+
+_STEP, _EVALUATED = b'{"event": "StepDone"', b'{"event": "Evaluated"'
+_LOSS = re.compile(rb'"event": "StepDone", [^\n]{,400}?"loss": (-?\d{1,20}(?:\.\d{1,30})?(?:[eE][-+]?\d{1,3})?),')
+
+
+@dataclass(frozen=True, slots=True)
+class JournalColumns:
+    """`steps[name]` holds one value per StepDone (NaN for null); `steps["line"]` and `others` give the order."""
+
+    steps: dict[str, NDArray[Any]]
+    others: list[tuple[int, Event]]
+
+
+def read_columns(path: str | Path, *, small_bytes: int = SMALL_BYTES) -> JournalColumns:
+    """The same content as `read_journal`, which also sets what is tolerated and what is an error."""
+    return _parse(read_bytes(path), path, small_bytes)
+
+
+def columns_of(events: list[Event], first: int = 0) -> JournalColumns:
+    """Columns of events in memory, the first of which has the line number `first`."""
+    numbered = list(enumerate(events, start=first))
+    done = [(line, e) for line, e in numbered if isinstance(e, StepDone)]
+    steps: dict[str, NDArray[Any]] = {
+        name: np.array([np.nan if (v := getattr(e, name)) is None else v for _, e in done], dtype=np.float64)
+        for name in FLOATS
+    }
+    steps |= {name: np.array([getattr(e, name) for _, e in done], dtype=np.int64) for name in INTEGERS}
+    steps["line"] = np.array([line for line, _ in done], dtype=np.int64)
+    return JournalColumns(steps, [(line, e) for line, e in numbered if not isinstance(e, StepDone)])
+
+
+class ColumnsTail:
+    """The live reading end: follows a journal that another process writes, also across a truncation."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.columns: JournalColumns | None = None
+        self._offset, self._lines, self._inode = 0, 0, 0
+
+    def poll(self) -> bool:
+        """Reads what was appended since the last call; gives whether there is anything. A line being written waits."""
+        try:
+            with open_plain(self.path) as file:
+                info = os.fstat(file.fileno())
+                old = self.columns if info.st_ino == self._inode and info.st_size >= self._offset else None
+                if old is not None:
+                    file.seek(self._offset)
+                    data = file.read(MOST_BYTES)
+        except BadFile as error:
+            raise CheckpointError(str(error), where=str(self.path)) from None
+        if old is None:  # the first time, or truncated or replaced by a resumed run
+            data = read_bytes(self.path)
+            self.columns = _parse(data, self.path, SMALL_BYTES)
+            self._inode, self._offset, self._lines = info.st_ino, 0, 0
+        else:
+            events = list(parse_events(data, self.path, first_line=self._lines + 1))
+            new = columns_of(events, first=self._lines)
+            steps: dict[str, NDArray[Any]] = {k: np.concatenate([v, new.steps[k]]) for k, v in old.steps.items()}
+            self.columns = JournalColumns(steps, old.others + new.others) if events else old
+        self._offset += data.rfind(b"\n") + 1
+        self._lines += data.count(b"\n")
+        return old is not self.columns
+
+
+def _parse(data: bytes, path: str | Path, small_bytes: int) -> JournalColumns:
+    if len(data) > small_bytes:
+        from pyarrow import ArrowInvalid
+
+        try:
+            return _by_column(data, path)
+        except ArrowInvalid as error:
+            log.info("%s: read line by line, since %s", path, error)
+    return columns_of(list(parse_events(data, path)))
+
+
+def _by_column(data: bytes, path: str | Path) -> JournalColumns:
+    import pyarrow as pa
+    import pyarrow.compute
+    import pyarrow.json
+
+    end = data.rfind(b"\n") + 1
+    if len(data) - end > MAX_LINE:
+        raise pa.ArrowInvalid("its last line is too long")
+    data = data[:end]
+    view = np.frombuffer(data, dtype=np.uint8)
+    starts = _line_starts(view)
+    ends = np.append(starts[1:], end)
+    if len(starts) and not ((ends - starts).min() > 13 and (ends - starts).max() <= MAX_LINE):
+        raise pa.ArrowInvalid("a line is too short or too long")
+    # {"event": "St... : StepDone is the only event whose name begins with St.
+    is_step = (view[starts + 11] == ord("S")) & (view[starts + 12] == ord("t"))
+    schema = pa.schema([(n, pa.float64()) for n in FLOATS] + [(n, pa.int64()) for n in INTEGERS])
+    table = pyarrow.json.read_json(
+        pa.BufferReader(data),
+        read_options=pyarrow.json.ReadOptions(block_size=1 << 22),
+        parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
+    if table.num_rows != len(starts):
+        raise pa.ArrowInvalid(f"{len(starts)} lines hold {table.num_rows} objects")
+    table = table.filter(pa.array(is_step))
+    lowest = pyarrow.compute.min(table.column("step")).as_py()
+    if any(table.column(name).null_count for name in ("epoch", "learning_rate", *INTEGERS)) or (
+        lowest is not None and lowest < 0
+    ):
+        raise pa.ArrowInvalid("a step lacks a number")
+    steps: dict[str, NDArray[Any]] = {n: table.column(n).to_numpy() for n in FLOATS + INTEGERS}
+    for name in FLOATS:
+        steps[name] = np.where(np.isfinite(steps[name]), steps[name], np.nan)
+    steps["line"] = np.flatnonzero(is_step)
+    others: list[tuple[int, Event]] = []
+    for line in np.flatnonzero(~is_step):
+        event = decode_line(data[starts[line] : ends[line]], where=f"{path}:{line + 1}")
+        if isinstance(event, StepDone):
+            raise pa.ArrowInvalid("its lines are spelled another way than `encode_event` does")
+        if event is not None:
+            others.append((int(line), event))
+    return JournalColumns(steps, others)
+
+
+def _line_starts(view: NDArray[np.uint8], block: int = 1 << 24) -> NDArray[np.int64]:
+    ends = [np.flatnonzero(view[at : at + block] == ord("\n")) + at for at in range(0, len(view), block)]
+    return np.concatenate([[0], np.concatenate(ends)[:-1] + 1]).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """What the ends of a journal tell. `score` is the newest validation score; `spark` a few losses over the whole run."""
+
+    num_steps: int = 0
+    step: int = 0
+    ended: str | None = None
+    loss: float | None = None
+    score: tuple[str, float] | None = None
+    spark: tuple[float, ...] = ()
+    problem: str | None = None
+    """What is damaged, as far as this was read."""
+
+
+def peek_journal(path: Path) -> Peek:
+    """Facts from both ends, read in about a millisecond: an absent journal has none, an unreadable one a problem."""
+    try:
+        with open_plain(path) as file:
+            handle = file.fileno()
+            size = os.fstat(handle).st_size
+            head = os.pread(handle, HEAD, 0)
+            tail, far = _end_lines(handle, size, TAIL), []
+            if not any(line.startswith(_EVALUATED) for line in tail) and size > TAIL:
+                far = _end_lines(handle, size, FAR_TAIL)
+            spark = _sample_losses(handle, size)
+            endless = size > MAX_LINE and b"\n" not in os.pread(handle, MAX_LINE, size - MAX_LINE)
+    except OSError:
+        return Peek()
+    except BadFile as error:
+        return Peek(problem=f"{path.name} {error}")
+    problems = [f"its last line has more than {MAX_LINE:,} bytes"] if endless else []
+    first = _decoded(head[: head.rfind(b"\n") + 1].split(b"\n")[:1], problems)
+    started = first[0] if first and isinstance(first[0], RunStarted) else None
+    newest = next((line for line in reversed(tail or far) if line.startswith(_STEP)), None)
+    last = _decoded([line for line in reversed(tail or far) if line is newest or not line.startswith(_STEP)], problems)
+    evaluated = next((e for e in last if isinstance(e, Evaluated) and e.split == "validation"), None)
+    if evaluated is None:
+        found = _decoded([line for line in far if line.startswith(_EVALUATED)][-1:], problems)
+        evaluated = next((e for e in found if isinstance(e, Evaluated)), None)
+    step = next((e for e in last if isinstance(e, StepDone)), None)
+    end = next((e for e in last if not (isinstance(e, Evaluated) and e.split != "validation")), None)
+    return Peek(
+        num_steps=max(0, started.num_steps) if started else 0,
+        step=step.step if step else 0,
+        ended=end.reason if isinstance(end, RunEnded) else None,
+        loss=step.loss if step else None,
+        score=_score(evaluated.metrics) if evaluated else None,
+        spark=spark,
+        problem=problems[0] if problems else None,
+    )
+
+
+def _end_lines(handle: int, size: int, count: int) -> list[bytes]:
+    """The whole lines of the last `count` bytes; the first of a part may be the second half of one."""
+    data = os.pread(handle, count, max(0, size - count))
+    lines = data[: data.rfind(b"\n") + 1].split(b"\n")
+    return [line for line in lines[1 if size > count else 0 :] if line]
+
+
+def _decoded(lines: list[bytes], problems: list[str]) -> list[Event]:
+    found = []
+    for line in filter(None, lines):
+        try:
+            found.append(decode_line(line, where=""))
+        except CheckpointError as error:
+            problems.append(error.problem)
+    return [event for event in found if event is not None]
+
+
+def _score(metrics: dict[str, float | None]) -> tuple[str, float] | None:
+    names = ("accuracy", "f1", "f1_macro", "f1_micro", "pearson", *sorted(metrics))
+    found = ((name, metrics.get(name)) for name in names if name != "loss")
+    return next(((name, value) for name, value in found if value is not None), None)
+
+
+def _sample_losses(handle: int, size: int) -> tuple[float, ...]:
+    if size <= 65_536:
+        every = [m.group(1) for m in _LOSS.finditer(os.pread(handle, size, 0))]
+        chosen = every[:: max(1, len(every) // SPARK_POINTS)]
+    else:
+        found = (_LOSS.search(os.pread(handle, 1024, k * size // SPARK_POINTS)) for k in range(SPARK_POINTS))
+        chosen = [m.group(1) for m in found if m]
+    return tuple(value for text in chosen if abs(value := float(text)) < 1e30)

@@ -1,1 +1,0 @@
-"""The live board and the prediction service over HTTP."""

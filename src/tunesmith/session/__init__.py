@@ -1,1 +1,0 @@
-"""One training session: reads, prepares, trains, evaluates and exports a run."""

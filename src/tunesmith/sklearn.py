@@ -1,0 +1,543 @@
+"""`tunesmith.finetune`: a table, texts and labels, a file or a config -> a trained model that predicts; and what a notebook cell
+shows while it trains: a bar, the latest numbers and the loss curves, redrawn in place."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+import sys
+import tempfile
+import time
+import weakref
+from dataclasses import dataclass
+from html import escape
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
+
+from tunesmith.config.schema import RunConfig
+from tunesmith.data.in_memory import columns_table, refuse_labels_as_text, text_columns_of
+from tunesmith.errors import ConfigError, did_you_mean, name_the_extra
+from tunesmith.events import Evaluated, Event, Improved, RunEnded, StepDone
+from tunesmith.files import read_json
+from tunesmith.inference.predictor import Predictor
+from tunesmith.inference.tables import predicted_names
+from tunesmith.labels import choose_labels
+from tunesmith.pipeline.identity import free_folder
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import RunResult, Watch
+from tunesmith.runs.manifest import MANIFEST, write_sealed
+from tunesmith.runs.writing import write_new
+
+REDRAW_SECONDS = 0.5
+"""A front end that is sent more than this falls behind."""
+WIDTH, HEIGHT = 460, 150
+TRAIN, VALIDATION = "#3b76c4", "#d1702b"
+
+
+def finetune_data(
+    data: Any = None,
+    labels: Any = None,
+    *,
+    config: RunConfig | None = None,
+    train_data: Any = None,
+    validation_data: Any = None,
+    test_data: Any = None,
+    watch: Watch | None = None,
+    **options: Any,
+) -> RunResult:
+    """Trains, evaluates and exports one run; resumes it if its folder holds an unfinished one.
+
+    `data` is a DataFrame, a dict of lists, a Dataset or DatasetDict, a list of dicts, an array of rows, a file name, or a
+    RunConfig; with `labels`, it is the texts alone. `validation_data` and `test_data` take the same tables. `options` are
+    the options of `tunesmith train` under the same names. Progress is shown in the terminal or the notebook cell;
+    `watch=Watch()` shows nothing.
+    """
+    if isinstance(data, RunConfig):
+        data, config = None, data
+    elif isinstance(data, (str, Path)):
+        data, options["train_file"] = None, data
+    if data is not None and train_data is not None:
+        raise ConfigError("train_data is given twice", fix="Give the training rows once.")
+    rows = train_data if data is None else data
+    try:
+        if labels is not None:
+            from tunesmith.data.in_memory import labelled_table
+
+            rows = labelled_table(rows, labels)
+        tables = {"train_data": rows, "validation_data": validation_data, "test_data": test_data}
+        return _train(config, watch, **tables, **options)
+    except ModuleNotFoundError as error:
+        name_the_extra(error, "finetune")
+        raise
+
+
+def _train(config: RunConfig | None, watch: Watch | None, **given: Any) -> RunResult:
+    """The run with its progress shown where the code runs."""
+    if watch is not None:
+        return finetune(config, watch=watch, **given)
+    if in_notebook():
+        view = LiveView()
+        try:
+            return finetune(config, watch=view.watch(), **given)
+        finally:
+            view.draw(now=True)
+    from tunesmith.cli.console import Console
+
+    console = Console()
+    try:
+        return finetune(config, watch=console.watch(), **given)
+    finally:
+        console.close()
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class LiveView:
+    """A listener of a run that shows one output and updates it."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._what, self._done, self._total = "reading", 0, 0
+        self._losses: list[tuple[int, float]] = []
+        self._validation: list[tuple[int, float]] = []
+        self._latest = ""
+        self._drawn = 0.0
+        self._steps = 0
+        self._display: Any = None
+        self._watch = Watch(self.say, self.progress, self.plan, [self.on])
+
+    def watch(self) -> Watch:
+        """The hooks that `finetune` takes."""
+        return self._watch
+
+    def say(self, text: str) -> None:
+        """A sentence about the data or the model."""
+        self._lines.append(text)
+        self.draw()
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """How far reading, tokenizing or evaluating is."""
+        self._what, self._done, self._total = what, done, total
+        self.draw()
+
+    def plan(self, num_steps: int, steps_per_epoch: float) -> None:
+        """How many steps the run has."""
+        self._steps = num_steps
+
+    def on(self, event: Event) -> None:
+        """Takes an event in."""
+        if isinstance(event, StepDone):
+            self._what, self._done, self._total = "training", event.step, self._steps
+            if event.loss is not None:
+                last = self._losses[-1][1] if self._losses else event.loss
+                self._losses.append((event.step, 0.9 * last + 0.1 * event.loss))
+        elif isinstance(event, Evaluated) and event.split == "validation":
+            loss = event.metrics.get("loss")
+            if loss is not None:
+                self._validation.append((event.step, loss))
+            shown = [f"{self._watch.title(k)} {v:.4f}" for k, v in event.metrics.items() if v is not None][:4]
+            self._latest = f"epoch {event.epoch:.2f}: validation {', '.join(shown)}"
+        elif isinstance(event, RunEnded):
+            self._what, self._done, self._total = f"{event.reason}: step", event.step, self._steps
+        self.draw(now=isinstance(event, (Evaluated, Improved, RunEnded)))
+
+    def draw(self, *, now: bool = False) -> None:
+        """Shows the present state, at most twice a second."""
+        if not now and time.monotonic() - self._drawn < REDRAW_SECONDS:
+            return
+        self._drawn = time.monotonic()
+        ipython: Any = import_module("IPython.display")  # only ever called inside of IPython
+        page = ipython.HTML(self.html())
+        if self._display is None:
+            self._display = ipython.display(page, display_id=True)
+        else:
+            self._display.update(page)
+
+    def html(self) -> str:
+        """The output as it stands."""
+        share = 100 * self._done / self._total if self._total else 0
+        count = f"{self._done:,} of {self._total:,}" if self._total else ""
+        bar = (
+            f"<div style='width:{WIDTH}px;max-width:100%;background:#8883;height:8px;border-radius:4px'>"
+            f"<div style='width:{share:.1f}%;background:{TRAIN};height:8px;border-radius:4px'></div></div>"
+        )
+        said = "".join(f"<div>{escape(line)}</div>" for line in self._lines)
+        notes = f"<details><summary>{len(self._lines)} notes</summary>{said}</details>" if said else ""
+        curve = self._curve() if len(self._losses) > 1 else ""
+        return f"<div>{escape(self._what)} {count}{bar}<div>{escape(self._latest)}</div>{curve}{notes}</div>"
+
+    def _curve(self) -> str:
+        every = max(1, len(self._losses) // 300)
+        train = [*self._losses[::every], self._losses[-1]]
+        top = max(v for _, v in (*train, *self._validation)) or 1.0
+        right = max(self._steps, train[-1][0])
+
+        def place(point: tuple[int, float]) -> tuple[float, float]:
+            return 36 + (WIDTH - 44) * point[0] / right, HEIGHT - 20 - (HEIGHT - 34) * point[1] / top
+
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, train))
+        marks = "".join(
+            f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' fill='{VALIDATION}'/>" for x, y in map(place, self._validation)
+        )
+        words = "font-size='11' fill='currentColor'"
+        return (
+            f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' style='width:{WIDTH}px;max-width:100%'>"
+            f"<polyline points='{line}' fill='none' stroke='{TRAIN}' stroke-width='1.5'/>{marks}"
+            f"<text x='0' y='14' {words}>{top:.2f}</text><text x='0' y='{HEIGHT - 20}' {words}>0</text>"
+            f"<text x='36' y='{HEIGHT - 4}' {words}>loss by step: line = training, dots = validation</text></svg>"
+        )
+
+
+@dataclass(frozen=True)
+class Targets:
+    """`column` goes into the training table under `names`; `classes` are the same labels as the user wrote them."""
+
+    column: list[Any]
+    classes: Any
+    names: tuple[str, ...]
+    multilabel: bool = False
+    hot: bool = False
+    """y was a table of 0 and 1."""
+
+    def hot_rows(self, y: Any) -> Any:
+        """y as a boolean table with a column for each class."""
+        if self.hot:
+            return np.asarray(y) > 0
+        known = {name: i for i, name in enumerate(self.names)}
+        unseen = sorted({str(label) for labels in y for label in labels} - known.keys())
+        if unseen:
+            raise ValueError(f"y contains previously unseen labels: {', '.join(map(repr, unseen[:10]))}")
+        rows = np.zeros((len(y), len(self.names)), dtype=bool)
+        for at, labels in enumerate(y):
+            for label in labels:
+                rows[at, known[str(label)]] = True
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict without the rows; `from_json` gives the rest back."""
+        classes = self.classes.tolist()
+        return {"classes": classes, "names": self.names, "multilabel": self.multilabel, "hot": self.hot}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Targets:
+        """The targets that `to_json` wrote."""
+        return cls([], np.asarray(data["classes"]), tuple(data["names"]), data["multilabel"], data["hot"])
+
+
+def as_targets(y: Any) -> Targets:
+    """The classes of y: 1-D values, a table of 0 and 1, or lists of labels."""
+    if y is None:
+        raise ValueError("this estimator requires y to be passed, but the target y is None")
+    shape = getattr(y, "shape", None)
+    rows = list(y) if shape is None else y
+    if shape is None and any(isinstance(row, (list, tuple, set, frozenset)) for row in rows):
+        if all(isinstance(row, (list, tuple)) for row in rows) and _is_hot(rows):
+            return _hot_targets(np.asarray(rows), [str(k) for k in range(len(rows[0]))])
+        return _list_targets(rows)
+    if shape is None:
+        _refuse_missing(rows)  # an array of text would hold 'nan'
+    array = np.asarray(y)
+    if array.ndim == 2 and array.shape[1] > 1:
+        return _hot_targets(array, [str(name) for name in getattr(y, "columns", range(array.shape[1]))])
+    if array.ndim == 2:
+        array = array.ravel()
+    if array.dtype == object and len(array) and isinstance(array[0], (list, tuple, set, np.ndarray)):
+        return _list_targets(list(array))
+    _refuse_missing(array.tolist())
+    if array.dtype.kind in "UO" and len(set(array.tolist())) == len(array) >= 10:
+        raise ValueError(f"y holds {len(array)} different classes in {len(array)} rows: are X and y swapped?")
+    check_classification_targets(array)
+    classes, ids = np.unique(array, return_inverse=True)
+    if len(classes) < 2:
+        raise ValueError(f"y holds the one class {classes.tolist()}: a classifier needs at least 2 classes")
+    names = tuple(str(value) for value in classes.tolist())
+    return Targets([names[i] for i in ids.tolist()], classes, names)
+
+
+def as_numbers(y: Any) -> list[float]:
+    """y as one finite number a row."""
+    if y is None:
+        raise ValueError("this estimator requires y to be passed, but the target y is None")
+    try:
+        array = np.asarray(y, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError("y holds something else than numbers; a regressor needs one number a row") from None
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array.ravel()
+    if array.ndim != 1:
+        raise ValueError(f"y has the shape {array.shape}, expected one number a row")
+    if not np.isfinite(array).all():
+        raise ValueError("Input y contains NaN or infinity.")
+    return [float(value) for value in array]
+
+
+def _refuse_missing(values: list[Any]) -> None:
+    if any(value is None or value != value for value in values):
+        raise ValueError("Input y contains NaN: every row needs a class.")
+
+
+def _is_hot(rows: list[Any]) -> bool:
+    lengths = {len(row) for row in rows}
+    flat = [v for row in rows for v in row]
+    return (
+        len(lengths) == 1
+        and lengths != {1}
+        and bool(flat)
+        and all(not isinstance(v, str) and v in (0, 1) for v in flat)
+    )
+
+
+def _hot_targets(array: Any, names: list[str]) -> Targets:
+    if not np.isin(array, (0, 1)).all():
+        raise ValueError("a table y holds 0 and 1, a column for each label; other values were found")
+    column = [[names[i] for i in np.flatnonzero(row)] for row in array]
+    return Targets(column, np.asarray(names), tuple(names), multilabel=True, hot=True)
+
+
+def _list_targets(rows: list[Any]) -> Targets:
+    found = sorted({label for row in rows for label in row})
+    if not found:
+        raise ValueError("y holds empty lists only: there is nothing to learn")
+    names = tuple(map(str, found))
+    return Targets([[str(v) for v in row] for row in rows], np.asarray(found), names, multilabel=True)
+
+
+ESTIMATOR_FILE = "estimator.json"
+HOLD_OUT_ROWS = 50
+"""From this many rows on, a tenth is held out for validation unless the user says otherwise."""
+
+
+class _TextEstimator(BaseEstimator):  # type: ignore[misc]
+    """What both estimators share: parameters are options of a run, `options` holds those that are no parameter."""
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """Refuses a name that is not a parameter with the way to give it: scikit-learn needs a plain signature."""
+        known = cls._get_param_names()
+        for name in given:
+            if name not in known:
+                near = did_you_mean(name, known)
+                fix = near or f"An option of a run goes into options={{{name!r}: ...}}."
+                raise TypeError(f"{cls.__name__} has no parameter {name!r}. {fix}")
+        return object.__new__(cls)
+
+    def __init__(
+        self,
+        model_name_or_path: str | None = None,
+        *,
+        num_train_epochs: float | None = None,
+        max_steps: int | None = None,
+        learning_rate: float | None = None,
+        per_device_train_batch_size: int | None = None,
+        max_seq_length: int | None = None,
+        validation_split_fraction: float | None = None,
+        random_state: int | None = None,
+        output_dir: str | None = None,
+        options: dict[str, Any] | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.model_name_or_path = model_name_or_path
+        self.num_train_epochs = num_train_epochs
+        self.max_steps = max_steps
+        self.learning_rate = learning_rate
+        self.per_device_train_batch_size = per_device_train_batch_size
+        self.max_seq_length = max_seq_length
+        self.validation_split_fraction = validation_split_fraction
+        self.random_state = random_state
+        self.output_dir = output_dir
+        self.options = options
+        self.verbose = verbose
+
+    def _fit(self, X: Any, column: list[Any], **options: Any) -> Self:
+        columns = text_columns_of(X)
+        rows = len(next(iter(columns.values())))
+        if rows != len(column):
+            raise ValueError(f"Found input variables with inconsistent numbers of samples: {[rows, len(column)]}")
+        if rows == 0:
+            raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
+        refuse_labels_as_text(columns, column)
+        table = columns_table({f"text_{k}": v for k, v in enumerate(columns.values(), 1)} | {"label": column})
+        names = tuple(f"text_{k}" for k in range(1, len(columns) + 1))
+        folder = str(free_folder(Path(self.output_dir))) if self.output_dir else self._temporary_folder()
+        given = self._given_options()
+        fraction = self.validation_split_fraction
+        if fraction is None and rows < HOLD_OUT_ROWS:
+            fraction = 0.0
+        if fraction is not None:
+            given["validation_split_fraction"] = fraction
+        self.run_ = finetune_data(
+            table,
+            text_column_names=names,
+            label_column_name="label",
+            output_dir=folder,
+            watch=None if self.verbose else Watch(pages=self.output_dir is not None),
+            **{**options, **given},
+        )
+        self.predictor_ = self.run_.predictor
+        self.n_features_in_ = len(columns)
+        if hasattr(X, "columns"):
+            self.feature_names_in_ = np.asarray(list(X.columns), dtype=object)
+        elif hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+        return self
+
+    def _given_options(self) -> dict[str, Any]:
+        """Parameters that were set, under the names of options."""
+        own = {k: v for k, v in self.get_params(deep=False).items() if v is not None}
+        for name in ("options", "verbose", "output_dir", "validation_split_fraction"):
+            own.pop(name, None)
+        if "random_state" in own:
+            own["seed"] = int(own.pop("random_state"))
+        return {**own, **(self.options or {})}
+
+    def _temporary_folder(self) -> str:
+        """A folder that is removed with this estimator (a new fit makes a new one)."""
+        folder = tempfile.mkdtemp(prefix="tunesmith-")
+        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return str(Path(folder) / "run")
+
+    def _probabilities(self, X: Any) -> Any:
+        check_is_fitted(self, "predictor_")
+        columns = list(text_columns_of(X).values())
+        if len(columns) != self.n_features_in_:
+            kind = type(self).__name__
+            raise ValueError(f"X has {len(columns)} features, but {kind} is expecting {self.n_features_in_} features")
+        known = list(getattr(self, "feature_names_in_", ()))
+        if hasattr(X, "columns") and known and list(X.columns) != known:
+            raise ValueError(f"The feature names should match those that were passed during fit: {known}")
+        return self.predictor_.probabilities(columns[0], columns[1] if len(columns) == 2 else None)
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes the model and the parameters to a new sealed folder: safetensors and JSON, no pickle."""
+        check_is_fitted(self, "predictor_")
+        target = Path(folder).expanduser()
+        if target.exists():
+            raise ConfigError("exists already", where=str(target), fix="Give a new folder.")
+        state = {"kind": type(self).__name__, "params": self.get_params(deep=False), **self._fitted_state()}
+
+        def fill(place: Path) -> None:
+            for file in self._model_folder().iterdir():
+                if file.name not in (MANIFEST, ESTIMATOR_FILE):
+                    shutil.copyfile(file, place / file.name)
+            write_new(place / ESTIMATOR_FILE, json.dumps(state, indent=1, ensure_ascii=False).encode())
+
+        write_sealed(target, fill, {"kind": "model"})
+        return target
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """The fitted estimator that `save` wrote."""
+        source = Path(folder).expanduser()
+        state = read_json(source / ESTIMATOR_FILE)
+        if state.get("kind") != cls.__name__:
+            raise ConfigError(f"holds a {state.get('kind')}, not a {cls.__name__}", where=str(source))
+        found = cls(**state["params"])
+        found.predictor_ = Predictor.load(source)
+        found._folder = source
+        found.n_features_in_ = int(state["n_features_in"])
+        found._restore(state)
+        return found
+
+    def _model_folder(self) -> Path:
+        return self.run_.run.model if hasattr(self, "run_") else self._folder
+
+    def _fitted_state(self) -> dict[str, Any]:
+        return {"n_features_in": self.n_features_in_, "feature_names_in": list(getattr(self, "feature_names_in_", ()))}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Takes in what `_fitted_state` gave out."""
+        if state.get("feature_names_in"):
+            self.feature_names_in_ = np.asarray(state["feature_names_in"], dtype=object)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = True
+        tags.input_tags.two_d_array = False
+        tags.target_tags.required = True
+        tags.non_deterministic = False
+        return tags
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "predictor_")
+
+
+_parameters = list(inspect.signature(_TextEstimator.__init__).parameters.values())[1:]
+_TextEstimator.__signature__ = inspect.Signature(_parameters)  # that of __init__: `__new__` would hide it
+
+
+class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
+    """Fine-tunes an encoder on texts and classes. X: texts or pairs; y: names, ids, lists of labels, or 0/1 columns.
+
+    Parameters that are None have the defaults of `tunesmith train`; `options` takes any other option of it by name.
+
+    >>> TextClassifier(num_train_epochs=2).fit(texts, labels).predict(["new text"])  # doctest: +SKIP
+    """
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Trains on all rows; with 50 rows or more a tenth of them chooses the best step (`validation_split_fraction`)."""
+        targets = as_targets(y)
+        self._targets = targets
+        self._fit(X, targets.column, label_names=targets.names, do_regression=False)
+        self.classes_ = targets.classes
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """The class of each text, as it was in y; a 0/1 table or lists of labels where y was one."""
+        probabilities = self._probabilities(X)
+        if self._targets.multilabel:
+            chosen = self._choose(probabilities)
+            return chosen.astype(np.int64) if self._targets.hot else [self.classes_[row].tolist() for row in chosen]
+        return self.classes_[self._choose(probabilities)]
+
+    def _choose(self, probabilities: Any) -> Any:
+        labels = self.predictor_.facts.labels
+        return choose_labels(probabilities, labels.task, labels.thresholds)
+
+    def predict_proba(self, X: Any) -> Any:
+        """One row of probabilities for each text, in the order of `classes_`."""
+        return self._probabilities(X)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Mean accuracy; for several labels a row, the share of rows in which all are right."""
+        if getattr(self, "_targets", None) is not None and self._targets.multilabel:
+            truth = self._targets.hot_rows(y)
+            right = (self._choose(self._probabilities(X)) == truth).all(axis=1)
+            return float(np.average(right, weights=sample_weight))
+        return float(super().score(X, y, sample_weight))
+
+    def _fitted_state(self) -> dict[str, Any]:
+        return {**super()._fitted_state(), "targets": self._targets.to_json()}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        super()._restore(state)
+        self._targets = Targets.from_json(state["targets"])
+        self.classes_ = self._targets.classes
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+
+class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
+    """Fine-tunes an encoder on texts and numbers. X: texts or pairs; y: one number a row."""
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Trains on all rows; with 50 rows or more a tenth of them chooses the best step (`validation_split_fraction`)."""
+        return self._fit(X, as_numbers(y), do_regression=True)
+
+    def predict(self, X: Any) -> Any:
+        """One number for each text."""
+        values = self._probabilities(X)
+        return np.asarray(predicted_names(values, self.predictor_.facts.labels))

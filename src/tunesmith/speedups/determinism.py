@@ -1,0 +1,135 @@
+"""Gradients on a GPU that are summed in one order, so that two equal steps are bit-identical.
+
+Embeddings: torch adds the gradient with atomics if few rows occur often (token types), beginning with 3,073 ids in a batch.
+Packed attention: flash and memory-efficient kernels add the gradient of the queries with atomics, one addition per block of
+keys. Both have a deterministic algorithm, which is switched on for these nodes only. `full_determinism` covers everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from tunesmith.models.families import is_compiled
+
+
+class SteadyEmbedding(nn.Embedding):
+    """`nn.Embedding` whose gradient is that of `look_up`."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.max_norm is not None or self.scale_grad_by_freq or self.sparse:
+            return super().forward(input)
+        return look_up(self.weight, input, self.padding_idx)
+
+
+class SteadyTables:
+    """The embeddings of one model with a deterministic gradient. `disable` leaves the model as it was."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._swapped: list[nn.Module] = []
+        self.enable()
+
+    def enable(self) -> None:
+        """Swap the class of every plain `nn.Embedding`."""
+        if not is_compiled(self._model):
+            self._swapped = [module for module in self._model.modules() if type(module) is nn.Embedding]
+        for module in self._swapped:
+            module.__class__ = SteadyEmbedding
+
+    def disable(self) -> None:
+        """Give every module its own class back."""
+        while self._swapped:
+            self._swapped.pop().__class__ = nn.Embedding
+
+
+def look_up(table: torch.Tensor, ids: torch.Tensor, padding: int | None) -> torch.Tensor:
+    """The rows of a table, whose gradient is summed in one order."""
+    if not torch.is_grad_enabled():
+        return torch.embedding(table, ids)
+    found: torch.Tensor = _Rows.apply(table, ids, -1 if padding is None else padding)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: torch.Tensor, ids: torch.Tensor, padding: int) -> torch.Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rows, ctx.padding = table.shape[0], padding
+        return torch.embedding(table, ids)
+
+    @staticmethod
+    def backward(ctx: Any, given: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (ids,) = ctx.saved_tensors
+        with deterministic():
+            return torch.ops.aten.embedding_dense_backward(given, ids, ctx.rows, ctx.padding, False), None, None
+
+
+@contextmanager
+def deterministic(*, strict: bool = False) -> Iterator[None]:
+    """Deterministic algorithms are asked for, without what torch.use_deterministic_algorithms loads and fills beside that."""
+    was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch._C._get_deterministic_fill_uninitialized_memory()
+    torch._C._set_deterministic_fill_uninitialized_memory(False)
+    torch._C._set_deterministic_algorithms(True, warn_only=not strict)
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(was[0], warn_only=was[1])
+        torch._C._set_deterministic_fill_uninitialized_memory(filled)
+
+
+class _Order:
+    """Deterministic algorithms while the backward pass of an attention runs, in whichever thread."""
+
+    def __init__(self) -> None:
+        self._held: Any = None
+
+    def begin(self, _: Any) -> None:
+        """Before the node."""
+        self.settle()
+        self._held = deterministic(strict=True)
+        self._held.__enter__()
+
+    def settle(self, *_: Any) -> None:
+        """After the node, or after a backward pass that was interrupted inside it."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.__exit__(None, None, None)
+
+
+_order = _Order()
+
+
+_NODES = ("FlashAttentionBackward", "EfficientAttentionBackward")
+
+
+def order_gradient(out: torch.Tensor) -> torch.Tensor:
+    """The output of an attention; the backward pass of its kernel adds in one order."""
+    node = kernel_node(out.grad_fn) if out.is_cuda else None
+    if node is not None:
+        node.register_prehook(_order.begin)
+        node.register_hook(_order.settle)
+    return out
+
+
+def kernel_node(node: Any, depth: int = 4) -> Any:
+    """The autograd node of a kernel with atomics; torch may cut off padding or cast behind it. None if there is none."""
+    if node is None or depth == 0:
+        return None
+    if any(name in node.name() for name in _NODES):
+        return node
+    return next((found for following, _ in node.next_functions if (found := kernel_node(following, depth - 1))), None)
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """Switch deterministic algorithms off again if a backward pass is interrupted (out of memory)."""
+    try:
+        yield
+    finally:
+        _order.settle()

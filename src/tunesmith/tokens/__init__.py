@@ -1,1 +1,0 @@
-"""Rows -> tokens -> batches: tokenizer, token store, the order of an epoch, padding (home of `tokenizers`)."""

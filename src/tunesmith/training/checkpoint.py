@@ -1,0 +1,578 @@
+"""Checkpoints: what a run saves, how it is verified, and how a run continues from it.
+
+A checkpoint is a folder with a manifest (runs/manifest.py) that contains every piece of a TrainState. Files are safetensors and
+JSON only; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.optim import Optimizer
+
+from tunesmith.errors import CheckpointError, NumericsError
+from tunesmith.files import MAX_JSON_BYTES, read_plain
+from tunesmith.models.families import ADAPTER, adapter_files, has_adapters, trained_beside
+from tunesmith.runs.folder import RunDir, checkpoint_step
+from tunesmith.runs.manifest import read_manifest, retire, verify, write_sealed
+from tunesmith.runs.writing import create, write_new
+from tunesmith.training.serialization import from_plain, to_plain
+from tunesmith.training.state import BestSoFar, TrainState, generator_states, restore_generators
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+BESIDE = "trained.safetensors"
+"""With adapters only: trained tensors that the adapter files don't contain as they are, under the model's own names."""
+OPTIMIZER, GENERATORS, STATE = "optimizer.safetensors", "generators.safetensors", "state.json"
+PIECES = (OPTIMIZER, GENERATORS, STATE)
+"""Files of every checkpoint in addition to the weights."""
+VOCABULARY = "vocabulary.safetensors"
+"""Only if weight decay shrinks embedding rows that don't occur in the data: their values before any decay."""
+MARK = "sha256:"
+
+log = logging.getLogger(__name__)
+
+Tensors = dict[str, torch.Tensor]
+
+
+# Which run a checkpoint belongs to
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The run that a checkpoint belongs to. A resume compares every field."""
+
+    run_id: str
+    data: str
+    config: dict[str, Any]
+    labels: dict[str, Any]
+    versions: dict[str, str | None]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a plain dict for the manifest."""
+        return asdict(self)
+
+
+def content_mark(*parts: str) -> str:
+    """Return a hash that stands for something too large to show; a difference is reported only as "changed"."""
+    return MARK + hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def differences(folder: Path, identity: Identity) -> tuple[list[str], list[str]]:
+    """Compare a checkpoint's run with this one: (changes that make it a different run, changed versions)."""
+    stored = read_manifest(folder)
+    known = isinstance(stored.get("config"), dict) and isinstance(stored.get("versions"), dict)
+    if not known or not {"data", "labels"} <= stored.keys():
+        raise CheckpointError("does not say what its run was made from", where=str(folder))
+    old, new = stored["config"], identity.config
+    names = [k for k in sorted(set(old) | set(new)) if old.get(k) != new.get(k)]
+    found = []
+    if stored["data"] != identity.data and not any(k.endswith(" data") for k in names):
+        found.append("the training data changed")
+    if stored["labels"] != identity.labels:
+        found.append(f"the labels were {stored['labels']} and are {identity.labels}")
+    found += [_change(k, repr(old.get(k)), repr(new.get(k))) for k in names]
+    old, new = stored["versions"], identity.versions
+    return found, [_change(k, str(old.get(k)), str(new.get(k))) for k in {**new, **old} if old.get(k) != new.get(k)]
+
+
+def _change(name: str, old: str, new: str) -> str:
+    return f"{name} changed" if MARK in old + new else f"{name} was {old} and is {new}"
+
+
+# Saving
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The content of a checkpoint: tensors by file and name, the text of state.json, and the fields of the manifest."""
+
+    files: dict[str, Tensors]
+    state: str
+    meta: dict[str, Any]
+
+    def write(self, folder: Path, describe: Callable[[Path], None] | None) -> None:
+        """Publish it as a folder with a manifest. `describe` writes config and tokenizer."""
+
+        def fill(tmp: Path) -> None:
+            if describe is not None:
+                describe(tmp)
+            write_files(tmp, self.files)
+            write_new(tmp / STATE, self.state.encode())
+
+        size = sum(t.numel() * t.element_size() for tensors in self.files.values() for t in tensors.values())
+        write_sealed(folder, fill, self.meta, bytes_needed=size)
+
+
+def save_checkpoint(
+    folder: Path, state: TrainState, identity: Identity, *, describe: Callable[[Path], None] | None = None
+) -> None:
+    """Save the state as `folder`. All ranks call it; only rank 0 writes. `describe` writes config and tokenizer."""
+    snapshot = capture(state, identity)
+    if snapshot is not None:
+        snapshot.write(folder, describe)
+    state.runtime.barrier()
+
+
+def capture(state: TrainState, identity: Identity, buffers: Tensors | None = None) -> Snapshot | None:
+    """Return the content of a checkpoint of this moment; None on ranks other than 0. All ranks call it.
+
+    With `buffers`, every tensor is copied into them, so that training can continue while the snapshot is written.
+    """
+    state.require_whole("they are not saved")
+    generators = state.runtime.gather_objects(generator_states(state.runtime.device))
+    if not state.runtime.is_main:
+        return None
+    optimizer, plain = pack_optimizer(state.optimizer)
+    files = {
+        **weight_files(state.model, whole_weights(state), buffers),
+        OPTIMIZER: contiguous(optimizer, buffers, OPTIMIZER),
+        GENERATORS: {f"{k}.{r}": v for r, g in enumerate(generators) for k, v in g["tensors"].items()},
+    }
+    if buffers is not None and state.runtime.device.type == "cuda":
+        torch.cuda.synchronize(state.runtime.device)
+    for name, tensors in files.items():
+        if is_weights(name):
+            require_finite(tensors, state.step)
+    if state.cut is not None and float(state.cut.kept) != 1.0:
+        files[VOCABULARY] = contiguous(state.cut.state_dict(), buffers, VOCABULARY)
+    scale = state.loss_scale
+    text = {
+        "step": state.step,
+        "progress": asdict(state.progress),
+        "rows_limit": state.rows_limit,
+        "evaluation_due": state.evaluation_due,
+        "vocabulary": None if state.cut is None else "decayed" if VOCABULARY in files else "plain",
+        "vocabulary_given_up": state.strategies is not None and "restrict_vocabulary" in state.strategies.dropped,
+        "loss_scale": None if scale is None else [float(scale.scale), int(scale.good_steps)],
+        "optimizer": plain,
+        "generators": [g["plain"] for g in generators],
+        "extra": state.extra,
+    }
+    meta = {"kind": "checkpoint", "step": state.step, **identity.to_json()}
+    return Snapshot(files, json.dumps(text, allow_nan=False), meta)
+
+
+def full_weights(state: TrainState) -> Tensors:
+    """Return the model's tensors on the CPU as transformers stores them, with the whole vocabulary."""
+    return contiguous(whole_weights(state))
+
+
+def whole_weights(state: TrainState) -> Tensors:
+    """Return the model's tensors where they are, with the whole vocabulary."""
+    tensors: Tensors = state.model.state_dict()
+    if state.cut is not None:
+        tensors[_embedding_name(state.model)] = state.cut.table()
+    return tensors
+
+
+def _embedding_name(model: nn.Module) -> str:
+    weight = model.get_input_embeddings().weight  # type: ignore[operator]
+    return next(name for name, parameter in model.named_parameters() if parameter is weight)
+
+
+def bytes_of(state: TrainState) -> tuple[int, int]:
+    """Return the expected size on disk of (the weights, a whole checkpoint)."""
+    weights = sum(t.numel() * t.element_size() for t in state.model.state_dict().values())
+    if state.cut is not None:
+        whole = state.cut.size * int(state.model.get_input_embeddings().weight.shape[1]) * 4  # type: ignore[operator]
+        weights += whole * (2 if state.cut_decay else 1)
+    moments = sum(2 * p.numel() * p.element_size() for g in state.optimizer.param_groups for p in g["params"])
+    return weights, weights + moments
+
+
+def write_files(folder: Path, files: Mapping[str, Tensors]) -> None:
+    """Write tensors by file and name. Weight files have the format `pt`, as transformers expects."""
+    for name, tensors in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        save_file(tensors, folder / name, metadata={"format": "pt"} if name.endswith((WEIGHTS, ADAPTER)) else None)
+
+
+def link_files(source: Path, target: Path, names: list[str]) -> None:
+    """Put files of one folder into another, as hard links if the file system supports them."""
+    for name in names:
+        (target / name).parent.mkdir(exist_ok=True)
+        try:
+            os.link(source / name, target / name)
+        except OSError:
+            with open(source / name, "rb") as old, create(target / name) as new:
+                shutil.copyfileobj(old, new)
+
+
+def weight_files(
+    model: nn.Module, tensors: Mapping[str, torch.Tensor], buffers: Tensors | None = None
+) -> dict[str, Tensors]:
+    """Return tensors by file and name, ready for safetensors. For a model with adapters: only the trained tensors."""
+    if not has_adapters(model):
+        return {WEIGHTS: contiguous(tensors, buffers, WEIGHTS)}
+    files = {name: contiguous(held, buffers, name) for name, held in adapter_files(model, tensors).items()}
+    beside = trained_beside(model, tensors, adapter_files(model, tensors, embeddings=False))
+    return {**files, BESIDE: contiguous(beside, buffers, BESIDE)} if beside else files
+
+
+def contiguous(tensors: Mapping[str, torch.Tensor], buffers: Tensors | None = None, file: str = "") -> Tensors:
+    """Return tensors on the CPU, ready for safetensors: contiguous and without shared memory.
+
+    With `buffers`, each is a copy in memory that later calls use again: fresh memory costs five times as much as the copy.
+    Copies from a GPU are not synchronized.
+    """
+    seen: set[int] = set()
+    out = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach()
+        if buffers is None:
+            tensor = tensor.cpu().contiguous()
+            out[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
+            seen.add(tensor.data_ptr())
+            continue
+        held = buffers.get(f"{file}/{name}")
+        if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+            held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            buffers[f"{file}/{name}"] = held
+        out[name] = held.copy_(tensor, non_blocking=True)
+    return out
+
+
+def require_finite(weights: Mapping[str, torch.Tensor], step: int) -> None:
+    """Raise a NumericsError for NaN or infinite weights before they are saved: an update can overflow even if its gradient did not."""
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and tensor.numel() and not bool(torch.stack(tensor.aminmax()).isfinite().all()):
+            raise NumericsError(
+                f"step {step}: weight {name} is not finite; it was not saved",
+                fix="Lower --learning_rate; the last checkpoint holds finite weights.",
+            )
+
+
+# Verifying, finding and deleting
+
+
+def verify_checkpoint(folder: Path) -> dict[str, Any]:
+    """Return the manifest of an intact checkpoint; a CheckpointError names the first damaged file."""
+    return verify(folder)
+
+
+def newest_intact(run: RunDir, run_id: str | None = None) -> tuple[Path | None, tuple[str, ...]]:
+    """Return the newest checkpoint that verifies and why each newer one was skipped; of this run if it has any."""
+    skipped: list[str] = []
+    mine = [f for f in run.checkpoints() if run_id is None or belongs_to(f, run_id, damaged=True)]
+    for folder in reversed(mine or run.checkpoints()):
+        try:
+            verify_checkpoint(folder)
+        except CheckpointError as error:
+            skipped.append(error.line())
+            continue
+        return folder, tuple(skipped)
+    return None, tuple(skipped)
+
+
+def belongs_to(folder: Path, run_id: str, *, damaged: bool = False) -> bool:
+    """Return whether a checkpoint is part of this run; `damaged` is the result for one that can't be read."""
+    try:
+        return bool(read_manifest(folder)["run_id"] == run_id)
+    except (CheckpointError, KeyError):
+        return damaged
+
+
+def rotate(
+    run: RunDir, run_id: str, *, keep: int, last: int, best: Path | None = None, newest: bool = True
+) -> list[Path]:
+    """Delete the oldest checkpoints of this run until `keep` are left; `last` is the step of the newest published one.
+
+    The `best` one stays, and so does the newest unless `newest` is False. One with a higher step is damaged (a resume skipped
+    it): it is neither deleted nor counted, so it never replaces an intact one.
+    """
+    mine = [f for f in run.checkpoints() if checkpoint_step(f) <= last and belongs_to(f, run_id)]
+    home = None if best is None else best.resolve()
+    kept = {f for f in mine[-1:] if newest} | {f for f in mine if f.resolve() == home}
+    old = [f for f in mine if f not in kept][: max(len(mine) - max(keep, len(kept)), 0)]
+    for folder in old:
+        retire(folder)
+    return old
+
+
+# Loading
+
+
+def load_checkpoint(folder: Path, state: TrainState, *, settings: bool = True) -> None:
+    """Load a verified checkpoint into the state. A missing piece is an error: there is no partial resume.
+
+    Without `settings`, the optimizer's groups (learning rate, weight decay, ...) stay as this run created them.
+    """
+    plain = _read_state(folder / STATE)
+    for piece in (*PIECES, VOCABULARY) if plain.get("vocabulary") == "decayed" else PIECES:
+        if not (folder / piece).is_file():
+            raise missing_file(folder, piece)
+    try:
+        _load_pieces(folder, state, plain, settings=settings)
+    except (KeyError, IndexError, TypeError, ValueError, SafetensorError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"does not hold a complete state: {error}", where=str(folder)) from error
+
+
+def _read_state(file: Path) -> dict[str, Any]:
+    try:
+        plain = json.loads(read_plain(file, MAX_JSON_BYTES)) if file.is_file() else {}
+    except (ValueError, RecursionError):
+        plain = None
+    if not isinstance(plain, dict):
+        raise CheckpointError("is not the state of a run", where=str(file))
+    return plain
+
+
+def _load_pieces(folder: Path, state: TrainState, plain: dict[str, Any], *, settings: bool) -> None:
+    if plain.get("vocabulary_given_up") and state.cut is not None:
+        state.stop_cutting("it was off when the checkpoint was saved")
+    if (plain["vocabulary"] is None) != (state.cut is None):
+        raise CheckpointError("was saved with a different setting of restrict_vocabulary", where=str(folder))
+    if state.cut is None:
+        load_weights(state.model, folder)
+    else:
+        _load_vocabulary(state, folder)
+    unpack_optimizer(state.optimizer, load_file(folder / OPTIMIZER), plain["optimizer"], str(folder), settings=settings)
+    state.step = int(plain["step"])
+    state.phase = "done"
+    state.optimizer.zero_grad(set_to_none=True)
+    state.progress = BestSoFar(**plain["progress"])
+    state.rows_limit = plain["rows_limit"]
+    state.evaluation_due = bool(plain.get("evaluation_due", False))
+    state.extra = plain["extra"]
+    if state.loss_scale is not None and plain["loss_scale"] is not None:
+        state.loss_scale.scale.fill_(plain["loss_scale"][0])
+        state.loss_scale.good_steps.fill_(plain["loss_scale"][1])
+    rank = state.runtime.rank
+    if rank < len(plain["generators"]):
+        restore_generators(load_file(folder / GENERATORS), plain["generators"][rank], rank, state.runtime.device)
+
+
+def _load_vocabulary(state: TrainState, folder: Path) -> None:
+    """Load the weights into a model that trains only the embedding rows that occur in the data."""
+    assert state.cut is not None
+    stored = read_weights(folder)
+    name = _embedding_name(state.model)
+    if (folder / VOCABULARY).is_file():
+        state.cut.load_state_dict(load_file(folder / VOCABULARY))
+    else:
+        ids, kept = torch.from_numpy(state.cut.ids), torch.ones((), dtype=torch.float64)
+        state.cut.load_state_dict({"table": stored[name], "ids": ids, "kept": kept})
+    stored[name] = state.model.state_dict()[name]
+    copy_weights(state.model, stored, str(folder / WEIGHTS))
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Copy the weights of a checkpoint into the model, in place. Names and shapes must match."""
+    if not has_adapters(model):
+        copy_weights(model, read_weights(folder), str(folder / WEIGHTS))
+        return
+    own = model.state_dict()
+    files = adapter_files(model, own, embeddings=False)
+    held = {id(tensor) for tensor in own.values()}
+    for file, tensors in files.items():
+        stored = _read(folder, file)
+        # BESIDE contains the originals of tensors that PEFT computes; embeddings of a resized vocabulary are not trained.
+        mine = {key: tensor for key, tensor in tensors.items() if id(tensor) in held}
+        _copy(mine, {key: stored[key] for key in stored if key in mine}, str(folder / file))
+    beside = trained_beside(model, own, files)
+    if beside:
+        _copy(beside, _read(folder, BESIDE), str(folder / BESIDE))
+
+
+def read_weights(folder: Path) -> Tensors:
+    """Read the stored tensors of a model without adapters, from one file or from shards."""
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return _read(folder, WEIGHTS)
+    try:
+        places = json.loads((folder / INDEX).read_bytes())["weight_map"]
+        shards = {name: load_file(folder / name) for name in sorted(set(places.values())) if Path(name).name == name}
+        return {tensor: shards[name][tensor] for tensor, name in places.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"its shards cannot be read: {error}", where=str(folder / INDEX)) from error
+
+
+def is_weights(name: str) -> bool:
+    """Return whether a file of a checkpoint contains weights, or lists the files that do."""
+    return name in (WEIGHTS, BESIDE, INDEX) or name.endswith(ADAPTER)
+
+
+def weight_names(folder: Path) -> set[str]:
+    """Return the weight files of a folder with a manifest, including shards."""
+    names = set(read_manifest(folder)["files"])
+    shards = {n for n in names if n.startswith("model-") and n.endswith(".safetensors")}
+    return {name for name in names if is_weights(name)} | shards
+
+
+def holds(folder: Path, model: nn.Module) -> bool:
+    """Return whether the stored weights equal the model's, bit for bit."""
+    own = model.state_dict()
+    files = weight_files(model, own) if has_adapters(model) else {WEIGHTS: own}
+    try:
+        pairs = [
+            (tensor.cpu(), stored[key])
+            for name, tensors in files.items()
+            for stored in [read_weights(folder) if name == WEIGHTS else _read(folder, name)]
+            for key, tensor in _fitting(tensors, stored, str(folder)).items()
+        ]
+    except (CheckpointError, SafetensorError):
+        return False
+    return all(mine.dtype == stored.dtype and torch.equal(mine, stored) for mine, stored in pairs)
+
+
+def holds_names(folder: Path, model: nn.Module) -> bool:
+    """Return whether the stored weights have the model's own names, so that `load_weights` restores all of them."""
+    if has_adapters(model) or not (folder / WEIGHTS).is_file():
+        return False
+    own = model.state_dict()
+    with safe_open(folder / WEIGHTS, framework="pt") as file:
+        stored = set(file.keys())
+    there = {own[name].data_ptr() for name in own if name in stored}
+    return stored <= own.keys() and all(n in stored or t.data_ptr() in there for n, t in own.items())
+
+
+def copy_weights(model: nn.Module, stored: Tensors, where: str) -> None:
+    """Copy tensors into the model, in place; a CheckpointError if names or shapes don't match."""
+    if type(model).load_state_dict is not nn.Module.load_state_dict:
+        # a user's model may resize buffers in its own `load_state_dict`
+        model.load_state_dict(stored)
+        return
+    _copy(model.state_dict(), stored, where)
+
+
+def _copy(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], where: str) -> None:
+    with torch.no_grad():
+        for name, tensor in _fitting(own, stored, where).items():
+            tensor.copy_(stored[name])
+
+
+def _fitting(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor], where: str) -> Tensors:
+    """Return the model's tensors that were stored. `save_pretrained` stores only one name of a shared tensor."""
+    missing = [name for name in own if name not in stored]
+    there = {own[name].data_ptr() for name in own if name in stored} if missing else set()
+    fitting = {name: tensor for name, tensor in own.items() if name in stored or tensor.data_ptr() not in there}
+    wrong = sorted(set(fitting) ^ set(stored)) or [n for n in fitting if fitting[n].shape != stored[n].shape]
+    if wrong:
+        raise CheckpointError(f"does not fit the model: {', '.join(wrong[:5])}", where=where)
+    return fitting
+
+
+def _read(folder: Path, name: str) -> Tensors:
+    if not (folder / name).is_file():
+        raise missing_file(folder, name)
+    return load_file(folder / name)
+
+
+def missing_file(folder: Path, name: str) -> CheckpointError:
+    """Return the error for a checkpoint that lacks a file."""
+    fix = f"To start a new run from its weights: --model_name_or_path {folder} and another --output_dir."
+    if name == WEIGHTS and any(folder.glob(f"**/{ADAPTER}")):
+        fix = "It contains PEFT adapters: add adapters to the model as the run did (peft.get_peft_model)."
+    elif name != WEIGHTS and is_weights(name):
+        fix = "It is not from a run with these adapters: load it with from_pretrained and start a new run."
+    return CheckpointError(f"has no {name}, so the run cannot resume exactly from it", where=str(folder), fix=fix)
+
+
+# The state of an optimizer
+
+_OF_THE_DEVICE = ("params", "names", "fused", "foreach", "capturable", "differentiable")
+"""Entries of a group that a resume leaves as they were made: how the update is computed here, not what it computes."""
+
+
+def pack_optimizer(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """(tensors by "key:parameter", everything else as JSON); tensors are the optimizer's own."""
+    tensors: dict[str, torch.Tensor] = {}
+    names = _names(optimizer)
+    plain: dict[str, Any] = {"names": names}
+    stored = optimizer.state_dict()
+    if _has_own_way(optimizer):
+        plain["own"] = to_plain(stored, "optimizer", tensors)
+    else:
+        flat = [name for group in names for name in group]
+        by_name = {flat[k] if isinstance(k, int) else k: v for k, v in stored["state"].items()}
+        plain["state"] = {n: to_plain(v, n, tensors) for n, v in by_name.items() if n in flat}
+        plain["shared"] = to_plain({n: v for n, v in by_name.items() if n not in flat}, "shared", tensors)
+        plain["groups"] = [_plain_group(group, f"group {i}", tensors) for i, group in enumerate(stored["param_groups"])]
+    plain["tensors"] = sorted(tensors)
+    return tensors, plain
+
+
+def unpack_optimizer(
+    optimizer: Optimizer, tensors: dict[str, torch.Tensor], plain: dict[str, Any], where: str, *, settings: bool = True
+) -> None:
+    """Restores what `pack_optimizer` made; the parameters must be the same, in the same groups.
+
+    Without `settings` the groups stay as they were made: the run asked for others.
+    """
+    missing = sorted(set(plain["tensors"]) ^ set(tensors))
+    if missing:
+        raise CheckpointError(f"the optimizer's state is not complete: {', '.join(missing[:3])}", where=where)
+    names = _names(optimizer)
+    if names != plain["names"]:
+        raise CheckpointError("the optimizer's parameters are not those of this run", where=where)
+    if "own" in plain:
+        optimizer.load_state_dict(from_plain(plain["own"], tensors.__getitem__))
+        return
+    for group, own in zip(optimizer.param_groups, names, strict=True):
+        for name, parameter in zip(own, group["params"], strict=True):
+            with_device = bool(group.get("fused") or group.get("capturable"))
+
+            def find(key: str, parameter: torch.Tensor = parameter, with_device: bool = with_device) -> Any:
+                counts = key.startswith("step:") and not with_device  # torch counts on the CPU there
+                return tensors[key] if counts else tensors[key].to(parameter.device)
+
+            # a parameter without stored state must have none here either
+            optimizer.state.pop(parameter, None)
+            if name in plain["state"]:
+                optimizer.state[parameter] = from_plain(plain["state"][name], find)
+    optimizer.state.update(from_plain(plain["shared"], tensors.__getitem__))
+    if settings:
+        for group, stored in zip(optimizer.param_groups, plain["groups"], strict=True):
+            _restore_group(group, stored, tensors)
+
+
+def _names(optimizer: Optimizer) -> list[list[str]]:
+    return [
+        list(group.get("names") or [f"{index}.{i}" for i in range(len(group["params"]))])
+        for index, group in enumerate(optimizer.param_groups)
+    ]
+
+
+def _has_own_way(optimizer: Optimizer) -> bool:
+    """Whether its class has its own `state_dict` or `load_state_dict`."""
+    kind = type(optimizer)
+    return kind.state_dict is not Optimizer.state_dict or kind.load_state_dict is not Optimizer.load_state_dict
+
+
+def _plain_group(group: dict[str, Any], name: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """What a group holds beside its parameters; what cannot be written is left to the code that makes the optimizer."""
+    found = {}
+    for key, value in group.items():
+        if key in _OF_THE_DEVICE:
+            continue
+        if callable(value) and not isinstance(value, torch.Tensor):
+            log.debug("the optimizer's %s of %s is code, and is not in the checkpoint", key, name)
+            continue
+        found[key] = to_plain(value, f"{key}:{name}", tensors)
+    return found
+
+
+def _restore_group(group: dict[str, Any], stored: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    device = group["params"][0].device if group["params"] else torch.device("cpu")
+    for key, text in stored.items():
+        value, here = from_plain(text, lambda name: tensors[name].to(device)), group.get(key)
+        if isinstance(here, torch.Tensor) and (not isinstance(value, torch.Tensor) or value.shape == here.shape):
+            here.copy_(torch.as_tensor(value))  # in place: a captured step reads it there
+        elif isinstance(value, torch.Tensor):
+            # torch takes a rate that is a tensor only where it was made as one
+            group[key] = float(value) if key == "lr" and here is not None else value
+        else:
+            group[key] = value

@@ -1,0 +1,369 @@
+"""Where a run runs: device, ranks, precision. Home of `accelerate`."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+import os
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from tunesmith.data.batches import Batch
+from tunesmith.errors import ConfigError, TunesmithError, WorkerError, short_text
+from tunesmith.models.families import why_not
+from tunesmith.runs.environment import read_launch
+from tunesmith.training.serialization import from_bytes, to_bytes
+
+Precision = Literal["no", "bf16", "fp16"]
+
+RELEASE_SECONDS = 0.2
+"""Seconds before a rank on a CPU ends. A thread of gloo may still be releasing the tensors of the last exchange, for which it
+takes Python's lock; an interpreter that is ending refuses it, and the process is aborted with its work done (seen in 3 to 5
+of 12 runs on a busy machine, with transformers.Trainer as well)."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """One process of a run. All methods are no-ops in meaning on a single process."""
+
+    accelerator: Any
+    device: torch.device
+    precision: Precision
+    rank: int
+    world: int
+    sync_each_batch: bool = False
+    """Ranks exchange gradients in every micro-batch: more traffic, and no rank keeps its own sum."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes files and talks to the user."""
+        return self.rank == 0
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return the model on its device, wrapped in DDP on several ranks."""
+        if self.world == 1:
+            return model.to(self.device)
+        given = self.accelerator.ddp_handler
+        if given is None:
+            from accelerate import DistributedDataParallelKwargs
+
+            # In a family we know every parameter gets a gradient; in others DDP would wait for one that does not.
+            unknown = why_not(model) is not None
+            self.accelerator.ddp_handler = DistributedDataParallelKwargs(find_unused_parameters=unknown)
+        wrapped: nn.Module = self.accelerator.prepare_model(model)
+        self.accelerator.ddp_handler = given
+        return wrapped
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The precision of forward passes."""
+        if self.precision == "no":
+            return contextlib.nullcontext()
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def sync_when(self, last: bool, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        """Let ranks exchange gradients only in the last backward pass of a step."""
+        if last or self.world == 1 or self.sync_each_batch:
+            return contextlib.nullcontext()
+        context: contextlib.AbstractContextManager[Any] = self.accelerator.no_sync(model)
+        return context
+
+    def move(self, batch: Batch) -> Batch:
+        """The batch on the device."""
+        if self.device.type == "cpu":
+            return batch
+        inputs = {k: v.to(self.device, non_blocking=True) for k, v in batch.inputs.items()}
+        labels = None if batch.labels is None else batch.labels.to(self.device, non_blocking=True)
+        return replace(batch, inputs=inputs, labels=labels)
+
+    def sum_over_ranks(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over all ranks."""
+        if self.world == 1:
+            return value
+        total: torch.Tensor = self.accelerator.reduce(value, reduction="sum")
+        return total
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Each rank's value (numbers, text, arrays, lists, dicts), by rank, on every rank. Nothing is pickled."""
+        if self.world == 1:
+            return [value]
+        mine = torch.frombuffer(bytearray(to_bytes(value)), dtype=torch.uint8).to(self.device)
+        size = torch.tensor([len(mine)], device=self.device)
+        sizes = [torch.zeros_like(size) for _ in range(self.world)]
+        torch.distributed.all_gather(sizes, size)
+        longest = max(int(s) for s in sizes)
+        parts = [torch.empty(longest, dtype=torch.uint8, device=self.device) for _ in range(self.world)]
+        torch.distributed.all_gather(parts, torch.nn.functional.pad(mine, (0, longest - len(mine))))
+        return [from_bytes(p[: int(s)].cpu().numpy().tobytes()) for p, s in zip(parts, sizes, strict=True)]
+
+    def largest(self, value: int) -> int:
+        """The largest of the ranks' numbers: one small exchange, much cheaper than gathering objects."""
+        if self.world == 1:
+            return value
+        number = torch.tensor([value], dtype=torch.int64, device=self.device)
+        torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX)
+        return int(number)
+
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+        if self.world > 1:
+            self.accelerator.wait_for_everyone()
+
+    @contextlib.contextmanager
+    def main_first(self) -> Iterator[None]:
+        """Rank 0 runs the block first, then the others (to find its caches filled)."""
+        if not self.is_main:
+            self.barrier()
+        yield
+        if self.is_main:
+            self.barrier()
+
+
+def make_runtime(
+    *,
+    precision: Precision = "no",
+    use_cpu: bool = False,
+    handlers: Sequence[Any] = (),
+    timeout_seconds: float | None = None,
+    loading: Mapping[str, Any] | None = None,
+    accumulation: Mapping[str, Any] | None = None,
+) -> Runtime:
+    """The runtime this process was launched for (alone, torchrun, accelerate launch, notebook_launcher).
+
+    A rank that does not answer for `timeout_seconds` ends the others (default: torch's own half hour). `handlers` (as
+    `ddp_handler` makes them), `loading` and `accumulation` are accelerate's settings, which it shows to the user's code.
+    """
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+    from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin
+
+    _refuse_what_a_launcher_wants()
+    given = [h for h in handlers if h != DistributedDataParallelKwargs()]  # nothing asked for: the model decides
+    if timeout_seconds is not None and not any(isinstance(h, InitProcessGroupKwargs) for h in given):
+        given.append(InitProcessGroupKwargs(timeout=timedelta(seconds=timeout_seconds)))
+    asked = read_launch().world
+    # Without a GPU accelerate joins the ranks only when told that it is on a CPU.
+    on_cpu = use_cpu or (asked > 1 and not torch.accelerator.is_available())
+    with _named_when_ranks_do_not_meet(asked):
+        accelerator = Accelerator(
+            cpu=on_cpu,
+            mixed_precision="no",
+            kwargs_handlers=given or None,
+            dataloader_config=DataLoaderConfiguration(**(loading or {})),
+            gradient_accumulation_plugin=GradientAccumulationPlugin(**(accumulation or {"num_steps": 1})),
+        )
+    if accelerator.num_processes < asked:
+        raise ConfigError(
+            f"this process was launched as one of {asked}, but it has no other ranks: each would train a whole run",
+            fix="Give use_cpu (--use_cpu) where there is no GPU, and make no Accelerator before.",
+        )
+    device = accelerator.device
+    _require_precision(precision, device)
+    world = accelerator.num_processes
+    if world > 1 and device.type == "cpu":
+        atexit.register(time.sleep, RELEASE_SECONDS)
+    each = bool((accumulation or {}).get("sync_each_batch"))
+    return Runtime(accelerator, device, precision, accelerator.process_index, world, each)
+
+
+def _require_precision(precision: Precision, device: torch.device) -> None:
+    """A ConfigError where the device cannot compute in this precision."""
+    if precision == "fp16" and device.type == "cpu":
+        raise ConfigError(
+            "fp16 needs a GPU, and this run is on a CPU", fix="Leave --fp16 out, or use --bf16, which a CPU can do."
+        )
+    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ConfigError("this GPU has no bf16", fix="Use --fp16.")
+
+
+def ddp_handler(options: Mapping[str, Any]) -> Any:
+    """accelerate's settings of DDP."""
+    from accelerate import DistributedDataParallelKwargs
+
+    return DistributedDataParallelKwargs(**options)
+
+
+def has_bf16(*, use_cpu: bool = False) -> bool:
+    """Whether the device that a run here uses by itself is a GPU made for bf16."""
+    return not use_cpu and torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+@contextlib.contextmanager
+def _named_when_ranks_do_not_meet(world: int) -> Iterator[None]:
+    """A rank that never comes to the meeting place ends this one with the right words."""
+    try:
+        yield
+    except torch.distributed.DistError as error:
+        rank = os.environ.get("RANK", "?")
+        raise WorkerError(
+            f"rank {rank} of {world} did not meet the others: {short_text(error)}",
+            fix="Look for what ended or held up the other ranks; --ddp_timeout says how long one waits.",
+        ) from error
+
+
+def leave_ranks() -> None:
+    """Takes this process out of the group in good order, when the command is done. NCCL complains otherwise."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _refuse_what_a_launcher_wants() -> None:
+    """Refuses or reports options of `accelerate launch` that this engine does not use."""
+    for name, variable in (("DeepSpeed", "ACCELERATE_USE_DEEPSPEED"), ("FSDP", "ACCELERATE_USE_FSDP")):
+        if os.environ.get(variable, "false").lower() in ("true", "1"):
+            raise ConfigError(
+                f"the launcher requests {name}, but this loop trains with DDP",
+                fix="Launch with torchrun or `accelerate launch --multi_gpu`, or use tunesmith.Trainer.",
+            )
+    asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if asked not in ("no", ""):
+        log.warning("the launcher's mixed precision (%s) is not used: --bf16 or --fp16 of the run decide", asked)
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether fused kernels can be compiled here."""
+    return torch.cuda.is_available() and find_spec("triton") is not None
+
+
+SECONDS_TO_DIE = 2.0
+"""How long a survivor looks for a process that is going away: the others learn of a loss before it is complete."""
+
+_LOST = re.compile(
+    r"closed by peer|connection reset|timed? ?out|pair closure|broken pipe|no route|remote process exited|socket|nccl|gloo|"
+    r"c10d|process group|recvvalue|sendbytes",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class RankRoster:
+    """(host, process) of every rank, by rank."""
+
+    places: tuple[tuple[str, int], ...]
+    rank: int
+
+    @classmethod
+    def gather(cls, runtime: Runtime) -> RankRoster:
+        """Asks every rank where it is; all ranks call it."""
+        return cls(tuple(runtime.gather_objects((socket.gethostname(), os.getpid()))), runtime.rank)
+
+    def explain(self, error: BaseException) -> WorkerError | None:
+        """The error of a lost rank, naming it where it can be seen; None when the error is about something else."""
+        if len(self.places) == 1 or isinstance(error, TunesmithError) or not _LOST.search(str(error)):
+            return None
+        until = time.monotonic() + SECONDS_TO_DIE
+        gone = self._gone()
+        while not gone and time.monotonic() < until:
+            time.sleep(0.05)
+            gone = self._gone()
+        first = " ".join(str(error).split("\n")[0].split())[:200]
+        return self.lost(", ".join(gone) if gone else f"another rank ({first})")
+
+    def lost(self, who: str) -> WorkerError:
+        """The error that ends this rank."""
+        fix = "Its own output says why. The same command resumes from the last checkpoint."
+        return WorkerError(f"{who} no longer answers; rank {self.rank} ends", fix=fix)
+
+    def dead(self) -> list[str]:
+        """Ranks of this machine whose process has ended, in words."""
+        return [text for text in self._gone() if "is stopped" not in text]
+
+    def _gone(self) -> list[str]:
+        """Ranks of this machine whose process is dead or stopped, in words."""
+        found = []
+        here = socket.gethostname()
+        for rank, (host, pid) in enumerate(self.places):
+            state = _state_of(pid) if host == here and rank != self.rank else "running"
+            if state != "running":
+                found.append(f"rank {rank} (process {pid} on {host}) {state} and")
+        return found
+
+
+def _state_of(pid: int) -> str:
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "is gone" if Path("/proc/self").exists() else "running"
+    return {"Z": "has died", "X": "has died", "T": "is stopped", "t": "is stopped"}.get(letter, "running")
+
+
+LOOK_EVERY = 1.0
+GRACE_SECONDS = 6.0
+"""How long a rank may take to notice a loss by itself. gloo raises at once; NCCL can wait for ever, in C++."""
+
+
+@contextmanager
+def rank_watch(runtime: Runtime) -> Iterator[RankRoster]:
+    """Inside, the loss of another rank ends this one: as a WorkerError where it shows, else with exit 7.
+
+    Leave it after a barrier: a rank that goes home earlier counts as lost.
+    """
+    roster = RankRoster.gather(runtime)
+    if runtime.world == 1:
+        yield roster
+        return
+    done = threading.Event()
+    threading.Thread(target=_look, args=(roster, done), name="tunesmith-rank-watch", daemon=True).start()
+    on_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _when_terminated(roster)) if on_main else None
+    after: Any = before
+    try:
+        yield roster
+    except RuntimeError as error:
+        lost = roster.explain(error)
+        if lost is None:
+            raise
+        after = signal.SIG_IGN  # the launcher's SIGTERM is on its way: it must not come before the message and exit 7
+        raise lost from error
+    except WorkerError:
+        after = signal.SIG_IGN
+        raise
+    finally:
+        done.set()
+        if on_main:
+            signal.signal(signal.SIGTERM, after)
+
+
+def _look(roster: RankRoster, done: threading.Event) -> None:
+    since: float | None = None
+    while not done.wait(LOOK_EVERY):
+        gone = roster.dead()
+        if not gone:
+            since = None
+            continue
+        since = since or time.monotonic()
+        if time.monotonic() - since >= GRACE_SECONDS:
+            log.error("%s left this rank waiting; rank %d ends", " ".join(gone).removesuffix(" and"), roster.rank)
+            os._exit(WorkerError.exit_code)
+
+
+def _when_terminated(roster: RankRoster) -> Any:
+    """Launchers end the survivors with SIGTERM: a rank that can see the reason says it."""
+
+    def arrived(number: int, frame: FrameType | None) -> None:
+        gone = roster.dead()
+        if gone:
+            signal.signal(number, signal.SIG_IGN)
+            raise roster.lost(gone[0])
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    return arrived

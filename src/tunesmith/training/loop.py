@@ -1,0 +1,246 @@
+"""THE engine: a generator of events. Forward, backward, clip, optimizer, schedule, zero; evaluate when due; a safe point.
+
+Ranks compare their plans before the first step: a difference between them would split the run without a word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any, Protocol
+
+import torch
+
+from tunesmith.data.batches import Window
+from tunesmith.errors import ConfigError, DataError, did_you_mean
+from tunesmith.events import (
+    EpochStarted,
+    Evaluated,
+    Event,
+    Improved,
+    MicroBatchSplit,
+    NonFinite,
+    Note,
+    SafePoint,
+    StepDone,
+    finite_or_none,
+)
+from tunesmith.training.distributed import Runtime
+from tunesmith.training.optimizer import current_rate
+from tunesmith.training.schedule import Plan, lr_at
+from tunesmith.training.state import TrainState
+from tunesmith.training.step import StepResult, find_culprit, train_step
+from tunesmith.training.stopping import Interrupted
+
+
+class BatchSource(Protocol):
+    """Where windows come from; `Batches` is one."""
+
+    def windows(self, epoch: int, skip: int = 0) -> Iterator[Window]:
+        """The windows of an epoch from number `skip` on."""
+        ...
+
+
+Evaluate = Callable[[TrainState], Mapping[str, tuple[dict[str, float | None], int]]]
+"""Split name -> (metrics, rows). The first split is the one that decides about the best model."""
+
+
+def train_events(
+    state: TrainState,
+    batches: BatchSource,
+    plan: Plan,
+    *,
+    evaluate: Evaluate | None = None,
+    wants_read_back: Callable[[int], bool] = lambda step: False,
+) -> Iterator[Event]:
+    """Trains from `state.step` to the end of the plan. After a `break` the state is complete as of the last event."""
+    require_one_plan(state, batches, plan)
+    require_own_epochs(batches, plan, state.step)
+    state.planned_steps = plan.num_steps - state.step
+    pending: list[StepResult] = []
+    clock, empty = StepClock(), 0
+    if state.evaluation_due and evaluate is not None:  # the run was stopped in the middle of it
+        yield from _evaluate(state, plan, evaluate)
+        yield SafePoint(state.step)
+    epoch, skip = plan.epoch_of(state.step)
+    while state.step < plan.num_steps and not state.progress.is_exhausted(plan.patience):
+        if skip == 0:
+            clock.pause()
+            yield EpochStarted(epoch, state.step)
+            clock.resume()
+        step_before = state.step
+        for window in batches.windows(epoch, skip):
+            pending.append(_step(state, window, plan))
+            step = state.step
+            while state.notes:
+                yield Note(step, state.notes.pop(0))
+            evaluates = evaluate is not None and plan.evaluate.due(step)
+            last = step >= plan.num_steps
+            due = len(pending) >= plan.read_back_every or evaluates or last or plan.save.due(step)
+            if due or wants_read_back(step):
+                yield from _read_back(state, plan, pending, clock)
+                pending.clear()
+            else:
+                clock.pause()
+            if evaluates and evaluate is not None:
+                yield from _evaluate(state, plan, evaluate)
+            yield SafePoint(step)
+            clock.resume()
+            if last or state.progress.is_exhausted(plan.patience):
+                break
+        empty = _count_empty(empty, batches, plan, state.step, step_before)
+        epoch, skip = epoch + 1, 0
+
+
+def _step(state: TrainState, window: Window, plan: Plan) -> StepResult:
+    rate = current_rate(state.optimizer) if state.hooks.sets_rate else lr_at(state.step, plan.schedule)
+    hold = plan.nan_action == "stop"
+    return train_step(state, window, learning_rate=rate, max_grad_norm=plan.max_grad_norm, seed=plan.seed, hold=hold)
+
+
+def _count_empty(before: int, batches: BatchSource, plan: Plan, step: int, began: int) -> int:
+    """Epochs in a row without a window; the second is a DataError, after the first a listener may end the run."""
+    empty = before + 1 if step == began else 0
+    if empty == 2:
+        raise DataError(
+            f"{type(batches).__name__} gave no window in two epochs, at step {step} of {plan.num_steps}",
+            fix="A source that can be read once ends there: give one whose windows(epoch) begins anew, or fewer steps.",
+        )
+    return empty
+
+
+class StepClock:
+    """The time that steps take: windows, passes, updates and reads; not what is done with their events."""
+
+    def __init__(self) -> None:
+        self._spent, self._since = 0.0, time.perf_counter()
+
+    def pause(self) -> None:
+        """Others are at work from now on."""
+        self._spent += time.perf_counter() - self._since
+
+    def resume(self) -> None:
+        """The steps are at work again."""
+        self._since = time.perf_counter()
+
+    def take(self) -> float:
+        """The seconds since the last call; the clock is paused after it."""
+        self.pause()
+        spent, self._spent = self._spent, 0.0
+        return spent
+
+
+def _read_back(state: TrainState, plan: Plan, pending: list[StepResult], clock: StepClock) -> Iterator[Event]:
+    """The numbers of the steps since the last read, in order: the one place where the host waits for the device.
+
+    The device works on them one behind the other while the host is ahead, so each gets an equal share of the time.
+    """
+    read = torch.stack([result.numbers for result in pending]).tolist()
+    seconds = clock.take() / len(pending)
+    for result, (loss, norm, bad) in zip(pending, read, strict=True):
+        if result.split_to is not None:
+            yield MicroBatchSplit(result.step, result.split_from or 0, result.split_to)
+        yield StepDone(
+            step=result.step,
+            epoch=plan.fraction(result.step),
+            loss=finite_or_none(loss),
+            grad_norm=finite_or_none(norm),
+            learning_rate=result.learning_rate,
+            examples=len(result.window.rows),
+            tokens=result.tokens,
+            padded_tokens=result.padded_tokens,
+            seconds=seconds,
+        )
+        if bad != 0.0:
+            what, tensor = find_culprit(state, result, plan.seed)
+            yield NonFinite(result.step, what, tensor, tuple(int(r) for r in result.window.rows))
+            assert state.poisoned is not None
+            state.poisoned.zero_()
+
+
+def _evaluate(state: TrainState, plan: Plan, evaluate: Evaluate) -> Iterator[Event]:
+    """Evaluates every split, then updates the best metric and the patience counter from the first.
+
+    An evaluation that is interrupted gives its caller a safe point to stop at; else it begins again.
+    """
+    started = time.perf_counter()
+    state.evaluation_due = True
+    while state.evaluation_due:
+        try:
+            results = evaluate(state)
+            state.evaluation_due = False
+        except Interrupted:
+            yield SafePoint(state.step)
+    for name, (metrics, rows) in results.items():
+        seconds = time.perf_counter() - started
+        yield Evaluated(state.step, plan.fraction(state.step), name, metrics, rows, seconds)
+    if plan.metric is None or not results:
+        return
+    first = next(iter(results.values()))[0]
+    value = metric_value(first, plan.metric)
+    state.progress, improved = state.progress.updated(
+        value, state.step, greater_is_better=plan.greater_is_better, min_delta=plan.min_delta
+    )
+    if improved and value is not None:
+        yield Improved(state.step, plan.metric.removeprefix("eval_"), value)
+
+
+def metric_value(metrics: dict[str, float | None], name: str) -> float | None:
+    """Return the tracked metric, with or without the prefix `eval_`; an unknown name is a ConfigError."""
+    key = name.removeprefix("eval_")
+    if key not in metrics:
+        known = tuple(metrics)
+        raise ConfigError(
+            f"metric_for_best_model {name!r} is not among {', '.join(known)}", fix=did_you_mean(key, known)
+        )
+    return metrics[key]
+
+
+def require_agreement(runtime: Runtime, facts: Mapping[str, Any]) -> None:
+    """Returns when every rank holds the same facts; else a ConfigError on every rank, naming each that differs."""
+    if runtime.world == 1:
+        return
+    notes = runtime.gather_objects({name: repr(fact) for name, fact in facts.items()})
+    wrong = [
+        f"{name} is {_short(notes[0].get(name))} on rank 0 and {_short(other.get(name))} on rank {rank}"
+        for rank, other in enumerate(notes)
+        for name in notes[0].keys() | other.keys()
+        if notes[0].get(name) != other.get(name)
+    ]
+    if wrong:
+        raise ConfigError(
+            f"the ranks were not started with the same thing: {'; '.join(sorted(wrong)[:5])}",
+            fix="Start every rank with the same command, config and data.",
+        )
+
+
+def require_one_plan(state: TrainState, batches: Any, plan: Plan) -> None:
+    """Refuses ranks that would take different steps or see their rows in different orders."""
+    if state.runtime.world == 1:
+        return
+    facts = {field.name: getattr(plan, field.name) for field in fields(plan)}
+    facts |= {"step": state.step, "progress": state.progress, "data_seed": getattr(batches, "seed", None)}
+    if hasattr(batches, "order"):
+        rows = batches.order(plan.epoch_of(state.step)[0]).rows
+        facts["row order"] = hashlib.sha256(rows.tobytes()).hexdigest()[:12]
+    require_agreement(state.runtime, facts)
+
+
+def require_own_epochs(batches: Any, plan: Plan, step: int) -> None:
+    """Refuses to resume with a plan whose epochs end elsewhere than those of the batches: it would be at other rows."""
+    epoch = plan.epoch_of(step)[0]
+    if epoch == 0 or not hasattr(batches, "steps_in_epoch"):
+        return
+    ended = sum(batches.steps_in_epoch(e) for e in range(epoch))
+    if ended != plan.epoch_ends[epoch - 1]:
+        raise ConfigError(
+            f"epoch {epoch} of the plan ends at step {plan.epoch_ends[epoch - 1]}, that of the batches at step {ended}",
+            fix="Make the plan with epoch_ends_for(batches.steps_in_epoch, ...): with a token budget epochs differ in length.",
+        )
+
+
+def _short(text: str | None) -> str:
+    text = str(text)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,287 @@
+"""The optimizer, by its name in `config/convert.py`, and which parameters it trains, at which rate, with or without weight decay.
+Clipping and the finite check are folded into the pass of a fused one."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from tunesmith.errors import ConfigError, did_you_mean
+from tunesmith.training.distributed import has_triton
+
+if TYPE_CHECKING:
+    from tunesmith.speedups.fused import FusedStack
+
+Rate = float | torch.Tensor
+"""A number, or where a captured step reads it from."""
+_KERNEL = "_tunesmith_kernel"
+_LAYER = re.compile(r"\.(?:layer|layers|albert_layer_groups|h|block)\.(\d+)\.")
+_EMBEDDING = re.compile(r"(^|\.)embeddings?\.")
+
+
+def make_optimizer(
+    model: nn.Module,
+    *,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    layerwise_lr_decay: float = 1.0,
+    head_lr_scale: float = 1.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
+    optim: str = "adamw_torch_fused",
+    layers: FusedStack | None = None,
+    only_writer: bool = False,
+    captured: bool = False,
+) -> Optimizer:
+    """An optimizer over the trainable parameters; each group knows its parameter names and its share of the rate.
+
+    With fused `layers` the copies they compute with are written by the same kernel as the weights. `only_writer` says that
+    nothing else writes weights between steps; else they are copied before each forward pass. `captured`: steps are captured,
+    and the kernel pays without fused layers too.
+    """
+    from tunesmith.config.convert import OPTIMIZERS  # with all that reads options; a Trainer makes its optimizer itself
+
+    place, options = OPTIMIZERS[optim]
+    module, _, name = place.partition(":")
+    kind = getattr(import_module(module), name)
+    by_name = dict(model.named_parameters())
+    groups: list[dict[str, Any]] = [
+        {
+            "params": [by_name[n] for n in group.names],
+            "names": list(group.names),
+            "weight_decay": group.weight_decay,
+            "lr_scale": group.lr_scale,
+            "lr": learning_rate * group.lr_scale,
+        }
+        for group in param_groups(
+            model, weight_decay=weight_decay, layerwise_lr_decay=layerwise_lr_decay, head_lr_scale=head_lr_scale
+        )
+    ]
+    on_gpu = options.get("fused", False) and all(p.device.type == "cuda" for p in by_name.values())
+    if on_gpu:  # the rate lies on the device, so that a captured step can read it
+        for group in groups:
+            group["lr"] = torch.full((), group["lr"], device=group["params"][0].device)
+    settings = {"betas": betas, "eps": epsilon, "capturable": on_gpu, **options}
+    takes = inspect.signature(kind).parameters
+    made: Optimizer = kind(groups, lr=learning_rate, **{k: v for k, v in settings.items() if k in takes})
+    kernel = attach_kernel(made, layers) if captured or layers is not None else None
+    if layers is not None:
+        layers.kept_fresh = kernel is not None and only_writer
+    return made
+
+
+def in_one_kernel(kind: Any, options: Mapping[str, Any], parameters: Iterable[torch.Tensor]) -> dict[str, Any]:
+    """The options of torch's AdamW, or of SGD without momentum, with its fused kernel on a GPU: the same update, and no wait.
+
+    Any other way the host must know that a gradient is finite before it updates. (A first step of SGD that is skipped would
+    leave its momentum as it was found in memory.)
+    """
+    given = dict(options)
+    known = kind is AdamW or (kind is SGD and not given.get("momentum"))
+    if not known or given.keys() & {"fused", "foreach", "capturable"}:
+        return given
+    takes = all(p.is_cuda and p.is_floating_point() for p in parameters)
+    return {**given, "fused": True} if takes else given
+
+
+def attach_kernel(optimizer: Optimizer, layers: FusedStack | None) -> Any:
+    """From now on one kernel of ours does the update of a fused AdamW on a GPU, and writes the copies of fused layers with it.
+
+    None where it cannot: without triton, for other optimizers and for parameters that it does not take.
+    """
+    copies = {} if layers is None else layers.copies
+    if not _takes_kernel(optimizer, copies):
+        return None
+    from tunesmith.speedups.kernels.adamw import OneKernelAdamW
+
+    vars(optimizer)[_KERNEL] = kernel = OneKernelAdamW(optimizer, copies)
+    return kernel
+
+
+def detach_kernel(optimizer: Optimizer) -> None:
+    """The optimizer does its updates itself again."""
+    vars(optimizer).pop(_KERNEL, None)
+
+
+def _takes_kernel(optimizer: Optimizer, copies: Mapping[torch.Tensor, torch.Tensor]) -> bool:
+    if type(optimizer) is not AdamW or not has_triton():
+        return False
+    groups = optimizer.param_groups
+    if not all(g["fused"] and not (g["amsgrad"] or g["maximize"]) for g in groups):
+        return False
+    parameters = [p for group in groups for p in group["params"]]
+    plain = all(p.is_cuda and p.dtype == torch.float32 and p.is_contiguous() for p in parameters)
+    return plain and all(t.data_ptr() % 16 == 0 for t in (*parameters, *copies.values()))
+
+
+def set_rate(optimizer: Optimizer, rate: Rate) -> None:
+    """Sets the rate of every group from the schedule's value, in place where it lies on the device."""
+    for group in optimizer.param_groups:
+        value = rate * group.get("lr_scale", 1.0)
+        if not isinstance(group["lr"], torch.Tensor):
+            group["lr"] = value
+        elif isinstance(value, torch.Tensor):
+            group["lr"].copy_(value)
+        else:
+            group["lr"].fill_(value)
+
+
+def current_rate(optimizer: Optimizer) -> float:
+    """The rate of the first group, as it stands."""
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def trained_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    """The parameters that have a gradient."""
+    return [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+
+def gradient_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
+    """Return the 2-norm of all gradients as a tensor on the device."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    return torch.nn.utils.get_total_norm(grads)
+
+
+def divide_gradients(parameters: list[torch.Tensor], divisor: torch.Tensor) -> None:
+    """Divide all gradients in place."""
+    torch._foreach_div_([p.grad for p in parameters if p.grad is not None], divisor)
+
+
+def make_moments(optimizer: Optimizer) -> None:
+    """Gives every parameter with a gradient the state that Adam's first step would make, before any of them is updated.
+
+    Memory that runs out here has changed nothing, where it would have in the midst of the first update.
+    """
+    if type(optimizer) not in (Adam, AdamW) or not any(p not in optimizer.state for p in trained_parameters(optimizer)):
+        return
+    for group in optimizer.param_groups:
+        on_device = group["capturable"] or group["fused"]
+        names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+        for p in group["params"]:
+            if p.grad is not None and p not in optimizer.state:
+                made = {"step": torch.zeros((), device=p.device if on_device else "cpu")}
+                optimizer.state[p] = made | {n: torch.zeros_like(p, memory_format=torch.preserve_format) for n in names}
+
+
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether the optimizer takes the scale and the skip flag inside its kernel."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def apply_update(optimizer: Optimizer, divisor: torch.Tensor, skip: torch.Tensor) -> None:
+    """One optimizer step on gradients / divisor, unless `skip` is 1.0. No sync when the optimizer is fused."""
+    kernel = vars(optimizer).get(_KERNEL)
+    if kernel is not None and not kernel.is_watched:
+        kernel.step(divisor, skip)
+        return
+    if is_fused(optimizer):
+        fused: Any = optimizer
+        fused.grad_scale, fused.found_inf = divisor.float(), skip.float()  # of a float64 model they are float64
+        try:
+            optimizer.step()
+        finally:
+            del fused.grad_scale, fused.found_inf
+        return
+    skipped, divided = torch.stack([skip, divisor]).tolist()  # one wait for the device
+    if skipped != 0.0:
+        return
+    if divided != 1.0:
+        divide_gradients(trained_parameters(optimizer), divisor)
+    optimizer.step()
+
+
+@dataclass(frozen=True)
+class ParamGroup:
+    """Parameters that share weight decay and the share of the learning rate they get."""
+
+    names: tuple[str, ...]
+    weight_decay: float
+    lr_scale: float
+
+
+def depth_of(name: str, num_layers: int) -> int:
+    """0 for embeddings, 1..n for the encoder's layers, n + 1 for everything above."""
+    layer = _LAYER.search(name)
+    if layer:
+        return int(layer.group(1)) + 1
+    return 0 if _EMBEDDING.search(name) else num_layers + 1
+
+
+def count_layers(model: nn.Module) -> int:
+    """Encoder layers that can be trained, by the numbers in parameter names: a layer that averages is none of them."""
+    named = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    numbers = [int(m.group(1)) for name in named if (m := _LAYER.search(name))]
+    return max(numbers, default=-1) + 1
+
+
+def matrix_size(model: nn.Module) -> float:
+    """The root mean square of the matrices of the encoder's layers."""
+    found = [p.detach().float() for name, p in model.named_parameters() if p.ndim == 2 and _LAYER.search(name)]
+    squares = sum(float(p.square().sum()) for p in found)
+    return math.sqrt(squares / max(sum(p.numel() for p in found), 1))
+
+
+def param_groups(
+    model: nn.Module, *, weight_decay: float, layerwise_lr_decay: float = 1.0, head_lr_scale: float = 1.0
+) -> list[ParamGroup]:
+    """Groups of the trainable parameters, in a stable order. Only matrices decay: biases and norms do not.
+
+    The rate falls by `layerwise_lr_decay` from each layer to the one below; the head has `head_lr_scale` of the top's.
+    """
+    layers = count_layers(model)
+    groups: dict[tuple[float, float], list[str]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        decay = weight_decay if parameter.ndim >= 2 else 0.0
+        depth = depth_of(name, layers)
+        scale = head_lr_scale if depth > layers else layerwise_lr_decay ** (layers + 1 - depth)
+        groups.setdefault((decay, scale), []).append(name)
+    return [ParamGroup(tuple(names), decay, scale) for (decay, scale), names in groups.items()]
+
+
+def freeze(model: nn.Module, parts: tuple[str, ...]) -> tuple[str, ...]:
+    """Stops training of "embeddings", "encoder" (all but the head) or "layers.0-3"; returns the frozen names."""
+    layers = count_layers(model)
+    frozen: list[str] = []
+    for part in parts:
+        chosen = _depths_of(part, layers)
+        for name, parameter in model.named_parameters():
+            if depth_of(name, layers) in chosen and parameter.requires_grad and not _is_head(name, part):
+                parameter.requires_grad_(False)
+                frozen.append(name)
+    if frozen and not any(p.requires_grad for p in model.parameters()):
+        raise ConfigError(f"--freeze {','.join(parts)} leaves nothing to train")
+    return tuple(frozen)
+
+
+def _is_head(name: str, part: str) -> bool:
+    """Pooler and classifier stay trainable when the encoder is frozen."""
+    return (
+        part == "encoder" and re.search(r"(^|\.)(classifier|pooler|pre_classifier|head|score)(\.|$)", name) is not None
+    )
+
+
+def _depths_of(part: str, layers: int) -> set[int]:
+    if part == "embeddings":
+        return {0}
+    if part == "encoder":
+        return set(range(layers + 2))
+    span = re.fullmatch(r"layers?\.(\d+)(?:-(\d+))?", part)
+    if not span:
+        known = ("embeddings", "encoder", "layers.0", "layers.0-3")
+        fix = did_you_mean(part, known) or "Use embeddings, encoder or layers.0-3."
+        raise ConfigError(f"--freeze does not know {part!r}", fix=fix)
+    first, last = int(span.group(1)), int(span.group(2) or span.group(1))
+    if first > last or last >= layers:
+        raise ConfigError(f"--freeze {part}: the model has layers 0 to {layers - 1}")
+    return set(range(first + 1, last + 2))

@@ -1,0 +1,434 @@
+"""What both doors do alike for a run on disk: find and remove its checkpoints, compare a resume, train with every event in the
+journal, refuse a NaN, agree on a stop, end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from tunesmith.errors import CheckpointError, NumericsError, ResourceError, StoppedBySignal, TunesmithError, short_text
+from tunesmith.events import Event, Improved, NonFinite, Note, Resumed, RunEnded, RunStarted, SafePoint, Saved
+from tunesmith.runs.environment import fault_point
+from tunesmith.runs.event_log import LOST_JOURNAL, Journal, truncate_journal
+from tunesmith.runs.folder import RunDir, checkpoint_step
+from tunesmith.runs.manifest import read_manifest, require_space, sweep, verify, write_sealed
+from tunesmith.runs.writing import disk_error
+from tunesmith.training.checkpoint import (
+    PIECES,
+    VOCABULARY,
+    Identity,
+    Snapshot,
+    bytes_of,
+    capture,
+    differences,
+    link_files,
+    load_checkpoint,
+    newest_intact,
+    rotate,
+)
+from tunesmith.training.distributed import RankRoster
+from tunesmith.training.loop import BatchSource, Evaluate, train_events
+from tunesmith.training.schedule import Plan
+from tunesmith.training.state import TrainState
+from tunesmith.training.stopping import StopRequest
+
+Listener = Callable[[Event], None]
+GOOD_ENDS = ("completed", "early_stopping")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Wording:
+    """The wording of a door's advice: the spelling of its options, and how a run is resumed."""
+
+    changed: str
+    """What to do about a run that differs from its checkpoint."""
+    resume: str
+    """What continues a run that was stopped."""
+    option: str = "--"
+    """The prefix of an option's name."""
+
+
+COMMAND = Wording(
+    "Put it back, give another --output_dir, or --allow_changed_data to resume all the same.",
+    "the same command resumes from here",
+)
+
+
+@dataclass
+class RunRecord:
+    """The journal of one run and the rules about it. Rank 0 alone touches the disk: elsewhere `journal` is None."""
+
+    run: RunDir
+    state: TrainState
+    identity: Identity
+    allow_changed: bool = False
+    stop: StopRequest | None = None
+    listeners: list[Listener] = field(default_factory=list)
+    wording: Wording = COMMAND
+    journal: Journal | None = field(init=False, default=None)
+
+    def compare(self, folder: Path) -> tuple[list[str], list[str]]:
+        """(what differs between a checkpoint's run and this one, the notes about it for the user). A difference is refused
+        unless changes are allowed, as the position in the data means something else then."""
+        found, reported = differences(folder, self.identity)
+        if found and not self.allow_changed:
+            raise self.changed(f"this run was started with something else: {'; '.join(found)}", folder)
+        return found, [f"resumes although {text}" for text in found] + reported
+
+    def changed(self, problem: str, where: Path) -> CheckpointError:
+        """The error for a run that differs from its checkpoint."""
+        return CheckpointError(problem, where=str(where), fix=self.wording.changed)
+
+    def open(self, event: RunStarted | Resumed, notes: Sequence[str] = ()) -> None:
+        """Starts the journal anew, or continues it from the step of a checkpoint."""
+        if not self.state.runtime.is_main:
+            return
+        file, fresh = self.run.journal_file, isinstance(event, RunStarted)
+        lost = [] if fresh or file.exists() else [LOST_JOURNAL]
+        if fresh:
+            file.unlink(missing_ok=True)
+        else:
+            truncate_journal(file, event.step, complete=True)
+        self.journal = Journal(file)
+        self.on(event)
+        for text in (*lost, *notes):
+            self.on(Note(event.step, text))
+
+    def train(
+        self,
+        plan: Plan,
+        batches: BatchSource,
+        wants_read_back: Callable[[int], bool],
+        evaluate: Evaluate | None = None,
+    ) -> Iterator[Event]:
+        """Trains to the end of the plan. `on` has acted on each event before it is yielded."""
+        for event in train_events(self.state, batches, plan, evaluate=evaluate, wants_read_back=wants_read_back):
+            self.on(event)
+            yield event
+
+    @contextmanager
+    def ending_well(self, roster: RankRoster) -> Iterator[None]:
+        """Around a run: the journal ends with the error that ended the run, and a lost rank is named."""
+        try:
+            yield
+        except TunesmithError as error:
+            self.end(type(error).__name__)
+            last = [folder.name for folder in self.run.checkpoints()][-1:]
+            if isinstance(error, ResourceError) and self.state.phase == "update" and last:
+                problem = f"{error.problem}; last checkpoint: {last[0]}"
+                raise ResourceError(problem, where=str(self.run.path), fix=error.fix) from error
+            raise
+        except RuntimeError as error:
+            lost = roster.explain(error)
+            if lost is None:
+                raise
+            self.end("WorkerError")
+            raise lost from error
+        finally:
+            self.close()
+
+    def on(self, event: Event) -> None:
+        """Hands an event to the journal and the listeners."""
+        if self.journal is not None:
+            try:
+                self.journal.append(event)
+            except OSError as error:
+                raise disk_error(error, self.run.journal_file) from error
+        for listener in self.listeners:
+            listener(event)
+        if isinstance(event, NonFinite):
+            self._refuse(event)
+
+    def _refuse(self, event: NonFinite) -> None:
+        """Ends a run with a number that is not finite; the weights are those before this step."""
+        self.end("NumericsError")
+        last = max(self.run.checkpoints(), default=None, key=checkpoint_step)
+        rows = ", ".join(str(r) for r in event.rows[:8]) + (", ..." if len(event.rows) > 8 else "")
+        dash = self.wording.option
+        raise NumericsError(
+            f"step {event.step}: {event.what} {event.tensor} is not finite (training rows {rows}); the update was not applied"
+            + (f"; last good checkpoint: {last.name}" if last is not None else ""),
+            where=str(self.run.path),
+            fix=f"Lower {dash}learning_rate, use {dash}bf16 instead of {dash}fp16, or look at these rows.",
+        )
+
+    def agreed_signal(self) -> int | None:
+        """The signal that asks all ranks to stop here, if one came to any of them."""
+        if self.stop is None:
+            return None
+        return self.state.runtime.largest(self.stop.signal or 0) or None
+
+    def stopped(self, number: int, step: int) -> StoppedBySignal:
+        """The error that ends a run which was saved because of a signal."""
+        return StoppedBySignal(number, f"after step {step}; everything is saved: {self.wording.resume}")
+
+    def end(self, reason: str) -> None:
+        """Writes the last event. A run that ended well is not over before that is on disk."""
+        if self.journal is not None:
+            if reason in GOOD_ENDS:
+                self.journal.settle()
+            self.on(RunEnded(self.state.step, reason, time.time()))
+            self.journal.close()
+            self.journal = None
+
+    def close(self) -> None:
+        """Closes the journal; raises nothing, as it runs while another error is on its way out."""
+        journal, self.journal = self.journal, None
+        if journal is not None:
+            try:
+                journal.close()
+            except OSError as error:
+                log.warning("%s: cannot be closed: %s", self.run.journal_file, error.strerror)
+
+
+BACKGROUND_BYTES = 64 << 20
+"""A smaller checkpoint is written faster than a thread pays off. BERT-base: 1.3 GB, written in 0.8 s, copied in 0.1 s."""
+
+
+@dataclass(kw_only=True)
+class RunWriter(RunRecord):
+    """A record that also saves checkpoints by the plan and keeps the best weights. It doesn't affect the math."""
+
+    plan: Plan
+    describe: Callable[[Path], None]
+    """Writes config and tokenizer, which make a folder of weights loadable."""
+    keep_checkpoints: int = 1
+    keep_best: bool = True
+    stop: StopRequest = field(default_factory=StopRequest)
+    background_bytes: int = BACKGROUND_BYTES
+    """Size of a checkpoint from which it is copied and written by a thread while training continues."""
+    _pool: ThreadPoolExecutor = field(init=False, default_factory=lambda: ThreadPoolExecutor(1, "tunesmith-save"))
+    _saving: tuple[int, Future[float]] | None = field(init=False, default=None)
+    """Step and seconds of the checkpoint that the thread writes."""
+    _buffers: dict[str, torch.Tensor] = field(init=False, default_factory=dict)
+    _improved: bool = field(init=False, default=False)
+
+    def begin(self, started: RunStarted) -> None:
+        """Resume from the newest intact checkpoint if there is one; otherwise start a new event log."""
+        main = self.state.runtime.is_main
+        if main:
+            try:
+                self.run.path.mkdir(parents=True, exist_ok=True)
+                sweep(self.run.path)
+            except OSError as error:
+                raise disk_error(error, self.run.path) from error
+        # Rank 0 decides for all: on a shared disk two ranks may see different files.
+        newest, skipped = newest_intact(self.run) if main else (None, ())
+        name, skipped = self.state.runtime.gather_objects((newest and newest.name, skipped))[0]
+        folder = None if name is None else self.run.path / name
+        if folder is None and skipped:
+            raise CheckpointError(
+                f"no intact checkpoint is left: {'; '.join(skipped)}",
+                where=str(self.run.path),
+                fix="Remove the run folder to train from the start, or restore the files.",
+            )
+        if main:
+            self._require_space(fresh=folder is None)
+        if folder is not None:
+            self._resume(folder, skipped)
+        else:
+            self.open(started)
+        self.state.runtime.barrier()
+
+    def _resume(self, folder: Path, skipped: tuple[str, ...]) -> None:
+        found, notes = self.compare(folder)
+        load_checkpoint(folder, self.state, settings=not found)
+        self.open(Resumed(self.state.step, folder.name, skipped, time.time()), notes)
+        if not self.state.runtime.is_main:
+            return
+        if self.keep_best and self.state.progress.step == self.state.step:
+            self._link_best(folder)
+        elif self.keep_best and self.state.progress.step is not None:
+            self._require_best()
+
+    def _require_space(self, *, fresh: bool) -> None:
+        """Require space for everything on disk at once: two checkpoints while one replaces the other, best/ and model/."""
+        weights, whole = bytes_of(self.state)
+        saves = self.plan.save.cadence != "no" or self.keep_best
+        require_space(self.run.path, (whole * (2 if fresh else 1) if saves else 0) + weights * (2 if fresh else 1))
+
+    def _require_best(self) -> None:
+        """Require that best/ has the weights of the best step in the checkpoint; otherwise the run would end with different ones."""
+        wanted = self.state.progress.step
+        try:
+            found = read_manifest(self.run.best)["step"]
+            if found > self.state.step:
+                return  # newer than this checkpoint: the run reaches that step again and replaces it
+            problem = f"holds the weights of step {found}, the best are those of step {wanted}"
+            if found == wanted:
+                verify(self.run.best)
+                return
+        except CheckpointError as error:
+            problem = error.line()
+        home = self.run.checkpoint(wanted or 0)
+        try:
+            verify(home)
+        except CheckpointError:
+            raise CheckpointError(
+                f"{problem}, and there is no other copy",
+                where=str(self.run.best),
+                fix="Restore best/, or remove the run folder to train from the start.",
+            ) from None
+        self._link_best(home)
+
+    def on(self, event: Event) -> None:
+        """Pass an event to the event log and the listeners, and act on it."""
+        super().on(event)
+        if isinstance(event, Improved):
+            self._improved = True
+        elif isinstance(event, SafePoint):
+            self._at_safe_point(event.step)
+
+    def wants_read_back(self, step: int) -> bool:
+        """Return whether the numbers of all steps so far are needed now."""
+        return self._improved or self.stop.signal is not None
+
+    def _at_safe_point(self, step: int) -> None:
+        self._finish_save(wait=False)
+        number = self.agreed_signal()
+        over = self.state.progress.is_exhausted(self.plan.patience)
+        due = self.plan.save.due(step) or (self._improved and self.keep_best) or number is not None or over
+        if due and step > 0:
+            self.save(step, wait=number is not None)
+        fault_point("step.end")
+        if number is not None:
+            self._finish_save(wait=True)
+            self.end(f"signal {number}")
+            raise self.stopped(number, step)
+
+    def save(self, step: int, *, wait: bool = True) -> None:
+        """Publish the checkpoint, then the best weights, then delete older checkpoints.
+
+        Without `wait`, a thread may write a large checkpoint after this returns; the next save, a signal and the end wait for it.
+        """
+        self._finish_save(wait=True)
+        started, runtime = time.perf_counter(), self.state.runtime
+        if self.journal is not None:
+            self.journal.settle()
+        size = 0 if wait or runtime.world > 1 else bytes_of(self.state)[1]
+        background = size >= max(self.background_bytes, 1) and free_memory_bytes() > 2 * size
+        snapshot = capture(self.state, self.identity, self._buffers if background else None)
+        improved, self._improved = self._improved and self.keep_best, False
+        if snapshot is not None and background:
+            self._saving = (step, self._pool.submit(self._publish, step, snapshot, improved))
+        elif snapshot is not None:
+            self._publish(step, snapshot, improved)
+            self._report_saved(step, time.perf_counter() - started)
+        runtime.barrier()
+
+    def _publish(self, step: int, snapshot: Snapshot, improved: bool) -> float:
+        started = time.perf_counter()
+        folder = self.run.checkpoint(step)
+        snapshot.write(folder, self.describe)
+        if improved:
+            self._link_best(folder)
+        try:
+            rotate(self.run, self.identity.run_id, keep=self.keep_checkpoints, last=step)
+        except OSError as error:
+            raise disk_error(error, self.run.path) from error
+        return time.perf_counter() - started
+
+    def _finish_save(self, *, wait: bool) -> None:
+        """Report the checkpoint that the thread has written, or raise its error. `wait`: wait for it."""
+        if self._saving is None or not (wait or self._saving[1].done()):
+            return
+        step, future = self._saving
+        error = future.exception()  # if a signal raises during the wait, the save stays here and the end waits again
+        self._saving = None
+        if error is not None:
+            raise error
+        self._report_saved(step, future.result())
+
+    def _settle_save(self) -> None:
+        """Wait for the thread while another error propagates; its own error is only logged."""
+        try:
+            self._finish_save(wait=True)
+        except Exception as error:
+            log.warning("%s", error.line() if isinstance(error, TunesmithError) else short_text(error))
+
+    def _report_saved(self, step: int, seconds: float) -> None:
+        self.on(Saved(step, self.run.checkpoint(step).name, seconds))
+
+    def _link_best(self, folder: Path) -> None:
+        """Publish the weights of a checkpoint as `best/`, as hard links if the file system supports them."""
+        manifest = read_manifest(folder)
+        names = [n for n in manifest["files"] if n not in (*PIECES, VOCABULARY)]
+
+        def fill(tmp: Path) -> dict[str, str]:
+            link_files(folder, tmp, names)
+            return {name: manifest["files"][name]["sha256"] for name in names}
+
+        fault_point("best.begin")
+        write_sealed(self.run.best, fill, {"kind": "best", "step": manifest["step"], **self.identity.to_json()})
+
+    def _refuse(self, event: NonFinite) -> None:
+        if self.plan.nan_action != "skip":
+            super()._refuse(event)
+
+    @contextmanager
+    def best_weights(self) -> Iterator[Path | None]:
+        """Yield the folder of the best weights; None if the model has them already.
+
+        They are verified while they are used; damage raises an error at the end of the block.
+        """
+        wanted = self.state.progress.step
+        if not self.keep_best or wanted in (None, self.state.step):
+            yield None
+            return
+        self._finish_save(wait=True)
+        found = read_manifest(self.run.best)["step"]
+        if found != wanted:
+            problem = f"holds the weights of step {found}, the best are those of step {wanted}"
+            raise CheckpointError(problem, where=str(self.run.best))
+        check = self._pool.submit(verify, self.run.best)
+        try:
+            yield self.run.best
+        finally:
+            check.result()
+
+    def end(self, reason: str) -> None:
+        """Write the last event and close the event log. A run has not ended well before that is on disk."""
+        try:
+            if reason in GOOD_ENDS:
+                self._finish_save(wait=True)
+            self._settle_save()
+            super().end(reason)
+        except (TunesmithError, OSError) as error:
+            if reason in GOOD_ENDS:
+                if isinstance(error, OSError):
+                    raise disk_error(error, self.run.journal_file) from error
+                raise
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the event log. Raises nothing, because it runs while another error propagates."""
+        self._settle_save()
+        super().close()
+
+
+def free_memory_bytes() -> int:
+    """Return the available host memory, also within the limit of a container; 0 if unknown."""
+    free = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
+    limits, used = _lines("/sys/fs/cgroup/memory.max"), _lines("/sys/fs/cgroup/memory.current")
+    if limits and used and limits[0].isdigit():
+        # memory.current counts the page cache, which can be reclaimed: the result is cautious
+        free.append(int(limits[0]) - int(used[0]))
+    return min(free, default=0)
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

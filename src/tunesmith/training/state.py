@@ -1,0 +1,283 @@
+"""Everything that changes during a run, what a caller may do inside a step, and random numbers: what they are seeded with, and
+generators as tensors and JSON, and back.
+
+Every hook is None in an ordinary run.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from tunesmith.data.batches import Batch, Window
+from tunesmith.errors import ConfigError, ResourceError
+from tunesmith.speedups.cuda_graphs import Fingerprint, StepGraphs
+from tunesmith.speedups.in_force import Strategies, strategies_of
+from tunesmith.training.distributed import Runtime
+
+if TYPE_CHECKING:
+    from tunesmith.speedups.vocabulary import VocabularyCut
+    from tunesmith.training.evaluation import Objective
+
+MicroStep = Callable[[Batch, Any], torch.Tensor]
+"""(micro-batch on the device, factor for its summed loss: a number, or where a captured step reads it) -> its share of the
+window's loss, after the backward pass."""
+
+
+@dataclass
+class StepHooks:
+    """Called by `train_step` in the order of the fields; `micro_step` stands in for forward and backward."""
+
+    begin: Callable[[Window], None] | None = None
+    micro_step: MicroStep | None = None
+    substep_end: Callable[[], None] | None = None
+    before_update: Callable[[], None] | None = None
+    """Sees the gradients as the optimizer will: unscaled and clipped."""
+    after_update: Callable[[torch.Tensor], None] | None = None
+    """Gets the step's numbers, on the device. Gradients are still there, but after a replay."""
+    capturable: bool = False
+    """A replay need not call `micro_step`, and may call `after_update` when all is over."""
+    sets_rate: bool = False
+    """A scheduler object of the caller's sets the rate of the optimizer's groups, not the plan."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether a hook takes part in the step itself, which then cannot be replayed without it."""
+        own = self.sets_rate or any((self.micro_step, self.after_update))
+        return (own and not self.capturable) or any((self.substep_end, self.before_update))
+
+
+SMALLEST = 2.0**-10
+"""26 halvings of the scale that a run starts with."""
+
+
+@dataclass
+class LossScale:
+    """The dynamic scale of fp16 training, on the device: doubled after 2,000 good steps, halved after a bad one.
+
+    It is not halved below `SMALLEST`: a gradient that is not finite then was not made so by the scale.
+    """
+
+    scale: torch.Tensor
+    good_steps: torch.Tensor
+
+    @classmethod
+    def start(cls, device: torch.device, scale: float = 65536.0) -> LossScale:
+        """A fresh scale."""
+        return cls(torch.full((), scale, device=device), torch.zeros((), dtype=torch.int32, device=device))
+
+    def update(self, found_inf: torch.Tensor) -> None:
+        """Grows or shrinks the scale without a sync."""
+        torch._amp_update_scale_(self.scale, self.good_steps, found_inf.float(), 2.0, 0.5, 2000)
+        self.scale.clamp_(min=SMALLEST)
+
+    @property
+    def is_smallest(self) -> torch.Tensor:
+        """Whether it cannot be halved any more."""
+        return self.scale <= SMALLEST
+
+
+@dataclass(frozen=True)
+class BestSoFar:
+    """The best evaluation: its metric and step, and how many evaluations since brought no gain."""
+
+    value: float | None = None
+    step: int | None = None
+    evaluations_without_gain: int = 0
+
+    def updated(
+        self, value: float | None, step: int, *, greater_is_better: bool, min_delta: float = 0.0
+    ) -> tuple[BestSoFar, bool]:
+        """Return the new counters and whether this value is the best; NaN and inf never are.
+
+        Any gain makes a new best; only a gain of more than `min_delta` resets the count that patience uses.
+        """
+        waited = self.evaluations_without_gain + 1
+        if value is None or not math.isfinite(value):
+            return replace(self, evaluations_without_gain=waited), False
+        if self.value is None:
+            return BestSoFar(value, step, 0), True
+        gain = value - self.value if greater_is_better else self.value - value
+        waited = 0 if gain > min_delta else waited
+        if gain > 0:
+            return BestSoFar(value, step, waited), True
+        return replace(self, evaluations_without_gain=waited), False
+
+    def is_exhausted(self, patience: int | None) -> bool:
+        """Return whether the last `patience` evaluations brought no gain."""
+        return patience is not None and self.evaluations_without_gain >= patience
+
+
+@dataclass
+class TrainState:
+    """`model` is the plain module, `wrapped` the one that is called (wrapped in DDP on several ranks)."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    objective: Objective
+    runtime: Runtime
+    wrapped: nn.Module = field(init=False)
+    loss_scale: LossScale | None = field(init=False, default=None)
+    cut: VocabularyCut | None = None
+    """Set while only the rows of the embedding that occur in the data are trained."""
+    step: int = 0
+    progress: BestSoFar = field(default_factory=BestSoFar)
+    rows_limit: int | None = None
+    """Rows a micro-batch may have since an out-of-memory; None before the first."""
+    push: float = 0.0
+    """How far the word embedding is moved in the second reading of a batch; 0: each batch is read once."""
+    may_split: bool = True
+    """Whether an out-of-memory splits the micro-batch; else it ends the run."""
+    evaluation_due: bool = False
+    """The evaluation of this step was begun and not finished."""
+    poisoned: torch.Tensor | None = None
+    """1.0 once a step was not finite: later updates are held back until the host has read it."""
+    phase: Literal["gradients", "update", "done"] = "done"
+    """Where the step under way is. In its update some weights are those of this step and some those of the one before."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """State of listeners that want to survive a resume (JSON)."""
+    hooks: StepHooks = field(default_factory=StepHooks)
+    graphs: StepGraphs | None = None
+    """Set where steps are captured and replayed on a GPU."""
+    strategies: Strategies | None = None
+    """The speed-ups in force, found by the model where they are not given. They prove themselves before the first step,
+    and whenever the model has changed."""
+    proved: Hashable | None = None
+    """The fingerprint of the model that they were proved on."""
+    planned_steps: int = 0
+    """Steps that are left to take: a proof may cost a share of them."""
+    fingerprint: Fingerprint = field(init=False)
+    notes: list[str] = field(default_factory=list)
+    """What a person should know, to be reported with the next event."""
+
+    @property
+    def cut_decay(self) -> float:
+        """Weight decay times the rate's share of the group that the word embedding is in."""
+        if self.cut is None:
+            return 0.0
+        weight = self.model.get_input_embeddings().weight  # type: ignore[operator]
+        for group in self.optimizer.param_groups:
+            if any(p is weight for p in group["params"]):
+                return float(group.get("weight_decay", 0.0) * group.get("lr_scale", 1.0))
+        return 0.0
+
+    def stop_cutting(self, reason: str) -> None:
+        """From now on the whole word embedding is trained; what the optimizer knows of the used rows is kept."""
+        from tunesmith.speedups.vocabulary import train_whole_table
+
+        assert self.cut is not None
+        if self.runtime.world > 1 and hasattr(self, "wrapped"):
+            raise ConfigError(
+                f"the vocabulary cannot be cut: {reason}",
+                fix="Give --restrict_vocabulary off: ranks that exchange gradients cannot take another table now.",
+            )
+        train_whole_table(self.cut, self.optimizer)
+        if self.strategies is not None:
+            self.strategies.forget_cut()
+        self.cut = None
+        self.notes.append(f"restrict_vocabulary is off: {reason}")
+
+    def require_exact_cut(self) -> None:
+        """Stops cutting the vocabulary where this optimizer does more to an unused row than shrink it."""
+        if self.cut is None:
+            return
+        from tunesmith.speedups.vocabulary import why_inexact
+
+        reason = why_inexact(self.optimizer, self.cut.parameter)
+        if reason is not None:
+            self.stop_cutting(reason)
+
+    def require_whole(self, consequence: str) -> None:
+        """A ResourceError while the weights are half-updated: an update was begun and not finished."""
+        if self.phase == "update":
+            raise ResourceError(
+                f"the update of step {self.step + 1} was interrupted: some weights are changed and some are not; {consequence}",
+                fix="Free memory on the device, then resume from the last checkpoint.",
+            )
+
+    def __post_init__(self) -> None:
+        if self.strategies is None:
+            self.strategies = strategies_of(self.model)
+        if self.strategies is not None:
+            self.cut = self.strategies.cut
+        self.require_exact_cut()
+        self.wrapped = self.runtime.wrap(self.model)
+        self.poisoned = torch.zeros((), device=self.runtime.device)
+        self.fingerprint = Fingerprint(self.model, self.optimizer)
+        if self.runtime.precision == "fp16":
+            self.loss_scale = LossScale.start(self.runtime.device)
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, NumPy and torch (all devices), as transformers' `set_seed` does."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """63 well-mixed bits from (seed, step, rank)."""
+    return int(np.random.SeedSequence([seed & (2**63 - 1), step, rank]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def seed_step(seed: int, step: int, rank: int, device: torch.device | None = None) -> None:
+    """Sets torch's generators for the dropout of one optimizer step: those of the CPU and of this device, or all there are."""
+    number = step_seed(seed, step, rank)
+    if device is None or device.type not in ("cpu", "cuda"):
+        torch.manual_seed(number)
+        return
+    # torch.manual_seed also keeps the number for each kind of accelerator that is not in use, with the call's stack as text:
+    # one to two milliseconds a step.
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(number)
+
+
+def make_deterministic() -> None:
+    """Only deterministic kernels, as `full_determinism` asks; torch raises where there is none."""
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def generator_states(device: torch.device) -> dict[str, Any]:
+    """Python's, NumPy's and torch's generators: for user code, as the engine's own dropout needs none of them."""
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    version, numbers, gauss = random.getstate()
+    tensors = {"torch": torch.get_rng_state(), "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64))}
+    if device.type == "cuda":
+        tensors["cuda"] = torch.cuda.get_rng_state(device)
+    plain = {"numpy": [kind, int(position), int(has_gauss), float(cached)], "python": [version, list(numbers), gauss]}
+    return {"tensors": tensors, "plain": plain}
+
+
+@contextmanager
+def generators_untouched() -> Iterator[None]:
+    """Whatever is drawn inside, the generators of the CPU are afterwards as they were."""
+    found = generator_states(torch.device("cpu"))
+    try:
+        yield
+    finally:
+        restore_generators({f"{k}.0": v for k, v in found["tensors"].items()}, found["plain"], 0, torch.device("cpu"))
+
+
+def restore_generators(
+    tensors: dict[str, torch.Tensor], plain: dict[str, Any], rank: int, device: torch.device
+) -> None:
+    """Puts the generators of one rank back as `generator_states` found them."""
+    version, numbers, gauss = plain["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, position, has_gauss, cached = plain["numpy"]
+    np.random.set_state((kind, tensors[f"numpy.{rank}"].numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(tensors[f"torch.{rank}"])
+    if device.type == "cuda" and f"cuda.{rank}" in tensors:
+        torch.cuda.set_rng_state(tensors[f"cuda.{rank}"], device)

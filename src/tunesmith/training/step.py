@@ -1,0 +1,363 @@
+"""One optimizer step: forward, backward, judge, update, zero. Divided once, by what was summed over the whole window."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from tunesmith.data.batches import Batch, Window
+from tunesmith.errors import ResourceError
+from tunesmith.speedups.step import around_passes, decay_unused, free_memory, replayed
+from tunesmith.speedups.verify import ready
+from tunesmith.training.optimizer import (
+    Rate,
+    apply_update,
+    divide_gradients,
+    gradient_norm,
+    make_moments,
+    set_rate,
+    trained_parameters,
+)
+from tunesmith.training.state import TrainState, seed_step
+
+if TYPE_CHECKING:
+    from tunesmith.training.evaluation import Objective
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Numbers of one step, still on the device: reading one would wait for it."""
+
+    step: int
+    numbers: torch.Tensor
+    """Loss, norm of the gradient before clipping, 1.0 if one of them is not finite and no smaller loss scale cures it."""
+    learning_rate: float
+    window: Window
+    tokens: int
+    padded_tokens: int
+    split_from: int | None = None
+    split_to: int | None = None
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """The mean loss over the window."""
+        return self.numbers[0]
+
+    @property
+    def grad_norm(self) -> torch.Tensor:
+        """Before clipping."""
+        return self.numbers[1]
+
+    @property
+    def bad(self) -> torch.Tensor:
+        """1.0 if loss or gradient is not finite, and that is not the loss scale's doing."""
+        return self.numbers[2]
+
+
+def train_step(
+    state: TrainState, window: Window, *, learning_rate: float, max_grad_norm: float, seed: int, hold: bool = True
+) -> StepResult:
+    """Advances the state by one optimizer step. A step that is not finite leaves the weights as they were.
+
+    With `hold`, later steps leave them alone too until the host has read of it: the run is about to be stopped.
+    """
+    _require_clean(state)
+    limit_before = state.rows_limit
+    if state.hooks.begin is not None:
+        state.hooks.begin(window)
+    window = ready(state, window)
+    weight = state.objective.weight(window.labels, len(window.rows))
+    # DDP averages gradients over ranks, so each rank's share is multiplied back.
+    factor = state.runtime.world / weight if weight > 0 else float("nan")
+    reseed = partial(seed_step, seed, state.step, state.runtime.rank, state.runtime.device)
+    reseed()
+
+    def body(batches: Sequence[Batch], rate: Rate, share: Rate, *, quiet: bool = False) -> torch.Tensor:
+        state.phase = "gradients"
+        objective = TwoReadings(state.objective) if state.push > 0 else state.objective
+        loss = _accumulate(state, batches, share, objective, idle=window.idle)
+        if isinstance(objective, TwoReadings):
+            objective.again = True
+            with pushed(state.model, state.push):
+                _accumulate(state, batches, share, objective, idle=window.idle)
+        return _finish(state, loss, rate, max_grad_norm, hold=hold, quiet=quiet)
+
+    numbers = replayed(state, window, learning_rate, factor, partial(body, quiet=True), reseed)
+    while numbers is None:
+        try:
+            numbers = body(_within_limit(window.micro_batches, state.rows_limit), learning_rate, factor)
+        except torch.OutOfMemoryError as error:
+            _make_room(state, window, error)
+            reseed()
+    state.step += 1
+    split = state.rows_limit != limit_before
+    return StepResult(
+        step=state.step,
+        numbers=numbers,
+        learning_rate=learning_rate,
+        window=window,
+        tokens=sum(b.tokens for b in window.micro_batches),
+        padded_tokens=sum(b.padded_tokens for b in window.micro_batches),
+        split_from=max(len(b) for b in window.micro_batches) if split else None,
+        split_to=state.rows_limit if split else None,
+    )
+
+
+def _require_clean(state: TrainState) -> None:
+    """Refuses half-updated weights, and drops the gradients of a step that was interrupted."""
+    state.require_whole("training cannot continue with them")
+    if state.phase == "gradients":
+        state.optimizer.zero_grad(set_to_none=True)
+
+
+def _accumulate(
+    state: TrainState, batches: Sequence[Batch], factor: Rate, objective: Objective, *, idle: bool
+) -> torch.Tensor:
+    """Gradients of the window's mean loss in `.grad`; returns that loss (over all ranks)."""
+    runtime = state.runtime
+    if state.hooks.micro_step is None:  # the caller's own does it
+        state.wrapped.train()
+    total = torch.zeros((), device=runtime.device)
+    share: Rate = 0.0 if idle else factor
+    for index, batch in enumerate(batches):
+        batch = runtime.move(batch)
+        last = index == len(batches) - 1
+        with runtime.sync_when(last, state.wrapped), around_passes(state):
+            own = state.hooks.micro_step
+            total += (own or partial(micro_step, state, objective=objective))(batch, share)
+        if state.hooks.substep_end is not None and not last:
+            state.hooks.substep_end()
+    return runtime.sum_over_ranks(total) / runtime.world
+
+
+def micro_step(
+    state: TrainState,
+    batch: Batch,
+    factor: Rate,
+    model: nn.Module | None = None,
+    objective: Objective | None = None,
+) -> torch.Tensor:
+    """Forward (of the wrapped model, or of one that is given) and backward; returns the share of the window's loss."""
+    with state.runtime.autocast():
+        loss_sum, _ = (objective or state.objective).sum(state.wrapped if model is None else model, batch)
+    loss = loss_sum * factor
+    torch.autograd.backward(loss if state.loss_scale is None else loss * state.loss_scale.scale)
+    return loss.detach()
+
+
+def _finish(
+    state: TrainState, loss: torch.Tensor, rate: Rate, max_grad_norm: float, *, hold: bool, quiet: bool
+) -> torch.Tensor:
+    """Clip, update, zero. Returns the step's numbers. With `quiet` no hook is called: the update is being captured."""
+    norm, bad, lasting, skip, divisor = _judge(state, loss, max_grad_norm, hold)
+    numbers = torch.stack([loss.to(norm.dtype), norm, lasting])
+    if not state.hooks.sets_rate:
+        set_rate(state.optimizer, rate)
+    make_moments(state.optimizer)
+    state.phase = "update"
+    _update(state, torch.nan_to_num(divisor, nan=1.0, posinf=1.0), skip)
+    decay_unused(state, rate, skip)
+    if state.loss_scale is not None:
+        state.loss_scale.update(bad)
+    state.phase = "done"
+    if state.hooks.after_update is not None and not quiet:
+        state.hooks.after_update(numbers)
+    state.optimizer.zero_grad(set_to_none=True)
+    return numbers
+
+
+def _judge(
+    state: TrainState, loss: torch.Tensor, max_grad_norm: float, hold: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(gradient norm, 1.0 if this step is not finite, 1.0 if no smaller loss scale cures that, 1.0 if the update is to be
+    skipped, what gradients are divided by)."""
+    norm = gradient_norm(trained_parameters(state.optimizer))
+    scale = state.loss_scale
+    divisor = torch.ones_like(norm) if scale is None else scale.scale.to(norm.dtype)
+    norm = norm / divisor
+    bad = (~(torch.isfinite(norm) & torch.isfinite(loss))).to(norm.dtype)
+    # The scale is part of the backward pass alone: a loss that is not finite stays so, whatever it is multiplied with.
+    lasting = bad if scale is None else bad * (~torch.isfinite(loss) | scale.is_smallest)
+    assert state.poisoned is not None
+    if hold:
+        state.poisoned.copy_(torch.maximum(state.poisoned, lasting))
+    skip = torch.maximum(state.poisoned, bad)
+    if max_grad_norm > 0:
+        # clip_grad_norm_'s coefficient, handed to the optimizer as a divisor: no extra pass over the gradients
+        divisor = divisor * torch.clamp((norm + 1e-6) / max_grad_norm, min=1.0)
+    return norm, bad, lasting, skip, divisor
+
+
+def _update(state: TrainState, divisor: torch.Tensor, skip: torch.Tensor) -> None:
+    """The optimizer's step, after the caller's hook."""
+    hooks = state.hooks
+    if hooks.before_update is not None:
+        divide_gradients(trained_parameters(state.optimizer), divisor)
+        divisor = torch.ones_like(divisor)
+        hooks.before_update()
+    apply_update(state.optimizer, divisor, skip)
+
+
+def _within_limit(batches: tuple[Batch, ...], limit: int | None) -> list[Batch]:
+    """The micro-batches, cut into pieces of at most `limit` rows."""
+    if limit is None:
+        return list(batches)
+    return [piece for batch in batches for piece in split_batch(batch, limit)]
+
+
+def split_batch(batch: Batch, limit: int) -> list[Batch]:
+    """Pieces of at most `limit` rows of a padded batch; a packed batch brings its own way to split."""
+    if len(batch) <= limit:
+        return [batch]
+    if batch.split is not None:
+        return batch.split(batch, limit)
+    out = []
+    for start in range(0, len(batch), limit):
+        at = slice(start, start + limit)
+        inputs = {k: v[at] for k, v in batch.inputs.items()}
+        tokens = int(inputs["attention_mask"].sum()) if "attention_mask" in inputs else int(inputs["input_ids"].numel())
+        labels = None if batch.labels is None else batch.labels[at]
+        rows = np.asarray(batch.rows[at])
+        out.append(Batch(inputs, labels, rows, tokens, int(inputs["input_ids"].numel())))
+    return out
+
+
+def _make_room(state: TrainState, window: Window, error: BaseException) -> None:
+    """After an out-of-memory: first the memory that only makes steps faster, then halves of the micro-batch.
+
+    Once the update has begun nothing is repeated: what is updated already would be updated twice.
+    """
+    state.optimizer.zero_grad(set_to_none=True)
+    if state.phase != "gradients":
+        raise ResourceError(
+            f"out of memory in the update of step {state.step + 1}, or in a callback after it; it cannot be repeated",
+            fix="Free memory on the device, then resume from the last checkpoint, which is whole.",
+        ) from error
+    if not free_memory(state):
+        _halve(state, window, error)
+    gc.collect()
+    if state.runtime.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _halve(state: TrainState, window: Window, error: BaseException) -> None:
+    """Halves the rows of a micro-batch, or gives up at one row."""
+    largest = max(len(b) for b in window.micro_batches)
+    current = largest if state.rows_limit is None else min(state.rows_limit, largest)
+    if current <= 1 or state.runtime.world > 1 or not state.may_split:
+        raise ResourceError(
+            f"out of memory at step {state.step + 1} with {current} row(s) in the micro-batch",
+            fix="Lower --max_seq_length or --per_device_train_batch_size, give --gradient_checkpointing, or use a smaller model.",
+        ) from error
+    state.rows_limit = (current + 1) // 2
+
+
+@dataclass
+class TwoReadings:
+    """The objective of both readings of a window: the loss, whose outputs are kept, then how far others are from them."""
+
+    objective: Any
+    """A TaskLoss."""
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    again: bool = False
+
+    def sum(self, model: nn.Module, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As of an objective."""
+        if self.again:
+            logits = model(**batch.inputs).logits
+            return self.objective.divergence(logits, self.outputs.pop(0)), logits
+        loss, logits = self.objective.sum(model, batch)
+        self.outputs.append(logits.detach())
+        return loss, logits
+
+    def weight(self, labels: npt.NDArray[Any] | None, rows: int) -> float:
+        """As of an objective."""
+        return float(self.objective.weight(labels, rows))
+
+
+@contextmanager
+def pushed(model: nn.Module, size: float) -> Iterator[None]:
+    """Inside, the rows of the word embedding that have a gradient are moved along it; afterwards they are as before, to the bit.
+
+    All of them together are moved by `size` times their norm: rows that occur in no batch neither move nor count.
+    """
+    weight = model.get_input_embeddings().weight  # type: ignore[operator]
+    gradient = weight.grad
+    if gradient is None:  # frozen
+        yield
+        return
+    with torch.no_grad():
+        kept, gradient = weight.detach().clone(), gradient.float()
+        squares = gradient.square().sum(1)
+        length = (kept.float().square().sum(1) * (squares > 0)).sum().sqrt()
+        weight.add_((gradient * (size * length / squares.sum().sqrt().clamp_min(1e-30))).to(weight.dtype))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight.copy_(kept)
+
+
+def find_culprit(state: TrainState, result: StepResult, seed: int) -> tuple[str, str]:
+    """(what, name) of the first bad tensor: a weight, an output of a module, the loss, or a gradient."""
+    for name, parameter in state.model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            return "weight", name
+    found: list[str] = []
+    hooks = [
+        module.register_forward_hook(_watch(name, found))
+        for name, module in state.model.named_modules()
+        if not any(module.children())
+    ]
+    try:
+        state.model.train()
+        seed_step(seed, result.step - 1, state.runtime.rank, state.runtime.device)
+        for batch in result.window.micro_batches:
+            with state.runtime.autocast():
+                loss, _ = state.objective.sum(state.model, state.runtime.move(batch))
+            if found:
+                return "output", found[0]
+            if not bool(torch.isfinite(loss)):
+                return "loss", "loss"
+            with contextlib.suppress(RuntimeError):
+                torch.autograd.backward(loss)
+        for name, parameter in state.model.named_parameters():
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+                return "gradient", name
+    finally:
+        for hook in hooks:
+            hook.remove()
+        state.optimizer.zero_grad(set_to_none=True)
+    weight = state.objective.weight(result.window.labels, len(result.window.rows))
+    if weight == 0:
+        return "loss", "no labelled row in the batch"
+    # Not exchanged between ranks: they may come here at different moments. The rank that saw it names it.
+    return (
+        "gradient",
+        "not seen again when repeated" if state.runtime.world == 1 else "of another rank (its output names it)",
+    )
+
+
+def _watch(name: str, found: list[str]) -> Any:
+    def look(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        tensors = output if isinstance(output, (tuple, list)) else (output,)
+        for tensor in tensors:
+            if (
+                isinstance(tensor, torch.Tensor)
+                and tensor.is_floating_point()
+                and not bool(torch.isfinite(tensor).all())
+            ):
+                found.append(name or type(module).__name__)
+                return
+
+    return look

@@ -1,0 +1,235 @@
+"""Planted faults are found, with their rows; clean rows raise no warning."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from tunesmith.data import near_duplicates
+from tunesmith.data.audit import audit_rows, require_clean
+from tunesmith.data.columns import Columns
+from tunesmith.data.read import load_data
+from tunesmith.data.source import Part
+from tunesmith.errors import DataError
+from tunesmith.findings import Finding
+from tunesmith.labels import LabelMap, Task
+
+Rows = list[dict[str, Any]]
+WORDS = [a + b for a in "bdfgklmnprst" for b in ("ale", "ine", "orm", "ust", "ack", "ight", "oad", "eck", "ilm", "und")]
+
+
+def sentence(rng: random.Random, words: int = 9) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+def clean_rows(count: int, *, seed: int = 0, classes: int = 2, words: int = 9) -> Rows:
+    rng = random.Random(seed)
+    return [{"text": sentence(rng, words), "labels": rng.randrange(classes)} for _ in range(count)]
+
+
+def audit(train: Rows, names: tuple[str, ...] = ("no", "yes"), **more: Rows) -> dict[str, Finding]:
+    parts = {name: Part.of(Dataset.from_list(data), name) for name, data in {"train": train, **more}.items()}
+    text = tuple(name for name in train[0] if name in ("text", "a", "b"))
+    kind = type(train[0]["labels"])
+    labels = LabelMap(("label",), Task.REGRESSION) if kind is float else LabelMap.for_classes(list(names))
+    labels = LabelMap(names, Task.MULTILABEL) if kind is list else labels
+    found = audit_rows(parts, Columns(text, "label", labels.task), labels)
+    return {finding.code: finding for finding in found}
+
+
+def warnings_of(found: dict[str, Finding]) -> set[str]:
+    return {code for code, finding in found.items() if finding.severity != "info"}
+
+
+def test_equal_rows_swapped_pairs_contradictions_and_rare_labels_are_found() -> None:
+    train = [{"a": f"first text {i * 7919}", "b": f"second one {i * 104729}", "labels": 0} for i in range(95)]
+    train += [
+        {**train[1], "a": train[1]["a"].upper() + " ", "labels": 1},
+        {"a": train[2]["b"], "b": train[2]["a"], "labels": 0},
+    ]
+    held = [{"a": "something new", "b": f" {train[3]['a']}  ", "labels": 0}, {**train[4], "labels": 1}]
+    found = audit(train, validation=held)
+    assert found["split_leak"].numbers["equal_rows"] == 1
+    assert found["shared_sentences"].numbers["shared_rows"] == 2
+    assert found["contradicting_labels"].numbers["rows"] == 1
+    assert found["swapped_pairs"].numbers["pairs"] == 1
+    assert found["duplicate_rows"].numbers["first_rows"] == [96]
+    assert found["rare_labels"].numbers["labels"] == {"yes": 1}
+    assert found["imbalance"].numbers["share"] > 0.9
+    assert found["majority_baseline"].numbers["accuracy"] == 0.5
+
+
+def test_clean_rows_raise_no_warning() -> None:
+    assert warnings_of(audit(clean_rows(400), validation=clean_rows(100, seed=1))) == set()
+
+
+def test_nearly_equal_rows_across_splits_are_found_and_others_are_not() -> None:
+    rng = random.Random(3)
+    train, held = clean_rows(300, words=16), clean_rows(200, seed=5, words=16)
+    for row in range(20):
+        words = train[row * 3]["text"].split()
+        words[rng.randrange(16)] = rng.choice(WORDS) if row % 2 else "x"
+        held[row] = {"text": " ".join(words).upper() + " !", "labels": train[row * 3]["labels"]}
+    leak = audit(train, validation=held)["split_leak"]
+    assert leak.severity == "warning"
+    assert leak.numbers["near_rows"] == 20
+    assert leak.numbers["first_rows"] == list(range(1, 11))
+
+
+def test_near_rows_whose_label_differs_as_by_chance_are_no_warning() -> None:
+    train, held = clean_rows(300), clean_rows(200, seed=5)
+    for row in range(40):
+        held[row] = {"text": train[row]["text"] + " x", "labels": row % 2}
+        train[row]["labels"] = (row // 2) % 2
+    leak = audit(train, validation=held)["split_leak"]
+    assert leak.severity == "info"
+    assert leak.numbers["near_rows"] == 40
+
+
+def test_the_work_on_texts_from_one_template_is_bounded_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near_duplicates, "MOST_PAIRS", 5)
+    rng = random.Random(0)
+    rows = [{"text": f"the order of {sentence(rng, 2)} has left our house", "labels": i % 2} for i in range(200)]
+    found = audit(rows)
+    assert found["close_by_nature"].evidence.startswith("At least")
+
+
+@pytest.mark.parametrize(
+    ("label_of", "severity"), [(lambda row: row % 2, "warning"), (lambda row: row // 2 % 2, "info")]
+)
+def test_rows_made_from_each_other_are_close_by_nature_and_a_warning_where_they_share_the_label(
+    label_of: Callable[[int], int], severity: str
+) -> None:
+    base = clean_rows(100, words=10)
+
+    def edited(row: int, word: int) -> dict[str, Any]:
+        words = base[row]["text"].split()
+        words[word] = f"instead{word}"
+        return {"text": " ".join(words), "labels": row % 2}
+
+    train = [edited(row, word) for row in range(100) for word in (1, 4)]
+    held = [{**edited(row, 7), "labels": label_of(row)} for row in range(100)]
+    found = audit(train, validation=held)
+    assert found["close_by_nature"].severity == severity
+    assert found["close_by_nature"].numbers["validation_share"] > 0.9
+    assert found["split_leak"].numbers["near_rows"] < 10
+
+
+def test_rows_of_one_template_are_no_warning_within_a_split() -> None:
+    rows = [{"text": f"please set the heater of room {room} to warm today", "labels": room % 2} for room in range(60)]
+    found = audit(rows)
+    assert found["close_by_nature"].numbers["share"] > 0.6
+    assert found["near_duplicate_rows"].numbers["rows"] < 20
+    assert warnings_of(found) == set()
+
+
+def test_long_texts_of_few_phrases_are_not_nearly_equal_but_edited_ones_are() -> None:
+    rng = random.Random(2)
+    phrases = [sentence(rng, 8) for _ in range(25)]
+    train = [{"text": ". ".join(rng.choices(phrases, k=40)), "labels": i % 2} for i in range(60)]
+    assert "near_duplicate_rows" not in audit(train)
+    held = [{"text": ". ".join(rng.choices(phrases, k=40)), "labels": i % 2} for i in range(40)]
+    for row in range(10):
+        words = train[row]["text"].split()
+        held[row] = {"text": " ".join([*words[100:], *words[:100], "signed"]), "labels": row % 2}
+    assert audit(train, validation=held)["split_leak"].numbers["near_rows"] == 10
+
+
+@pytest.mark.parametrize("kind", ["numbers", "several labels"])
+def test_equal_texts_contradict_each_other_in_every_task(kind: str) -> None:
+    rows = clean_rows(200)
+    for number, row in enumerate(rows):
+        row["labels"] = float(number % 5) if kind == "numbers" else [1.0, float(number % 2), 0.0]
+    again = [{**row, "labels": row["labels"] + 0.1 if kind == "numbers" else row["labels"]} for row in rows[:10]]
+    far = [{**row, "labels": 9.0 if kind == "numbers" else [0.0, 0.0, 1.0]} for row in rows[20:24]]
+    found = audit(rows + again + far, names=("a", "b", "c"))["contradicting_labels"]
+    assert found.severity == "warning"
+    assert found.numbers["first_rows"] == [21, 22, 23, 24, 211, 212, 213, 214]
+
+
+@pytest.mark.parametrize("kind", ["length", "frequency", "id column", "date column", "id in text", "label name"])
+def test_what_gives_the_label_away_is_a_warning(kind: str) -> None:
+    rng = random.Random(1)
+    rows = clean_rows(400)
+    for number, row in enumerate(rows):
+        label = row["labels"]
+        if kind == "length":
+            row["text"] = sentence(rng, 4 + 8 * label + rng.randrange(3))
+        elif kind == "frequency" and label and number % 3 == 0:
+            row["text"] = sentence(random.Random(number % 20))
+        elif kind == "id in text":
+            row["text"] = f"{row['text']} {rng.randrange(1000) + 5000 * label}"
+        elif kind == "label name":
+            row["text"] = f"{row['text']} {('negative', 'positive')[label]}"
+        if kind == "date column":
+            row["posted"] = f"{rng.randrange(1, 29):02d}.{rng.randrange(1, 13):02d}.{2019 + 4 * label}"
+        if kind == "id column":
+            row["key"] = f"r{number + 10_000 * label}"
+    found = audit(rows, names=("negative", "positive"))
+    if kind == "frequency":
+        assert "how often its text occurs" in found["content_free_baseline"].evidence
+    else:
+        assert found["label_giveaway"].severity == "warning"
+
+
+def test_a_sorted_file_and_a_second_label_column_are_said_without_a_warning() -> None:
+    rows = sorted(clean_rows(400), key=lambda row: row["labels"])
+    found = audit([{**row, "label_text": ("bad", "good")[row["labels"]]} for row in rows])
+    assert found["sorted_by_label"].severity == "info"
+    assert found["column_repeats_label"].severity == "info"
+    assert "label_giveaway" not in found
+
+
+def test_another_mix_of_labels_lengths_and_words_is_drift() -> None:
+    other = [{"text": f"ein kurzer {i}", "labels": int(i % 10 == 0)} for i in range(200)]
+    found = audit(clean_rows(400), validation=other)
+    assert {"label_drift", "length_drift", "text_drift"} <= warnings_of(found)
+
+
+def test_empty_and_constant_texts_are_found() -> None:
+    rows = clean_rows(300)
+    rows[7]["text"] = "  "
+    for row in rows[50:90]:
+        row["text"] = "see attachment"
+    found = audit(rows)
+    assert found["empty_text"].numbers["first_rows"] == [8]
+    assert found["constant_text"].numbers["rows"] == 40
+
+
+def test_numbers_to_predict_are_audited_too() -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        {"text": row["text"], "labels": float(v)} for row, v in zip(clean_rows(300), rng.normal(size=300), strict=True)
+    ]
+    held = [
+        {"text": row["text"], "labels": float(v)}
+        for row, v in zip(clean_rows(100, seed=2), rng.normal(3, 1, 100), strict=True)
+    ]
+    assert "label_drift" in audit(rows, validation=held)
+    assert warnings_of(audit(rows)) == set()
+
+
+def test_strict_data_turns_warnings_into_a_data_error() -> None:
+    found = [Finding("empty_text", "warning", "1 row is empty."), Finding("x", "info", "Fine.")]
+    require_clean(found, strict=False)
+    require_clean(found[1:], strict=True)
+    with pytest.raises(DataError, match=r"1 warning.*strict_data") as caught:
+        require_clean(found, strict=True)
+    assert caught.value.exit_code == 3
+
+
+def test_the_audit_counts_the_known_leaks_of_mrpc(shared: Path, tmp_path: Path) -> None:
+    files: dict[str, Any] = {
+        f"{s}_file": shared / "data" / "mrpc" / f"{s}.tsv" for s in ("train", "validation", "test")
+    }
+    bundle = load_data(**files, cache_dir=tmp_path, task_name="mrpc")
+    found = audit_rows(bundle.parts, bundle.columns, bundle.labels)
+    leaks = {f.numbers["split"]: f.numbers["shared_rows"] for f in found if f.code == "split_leak"}
+    assert leaks == {"validation": 43, "test": 245}
+    assert bundle.labels.names == ("not_equivalent", "equivalent")

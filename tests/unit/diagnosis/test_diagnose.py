@@ -1,0 +1,405 @@
+"""Synthetic curves of known cause get the verdict of that cause, with numbers and values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tunesmith.diagnosis.advice import advised_options
+from tunesmith.diagnosis.verdict import CODES, diagnose, rate_flag
+from tunesmith.events import StepDone
+from tunesmith.findings import Finding
+from tunesmith.runs.curves import curves_from_events
+
+MRPC = {"equivalent": 2474, "not_equivalent": 1194}
+"""Chance: accuracy 0.675, loss 0.631."""
+
+
+def verdict(synthetic: SimpleNamespace, config: dict[str, Any] | None = None, **run: Any) -> Finding:
+    options = synthetic.CONFIG | (config or {})
+    curves = curves_from_events(synthetic.make_run(**run, rate=options["learning_rate"]))
+    return diagnose(curves, options, label_counts=MRPC)[0]
+
+
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "three good epochs": (
+        "healthy",
+        {"train": [0.48, 0.32, 0.22], "validation": [0.44, 0.38, 0.39], "accuracy": [0.79, 0.84, 0.85]},
+        {},
+    ),
+    "validation loss drifts up a little while the score holds": (
+        "healthy",
+        {"train": [0.45, 0.25, 0.14], "validation": [0.41, 0.40, 0.46], "accuracy": [0.82, 0.86, 0.86]},
+        {},
+    ),
+    "most is learnt and a little more would be": (
+        "healthy",
+        {"train": [0.45, 0.28, 0.20], "validation": [0.45, 0.31, 0.265], "accuracy": [0.80, 0.88, 0.90]},
+        {},
+    ),
+    "train sample absent": (
+        "healthy",
+        {
+            "train": [0.48, 0.32, 0.22],
+            "validation": [0.44, 0.38, 0.39],
+            "accuracy": [0.79, 0.84, 0.85],
+            "train_sample": False,
+        },
+        {},
+    ),
+    "the textbook case": (
+        "overfitting",
+        {
+            "train": [0.50, 0.30, 0.15, 0.10, 0.08],
+            "validation": [0.45, 0.41, 0.47, 0.55, 0.63],
+            "accuracy": [0.79, 0.84, 0.84, 0.83, 0.83],
+        },
+        {"load_best_model_at_end": False},
+    ),
+    "three epochs, overfitted": (
+        "overfitting",
+        {"train": [0.30, 0.10, 0.02], "validation": [0.42, 0.55, 0.80], "accuracy": [0.82, 0.83, 0.81]},
+        {"load_best_model_at_end": False},
+    ),
+    "loss and score both got worse": (
+        "overfitting",
+        {
+            "train": [0.4, 0.25, 0.18, 0.15],
+            "validation": [0.42, 0.40, 0.45, 0.49],
+            "accuracy": [0.82, 0.85, 0.82, 0.80],
+        },
+        {"load_best_model_at_end": False},
+    ),
+    "few rows known by heart": (
+        "overfitting",
+        {
+            "train": [0.5, 0.2, 0.04, 0.02],
+            "validation": [0.64, 0.63, 0.66, 0.67],
+            "accuracy": [0.68, 0.69, 0.69, 0.69],
+            "train_accuracy": [0.8, 0.95, 1.0, 1.0],
+            "train_rows": 73,
+        },
+        {},
+    ),
+    "rate a hundred times too low": (
+        "underfitting",
+        {"train": [0.64, 0.63, 0.62], "validation": [0.64, 0.63, 0.625], "accuracy": [0.675, 0.675, 0.675]},
+        {"learning_rate": 5e-7},
+    ),
+    "frozen encoder": (
+        "underfitting",
+        {"train": [0.62, 0.60, 0.59], "validation": [0.62, 0.61, 0.60], "accuracy": [0.68, 0.69, 0.69]},
+        {"freeze": ["encoder", "embeddings"]},
+    ),
+    "frozen encoder, few rows of a hard task": (
+        "underfitting",
+        {
+            "train": [0.62, 0.58, 0.565],
+            "validation": [0.635, 0.636, 0.637],
+            "accuracy": [0.68, 0.68, 0.68],
+            "train_rows": 320,
+        },
+        {"freeze": ["encoder"]},
+    ),
+    "a hard task, learnt a little": (
+        "underfitting",
+        {
+            "train": [0.58, 0.53, 0.51],
+            "validation": [0.608, 0.599, 0.600],
+            "accuracy": [0.696, 0.686, 0.689],
+            "start": 0.66,
+        },
+        {},
+    ),
+    "2% of the rows: few steps, both losses falling": (
+        "underfitting",
+        {
+            "train": [0.61, 0.57, 0.54, 0.52],
+            "validation": [0.66, 0.645, 0.635, 0.63],
+            "accuracy": [0.675, 0.68, 0.70, 0.71],
+            "steps_per_epoch": 7,
+            "train_rows": 109,
+        },
+        {},
+    ),
+    "both losses still falling": (
+        "stopped_too_early",
+        {"train": [0.60, 0.52, 0.42], "validation": [0.59, 0.52, 0.44], "accuracy": [0.69, 0.74, 0.80]},
+        {},
+    ),
+    "validation jumps": (
+        "erratic",
+        {
+            "train": [0.5, 0.45, 0.42, 0.4, 0.38, 0.36],
+            "validation": [0.45, 0.80, 0.44, 0.75, 0.42, 0.70],
+            "accuracy": [0.8, 0.6, 0.81, 0.62, 0.82, 0.65],
+        },
+        {},
+    ),
+    "batch of one": (
+        "erratic",
+        {"train": [0.6, 0.5, 0.45], "validation": [0.55, 0.48, 0.46], "accuracy": [0.7, 0.77, 0.79], "noise": 1.2},
+        {"per_device_train_batch_size": 1},
+    ),
+    "not a number": ("diverged", {"train": [0.5, 0.3], "validation": [0.5, 0.4], "nan_after": 130}, {}),
+    "blown up": (
+        "diverged",
+        {"train": [0.6, 1.5, 2.5], "validation": [0.7, 2.0, 3.0], "accuracy": [0.6, 0.5, 0.5]},
+        {"learning_rate": 2e-4},
+    ),
+    "one class for ever at thirty times the rate": (
+        "diverged",
+        {"train": [0.66, 0.64, 0.635], "validation": [0.64, 0.635, 0.632], "accuracy": [0.675, 0.675, 0.675]},
+        {"learning_rate": 1.5e-3},
+    ),
+    "hardly learnt at thirty times the rate": (
+        "diverged",
+        {"train": [0.66, 0.62, 0.605], "validation": [0.64, 0.60, 0.585], "accuracy": [0.68, 0.73, 0.735]},
+        {"learning_rate": 1.5e-3},
+    ),
+    "learnt, then fell back": (
+        "diverged",
+        {"train": [0.35, 0.64, 0.64], "validation": [0.42, 0.64, 0.64], "accuracy": [0.83, 0.675, 0.675]},
+        {},
+    ),
+    "shuffled labels, three epochs": (
+        "no_signal",
+        {"train": [0.64, 0.63, 0.62], "validation": [0.64, 0.64, 0.64], "accuracy": [0.675, 0.675, 0.67]},
+        {},
+    ),
+    "shuffled labels, learning by heart has begun": (
+        "no_signal",
+        {
+            "train": [0.63, 0.60, 0.56, 0.52],
+            "validation": [0.645, 0.65, 0.652, 0.66],
+            "accuracy": [0.675, 0.67, 0.68, 0.67],
+            "train_accuracy": [0.68, 0.72, 0.76, 0.80],
+        },
+        {},
+    ),
+    "shuffled labels learnt by heart": (
+        "no_signal",
+        {
+            "train": [0.63, 0.5, 0.2, 0.08],
+            "validation": [0.64, 0.75, 1.2, 1.6],
+            "accuracy": [0.675, 0.62, 0.58, 0.57],
+            "train_accuracy": [0.68, 0.8, 0.95, 0.99],
+        },
+        {},
+    ),
+    "label ids swapped in the validation file": (
+        "split_mismatch",
+        {
+            "train": [0.4, 0.3, 0.2],
+            "validation": [1.2, 1.5, 2.0],
+            "accuracy": [0.25, 0.2, 0.18],
+            "train_accuracy": [0.85, 0.9, 0.95],
+        },
+        {},
+    ),
+    "two evaluations": ("not_enough_evidence", {"train": [0.5, 0.3], "validation": [0.5, 0.4]}, {}),
+    "ten validation rows": (
+        "not_enough_evidence",
+        {"train": [0.5, 0.3, 0.2], "validation": [0.5, 0.4, 0.5], "n": 10},
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize(("expected", "run", "config"), CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_verdict_is_the_cause(
+    synthetic: SimpleNamespace, expected: str, run: dict[str, Any], config: dict[str, Any], seed: int
+) -> None:
+    found = verdict(synthetic, config, seed=seed, **run)
+    assert found.code == expected, found
+    assert found.code in CODES
+    assert re.search(r"\d", found.evidence), "evidence has numbers"
+    assert 1 <= len(found.advice) <= 3
+    assert found.confidence is not None
+    assert 0 < found.confidence < 1
+    assert Finding.from_json(found.to_json()) == found
+
+
+def test_overfitting_is_told_with_its_numbers_and_what_to_keep(synthetic: SimpleNamespace) -> None:
+    found = verdict(synthetic, {"load_best_model_at_end": False}, **CASES["the textbook case"][1])
+    rose = "validation loss rose 0.41 to 0.63 after step 200 while train loss fell 0.30 to 0.08"
+    assert found.evidence == f"{rose}; early stopping (patience 2) would have ended the run at step 400 of 500"
+    assert (found.code, found.severity) == ("overfitting", "warning")
+    assert found.advice[0] == "--early_stopping_patience 2 --load_best_model_at_end true"
+    assert found.numbers["lowest_loss_step"] == 200
+
+
+def test_a_rise_after_the_weights_that_a_run_keeps_is_a_remark_beside_healthy(synthetic: SimpleNamespace) -> None:
+    curves = curves_from_events(synthetic.make_run(**CASES["the textbook case"][1]))
+    first, remark = diagnose(curves, synthetic.CONFIG, label_counts=MRPC)
+    assert (first.code, first.severity) == ("healthy", "info")
+    assert (remark.code, remark.severity) == ("overfitting", "info")
+    assert remark.evidence.endswith("; the run keeps the weights of step 200")
+    assert remark.advice == (
+        "label more rows: there are 1,600 to train on",
+        "--num_train_epochs 2: saves the later epochs",
+        "--metric_for_best_model loss: the score stays about the same; the probabilities get better",
+    )
+
+
+def test_a_loss_that_nearly_doubles_comes_first_and_is_a_note_where_the_kept_weights_are_good_ones(
+    synthetic: SimpleNamespace,
+) -> None:
+    run = {"train": [0.30, 0.10, 0.02], "validation": [0.42, 0.55, 0.80], "accuracy": [0.82, 0.83, 0.81]}
+    curves = curves_from_events(synthetic.make_run(**run))
+    kept = diagnose(curves, synthetic.CONFIG, label_counts=MRPC)[0]
+    assert (kept.code, kept.severity) == ("overfitting", "info")
+    last = diagnose(curves, synthetic.CONFIG | {"load_best_model_at_end": False}, label_counts=MRPC)[0]
+    assert (last.code, last.severity) == ("overfitting", "warning")
+
+
+def test_a_default_run_whose_loss_rises_while_the_score_holds_is_no_alarm(synthetic: SimpleNamespace) -> None:
+    """CR with the default recipe: the best accuracy is at the end, the lowest loss is not."""
+    run = {"train": [0.30, 0.15, 0.06], "validation": [0.37, 0.40, 0.46], "accuracy": [0.83, 0.85, 0.86]}
+    found = diagnose(curves_from_events(synthetic.make_run(**run)), synthetic.CONFIG, label_counts=MRPC)
+    assert found[0].code == "healthy"
+    assert {one.severity for one in found} == {"info"}
+    flags = [line for one in found for line in one.advice if "--metric_for_best_model loss" in line]
+    assert flags
+    assert not any("--load_best_model_at_end" in line for line in flags), "the run does that already"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_loss_of_zero_is_healthy(synthetic: SimpleNamespace, kept: bool) -> None:
+    """Rows that are easily told apart: in float32 the loss of a sure and right answer is 0."""
+    run = {"train": [0.1, 0.0, 0.0], "validation": [0.2, 0.0, 0.0], "accuracy": [0.95, 1.0, 1.0]}
+    curves = curves_from_events(synthetic.make_run(**run))
+    found = diagnose(curves, synthetic.CONFIG | {"load_best_model_at_end": kept}, label_counts=MRPC)
+    assert found[0].code == "healthy"
+
+
+def test_a_rise_within_the_noise_of_few_rows_is_no_alarm(synthetic: SimpleNamespace) -> None:
+    run = {
+        "train": [0.4, 0.25, 0.18, 0.15],
+        "validation": [0.42, 0.40, 0.43, 0.45],
+        "accuracy": [0.82, 0.85, 0.84, 0.84],
+    }
+    assert verdict(synthetic, **run, n=40).code == "healthy"
+
+
+def test_erratic_calls_for_a_lower_rate_or_a_larger_batch_never_a_higher_rate(synthetic: SimpleNamespace) -> None:
+    jumpy = verdict(synthetic, **CASES["validation jumps"][1])
+    assert jumpy.advice[0] == "--learning_rate 1.7e-5 --num_train_epochs 12", "epochs enough at the lower rate"
+    assert "--warmup_steps 0.1" in jumpy.advice
+    single = verdict(synthetic, {"per_device_train_batch_size": 1}, **CASES["batch of one"][1])
+    assert single.advice[0] == "--learning_rate 5e-5 --per_device_train_batch_size 8 --num_train_epochs 27"
+    assert single.advice[1] == "--gradient_accumulation_steps 16"
+
+
+def test_a_low_rate_is_raised_and_a_high_one_lowered_to_the_usual(synthetic: SimpleNamespace) -> None:
+    low = verdict(synthetic, {"learning_rate": 5e-7}, **CASES["rate a hundred times too low"][1])
+    high = verdict(synthetic, {"learning_rate": 1.5e-3}, **CASES["one class for ever at thirty times the rate"][1])
+    assert low.advice[0] == "--learning_rate 5e-5 --num_train_epochs 6", "the usual rate, and epochs enough at it"
+    assert high.advice[0] == "--learning_rate 5e-5 --num_train_epochs 6"
+
+
+def test_a_frozen_encoder_is_named_as_the_reason(synthetic: SimpleNamespace) -> None:
+    found = verdict(synthetic, {"freeze": ["encoder"]}, **CASES["frozen encoder"][1])
+    assert "frozen" in found.evidence
+    assert "--freeze" in found.advice[0]
+    low = verdict(synthetic, {"freeze": ["encoder"], "learning_rate": 1e-6}, **CASES["frozen encoder"][1])
+    assert advised_options(low.advice[0]).keys() == {"freeze", "learning_rate", "num_train_epochs"}, "not the one alone"
+
+
+def test_few_steps_are_made_a_usual_number_by_more_epochs(synthetic: SimpleNamespace) -> None:
+    found = verdict(synthetic, **CASES["2% of the rows: few steps, both losses falling"][1])
+    assert found.advice[0] == "--num_train_epochs 40", "28 steps in 4 epochs: ten times as many, and not more at once"
+    assert "28 steps are few" in found.evidence
+
+
+def test_an_interrupted_run_is_told_to_resume(synthetic: SimpleNamespace) -> None:
+    run = CASES["both losses still falling"][1] | {"planned_epochs": 9, "ended": "SIGTERM"}
+    assert "step 300 of 900" in verdict(synthetic, **run).advice[0]
+
+
+def test_one_unlucky_batch_at_the_end_of_a_very_short_run_is_no_divergence(synthetic: SimpleNamespace) -> None:
+    events = synthetic.make_run(
+        [0.60, 0.585, 0.57], [0.618, 0.616, 0.615], accuracy=[0.685, 0.685, 0.685], steps_per_epoch=5, train_rows=73
+    )
+    last = max(k for k, event in enumerate(events) if isinstance(event, StepDone))
+    events[last] = replace(events[last], loss=1.4)
+    assert diagnose(curves_from_events(events), synthetic.CONFIG, label_counts=MRPC)[0].code == "underfitting"
+
+
+def test_no_events_are_not_enough_evidence() -> None:
+    (found,) = diagnose(curves_from_events([]), {})
+    assert found.code == "not_enough_evidence"
+
+
+def test_without_label_counts_the_first_steps_tell_what_chance_is(synthetic: SimpleNamespace) -> None:
+    curves = curves_from_events(synthetic.make_run(**CASES["the textbook case"][1]))
+    config = synthetic.CONFIG | {"load_best_model_at_end": False}
+    assert diagnose(curves, config)[0].code == "overfitting"
+
+
+@pytest.mark.parametrize(
+    ("advice", "options"),
+    [
+        ("--learning_rate 2e-5", {"learning_rate": "2e-5"}),
+        (
+            "--early_stopping_patience 2 --load_best_model_at_end true",
+            {"early_stopping_patience": "2", "load_best_model_at_end": "true"},
+        ),
+        ("--seed 43: see whether the verdict stays the same", {"seed": "43"}),
+        ("leave out --freeze: the whole encoder learns then", {"freeze": None}),
+        ("label more rows: there are 73 to train on", {}),
+    ],
+)
+def test_an_advice_can_be_followed_by_a_program(advice: str, options: dict[str, str | None]) -> None:
+    assert advised_options(advice) == options
+
+
+def test_early_stopping_that_would_not_have_paid_is_not_mentioned(synthetic: SimpleNamespace) -> None:
+    assert "early stopping" not in verdict(synthetic, **CASES["three epochs, overfitted"][1]).evidence
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(2e-5, "2e-5"), (5e-5 / 3, "1.7e-5"), (9.99e-4, "1e-3"), (1.5e-3, "1.5e-3")]
+)
+def test_a_rate_is_written_as_a_person_would(rate: float, text: str) -> None:
+    assert rate_flag(rate) == f"--learning_rate {text}"
+
+
+def test_a_run_that_goes_on_is_still_learning_and_has_not_stopped_too_early(synthetic: SimpleNamespace) -> None:
+    run = CASES["both losses still falling"][1] | {"planned_epochs": 9, "ended": None}
+    curves = curves_from_events(synthetic.make_run(**run))
+    (found,) = diagnose(curves, synthetic.CONFIG, label_counts=MRPC, running=True)
+    assert (found.code, found.severity, found.advice) == (
+        "still_learning",
+        "info",
+        ("let it continue: step 300 of 900",),
+    )
+    assert diagnose(curves, synthetic.CONFIG, label_counts=MRPC)[0].code == "stopped_too_early"
+
+
+def test_a_run_that_has_just_begun_is_told_to_wait(synthetic: SimpleNamespace) -> None:
+    curves = curves_from_events(synthetic.make_run([0.5], [0.5], planned_epochs=9, ended=None))
+    (found,) = diagnose(curves, synthetic.CONFIG, label_counts=MRPC, running=True)
+    assert found.advice[0] == "wait: 2 more evaluations make a verdict"
+    not_yet = curves_from_events(synthetic.make_run([], [], planned_epochs=9, ended=None))
+    (found,) = diagnose(not_yet, synthetic.CONFIG, label_counts=MRPC, running=True)
+    assert not any("validation_split_fraction" in advice for advice in found.advice), "it may evaluate later"
+    assert any(
+        "validation_split_fraction" in a for a in diagnose(not_yet, synthetic.CONFIG, label_counts=MRPC)[0].advice
+    )
+
+
+def test_a_head_that_was_fitted_to_the_training_rows_is_no_sign_of_other_splits(synthetic: SimpleNamespace) -> None:
+    """Training rows of the first epoch cost far less than validation rows: not, where the head has seen them all before."""
+    run = synthetic.make_run([0.22, 0.16, 0.12], [0.66, 0.70, 0.72], accuracy=[0.70, 0.70, 0.70], start=0.3)
+    likely = []
+    for start in ("off", "on"):
+        config = synthetic.CONFIG | {"head_start": start}
+        found = diagnose(curves_from_events(run), config, label_counts=MRPC)[0]
+        likely.append(found.numbers["likelihoods"].get("split_mismatch", 0.0))
+    assert likely[0] > likely[1]

@@ -1,0 +1,216 @@
+"""A run whose score is not above the best constant beyond its error is never called healthy, whatever the task."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tunesmith.diagnosis.features import (
+    gain_of_score,
+    needed_z,
+    plateau,
+    random_share,
+    read_curves,
+    sure_accuracy,
+    turned,
+)
+from tunesmith.diagnosis.verdict import CODES, diagnose
+from tunesmith.events import Evaluated, Event, RowsEvaluated, RunEnded, RunStarted, StepDone
+from tunesmith.labels import Task
+from tunesmith.metrics.evidence import BestConstant, RowEvidence, encode_rows, keep_rows, row_losses
+from tunesmith.runs.curves import curves_from_events
+
+WIDTH = {Task.BINARY: 2, Task.MULTICLASS: 6, Task.MULTILABEL: 5, Task.REGRESSION: 1}
+
+
+def make_labels(task: Task, rows: int, draw: np.random.Generator) -> np.ndarray:
+    if task is Task.REGRESSION:
+        return draw.normal(2, 1, rows)
+    if task is Task.MULTILABEL:
+        return (draw.random((rows, 5)) < draw.uniform(0.05, 0.7, 5)).astype(np.float64)
+    return draw.choice(WIDTH[task], rows, p=draw.dirichlet(np.full(WIDTH[task], 2.0)))
+
+
+def make_logits(
+    task: Task, labels: np.ndarray, constant: BestConstant, skill: float, draw: np.random.Generator, noise_size: float
+) -> np.ndarray:
+    """Answers that know about the labels as much as `skill`, around those of the constant or far from them."""
+    noise = draw.normal(size=(len(labels), WIDTH[task])) * noise_size
+    if task is Task.REGRESSION:
+        return constant.logits(len(labels)) + noise + skill * (labels[:, None] - labels.mean())
+    truth = labels if task is Task.MULTILABEL else np.eye(WIDTH[task])[labels.astype(int)]
+    return constant.logits(len(labels)) + noise + skill * 4 * (truth - truth.mean(axis=0))
+
+
+def make_run(task: Task, seed: int, skills: list[float], rows: int = 200, noise: float = 0.3) -> list[Event]:
+    """One evaluation an epoch, each as good as its skill; training gets better all the while."""
+    draw = np.random.default_rng(seed)
+    labels, steps = make_labels(task, rows, draw), 40
+    constant = BestConstant.of(task, make_labels(task, 900, np.random.default_rng(seed)), WIDTH[task])
+    total = steps * len(skills)
+    events: list[Event] = [RunStarted("run", 0, total, float(steps), float(len(skills)), 640)]
+    for epoch, skill in enumerate(skills, start=1):
+        for split, known in (("validation", skill), ("train_sample", 0.2 * epoch)):
+            logits = make_logits(task, labels, constant, known, draw, noise)
+            loss = float(row_losses(task, logits, labels).mean())
+            if split == "validation":
+                for k in range(steps):
+                    step = steps * (epoch - 1) + k + 1
+                    rate = 1e-4 * (1 - step / total)
+                    events.append(StepDone(step, step / steps, loss * draw.uniform(0.7, 1.2), 1.0, rate, 16, 400, 400))
+            kept = keep_rows(constant, logits, labels)
+            assert kept is not None
+            events.append(RowsEvaluated(steps * epoch, split, encode_rows(kept)))
+            events.append(Evaluated(steps * epoch, float(epoch), split, {"loss": loss}, rows))
+    return [*events, RunEnded(total, "completed")]
+
+
+@pytest.mark.parametrize("task", list(Task))
+def test_a_run_at_chance_is_never_healthy_whatever_its_curves_and_settings(task: Task) -> None:
+    said = set()
+    for seed in range(60):
+        draw = np.random.default_rng(seed)
+        skills = [*draw.uniform(0, 0.6, draw.integers(0, 5)).tolist(), float(draw.choice([-0.3, 0.0, 0.0, 0.03]))]
+        curves = curves_from_events(
+            make_run(task, seed, skills, int(draw.integers(25, 400)), float(draw.choice([0.01, 0.3, 2.0])))
+        )
+        reading = read_curves(curves, {})
+        assert reading.rows is not None
+        config = {
+            "learning_rate": float(10 ** draw.uniform(-7, -2)),
+            "freeze": draw.choice(["", "encoder"], 1).tolist(),
+        }
+        found = diagnose(curves, config)
+        said.add(found[0].code)
+        if gain_of_score(reading.rows.validation[-1]).z <= 2:
+            assert found[0].code != "healthy", (seed, found[0])
+    assert len(said) > 2, "the runs differ"
+    assert said <= set(CODES)
+
+
+@pytest.mark.parametrize("task", list(Task))
+def test_a_run_that_learns_well_is_healthy_for_every_task(task: Task) -> None:
+    curves = curves_from_events(make_run(task, 3, [0.35, 0.8, 0.9], rows=400))
+    found = diagnose(curves, {"learning_rate": 1e-4, "per_device_train_batch_size": 16})
+    assert found[0].code == "healthy", found[0]
+
+
+def test_curves_alone_at_chance_are_never_healthy(synthetic: SimpleNamespace) -> None:
+    counts = {"a": 2474, "b": 1194}
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        n, epochs = int(draw.integers(30, 2000)), int(draw.integers(3, 9))
+        edge = 0.6745 + 2 * np.sqrt(0.6745 * 0.3255 / n)
+        scores = [*draw.uniform(0.5, 0.95, epochs - 1).tolist(), float(draw.uniform(0.4, edge - 1e-6))]
+        losses = draw.uniform(0.2, 0.9, epochs).tolist()
+        run = synthetic.make_run(draw.uniform(0.05, 0.7, epochs).tolist(), losses, accuracy=scores, n=n, seed=seed)
+        assert diagnose(curves_from_events(run), synthetic.CONFIG, label_counts=counts)[0].code != "healthy"
+
+
+@pytest.mark.parametrize(("metric", "score"), [("pearson", 0.05), ("spearmanr", -0.09), ("r2", -0.0007)])
+def test_a_regression_at_chance_is_not_healthy_by_its_curves(
+    synthetic: SimpleNamespace, metric: str, score: float
+) -> None:
+    run = synthetic.make_run([3.0, 1.2, 1.0], [1.3, 1.05, 1.02], accuracy=[0.0, score, score], metric=metric, start=9.0)
+    assert diagnose(curves_from_events(run), synthetic.CONFIG)[0].code != "healthy"
+
+
+def test_what_cannot_be_told_apart_is_said_with_the_experiment_that_would_tell() -> None:
+    curves = curves_from_events(make_run(Task.BINARY, 5, [0.0, 0.0, 0.01], rows=300))
+    found = diagnose(curves, {"learning_rate": 1e-5, "per_device_train_batch_size": 16})[0]
+    likely = found.numbers["likelihoods"]
+    assert sum(likely.values()) == pytest.approx(1.0, abs=0.25)
+    assert list(likely.values()) == sorted(likely.values(), reverse=True)
+    beside = [code for code, p in likely.items() if p >= 0.15 and code != found.code]
+    assert beside
+    assert list(found.numbers["close"]) == beside[:2]
+    assert all(code.replace("_", " ") in found.doubt for code in beside[:2])
+    assert ": " in found.advice[-1], "what the run would tell"
+
+
+def evidence_of(labels: np.ndarray, predictions: np.ndarray, width: int) -> RowEvidence:
+    constant = BestConstant.of(Task.MULTICLASS, labels, width)
+    kept = keep_rows(constant, 4.0 * np.eye(width)[predictions], labels)
+    assert kept is not None
+    return kept
+
+
+@pytest.mark.parametrize("width", [2, 6])
+def test_answers_that_mean_other_labels_are_told_from_a_hard_task_and_from_labels_without_meaning(width: int) -> None:
+    draw, said = np.random.default_rng(0), []
+    for share in (0.9, 0.3, 0.0):
+        labels = draw.choice(width, 400, p=draw.dirichlet(np.full(width, 5.0)))
+        guesses = draw.permutation(labels)
+        predictions = np.where(draw.random(400) < share, labels, guesses)
+        said.append(turned(evidence_of(labels, predictions, width)))
+        said.append(-turned(evidence_of((labels + 1) % width, predictions, width)) if share > 0.5 else -2.0)
+    assert max(said) < 1, "right answers, a hard task and chance are none of them"
+    assert min(said[1::2]) < -1, "labels turned by one are"
+
+
+def test_the_share_of_chance_runs_whose_answers_seem_turned_is_the_stated_one() -> None:
+    draw = np.random.default_rng(1)
+    labels, guesses = draw.integers(0, 4, (300, 150)), draw.integers(0, 4, (300, 150))
+    found = [turned(evidence_of(one, other, 4)) > 1 for one, other in zip(labels, guesses, strict=True)]
+    assert np.mean(found) <= 0.03
+
+
+def test_few_validation_rows_that_cannot_tell_are_said_to_be_few() -> None:
+    """Training rows are known, and the validation score may be that of the constant as well as far above it."""
+    codes = []
+    for seed in range(12):
+        curves = curves_from_events(make_run(Task.BINARY, seed, [0.1, 0.12, 0.12], rows=40, noise=0.6))
+        found = diagnose(curves, {"learning_rate": 1e-4, "per_device_train_batch_size": 16})[0]
+        codes.append(found.code)
+        if found.code == "not_enough_evidence":
+            assert "40 validation rows are too few" in found.evidence
+            assert found.severity == "info"
+            assert found.advice[0].startswith("--folds 5")
+            held = diagnose(curves, {"learning_rate": 1e-4, "validation_file": "v.csv"})[0]
+            assert "--folds" not in held.advice[0], "folds make their own validation rows"
+    assert "not_enough_evidence" in codes
+
+
+@pytest.mark.parametrize("skill", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("tails", ["normal", "laplace"])
+def test_labels_of_a_regression_that_mean_nothing_are_counted_and_heavy_tails_are_not(skill: float, tails: str) -> None:
+    draw = np.random.default_rng(2)
+    labels = getattr(draw, tails)(size=500)
+    constant = BestConstant.of(Task.REGRESSION, labels, 1)
+    answers = skill * labels + getattr(draw, tails)(size=500) * 0.5
+    wrong = np.where(draw.random(500) < 0.4, draw.permutation(labels), labels)
+    good, noisy = (keep_rows(constant, answers, known) for known in (labels, wrong))
+    assert good is not None
+    assert noisy is not None
+    share, ratio = random_share(good)
+    assert share < 0.3 or ratio < 9, "a weak answer is not a wrong label"
+    if skill > 0.2:
+        share, ratio = random_share(noisy)
+        assert (0.25 < share < 0.65, ratio > 9) == (True, True), (share, ratio)
+
+
+def test_the_surest_rows_of_random_labels_are_wrong_as_often_as_the_others() -> None:
+    draw = np.random.default_rng(4)
+    labels = draw.integers(0, 5, 2000)
+    constant = BestConstant.of(Task.MULTICLASS, labels, 5)
+    ease = draw.random((2000, 1)) * 6  # some rows are easy, some are hard
+    logits = draw.normal(size=(2000, 5)) + ease * np.eye(5)[labels]
+    wrong = np.where(draw.random(2000) < 0.4, draw.integers(0, 5, 2000), labels)
+    hard, noisy = (keep_rows(constant, logits, known) for known in (labels, wrong))
+    assert hard is not None
+    assert noisy is not None
+    assert (plateau(hard) < 0.3, sure_accuracy(hard) > 0.95) == (True, True)
+    assert (plateau(noisy) > 0.6, sure_accuracy(noisy) < 0.72) == (True, True)
+
+
+def test_rows_without_an_evaluation_are_not_enough_evidence() -> None:
+    """A journal that lost its evaluations and kept their rows, as in fuzz case 1:222."""
+    events = [e for e in make_run(Task.BINARY, 5, [0.5, 0.6]) if not isinstance(e, Evaluated)]
+    assert diagnose(curves_from_events(events), {})[0].code == "not_enough_evidence"
+
+
+def test_the_z_that_is_asked_for_grows_with_the_number_of_comparisons() -> None:
+    assert needed_z(1, 0.025) == pytest.approx(1.96, abs=0.01)
+    assert needed_z(1) < needed_z(10) < needed_z(1000) < 5

@@ -1,0 +1,63 @@
+"""The fitted model of verdicts: it is the one of the stored signs, and it keeps to what is ruled out."""
+
+from __future__ import annotations
+
+import json
+import math
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tunesmith.diagnosis.features import Features, read_curves, read_features
+from tunesmith.diagnosis.verdict import CODES, MODEL_FILE, columns_of_signs, is_possible, weigh_verdicts
+from tunesmith.runs.curves import curves_from_events
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def features(synthetic: SimpleNamespace) -> Features:
+    run = synthetic.make_run([0.48, 0.32, 0.22], [0.44, 0.38, 0.39], accuracy=[0.79, 0.84, 0.85])
+    return read_features(read_curves(curves_from_events(run), synthetic.CONFIG, label_counts={"a": 2474, "b": 1194}))
+
+
+def test_probabilities_are_of_known_verdicts_and_sum_to_one(features: Features) -> None:
+    likely = weigh_verdicts(features)
+    assert set(likely) <= set(CODES)
+    assert sum(likely.values()) == pytest.approx(1)
+    assert list(likely.values()) == sorted(likely.values(), reverse=True)
+    assert next(iter(likely)) == "healthy"
+
+
+def test_what_is_ruled_out_has_no_probability(features: Features) -> None:
+    assert [is_possible(code, features) for code in ("healthy", "no_signal", "class_ignored")] == [True, False, False]
+    likely = weigh_verdicts(features)
+    assert likely["no_signal"] == likely["class_ignored"] == 0
+
+
+def test_a_sign_that_is_not_known_adds_nothing_but_that_it_is_not_known() -> None:
+    model = {name: np.ones(2) for name in ("low", "mean", "spread", "median")} | {"high": np.full(2, 9.0)}
+    found = columns_of_signs(np.array([3.0, math.nan]), model)
+    assert found.tolist() == [2, 0, 2, 0, 0, 1, 1]
+
+
+def test_the_model_of_the_package_is_the_one_of_the_stored_signs() -> None:
+    """Its loss on the table is at its minimum: another table, other signs or another penalty would leave a slope."""
+    fit = SimpleNamespace(**runpy.run_path(str(ROOT / "bench" / "diagnose_fit.py")))
+    stored = json.loads(MODEL_FILE.read_text())
+    model = {k: np.array(v) for k, v in stored.items() if k not in ("signs", "verdicts", "penalty")}
+    table = fit.Table()
+    assert (stored["signs"], tuple(stored["verdicts"])) == (table.names, fit.VERDICTS)
+    scales = fit.scales(table.values[table.fits])
+    assert all(np.allclose(model[name], values) for name, values in scales.items())
+    coefficients = model["coefficients"].copy()
+    coefficients[-1, 0] -= math.log(fit.HEALTHY_TIMES)
+    columns = columns_of_signs(table.values[table.fits], model)
+    slopes = [
+        float(np.abs(fit.loss_of(point, columns, table, table.fits, stored["penalty"])[1]).max())
+        for point in (coefficients, 0.8 * coefficients)
+    ]
+    assert slopes[0] < 1e-3 < slopes[1]

@@ -1,0 +1,159 @@
+"""A board served for real, on a loopback socket, over run folders of known content."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import runpy
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from tunesmith.inference.batcher import Classifier
+from tunesmith.inference.board import Board
+from tunesmith.inference.runs import RunIndex
+from tunesmith.inference.server import make_server, open_socket
+from tunesmith.labels import LabelMap
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.manifest import seal
+
+TOKEN = "t" * 43
+
+
+@pytest.fixture(scope="session")
+def synthetic() -> SimpleNamespace:
+    """`make_run` and `make_folder`."""
+    return SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "synthetic_runs.py")))
+
+
+class FakeModel:
+    """Says how long a text is; a text with "panic" ends like a Rust tokenizer does."""
+
+    def __init__(self, columns: tuple[str, ...] = ("text",)) -> None:
+        self.facts = SimpleNamespace(text_columns=columns, labels=LabelMap.for_classes(["short", "long"]))
+        self.batches: list[int] = []
+        self.wait = threading.Event()
+        self.wait.set()
+
+    def encode_rows(self, columns: list[list[str]]) -> list[Any]:
+        return [SimpleNamespace(ids=text) for text in columns[0]]
+
+    def logits_of(self, rows: list[Any]) -> Any:
+        self.wait.wait(20)
+        texts = [row.ids for row in rows]
+        self.batches.append(len(texts))
+        if any("panic" in text for text in texts):
+            raise BaseException("PanicException")
+        share = np.array([min(len(t), 100) / 100 for t in texts])
+        return np.log(np.clip(np.stack([1 - share, share], axis=1), 1e-9, None))
+
+
+@dataclass
+class Served:
+    """A running board. `ask` is a client that has, by default, the token and the right origin."""
+
+    port: int
+    board: Board
+    model: FakeModel
+    root: Path
+
+    @property
+    def origin(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def good(self) -> dict[str, str]:
+        return {"Host": f"127.0.0.1:{self.port}", "Cookie": f"tunesmith-{self.port}={TOKEN}", "Origin": self.origin}
+
+    def ask(
+        self, method: str, path: str, *, headers: dict[str, str] | None = None, body: bytes | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body; of a stream only the beginning."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            for name, value in (self.good() if headers is None else headers).items():
+                connection.putheader(name, value)
+            if body is not None:
+                connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body)
+            reply = connection.getresponse()
+            found = {k.lower(): v for k, v in reply.getheaders()}
+            stream = found.get("content-type", "").startswith("text/event-stream") and method == "GET"
+            return reply.status, found, reply.read1(65536) if stream else reply.read()
+        finally:
+            connection.close()
+
+    def post(self, path: str, data: Any, **more: str) -> tuple[int, Any]:
+        """Status and JSON of a good POST."""
+        headers = self.good() | {"Content-Type": "application/json"} | more
+        status, _, body = self.ask("POST", path, headers=headers, body=json.dumps(data).encode())
+        return status, json.loads(body)
+
+
+def serve(root: Path, board: Any = None) -> Iterator[Served]:
+    model = FakeModel()
+    made = board or Board(RunIndex(root), Classifier(lambda run: model, max_waiting=8))
+    listener = open_socket("127.0.0.1", 0)
+    server = make_server(made, listener=listener, token=TOKEN)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    with mock.patch("tunesmith.inference.server.ARRIVED_SECONDS", 0.0):  # no client is left; test_workers.py drains one
+        thread.start()
+        end = time.monotonic() + 10
+        while not server.started and time.monotonic() < end:
+            time.sleep(0.01)
+        try:
+            yield Served(listener.getsockname()[1], made, model, root)
+        finally:
+            server.should_exit = True
+            thread.join(timeout=15)
+            listener.close()
+            assert not thread.is_alive(), "the server did not stop"
+
+
+@pytest.fixture
+def served(runs: Path) -> Iterator[Served]:
+    """A board over `runs`."""
+    yield from serve(runs)
+
+
+@pytest.fixture(scope="session")
+def serving() -> SimpleNamespace:
+    """`serve` and `FakeModel`, for tests that serve something else."""
+    return SimpleNamespace(serve=serve, FakeModel=FakeModel)
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory, synthetic: SimpleNamespace) -> Iterator[Served]:
+    """A board that all tests of a file share, since none of them changes its runs."""
+    yield from serve(make_runs(tmp_path_factory.mktemp("board"), synthetic))
+
+
+@pytest.fixture
+def runs(tmp_path: Path, synthetic: SimpleNamespace) -> Path:
+    """The runs of `served`."""
+    return make_runs(tmp_path, synthetic)
+
+
+def make_runs(tmp_path: Path, synthetic: SimpleNamespace) -> Path:
+    """Two finished runs, one with a model folder, and secrets around them."""
+    root = tmp_path / "runs"
+    events = synthetic.make_run([0.5, 0.3, 0.15], [0.45, 0.40, 0.46], accuracy=[0.78, 0.85, 0.86], steps_per_epoch=20)
+    for name in ("alpha", "beta"):
+        synthetic.make_folder(root / name, events, rows=40)
+    model = RunDir(root / "alpha").model
+    model.mkdir()
+    facts = {"text_columns": ["text"], "labels": {"names": ["short", "long"], "task": "binary"}}
+    facts |= dict.fromkeys(("label_column", "max_length", "glue_task", "metrics"))
+    (model / "tunesmith.json").write_text(json.dumps(facts))
+    seal(model, {"kind": "model"}, {})
+    (tmp_path / "secret.txt").write_text("SECRET")
+    (root / "secret.txt").write_text("SECRET")
+    return root

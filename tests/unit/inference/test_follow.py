@@ -1,0 +1,178 @@
+"""The live state of a run equals its journal, whatever happens to the file while it is followed."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tunesmith.events import Evaluated, NonFinite, Note, Resumed, RunEnded, RunStarted, StepDone
+from tunesmith.inference.live_runs import LiveRun, encode_message, make_panels
+from tunesmith.runs.curves import load_curves
+from tunesmith.runs.event_log import Journal, encode_event, peek_journal, truncate_journal
+from tunesmith.runs.folder import RunDir
+from tunesmith.runs.lock import RunLock
+
+
+def write(path: Path, events) -> None:
+    with Journal(path / "journal.jsonl") as journal:
+        for event in events:
+            journal.append(event)
+
+
+def line(panels, key: str, name: str) -> dict[int, float | None]:
+    panel = next(p for p in panels if p["key"] == key)
+    found = next(part for part in panel["lines"] if part["name"] == name)
+    return dict(zip(found["x"], found["y"], strict=True))
+
+
+def test_numbers_pushed_to_the_page_equal_the_journals_at_every_moment(tmp_path: Path, synthetic) -> None:
+    events = synthetic.make_run([0.5, 0.3, 0.2], [0.45, 0.4, 0.42], accuracy=[0.7, 0.8, 0.8], steps_per_epoch=40)
+    live = LiveRun(RunDir(tmp_path))
+    for begin in range(0, len(events), 17):
+        write(tmp_path, events[begin : begin + 17])
+        assert live.poll()
+        known = load_curves(tmp_path)
+        panels = live.snapshot()["panels"]
+        losses = line(panels, "loss", "training")
+        assert list(losses) == known.train_loss.step.tolist()
+        np.testing.assert_allclose(list(losses.values()), known.train_loss.value, rtol=1e-5)
+        assert live.snapshot()["step"] == known.last_step
+    assert line(panels, "metric", "validation") == {40: 0.7, 80: 0.8, 120: 0.8}
+    assert not live.poll()
+    assert live.snapshot()["status"] == "finished"
+
+
+def test_a_cut_last_line_waits_until_it_is_whole(tmp_path: Path, synthetic) -> None:
+    write(tmp_path, synthetic.make_run([0.5], [0.5], steps_per_epoch=10, ended=None))
+    live = LiveRun(RunDir(tmp_path))
+    live.poll()
+    whole = (tmp_path / "journal.jsonl").read_bytes()
+    step = encode_event(StepDone(11, 1.1, 0.25, 1.0, 1e-5, 8, 9, 9, 0.1))
+    (tmp_path / "journal.jsonl").write_bytes(whole + step[:50])
+    live.poll()
+    assert live.snapshot()["step"] == 10
+    assert live.snapshot()["problem"] is None
+    (tmp_path / "journal.jsonl").write_bytes(whole + step)
+    live.poll()
+    assert live.snapshot()["step"] == 11
+    assert live.snapshot()["loss"] == 0.25
+
+
+def test_a_run_that_goes_back_to_a_checkpoint_is_drawn_once(tmp_path: Path, synthetic) -> None:
+    events = synthetic.make_run([0.5, 0.3], [0.45, 0.4], steps_per_epoch=20, ended=None)
+    write(tmp_path, events)
+    live = LiveRun(RunDir(tmp_path))
+    live.poll()
+    truncate_journal(tmp_path / "journal.jsonl", 20)
+    again = [
+        Resumed(20, "checkpoint-20"),
+        *(StepDone(s, s / 20, 9.0, 1.0, 1e-5, 8, 80, 80, 0.1) for s in range(21, 26)),
+    ]
+    write(tmp_path, again)
+    assert live.poll()
+    losses = line(live.snapshot()["panels"], "loss", "training")
+    assert list(losses) == list(range(1, 26))
+    assert losses[25] == 9.0
+    assert live.snapshot()["resumed_at"] == [20]
+
+
+def test_steps_that_are_not_finite_are_gaps_and_valid_json(tmp_path: Path, synthetic) -> None:
+    write(tmp_path, synthetic.make_run([0.5], [0.5], steps_per_epoch=30, nan_after=20))
+    live = LiveRun(RunDir(tmp_path))
+    live.poll()
+    state = live.snapshot()
+    assert line(state["panels"], "loss", "training")[21] is None
+    assert state["findings"][0]["code"] == "diverged"
+    assert state["status"] == "failed"
+    assert b"NaN" not in encode_message("run", state)
+
+
+def test_a_damaged_line_is_said_and_the_curves_so_far_stay(tmp_path: Path, synthetic) -> None:
+    write(tmp_path, synthetic.make_run([0.5], [0.5], steps_per_epoch=10, ended=None))
+    live = LiveRun(RunDir(tmp_path))
+    live.poll()
+    with open(tmp_path / "journal.jsonl", "ab") as file:
+        file.write(b"garbage\n")
+    assert live.poll()
+    state = live.snapshot()
+    assert "damaged" in state["problem"]
+    assert state["step"] == 10
+
+
+def test_the_diagnosis_changes_when_an_evaluation_arrives(tmp_path: Path, synthetic) -> None:
+    events = synthetic.make_run([0.5, 0.3, 0.15, 0.06], [0.45, 0.40, 0.46, 0.63], accuracy=[0.8, 0.85, 0.85, 0.83])
+    live = LiveRun(RunDir(tmp_path))
+    evaluations = [k for k, e in enumerate(events) if isinstance(e, Evaluated) and e.split == "validation"]
+    write(tmp_path, events[: evaluations[1] + 1])
+    live.poll()
+    assert live.snapshot()["findings"][0]["code"] == "not_enough_evidence"
+    write(tmp_path, events[evaluations[1] + 1 :])
+    live.poll()
+    assert live.snapshot()["findings"][0]["code"] == "overfitting"
+
+
+def test_a_run_that_goes_on_is_never_told_that_it_stopped_too_early(tmp_path: Path, synthetic) -> None:
+    falling = {"train": [0.60, 0.52, 0.42], "validation": [0.59, 0.52, 0.44], "accuracy": [0.69, 0.74, 0.80]}
+    write(tmp_path, synthetic.make_run(**falling, planned_epochs=9, ended=None))
+    live = LiveRun(RunDir(tmp_path))
+    with RunLock(RunDir(tmp_path).lock_file):
+        live.poll()
+        assert live.snapshot()["status"] == "running"
+        assert live.snapshot()["findings"][0]["code"] == "still_learning"
+    assert live.poll(), "the end of the process changes what is shown"
+    assert live.snapshot()["findings"][0]["code"] == "stopped_too_early"
+
+
+def test_a_zoom_brings_every_step_of_its_range(tmp_path: Path, synthetic) -> None:
+    write(tmp_path, synthetic.make_run([0.5], [0.5], steps_per_epoch=5000))
+    curves = load_curves(tmp_path)
+    assert len(line(make_panels(curves), "loss", "training")) < 1500
+    assert list(line(make_panels(curves, 1000, 1400), "loss", "training")) == list(range(1000, 1401))
+
+
+def test_no_text_can_end_a_message() -> None:
+    message = encode_message("run", {"note": "a\n\ndata: evil\r\n\u2028 é"})
+    assert message.count(b"\n") == 3
+    assert json.loads(message.split(b"data: ", 1)[1])["note"].startswith("a\n\ndata")
+
+
+def test_a_glance_at_a_long_journal_knows_what_the_whole_says(tmp_path: Path, synthetic) -> None:
+    events = synthetic.make_run([0.5, 0.3], [0.45, 0.40], accuracy=[0.8, 0.85], steps_per_epoch=20_000)
+    write(tmp_path, events[:-1])
+    write(tmp_path, [StepDone(40_000 + s, 2.1, 0.3, 1.0, 1e-5, 8, 80, 80, 0.1) for s in range(1, 400)])
+    began = time.process_time()
+    peek = peek_journal(tmp_path / "journal.jsonl")
+    assert time.process_time() - began < 0.2
+    assert (peek.step, peek.num_steps, peek.loss, peek.ended) == (40_399, 40_000, 0.3, None)
+    assert peek.score == ("accuracy", 0.85)
+    assert len(peek.spark) >= 30
+    assert abs(peek.spark[0] - 0.69) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("tail", "ended"),
+    [
+        ([RunEnded(5, "completed")], "completed"),
+        ([RunEnded(5, "SIGTERM"), Resumed(5, "checkpoint-5")], None),
+        ([RunEnded(5, "NumericsError")], "NumericsError"),
+        ([Note(5, "x"), NonFinite(5, "loss", "loss", ())], None),
+    ],
+)
+def test_only_a_last_word_is_an_end(tmp_path: Path, tail, ended: str | None) -> None:
+    first = [RunStarted("r", 0, 10, 10.0, 1.0, 80), StepDone(1, 0.1, None, None, 1e-5, 8, 8, 8, 0.1)]
+    write(tmp_path, [*first, *tail])
+    peek = peek_journal(tmp_path / "journal.jsonl")
+    assert peek.ended == ended
+    assert peek.loss is None
+    assert peek.num_steps == 10
+
+
+def test_an_absent_empty_or_garbled_journal_is_no_error(tmp_path: Path) -> None:
+    assert peek_journal(tmp_path / "none").step == 0
+    for content in (b"", b"\n", b"garbage\n", b'{"event": 3}\n[1]\nnull\n', b"\xff\xfe" * 40_000):
+        (tmp_path / "j").write_bytes(content)
+        assert peek_journal(tmp_path / "j").step == 0

@@ -1,0 +1,186 @@
+"""`tunesmith predict` and `tunesmith evaluate` on a trained folder: columns kept, order kept, nothing a spreadsheet runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiny_model import save_tiny_bert, sentences, write_csv
+from tunesmith.cli.main import main
+from tunesmith.config.load import load_config
+from tunesmith.inference.tables import escape_formula, read_predictions, unescape_formula
+from tunesmith.pipeline.train import finetune
+
+NASTY = ["=1+1", "+x", "-x", "@x", "'=x", "''-x", "a,b", 'say "x"', "two\nlines", "'plain", "x"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a training file and a finished run."""
+    folder = tmp_path_factory.mktemp("home")
+    rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(60)]
+    model = save_tiny_bert(folder / "tiny")
+    file = write_csv(folder / "train.csv", rows)
+    finetune(
+        train_file=file,
+        model_name_or_path=model,
+        output_dir=folder / "run",
+        cache_dir=folder / "cache",
+        max_steps=3,
+        use_cpu=True,
+    )
+    return folder
+
+
+def new_rows() -> list[dict[str, Any]]:
+    return [{"id": f"{i:03}", "text": text, "note": f"=HYPERLINK({i})"} for i, (text, _) in enumerate(sentences(11, 5))]
+
+
+def read_back(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        return list(pyarrow.parquet.read_table(path).to_pylist())
+    columns = read_predictions(path)
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+@pytest.mark.parametrize("source", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("target", ["csv", "tsv", "jsonl", "parquet"])
+def test_predictions_keep_columns_and_order(source: str, target: str, home: Path, tmp_path: Path) -> None:
+    rows = new_rows()
+    file = tmp_path / f"new.{source}"
+    if source == "csv":
+        write_csv(file, rows)
+    elif source == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    else:
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), file)
+    output = tmp_path / f"out.{target}"
+    assert main(["predict", str(home / "run"), "--input", str(file), "--output", str(output), "--use_cpu"]) == 0
+    found = read_back(output)
+    assert [{k: row[k] for k in ("id", "text", "note")} for row in found] == rows
+    assert list(found[0]) == ["id", "text", "note", "prediction", "prob_bad", "prob_good"]
+    for row in found:
+        probabilities = {name: float(row[f"prob_{name}"]) for name in ("bad", "good")}
+        assert sum(probabilities.values()) == pytest.approx(1.0, abs=1e-6)
+        assert row["prediction"] == max(probabilities, key=lambda name: probabilities[name])
+
+
+@pytest.mark.parametrize("verb", ["predict", "evaluate"])
+def test_a_file_that_is_a_link_to_itself_is_bad_data(
+    verb: str, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = tmp_path / "loop.jsonl"
+    loop.symlink_to(loop.name)
+    flags = (
+        ["--input", str(loop), "--output", str(tmp_path / "x.csv")] if verb == "predict" else ["--test_file", str(loop)]
+    )
+    assert main([verb, str(home / "run"), "--use_cpu", *flags]) == 3
+    assert f"{loop}: cannot be opened (Too many levels of symbolic links)" in capsys.readouterr().err
+
+
+def test_formula_cells_are_escaped_and_come_back(home: Path, tmp_path: Path) -> None:
+    file = write_csv(tmp_path / "nasty.csv", [{"text": text} for text in NASTY])
+    output = tmp_path / "out.csv"
+    assert main(["predict", str(home / "run"), "--input", str(file), "--output", str(output), "--use_cpu"]) == 0
+    assert read_predictions(output)["text"] == NASTY
+    import csv
+
+    with output.open(encoding="utf-8", newline="") as lines:
+        raw = [row[0] for row in csv.reader(lines)][1:]
+    assert not [cell for cell in raw if cell[0] in "=+-@\t\r"]
+    assert [unescape_formula(escape_formula(text)) for text in NASTY] == NASTY
+
+
+def test_the_same_row_gets_the_same_probabilities_alone_and_among_others(home: Path) -> None:
+    from tunesmith.inference.predictor import Predictor
+
+    predictor = Predictor.load(home / "run", use_cpu=True)
+    texts = [text for text, _ in sentences(11, 5)]
+    together = predictor.probabilities(texts)
+    for text, row in zip(texts, together, strict=True):
+        assert predictor.probabilities([text])[0] == pytest.approx(row, abs=1e-5)
+
+
+def test_evaluate_prints_scores_as_json(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(20, 9)]
+    file = write_csv(tmp_path / "test.csv", rows)
+    assert main(["evaluate", str(home / "run"), "--test_file", str(file), "--json", "--use_cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["accuracy"]["n"] == 20
+    assert 0 <= found["accuracy"]["low"] <= found["accuracy"]["value"] <= found["accuracy"]["high"] <= 1
+    assert main(["evaluate", str(home / "run"), "--test_file", str(file), "--metric_name", "f1", "--use_cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("f1 of 'good'  ")
+    assert "n=20" in shown
+
+
+def test_one_text_is_answered_on_the_screen(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(home / "run"), "--text", "the film was good", "--use_cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] in ("bad", "good")
+    assert [line.split()[0] for line in lines[1:]] == [lines[0], "good" if lines[0] == "bad" else "bad"]
+    assert main(["predict", str(home / "run"), "--text", "one", "--text_pair", "two", "--use_cpu"]) == 2
+
+
+def test_the_run_yaml_is_a_config_that_says_the_same(home: Path) -> None:
+    config = load_config(home / "run" / "run.yaml")
+    assert (config.max_steps, config.train_file) == (3, str(home / "train.csv"))
+    assert config.output_dir == str(home / "run")
+
+
+def test_a_second_run_takes_its_tokens_from_the_cache(home: Path) -> None:
+    cache = home / "cache"
+    before = {path: path.stat().st_mtime_ns for path in cache.rglob("*.arrow")}
+    assert before
+    finetune(
+        train_file=home / "train.csv",
+        model_name_or_path=home / "tiny",
+        output_dir=home / "second",
+        cache_dir=cache,
+        max_steps=1,
+        use_cpu=True,
+    )
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.arrow")} == before
+
+
+@pytest.fixture(scope="module")
+def broken(home: Path) -> Path:
+    """A model whose answer is not a number as soon as a text holds the word "sour"."""
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    from tiny_model import WORDS
+
+    folder = home / "broken"
+    shutil.copytree(home / "run" / "model", folder, ignore=shutil.ignore_patterns("MANIFEST.json"))
+    weights = load_file(folder / "model.safetensors")
+    weights["bert.embeddings.word_embeddings.weight"][WORDS.index("sour")] = 3e38  # finite: it overflows inside
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("verb", ["predict", "evaluate"])
+def test_an_answer_that_is_not_a_number_is_no_class_but_an_error_that_names_the_row(
+    verb: str, broken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = ["the film was good", "it is fine", "a sour meal", "the day was sour"]
+    source = write_csv(tmp_path / "in.csv", [{"text": text, "label": "good"} for text in texts])
+    args = (
+        ["--input", str(source), "--output", str(tmp_path / "out.csv")]
+        if verb == "predict"
+        else ["--test_file", str(source)]
+    )
+    assert main([verb, str(broken), "--use_cpu", *args]) == 6
+    assert "row 3" in capsys.readouterr().err
+    assert not (tmp_path / "out.csv").exists()

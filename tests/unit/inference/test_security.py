@@ -1,0 +1,223 @@
+"""FAULTS rows 38 and 39: every route x every method x every attack, from the app's own list, so that none is missed."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tunesmith.inference.board import Board
+from tunesmith.inference.runs import RunIndex
+from tunesmith.runs.folder import RunDir
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
+READING = ("GET", "HEAD")
+ROUTES = [(route.path, route.methods) for route in Board(RunIndex(Path("."))).routes()]
+ATTACKS = (
+    "evil host",
+    "no host port",
+    "two hosts",
+    "no token",
+    "wrong token",
+    "token of another port",
+    "foreign origin",
+    "null origin",
+    "no origin",
+    "other port",
+    "cross-site fetch",
+    "plain text",
+)
+
+
+def path_of(route: str) -> str:
+    path = route.replace("{run}", "alpha").replace("{name}", "board.css")
+    return path + {"/compare": "?run=alpha&run=beta", "/runs/alpha/curves": "?low=1&high=9"}.get(path, "")
+
+
+def attacked(good: dict[str, str], attack: str, port: int) -> dict[str, str]:
+    headers = dict(good)
+    changes: dict[str, dict[str, str | None]] = {
+        "evil host": {"Host": f"evil.example:{port}", "Origin": f"http://evil.example:{port}"},
+        "no host port": {"Host": "127.0.0.1"},
+        "two hosts": {"Host": f"127.0.0.1:{port}, evil.example"},
+        "no token": {"Cookie": None},
+        "wrong token": {"Cookie": f"tunesmith-{port}=" + "u" * 43},
+        "token of another port": {"Cookie": good["Cookie"].replace(str(port), "1")},
+        "foreign origin": {"Origin": "http://evil.example"},
+        "null origin": {"Origin": "null"},
+        "no origin": {"Origin": None},
+        "other port": {"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"},
+        "cross-site fetch": {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
+        "plain text": {"Origin": "http://evil.example", "Content-Type": "text/plain"},
+    }
+    for name, value in changes[attack].items():
+        if value is None:
+            headers.pop(name)
+        else:
+            headers[name] = value
+    return headers
+
+
+def expected(attack: str, method: str) -> set[int]:
+    if "host" in attack:
+        return {421}
+    if "token" in attack:
+        return {401}
+    if attack in ("other port", "cross-site fetch") or method not in READING:
+        return {403}
+    return {200}  # a foreign Origin on a read: answered, but no foreign page may read the answer
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_every_route_and_method_withstands(steady, attack: str) -> None:
+    checked = 0
+    for route, _ in [*ROUTES, ("/no/such/route", None)]:
+        for method in METHODS:
+            headers = attacked(steady.good(), attack, steady.port)
+            status, found, body = steady.ask(method, path_of(route), headers=headers)
+            allowed = expected(attack, method)
+            if 200 in allowed:
+                allowed |= {404, 405}
+            assert status in allowed, (route, method, attack, status, body[:200])
+            assert "unsafe-inline" not in found["content-security-policy"]
+            assert "frame-ancestors 'none'" in found["content-security-policy"]
+            assert not [name for name in found if name.startswith("access-control")]
+            assert found["x-content-type-options"] == "nosniff"
+            assert found["cross-origin-resource-policy"] == "same-origin"
+            assert "set-cookie" not in found
+            checked += 1
+    assert checked >= 99
+
+
+def test_a_good_client_gets_every_route_with_its_method_and_405_with_any_other(steady) -> None:
+    for route, methods in ROUTES:
+        for method in METHODS:
+            headers = steady.good() | {"Content-Type": "application/json"}
+            body = b'{"texts": ["a"]}' if method == "POST" else None
+            status, found, answer = steady.ask(method, path_of(route), headers=headers, body=body)
+            if method in methods:
+                allowed = {409} if route.endswith("/stop") else {200}  # nobody trains it: nothing to stop
+                assert status in allowed, (route, method, answer[:200])
+            else:
+                assert status == 405, (route, method)
+            if found["content-type"].startswith("text/html"):
+                assert "'self'" in found["content-security-policy"] or "sha256-" in found["content-security-policy"]
+
+
+def test_a_bearer_token_needs_no_origin_since_no_page_can_send_it_unasked(served) -> None:
+    headers = {"Host": f"127.0.0.1:{served.port}", "Authorization": "Bearer " + "t" * 43}
+    body = b'{"texts": ["a"]}'
+    status, _, _ = served.ask(
+        "POST", "/runs/alpha/classify", headers=headers | {"Content-Type": "application/json"}, body=body
+    )
+    assert status == 200
+    status, _, _ = served.ask(
+        "POST", "/runs/alpha/classify", headers=headers | {"Origin": "http://evil.example"}, body=body
+    )
+    assert status == 403
+
+
+def test_the_address_with_the_token_becomes_a_strict_cookie_and_leaves_the_address_bar(served) -> None:
+    host = {"Host": f"localhost:{served.port}"}
+    status, found, _ = served.ask("GET", f"/runs/alpha?token={'t' * 43}&x=1", headers=host)
+    assert (status, found["location"]) == (303, "/runs/alpha?x=1")
+    for word in ("HttpOnly", "SameSite=Strict", "Path=/", f"tunesmith-{served.port}="):
+        assert word in found["set-cookie"]
+    assert served.ask("GET", "/?token=wrong", headers=host)[0] == 401
+    status, found, _ = served.ask("GET", f"//evil.example/?token={'t' * 43}", headers=host)
+    assert found["location"].startswith("/evil.example")
+    assert served.ask("POST", f"/runs/alpha/stop?token={'t' * 43}", headers=host)[0] == 401
+
+
+TRAVERSALS = (
+    "/../secret.txt",
+    "/runs/..",
+    "/runs/.",
+    "/runs/%2e%2e",
+    "/runs/%2e%2e/secret.txt",
+    "/runs/..%2fsecret.txt",
+    "/runs/..%2f..%2fsecret.txt/report",
+    "/runs/%2e%2e%2fsecret.txt",
+    "/runs/..%5csecret.txt",
+    "/runs/..\\secret.txt",
+    "/runs//etc/passwd",
+    "//etc/passwd",
+    "/runs/%00",
+    "/runs/alpha%00.txt",
+    "/runs/alpha/../../secret.txt",
+    "/runs/alpha/journal.jsonl",
+    "/runs/secret.txt",
+    "/runs/" + "a" * 65,
+    "/runs/%252e%252e",
+    "/runs/al%70ha%2f..",
+    "/runs/Alpha",
+    "/runs/",
+    "/assets/",
+    "/assets/..%2fsecurity.py",
+    "/assets/../security.py",
+    "/assets/list.html.j2",
+    "/assets/%2e%2e/app.py",
+    "/compare?run=..&run=alpha",
+    "/compare?run=%2e%2e%2fsecret.txt&run=beta",
+)
+
+
+@pytest.mark.parametrize("path", TRAVERSALS)
+def test_a_path_that_leads_elsewhere_is_not_found(steady, path: str) -> None:
+    with socket.create_connection(("127.0.0.1", steady.port), timeout=10) as raw:
+        lines = [f"GET {path} HTTP/1.1", *(f"{k}: {v}" for k, v in steady.good().items()), "Connection: close", "", ""]
+        raw.sendall("\r\n".join(lines).encode())
+        answer = b""
+        while part := raw.recv(65536):
+            answer += part
+    assert answer.split(b" ")[1] == b"404", answer[:300]
+    assert b"SECRET" not in answer
+    assert b"root:" not in answer
+
+
+def test_ten_thousand_ranges_are_one_plain_answer(served) -> None:
+    ranges = "bytes=" + ",".join(f"{k}-{k}" for k in range(2000))
+    status, _, body = served.ask("GET", "/assets/board.css", headers=served.good() | {"Range": ranges})
+    assert status == 200
+    assert len(body) < 50_000
+
+
+@pytest.mark.parametrize(
+    "linked", ["folder", "journal.jsonl", "predictions.parquet", "run.yaml", "metrics.json", "model", "model/w"]
+)
+def test_a_link_in_a_run_folder_shows_nothing_from_outside(served, tmp_path: Path, linked: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("SECRET")
+    run = RunDir(served.root / "alpha")
+    if linked == "folder":
+        run.path.rename(outside / "alpha")
+        run.path.symlink_to(outside / "alpha")
+    else:
+        target = run.path / linked
+        if target.is_dir():
+            target.rename(outside / "was")
+        target.unlink(missing_ok=True)
+        target.symlink_to(outside if linked == "model" else outside / "file")
+    for path in ("/runs/alpha", "/runs/alpha/report", "/runs/alpha/events", "/compare?run=alpha&run=beta"):
+        status, _, body = served.ask("GET", path)
+        assert status == 404, (path, linked)
+        assert b"SECRET" not in body
+    assert served.post("/runs/alpha/classify", {"texts": ["a"]})[0] == 404
+    assert b"SECRET" not in served.ask("GET", "/")[2]
+
+
+def test_a_folder_with_a_hostile_name_is_listed_escaped_and_has_a_harmless_address(served, synthetic) -> None:
+    name = "<img src=x onerror=alert(1)>"
+    synthetic.make_folder(
+        served.root / name, synthetic.make_run([0.5], [0.5], steps_per_epoch=5), rows=12, hostile=True
+    )
+    page = served.ask("GET", "/")[2].decode()
+    assert "<img" not in page
+    assert "<script>" not in page
+    found = [key for key in RunIndex(served.root).find_all() if key.startswith("run-")]
+    assert len(found) == 1
+    status, _, body = served.ask("GET", f"/runs/{found[0]}")
+    assert status == 200
+    assert b"<img" not in body

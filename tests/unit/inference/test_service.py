@@ -1,0 +1,270 @@
+"""The prediction service as an operator and a client see it: dialects, limits, counters, keys, reload, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tunesmith.inference import batcher as tryit
+from tunesmith.inference.batcher import Classifier, Overloaded
+from tunesmith.inference.bodies import BadRequest, Texts, answer_in_form, parse_question
+from tunesmith.inference.security import key_file, token_file
+from tunesmith.inference.service import PredictionService
+from tunesmith.labels import LabelMap, Task
+from tunesmith.runs.folder import RunDir
+
+LABELS = LabelMap.for_classes(["short", "long"])
+
+
+@pytest.fixture
+def fake(serving: SimpleNamespace) -> Any:
+    return serving.FakeModel()
+
+
+@pytest.fixture
+def service(runs: Path, serving: SimpleNamespace, fake: Any) -> Iterator[Any]:
+    made = PredictionService(RunDir(runs / "alpha"), Classifier(lambda run: fake, max_waiting=4))
+    yield from serving.serve(runs, made)
+
+
+@pytest.mark.parametrize(
+    ("body", "texts", "pairs"),
+    [
+        ({"text": "a"}, ("a",), None),
+        ({"text": "a", "text_pair": "b"}, ("a",), ("b",)),
+        ({"texts": ["a", "b"], "top_k": 1.0, "raw_scores": True}, ("a", "b"), None),
+        ({"inputs": "a"}, ("a",), None),
+        ({"inputs": ["a", "b"]}, ("a",), ("b",)),
+        ({"inputs": [["a"], ["b"]], "truncate": True}, ("a", "b"), None),
+        ({"inputs": [["a", "b"], ["c", "d"]]}, ("a", "c"), ("b", "d")),
+    ],
+)
+def test_both_dialects_are_read(body: Any, texts: Any, pairs: Any) -> None:
+    question = parse_question(body)
+    assert (question.given.texts, question.given.pairs) == (texts, pairs)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {},
+        {"texts": "a"},
+        {"texts": ["a"], "top_k": 0},
+        {"texts": ["a"], "top_k": True},
+        {"texts": ["a"], "top_k": 1.5},
+        {"texts": ["a"], "top_k": float("inf")},
+        {"texts": ["a"], "raw_scores": 1},
+        {"texts": ["a"], "other": 1},
+        {"text": 3},
+        {"inputs": []},
+        {"inputs": ["a", "b", "c"]},
+        {"inputs": [["a"], ["b", "c"]]},
+        {"inputs": [[]]},
+        {"inputs": {"a": 1}},
+        {"inputs": "a", "top_k": 1},
+    ],
+)
+def test_what_is_no_question_is_refused(body: Any) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse_question(body)
+    assert refused.value.status == 422
+
+
+def test_scores_are_sorted_cut_and_raw_as_asked(service: Any) -> None:
+    long = "x" * 80
+    answer = service.post("/predict", {"texts": [long, "y" * 10]})[1]["results"]
+    assert [[name for name, _ in one["scores"]] for one in answer] == [["long", "short"], ["short", "long"]]
+    assert service.post("/predict", {"text": long, "top_k": 1})[1]["results"][0]["scores"] == [
+        ["long", pytest.approx(0.8)]
+    ]
+    raw = service.post("/predict", {"text": long, "raw_scores": True})[1]["results"][0]["scores"]
+    assert raw[0] == ["long", pytest.approx(-0.2231, abs=1e-3)]
+    assert service.post("/predict", {"inputs": long})[1][0] == {"score": pytest.approx(0.8), "label": "long"}
+    rows = service.post("/predict", {"inputs": [[long], ["y"]]})[1]
+    assert [row[0]["label"] for row in rows] == ["long", "short"]
+    status, refusal = service.post("/predict", {"inputs": ["a", "b"]})
+    assert (status, "reads 1 text" in refusal["error"]) == (422, True)
+
+
+def test_a_number_and_several_labels_have_a_form_of_their_own() -> None:
+    number = LabelMap(("stars",), Task.REGRESSION)
+    one = {"label": 3.5, "scores": [], "logits": [3.5], "labels": number}
+    assert answer_in_form(parse_question({"text": "a"}), [one]) == {"results": [{"label": 3.5, "scores": []}]}
+    assert answer_in_form(parse_question({"inputs": "a"}), [one]) == [{"score": 3.5, "label": "stars"}]
+    many = LabelMap(("a", "b", "c"), Task.MULTILABEL)
+    one = {"label": ["a", "c"], "scores": [["a", 0.9], ["b", 0.1], ["c", 0.8]], "logits": [2.2, -2.2, 1.4]}
+    found = answer_in_form(parse_question({"text": "a", "top_k": 2}), [{**one, "labels": many}])
+    assert found == {"results": [{"label": ["a", "c"], "scores": [["a", 0.9], ["c", 0.8]]}]}
+
+
+def test_a_full_queue_is_429_with_retry_after_and_nothing_accepted_is_lost(service: Any, fake: Any) -> None:
+    fake.wait.clear()
+    found: list[tuple[int, Any]] = []
+    threads = [
+        threading.Thread(target=lambda k=k: found.append(service.post("/predict", {"text": "z" * k})))
+        for k in range(1, 41)  # more than a queue and the batches under way can hold
+    ]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + 10
+    while sum(status == 429 for status, _ in found) < 5 and time.monotonic() < end:
+        time.sleep(0.02)
+    sent = service.good() | {"Content-Type": "application/json"}
+    status, headers, _ = service.ask("POST", "/predict", headers=sent, body=b'{"text": "a"}')
+    assert (status, headers["retry-after"]) == (429, "2")
+    fake.wait.set()
+    for thread in threads:
+        thread.join()
+    assert {status for status, _ in found} == {200, 429}
+    assert sum(status == 200 for status, _ in found) >= 4
+
+
+def test_ready_metrics_info_and_the_description(service: Any, runs: Path) -> None:
+    assert service.ask("GET", "/ready")[0] == 503
+    service.board.load()
+    assert json.loads(service.ask("GET", "/ready")[2]) == {"ready": True}
+    service.post("/predict", {"texts": ["a", "b"]})
+    service.post("/predict", {"texts": 1})
+    text = service.ask("GET", "/metrics")[2].decode()
+    assert 'tunesmith_requests_total{route="/predict",status="200"} 1\n' in text
+    assert 'tunesmith_requests_total{route="/predict",status="422"} 1\n' in text
+    assert "tunesmith_rows_total 2\n" in text
+    assert "tunesmith_predict_seconds_count 1\n" in text
+    info = json.loads(service.ask("GET", "/info")[2])
+    assert info["model_type"]["classifier"]["id2label"] == {"0": "short", "1": "long"}
+    document = json.loads(service.ask("GET", "/openapi.json")[2])
+    assert {"/predict", "/health", "/ready", "/metrics"} <= document["paths"].keys()
+    predict = document["paths"]["/predict"]["post"]
+    forms = predict["requestBody"]["content"]["application/json"]["schema"]["oneOf"]
+    assert [form["required"] for form in forms] == [["texts"], ["text"], ["inputs"]]
+    assert {"200", "401", "413", "415", "422", "429", "503"} <= predict["responses"].keys()
+    assert b"POST /predict" in service.ask("GET", "/docs")[2]
+
+
+def test_every_route_needs_the_key_and_it_is_not_the_boards(service: Any) -> None:
+    bare = {"Host": f"127.0.0.1:{service.port}"}
+    for path in ("/health", "/ready", "/metrics", "/info", "/openapi.json", "/docs"):
+        status, _, body = service.ask("GET", path, headers=bare)
+        assert (status, b"Bearer KEY" in body) == (401, True)
+    assert key_file() != token_file()
+
+
+def test_the_log_has_status_and_time_but_no_text(service: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="tunesmith.requests"):
+        service.post("/predict", {"texts": ["a secret", "another secret"]})
+    line = json.loads(caplog.records[-1].message)
+    assert (line["status"], line["rows"]) == (200, 2)
+    assert "secret" not in caplog.text
+
+
+def ask(classifier: Classifier, run: RunDir, *texts: str) -> list[dict[str, Any]]:
+    return asyncio.run(classifier.classify(run, Texts(texts, None)))
+
+
+def test_batches_are_counted_in_tokens_and_a_long_request_does_not_hold_the_short_ones(
+    runs: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tryit, "BATCH_TOKENS", (100, 100))
+    classifier = Classifier(lambda run: fake)
+    run = RunDir(runs / "alpha")
+    fake.wait.clear()
+
+    async def together() -> None:
+        first = asyncio.create_task(classifier.classify(run, Texts(("a",), None)))
+        await asyncio.sleep(0.3)  # its batch has begun; the fake model takes a character for a token
+        others = [classifier.classify(run, Texts(("x" * size,), None)) for size in (40, 40, 40, 300, 10, 90)]
+        waiting = asyncio.gather(first, *others)
+        await asyncio.sleep(0.3)
+        fake.wait.set()
+        shares = [result[0]["scores"][1][1] for result in await waiting]
+        assert shares == pytest.approx([0.01, 0.4, 0.4, 0.4, 1.0, 0.1, 0.9], abs=1e-6)
+
+    asyncio.run(together())
+    classifier.close()
+    assert fake.batches == [1, 2, 1, 1, 2]
+
+
+def test_more_text_than_can_be_answered_in_time_is_refused_at_once(runs: Path, fake: Any) -> None:
+    classifier = Classifier(lambda run: fake)
+    run = RunDir(runs / "alpha")
+    ask(classifier, run, "a")
+    classifier._char_seconds = 1.0
+    fake.wait.clear()
+
+    async def later() -> int:
+        first = asyncio.create_task(classifier.classify(run, Texts(("x" * 45,), None)))
+        await asyncio.sleep(0.1)
+        with pytest.raises(Overloaded) as refused:
+            await classifier.classify(run, Texts(("y",), None))
+        fake.wait.set()
+        await first
+        return refused.value.seconds
+
+    assert asyncio.run(later()) == 45
+    classifier.close()
+
+
+def test_a_slow_first_batch_does_not_refuse_what_comes_after_it(
+    runs: Path, fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classifier = Classifier(lambda run: fake)
+    run = RunDir(runs / "alpha")
+    clock = iter([0.0, 5.0, 5.0, 5.001])
+    monkeypatch.setattr(tryit.time, "perf_counter", lambda: next(clock))
+    ask(classifier, run, "a")
+    assert classifier._char_seconds == 0.0
+    ask(classifier, run, "abcd")
+    assert 4 * classifier._char_seconds == pytest.approx(0.001)
+    classifier.close()
+
+
+def test_a_folder_that_is_away_between_two_renames_costs_no_request(runs: Path, fake: Any, tmp_path: Path) -> None:
+    run = RunDir(shutil.copytree(runs / "alpha", tmp_path / "alpha"))
+    classifier = Classifier(lambda _: fake, reload_aside=True)
+    ask(classifier, run, "a")
+    run.model.rename(tmp_path / "old")
+    assert ask(classifier, run, "a")[0]["label"] == "short"
+    classifier.close()
+
+
+def test_a_replaced_model_is_loaded_aside_while_the_old_one_answers(
+    runs: Path, serving: SimpleNamespace, tmp_path: Path
+) -> None:
+    run = RunDir(shutil.copytree(runs / "alpha", tmp_path / "alpha"))
+    models: list[Any] = []
+    gate, reloads = threading.Event(), []
+
+    def load(_: RunDir) -> Any:
+        if models:
+            gate.wait(20)
+        models.append(serving.FakeModel())
+        return models[-1]
+
+    classifier = Classifier(load, reload_aside=True, on_reload=reloads.append)
+
+    def ask_one() -> None:
+        assert ask(classifier, run, "abc")[0]["label"] == "short"
+
+    ask_one()
+    facts = run.model / "tunesmith.json"
+    facts.write_text(facts.read_text() + " ")
+    ask_one()
+    assert (len(models), models[0].batches) == (1, [1, 1]), "the old model answers while the new one loads"
+    gate.set()
+    end = time.monotonic() + 10
+    while not reloads and time.monotonic() < end:
+        time.sleep(0.01)
+    ask_one()
+    assert (reloads, models[1].batches) == ([None], [1])
+    classifier.close()

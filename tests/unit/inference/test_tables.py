@@ -1,0 +1,175 @@
+"""Prediction tables: exact round trip, formulas escaped, complete or not there."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tunesmith.data.read import read_source
+from tunesmith.errors import ConfigError, DataError, ResourceError
+from tunesmith.inference.tables import (
+    check_cells,
+    escape_formula,
+    predicted_names,
+    probabilities_of,
+    read_predictions,
+    unescape_formula,
+    write_table,
+)
+from tunesmith.labels import LabelMap, Task
+from tunesmith.metrics.rows import make_rows
+
+HOSTILE = [
+    "=cmd|' /C calc'!A0",
+    "+1",
+    "-1",
+    "@SUM(A1)",
+    "\tx",
+    "'=1",
+    "''+1",
+    "plain",
+    "",
+    'quote " and, comma',
+    "line\nbreak",
+]
+
+
+STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""What makes a spreadsheet take a cell for a formula."""
+CONTROLS = [chr(c) for c in (*range(1, 32), 0x7F, *range(0x80, 0xA0), 0x2028, 0x2029, 0xFEFF)]
+PIECES = st.sampled_from([*CONTROLS, "\r\n", '"', '""', "'", ",", ";", "\t", " ", "  ", "a", "é", "😀", "NA", *STARTS])
+CELLS = st.lists(PIECES, max_size=5).map("".join)
+
+
+def read_by_every_reader(file: Path, cache: Path) -> dict[str, list[list[str]]]:
+    """Columns of cells as each reader gives them; the escape of formulas is undone where the reader does not know it."""
+    comma = "," if file.suffix == ".csv" else "\t"
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.reader(lines, delimiter=comma, strict=True))[1:]
+    frame = pd.read_csv(file, sep=comma, dtype=str, keep_default_na=False, encoding="utf-8")
+    mine = read_source(file, name="t", quoting="minimal", cache_dir=cache).dataset
+    found: dict[str, Any] = {
+        "csv": [list(column) for column in zip(*rows, strict=True)],
+        "pandas": [frame[name].tolist() for name in frame.columns],
+        "the data reader": [mine[name][:] for name in frame.columns],
+    }
+    found = {name: [[unescape_formula(cell) for cell in column] for column in table] for name, table in found.items()}
+    return found | {"read_predictions": list(read_predictions(file).values())}
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=4), st.sampled_from([".csv", ".tsv"]))
+def test_every_cell_comes_back_equal_through_every_reader(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], suffix: str
+) -> None:
+    folder = tmp_path_factory.mktemp("tables")
+    columns = {"first": [a for a, _ in rows], "second": [b for _, b in rows], "prob": [0.5] * len(rows)}
+    write_table(folder / f"out{suffix}", columns)
+    wanted = [columns["first"], columns["second"], ["0.5"] * len(rows)]
+    for reader, found in read_by_every_reader(folder / f"out{suffix}", folder).items():
+        assert found == wanted, reader
+
+
+@pytest.mark.parametrize("cell", [*CONTROLS, *STARTS, "\r\n", '"', "a\rb", "", " a ", "\ufeffa", "x" * 200_000])
+def test_a_table_of_one_column_comes_back_equal(tmp_path: Path, cell: str) -> None:
+    for name in ("out.csv", "out.tsv"):
+        write_table(tmp_path / name, {"only": [cell, "b", cell]})
+        assert read_predictions(tmp_path / name) == {"only": [cell, "b", cell]}
+
+
+def test_a_cell_that_no_delimited_file_can_hold_is_refused_by_name(tmp_path: Path) -> None:
+    columns = {"text": ["a", "b\0c"], "n": [1, 2]}
+    with pytest.raises(DataError, match=r"row 2: column 'text' contains a NUL character.*\.jsonl") as caught:
+        write_table(tmp_path / "out.csv", columns)
+    assert caught.value.exit_code == 3
+    assert list(tmp_path.iterdir()) == []
+    check_cells(tmp_path / "out.jsonl", columns)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_table_is_never_written_through_a_link_or_into_a_folder(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    out = tmp_path / f"out{suffix}"
+    out.symlink_to(tmp_path / "mine.txt")
+    with pytest.raises(ResourceError, match="is a link"):
+        write_table(out, {"a": [1]})
+    out.unlink()
+    out.mkdir()
+    with pytest.raises(ResourceError, match="is a folder"):
+        write_table(out, {"a": [1]})
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["mine.txt", out.name])
+
+
+def test_a_planted_temporary_file_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    for name in (f".tmp-out.csv-{os.getpid()}", ".tmp-out.csv"):
+        (tmp_path / name).symlink_to(tmp_path / "mine.txt")
+    write_table(tmp_path / "out.csv", {"a": ["x"]})
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+    assert read_predictions(tmp_path / "out.csv") == {"a": ["x"]}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text())
+def test_escaping_is_undone_exactly_and_no_escaped_cell_begins_a_formula(text: str) -> None:
+    escaped = escape_formula(text)
+    assert unescape_formula(escaped) == text
+    assert not escaped.startswith(STARTS)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_hostile_cells_come_back_exactly(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"out{suffix}"
+    write_table(file, {"text": HOSTILE, "prob_a": [0.25] * len(HOSTILE)})
+    back = read_predictions(file)
+    assert back["text"] == HOSTILE
+    assert back["prob_a"] == ["0.25"] * len(HOSTILE)
+
+
+def test_jsonl_and_parquet_keep_values_as_they_are(tmp_path: Path) -> None:
+    columns = {"text": HOSTILE, "prediction": ["a"] * len(HOSTILE), "score": [float(i) for i in range(len(HOSTILE))]}
+    write_table(tmp_path / "o.jsonl", columns)
+    rows = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [r["text"] for r in rows] == HOSTILE
+    write_table(tmp_path / "o.parquet", columns)
+    assert pq.read_table(tmp_path / "o.parquet").to_pydict() == columns
+
+
+def test_another_file_type_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="xlsx"):
+        write_table(tmp_path / "out.xlsx", {"a": [1]})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+    file = tmp_path / "out.csv"
+    file.write_text("old")
+    with pytest.raises(ValueError, match="zip"):
+        write_table(file, {"a": [1, 2], "b": [1]})
+    assert file.read_text() == "old"
+
+
+def test_probabilities_follow_the_task() -> None:
+    logits = np.array([[2.0, -1.0, 700.0], [0.0, 0.0, -700.0]])
+    softmax = probabilities_of(logits, Task.MULTICLASS)
+    assert softmax.sum(axis=-1) == pytest.approx([1.0, 1.0])
+    assert predicted_names(softmax, LabelMap.for_classes(["a", "b", "c"])) == ["c", "a"]
+    sigmoid = probabilities_of(logits, Task.MULTILABEL)
+    assert sigmoid[0] == pytest.approx([1 / (1 + np.exp(-2.0)), 1 / (1 + np.exp(1.0)), 1.0])
+    assert predicted_names(sigmoid, LabelMap(("a", "b", "c"), Task.MULTILABEL)) == [["a", "c"], []]
+    decided = make_rows(logits, np.ones_like(logits), task=Task.MULTILABEL).decisions
+    assert decided.tolist() == [[1, 0, 1], [0, 0, 0]], "metrics and predictions mean the same by one half"
+    assert predicted_names(probabilities_of(np.array([[1.5]]), Task.REGRESSION), LabelMap(("s",), Task.REGRESSION)) == [
+        1.5
+    ]

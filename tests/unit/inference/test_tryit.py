@@ -1,0 +1,239 @@
+"""FAULTS rows 35 to 37 at the try-it box: what is too big, too slow, too much or poison is refused with a reason."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from patience import patient
+from tunesmith.inference import bodies, server
+
+CLASSIFY = "/runs/alpha/classify"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        (b'{"texts": []}', 422, "at least one"),
+        (b'{"texts": "abc"}', 422, "list of strings"),
+        (b'{"texts": [1]}', 422, "list of strings"),
+        (b'{"texts": [null]}', 422, "list of strings"),
+        (b'{"texts": ["a"], "pairs": ["b", "c"]}', 422, "1 texts but 2 pairs"),
+        (b'{"texts": ["a"], "pairs": ["b"]}', 422, "reads 1 text"),
+        (b'{"texts": ["a"], "model": "x"}', 422, "send"),
+        (b'["a"]', 422, "send"),
+        (b'{"texts": [NaN]}', 422, "NaN"),
+        (b'{"texts": ["\\ud800"]}', 422, "surrogate"),
+        (b'{"texts": ["\xff"]}', 422, "not JSON"),
+        (b"{", 422, "not JSON"),
+        (b"", 422, "not JSON"),
+        (b"[" * 100_000, 422, "nested too deeply"),
+        (b'{"texts": ' + b'{"a":' * 50_000 + b"1", 422, "nested too deeply"),
+        (json.dumps({"texts": ["a"] * 65}).encode(), 422, "at most 64"),
+        (json.dumps({"texts": ["a" * 50_001]}).encode(), 413, "at most 50,000"),
+        (json.dumps({"texts": ["a" * 1_000_001]}).encode(), 413, "1,000,000 bytes"),
+        (json.dumps({"texts": ["panic"]}).encode(), 422, "could not read"),
+    ],
+)
+def test_a_bad_body_is_refused_with_a_reason_and_the_next_good_one_is_answered(
+    steady, body: bytes, status: int, word: str
+) -> None:
+    headers = steady.good() | {"Content-Type": "application/json"}
+    got, _, answer = steady.ask("POST", CLASSIFY, headers=headers, body=body)
+    assert got == status, answer
+    assert word in json.loads(answer)["error"]
+    assert steady.post(CLASSIFY, {"texts": ["fine"]})[0] == 200
+
+
+@pytest.mark.parametrize("more", [{"Content-Type": "text/plain"}, {"Content-Encoding": "gzip"}])
+def test_another_kind_of_body_is_refused(steady, more: dict[str, str]) -> None:
+    assert steady.post(CLASSIFY, {"texts": ["a"]}, **more)[0] == 415
+
+
+def raw_post(served, head: list[str], parts: list[bytes], pause: float = 0.0) -> bytes:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as raw:
+        good = [f"{k}: {v}" for k, v in served.good().items()]
+        lines = [f"POST {CLASSIFY} HTTP/1.1", *good, "Content-Type: application/json", *head, "", ""]
+        raw.sendall("\r\n".join(lines).encode())
+        answer = b""
+        try:
+            for part in parts:
+                raw.sendall(part)
+                time.sleep(pause)
+            while part := raw.recv(65536):
+                answer += part
+                if b'"}' in answer:
+                    break
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        return answer
+
+
+def test_a_promise_of_300_megabytes_is_refused_before_any_byte_of_it(steady) -> None:
+    assert raw_post(steady, ["Content-Length: 300000000"], []).startswith(b"HTTP/1.1 413")
+    assert raw_post(steady, ["Content-Length: " + "9" * 30], [])[:12] in (b"HTTP/1.1 413", b"HTTP/1.1 400")
+
+
+def test_a_chunked_body_is_counted_while_it_arrives(served) -> None:
+    chunk = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
+    answer = raw_post(served, ["Transfer-Encoding: chunked"], [chunk] * 40)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 413")  # reset, when the client was still sending
+    assert served.post(CLASSIFY, {"texts": ["fine"]})[0] == 200
+
+
+def test_a_body_that_comes_drop_by_drop_has_a_total_deadline(served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.5)
+    began = time.monotonic()
+    answer = raw_post(served, ["Content-Length: 1000"], [b" "] * 8, pause=0.1)
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert time.monotonic() - began < patient(5)
+
+
+def test_headers_that_come_drop_by_drop_and_silent_sockets_are_dropped(served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
+    slow = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(50)]
+    try:
+        end = time.monotonic() + patient(1.5)
+        open_still = list(slow)
+        while time.monotonic() < end and open_still:
+            for one in list(open_still[:25]):
+                try:
+                    one.sendall(b"G")  # the others stay silent
+                except OSError:
+                    open_still.remove(one)
+            assert served.ask("GET", "/assets/board.css")[0] == 200
+            time.sleep(0.1)
+        closed = 0
+        for one in slow:
+            one.settimeout(3)
+            try:
+                closed += one.recv(4096)[:12] in (b"", b"HTTP/1.1 400")
+            except ConnectionResetError:
+                closed += 1
+        assert closed == 50
+    finally:
+        for one in slow:
+            one.close()
+
+
+@pytest.mark.parametrize("patience", [0.5, 30.0])
+def test_an_answer_that_nobody_reads_does_not_keep_a_connection(
+    served, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    monkeypatch.setattr(server, "UNREAD_SECONDS", patience)
+    size = len(served.ask("GET", "/runs/alpha/report")[2])
+    count = 12_000_000 // size
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        raw.connect(("127.0.0.1", served.port))
+        one = "\r\n".join(["GET /runs/alpha/report HTTP/1.1", *(f"{k}: {v}" for k, v in served.good().items()), "", ""])
+        raw.sendall(one.encode() * count)
+        time.sleep(1.5)
+        raw.settimeout(30)  # only so that a hung server fails the test instead of hanging it
+        got = 0
+        try:
+            while got < count * size and (part := raw.recv(1 << 20)):
+                got += len(part)
+        except ConnectionResetError:
+            got = -1
+    assert (got >= count * size) == (patience > 5), "dropped after half a second, answered in full before thirty"
+
+
+def test_more_than_can_wait_gets_503_and_every_other_request_its_own_answer(served) -> None:
+    served.model.wait.clear()
+    answers: dict[int, tuple[int, object]] = {}
+
+    def ask(k: int) -> None:
+        answers[k] = served.post(CLASSIFY, {"texts": ["x" * k]})
+
+    with ThreadPoolExecutor(40) as pool:
+        jobs = [pool.submit(ask, k) for k in range(1, 41)]
+        wait_until(lambda: len(answers) > 20)  # refused; the model holds one batch and the queue eight
+        served.model.wait.set()
+        for job in jobs:
+            job.result(timeout=20)
+    assert {status for status, _ in answers.values()} == {200, 503}
+    for k, (status, answer) in answers.items():
+        assert isinstance(answer, dict)
+        if status == 200:
+            assert answer["results"][0]["scores"][1][1] == pytest.approx(k / 100)
+        else:
+            assert "waiting" in answer["error"]
+    assert max(served.model.batches) > 1, "waiting requests were not taken together"
+    headers = served.good() | {"Content-Type": "application/json"}
+    assert served.ask("POST", CLASSIFY, headers=headers, body=b'{"texts": ["a"]}')[0] == 200
+
+
+def test_an_overloaded_board_says_when_to_come_again(served) -> None:
+    served.model.wait.clear()
+    waiting = [threading.Thread(target=served.post, args=(CLASSIFY, {"texts": ["a"]})) for _ in range(24)]
+    for thread in waiting:
+        thread.start()
+    wait_until(lambda: served.board.classifier.waiting >= 8)
+    headers = served.good() | {"Content-Type": "application/json"}
+    status, found, _ = served.ask("POST", CLASSIFY, headers=headers, body=b'{"texts": ["a"]}')
+    served.model.wait.set()
+    for thread in waiting:
+        thread.join(20)
+    assert status == 503
+    assert int(found["retry-after"]) >= 1
+
+
+def test_one_poisonous_text_does_not_spoil_the_others_of_its_batch(served) -> None:
+    served.model.wait.clear()
+    answers: dict[str, int] = {}
+
+    def ask(text: str) -> None:
+        answers[text] = served.post(CLASSIFY, {"texts": [text]})[0]
+
+    threads = [threading.Thread(target=ask, args=(text,)) for text in ("first", "a", "panic", "b")]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)
+    served.model.wait.set()
+    for thread in threads:
+        thread.join(20)
+    assert answers == {"first": 200, "a": 200, "panic": 422, "b": 200}
+
+
+def test_a_run_without_a_model_says_so(steady) -> None:
+    status, answer = steady.post("/runs/beta/classify", {"texts": ["a"]})
+    assert status == 409
+    assert "no finished model" in answer["error"]
+
+
+def test_drawing_many_reports_leaves_the_list_quick_and_is_bounded(served, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = threading.Event()
+
+    def slow(run: object, run_id: str) -> str:
+        assert done.wait(30)
+        return '<meta http-equiv="Content-Security-Policy" content="default-src &#39;none&#39;">'
+
+    monkeypatch.setattr(served.board.pages, "report", slow)
+    statuses: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: statuses.append(served.ask("GET", "/runs/alpha/report")[0])) for _ in range(26)
+    ]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: statuses == [503] * 6)
+    began = time.monotonic()
+    assert served.ask("GET", "/")[0] == 200
+    assert time.monotonic() - began < patient(3), "the list waited for the reports"
+    done.set()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(statuses) == [200] * 20 + [503] * 6
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + patient(10)
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)

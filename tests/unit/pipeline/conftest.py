@@ -1,0 +1,59 @@
+"""A tiny model folder for all tests here, and one way to train on it that leaves nothing outside tmp_path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiny_model import save_tiny_bert, sentences, write_csv
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import RunResult, Watch
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder without a head and without dropout, so that ways to compute the same can be compared."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    return save_tiny_bert(folder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of tables and tokens for the whole session."""
+    return tmp_path_factory.mktemp("cache")
+
+
+Train = Callable[..., tuple[RunResult, list[str]]]
+
+
+@pytest.fixture
+def train(tiny: Path, cache: Path, tmp_path: Path) -> Train:
+    """`finetune` with a tiny model and few steps; gives the result and what was said."""
+
+    def run(**options: Any) -> tuple[RunResult, list[str]]:
+        said: list[str] = []
+        defaults: dict[str, Any] = {
+            "model_name_or_path": tiny,
+            "output_dir": tmp_path / "run",
+            "cache_dir": cache,
+            "use_cpu": True,
+            "max_steps": 4,
+            "learning_rate": 1e-3,
+            "train_sample_size": 16,
+        }
+        return finetune(watch=Watch(say=said.append), **{**defaults, **options}), said
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def trained(tiny: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two steps on the labels good and bad, from the column text."""
+    folder = tmp_path_factory.mktemp("trained")
+    rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(40)]
+    file = write_csv(folder / "train.csv", rows)
+    options: dict[str, Any] = {"model_name_or_path": tiny, "cache_dir": cache, "use_cpu": True, "max_steps": 2}
+    return finetune(train_file=file, output_dir=folder / "run", **options).run.path

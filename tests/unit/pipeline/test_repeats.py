@@ -1,0 +1,97 @@
+"""Folds and seeds: ordinary runs in one folder, and one score of all rows by models that did not see them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tiny_model import sentences, write_csv
+from tunesmith.cli.main import main
+from tunesmith.config.load import load_config
+from tunesmith.data.cache import read_prediction_columns
+from tunesmith.errors import ConfigError
+from tunesmith.metrics.calibration import MovedThresholds
+from tunesmith.pipeline.folds import each_run, run_repeats
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import Watch
+
+
+@pytest.fixture
+def config(tiny: Path, cache: Path, tmp_path: Path) -> Any:
+    rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(45)]
+    given = {"train_file": write_csv(tmp_path / "rows.csv", rows), "model_name_or_path": tiny, "cache_dir": cache}
+    more = {"output_dir": tmp_path / "runs", "use_cpu": True, "max_steps": 2, "train_sample_size": 0, "folds": 3}
+    return load_config(None, {name: str(v) if isinstance(v, Path) else v for name, v in (given | more).items()})
+
+
+def test_every_row_is_held_out_once_and_counted_once(config: Any, tmp_path: Path) -> None:
+    found = run_repeats(config, Watch())
+    assert [path.name for path in found.runs] == ["fold-1", "fold-2", "fold-3"]
+    texts: list[str] = []
+    for path in found.runs:
+        texts += read_prediction_columns(path / "predictions.parquet")["text"]
+    assert sorted(texts) == sorted(text for text, _ in sentences(45))
+    assert found.pooled[42]["accuracy"].n == 45
+    stored = json.loads((tmp_path / "runs" / "repeats.json").read_text())
+    assert stored["held_out"]["42"]["accuracy"]["n"] == 45
+    assert stored["runs"] == ["fold-1", "fold-2", "fold-3"]
+
+
+def test_thresholds_of_folds_are_fitted_to_all_held_out_rows(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def fit(table: Any, gold: Any, task: Any) -> MovedThresholds:
+        seen.append(len(gold))
+        return MovedThresholds((0.9, 0.1), "f1", 0.1, 0.9, 0.05, len(gold), np.ones(len(gold), dtype=np.int64))
+
+    monkeypatch.setattr("tunesmith.pipeline.folds.fit_thresholds", fit)
+    said: list[str] = []
+    found = run_repeats(replace(config, move_thresholds=True), Watch(say=said.append))
+    assert seen == [45]
+    assert found.pooled[42]["recall"].value == 1.0
+    assert any("on 45 out-of-fold rows, each decided by thresholds of the others" in line for line in said)
+
+
+def test_a_finished_fold_is_kept_and_the_rest_is_trained(config: Any) -> None:
+    first = next(each_run(config))
+    finetune(first)
+    before = (first.run_folder / "metrics.json").stat().st_mtime_ns
+    said: list[str] = []
+    run_repeats(config, Watch(say=said.append))
+    assert (first.run_folder / "metrics.json").stat().st_mtime_ns == before
+    assert any("fold-1 is finished: it is kept" in line for line in said)
+
+
+def test_seeds_share_the_held_out_rows_and_give_a_spread(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--seeds",
+        "2",
+        "--max_steps",
+        "1",
+        "--use_cpu",
+        "--disable_tqdm",
+        "--output_dir",
+        f"{config.output_dir}-s",
+    ]
+    files = ["--train_file", config.train_file, "--model_name_or_path", config.model_name_or_path]
+    assert main(["train", *files, *words, "--cache_dir", config.cache_dir]) == 0
+    shown = capsys.readouterr().out
+    assert "over 2 seeds:" in shown
+    folder = Path(f"{config.output_dir}-s")
+    tables = [read_prediction_columns(folder / name / "predictions.parquet") for name in ("seed-42", "seed-43")]
+    assert tables[0]["text"] == tables[1]["text"]
+    assert main(["compare", str(folder / "seed-42"), str(folder / "seed-43")]) == 0
+
+
+def test_one_call_trains_one_run(config: Any) -> None:
+    with pytest.raises(ConfigError, match="finetune trains one"):
+        finetune(config)
+    with pytest.raises(ConfigError, match="there is no fold 4 of 3"):
+        load_config(None, {"fold": 4, "folds": 3, "train_file": "x.csv"})
+    with pytest.raises(ConfigError, match="makes its own validation rows"):
+        load_config(None, {"folds": 3, "train_file": "x.csv", "validation_file": "y.csv"})

@@ -1,0 +1,124 @@
+"""Pictures and sketches of all kinds of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from tunesmith.events import StepDone
+from tunesmith.report.plots import THEMES, darken, draw_curves, figure_bytes, save_curves, sketch_curves
+from tunesmith.runs.curves import Curves, curves_from_events
+
+
+@pytest.fixture
+def curves(synthetic: SimpleNamespace) -> Curves:
+    return curves_from_events(
+        synthetic.make_run([0.5, 0.3, 0.1], [0.45, 0.40, 0.55], accuracy=[0.78, 0.85, 0.84]), name="$a_b^ <script>"
+    )
+
+
+def test_png_and_svg_are_written_and_the_svg_is_well_formed(curves: Curves, tmp_path: Path) -> None:
+    save_curves(curves, png=tmp_path / "c.png", svg=tmp_path / "c.svg")
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert ElementTree.parse(tmp_path / "c.svg").getroot().tag.endswith("svg")
+
+
+def test_the_validation_line_holds_the_journals_values(curves: Curves) -> None:
+    loss, metric = draw_curves(curves).axes
+    lines = {line.get_label(): np.asarray(line.get_ydata()).tolist() for line in [*loss.lines, *metric.lines]}
+    assert lines["training sample"] == curves.metric("train_sample", "accuracy").value.tolist()
+    assert [0.45, 0.40, 0.55] in [np.asarray(line.get_ydata()).tolist() for line in loss.lines]
+    assert [0.78, 0.85, 0.84] in [np.asarray(line.get_ydata()).tolist() for line in metric.lines]
+
+
+@pytest.mark.parametrize("scores", [[0.6, 0.6, 0.6], [0.5, 0.7, 0.9], [0.9, 0.7, 0.5]])
+def test_notes_titles_and_legends_cover_neither_points_nor_each_other(
+    synthetic: SimpleNamespace, scores: list[float]
+) -> None:
+    events = synthetic.make_run([0.5, 0.3, 0.1], [0.45, 0.40, 0.55], accuracy=scores, metric="matthews_correlation")
+    figure = draw_curves(curves_from_events(events))
+    figure.canvas.draw()
+    for panel in figure.axes:
+        notes = [note for note in panel.texts if "best: step" in note.get_text()]
+        assert len(notes) == 1
+        words = [t for t in (*notes, panel.xaxis.label, panel._left_title, panel.get_legend()) if t is not None]
+        boxes = [word.get_window_extent() for word in words]
+        assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
+        points = panel.transData.transform([xy for line in panel.lines for xy in line.get_xydata()])
+        assert not any(box.contains(*point) for box in boxes for point in points)
+
+
+def test_several_runs_share_one_picture_and_are_named(curves: Curves, synthetic: SimpleNamespace) -> None:
+    other = curves_from_events(synthetic.make_run([0.5], [0.45]), name="second")
+    figure = draw_curves([curves, other], x="epoch", theme="dark")
+    assert "second" in figure.axes[0].get_legend_handles_labels()[1]
+    assert figure_bytes(figure, "png")
+
+
+def test_a_step_that_was_not_finite_is_marked(synthetic: SimpleNamespace) -> None:
+    figure = draw_curves(curves_from_events(synthetic.make_run([0.5, 0.3], [0.5, 0.4], nan_after=150)))
+    assert "not finite" in figure.axes[0].get_legend_handles_labels()[1]
+
+
+def test_one_spike_does_not_press_the_curve_flat(synthetic: SimpleNamespace) -> None:
+    events = synthetic.make_run([0.5, 0.3, 0.2], [0.5, 0.4, 0.4])
+    events = [
+        StepDone(**{**{f: getattr(e, f) for f in e.__slots__}, "loss": 400.0})
+        if e.step == 50 and isinstance(e, StepDone)
+        else e
+        for e in events
+    ]
+    assert draw_curves(curves_from_events(events)).axes[0].get_ylim()[1] < 3
+
+
+def test_a_run_without_any_point_still_draws() -> None:
+    nothing = curves_from_events([])
+    assert figure_bytes(draw_curves(nothing), "svg")
+    assert "no points yet" in sketch_curves(nothing)
+
+
+def test_the_sketch_shows_scale_marks_and_best_step(curves: Curves) -> None:
+    text = sketch_curves(curves, width=40, height=6)
+    assert "best: step 200, accuracy 0.85" in text
+    assert "v" in text
+    assert "t" in text
+    assert "0.85" in text or "0.95" in text
+    assert all(len(line) <= 75 for line in text.splitlines())
+
+
+def test_the_sketch_can_be_plain_ascii(curves: Curves) -> None:
+    assert sketch_curves(curves, ascii_only=True).isascii()
+
+
+def luminance(color: str) -> float:
+    channels = [int(color[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def contrast(a: str, b: str) -> float:
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", THEMES.values(), ids=THEMES.keys())
+def test_text_and_lines_stand_out_from_the_background(theme: object) -> None:
+    from tunesmith.report.plots import Theme
+
+    assert isinstance(theme, Theme)
+    assert contrast(theme.text, theme.background) >= 7
+    assert contrast(theme.muted, theme.background) >= 4.5
+    assert min(contrast(color, theme.background) for color in theme.runs) >= 3
+
+
+def test_a_light_picture_in_dark_colours_is_the_picture_drawn_dark(curves: Curves) -> None:
+    import re
+
+    light, dark = (figure_bytes(draw_curves([curves, curves], theme=name), "svg") for name in ("light", "dark"))
+    ids = rb'(?:id="|#)[mpC][0-9a-f_]{8,}'  # made anew for each picture
+    assert re.sub(ids, b"", darken(light)) == re.sub(ids, b"", dark)
+    assert re.sub(ids, b"", light) != re.sub(ids, b"", dark)

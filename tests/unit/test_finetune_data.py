@@ -1,0 +1,124 @@
+"""`finetune` on what Python users have in memory, and what its result can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from datasets import Dataset
+
+from tiny_model import save_tiny_bert, sentences
+from tunesmith import finetune
+from tunesmith.data.in_memory import text_columns_of
+from tunesmith.data.read import load_data
+from tunesmith.errors import ConfigError, DataError
+from tunesmith.events import Evaluated, RunEnded, StepDone
+from tunesmith.pipeline.watch import Watch
+from tunesmith.sklearn import LiveView
+
+TEXTS = [text for text, _ in sentences(40)]
+LABELS = ["good" if good else "bad" for _, good in sentences(40)]
+FRAME = pd.DataFrame({"text": TEXTS, "label": LABELS})
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("models")
+    quick: dict[str, Any] = {"max_steps": 2, "learning_rate": 1e-3, "use_cpu": True, "train_sample_size": 0}
+    return {"model_name_or_path": save_tiny_bert(folder / "tiny"), "cache_dir": folder / "cache", **quick}
+
+
+def test_a_table_gives_the_same_rows_in_any_form() -> None:
+    forms = [
+        dict(FRAME.items()),
+        {"text": TEXTS, "label": np.array(LABELS)},
+        Dataset.from_pandas(FRAME),
+        FRAME.to_dict("records"),
+    ]
+    expected = load_data(train_data=FRAME).fingerprint
+    assert [load_data(train_data=form).fingerprint for form in forms] == [expected] * 4
+
+
+def test_texts_and_labels_apart_train_a_model_that_predicts_evaluates_and_reports(
+    options: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = finetune(np.array(TEXTS), pd.Series(LABELS), output_dir=tmp_path / "run", **options)
+    shown = capsys.readouterr().err
+    assert "Training: 36 rows" in shown
+    assert "step 2/2" in shown
+    assert result.labels == ("bad", "good")
+    assert set(result.predict(TEXTS[:3])) <= {"bad", "good"}
+    assert result.predict_proba(FRAME).shape == (40, 2)
+    scores = result.evaluate(FRAME)
+    assert scores["accuracy"].n == 40
+    assert result.evaluate(TEXTS, LABELS) == scores
+    assert result.report().read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert repr(result).startswith("RunResult(")
+    assert "\n" not in repr(result)
+    page = result._repr_html_()
+    assert "accuracy" in page
+    assert "data:image/svg+xml;base64," in page
+    with pytest.raises(ValueError, match="trained on 1"):
+        result.predict([("a", "b")])
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [("abc", "one text"), ([1.5], "float"), ([None], "missing"), (7, "int was given"), ([("a", "b"), "c"], "mixed")],
+)
+def test_texts_of_the_wrong_kind_are_refused_with_what_was_expected(texts: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        text_columns_of(texts)
+
+
+def test_pairs_and_two_columns_are_two_text_columns() -> None:
+    assert text_columns_of([("a", "b"), ["c", "d"]]) == {"text": ["a", "c"], "text_pair": ["b", "d"]}
+    assert text_columns_of(pd.DataFrame({"q": ["a"], "p": ["b"]})) == {"q": ["a"], "p": ["b"]}
+    assert text_columns_of(np.array([["a", "b"]])) == {"text": ["a"], "text_pair": ["b"]}
+
+
+def test_columns_of_different_lengths_and_data_given_twice_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="different lengths: text 2, label 1"):
+        finetune({"text": ["a", "b"], "label": ["c"]}, output_dir=tmp_path, watch=Watch())
+    with pytest.raises(ConfigError, match="twice"):
+        finetune(FRAME, train_data=FRAME)
+
+
+def test_question_about_columns_names_the_options(tmp_path: Path) -> None:
+    tiny = save_tiny_bert(tmp_path / "tiny")
+    rows = pd.DataFrame({"text": [t for t, _ in sentences(20)], "queue": list("ab") * 10, "team": list("cd") * 10})
+    with pytest.raises(DataError, match="Set for example --text_column_names text --label_column_name queue"):
+        finetune(rows, model_name_or_path=str(tiny), watch=Watch())
+
+
+def test_a_notebook_cell_shows_a_bar_and_a_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+    view = LiveView()
+    monkeypatch.setattr(view, "draw", lambda *, now=False: None)
+    view.plan(4, 2.0)
+    for step in (1, 2):
+        view.on(
+            StepDone(
+                step,
+                step / 2,
+                loss=1.0 / step,
+                grad_norm=1.0,
+                learning_rate=1e-3,
+                examples=8,
+                tokens=9,
+                padded_tokens=9,
+            )
+        )
+    view.watch().positive_name = "fraud"
+    view.on(Evaluated(2, 1.0, "validation", {"loss": 0.4, "accuracy": 0.75, "f1": 0.5}, 4))
+    page = view.html()
+    assert "training 2 of 4" in page
+    assert "width:50.0%" in page
+    assert "<polyline" in page
+    assert "<circle" in page
+    assert "accuracy 0.7500, f1 of &#x27;fraud&#x27; 0.5000" in page
+    view.progress("evaluating validation", 3, 4)
+    view.on(RunEnded(4, "completed"))
+    assert "completed: step 4 of 4" in view.html()

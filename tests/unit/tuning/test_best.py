@@ -1,0 +1,427 @@
+"""`--recipe best`: one model of a time budget; resumable, judged by held-out rows, the test rows read once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tiny_model import save_tiny_bert, sentences, write_csv
+from tunesmith.cli.main import main
+from tunesmith.config.load import load_config
+from tunesmith.data.cache import read_prediction_columns
+from tunesmith.errors import ConfigError
+from tunesmith.events import StepDone
+from tunesmith.inference.predictor import Predictor
+from tunesmith.labels import Task
+from tunesmith.metrics.calibration import Temperature
+from tunesmith.pipeline import start_clock
+from tunesmith.pipeline.train import finetune
+from tunesmith.pipeline.watch import PAIR_STAGE
+from tunesmith.tuning import best
+from tunesmith.tuning.best import BestSearch, HeldOut, Outcome, Variant, is_worse, pick, scale_head
+from tunesmith.tuning.trials import Clock, TimeUp, TrialPruned
+from warm import ENVIRONMENT, warm_python
+
+SRC = str(Path(__file__).parents[3] / "src")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two base models, rows that a tiny model can learn, and test rows."""
+    folder = tmp_path_factory.mktemp("best")
+    save_tiny_bert(folder / "a")
+    save_tiny_bert(folder / "b", hidden_size=16)
+    rows = [{"text": text, "label": "good" if good else "bad"} for text, good in sentences(72)]
+    write_csv(folder / "rows.csv", rows[:48])
+    write_csv(folder / "test.csv", rows[48:])
+    return folder
+
+
+def words(home: Path, output: Path, *more: str, model: str = "a", budget: str = "1h") -> list[str]:
+    """The command with few steps; what is given leaves adversarial steps to be tried."""
+    models = ",".join(str(home / name) for name in model.split(","))
+    given = {"train_file": home / "rows.csv", "test_file": home / "test.csv", "model_name_or_path": models}
+    given |= {"cache_dir": home / "cache", "output_dir": output, "max_steps": 8, "learning_rate": 3e-3}
+    given |= {"pooling": "pooler", "per_device_train_batch_size": 8, "time_budget": budget, "recipe": "best"}
+    flags = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+    return ["train", *flags, "--use_cpu", "--disable_tqdm", *more]
+
+
+def table(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "best.json").read_text())
+    return found
+
+
+def what(folder: Path) -> Any:
+    """What does not depend on the clock."""
+    found = table(folder)
+    runs = {name: (run["state"], run["score"]) for one in found["tried"] for name, run in one["runs"].items()}
+    return runs, found["deployed"], found["held_out"], found["temperature"], found["test"]
+
+
+@pytest.fixture(scope="module")
+def whole(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    output = tmp_path_factory.mktemp("whole") / "run"
+    assert main(words(home, output)) == 0
+    return output
+
+
+def test_best_run_folder_works_like_any_other(whole: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = table(whole)
+    assert {"auto-fold-1", "auto-fold-2", "auto-fold-3"} <= set(found["tried"][0]["runs"])
+    assert len([one for one in found["tried"] if len(one["runs"]) >= 3]) >= 2
+    assert found["seconds"] > 0
+    assert found["test"]["accuracy"]["n"] == 24
+    metrics = json.loads((whole / "metrics.json").read_text())
+    assert metrics["out_of_fold"]["accuracy"]["n"] == 48
+    assert "best: " in (whole / "README.md").read_text()
+    assert not list((whole / "tries").glob("*/model"))
+    for words in (["report", str(whole)], ["predict", str(whole), "--text", "a good film"]):
+        assert main(words) == 0
+    assert main(["evaluate", str(whole), "--test_file", str(home / "test.csv"), "--use_cpu"]) == 0
+    assert "best: " in (whole / "report.html").read_text()
+    capsys.readouterr()
+
+
+def test_a_killed_run_ends_as_the_unbroken_one(whole: Path, home: Path, tmp_path: Path) -> None:
+    command = words(home, tmp_path / "run")
+    ended = subprocess.run(
+        [warm_python(), "-m", "tunesmith", *command],
+        env=ENVIRONMENT | {"PYTHONPATH": SRC, "TUNESMITH_FAULT": "step.end:kill:12"},
+        capture_output=True,
+        check=False,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr[-500:]
+    assert list((tmp_path / "run" / "tries").glob("*-fold-1"))
+    assert main([*command, "--seed", "7"]) == 5
+    assert main(["resume", str(tmp_path / "run"), "--disable_tqdm"]) == 0
+    assert what(tmp_path / "run") == what(whole)
+    assert main(["compare", str(whole), str(tmp_path / "run")]) == 0
+    assert main(command) == 5  # finished
+
+
+def test_the_test_rows_are_predicted_by_the_last_run_alone(whole: Path) -> None:
+    for part in (whole / "tries").glob("*-fold-*"):
+        assert "test" not in json.loads((part / "metrics.json").read_text())
+        assert "test" not in json.loads((part / "data_summary.json").read_text())["rows"]
+    assert json.loads((whole / "data_summary.json").read_text())["rows"] == {"train": 48, "test": 24}
+
+
+def test_the_temperature_is_in_the_weights_of_the_model(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """transformers alone gives the probabilities that the run wrote down: those of `auto` on all rows, divided by it. The folds
+    had two thirds of the rows."""
+    from transformers import pipeline
+
+    heat = Temperature(2.0, 1.0, 0.9, 0.2, 0.1, 48)
+    monkeypatch.setattr("tunesmith.tuning.best.fit_temperature", lambda *_: heat)
+    monkeypatch.setattr(best, "variations", lambda *_: iter(()))
+    assert main(words(home, tmp_path / "best")) == 0
+    assert table(tmp_path / "best")["deployed"].startswith("auto")
+    auto = [word if word != "best" else "auto" for word in words(home, tmp_path / "auto")]
+    del auto[auto.index("--time_budget") : auto.index("--time_budget") + 2]
+    assert main([*auto, "--validation_split_fraction", "0", "--output_dir", str(tmp_path / "auto")]) == 0
+    texts = [text for text, _ in sentences(72)[48:]]
+    logits = [Predictor.load(tmp_path / name, use_cpu=True).logits(texts) for name in ("auto", "best")]
+    np.testing.assert_allclose(logits[0] / (2.0 / 1.5**0.5), logits[1], atol=1e-5)
+    wrote = read_prediction_columns(tmp_path / "best" / "predictions.parquet")["prob_good"]
+    found: Any = pipeline("text-classification", str(tmp_path / "best" / "model"), device="cpu")(texts, top_k=None)
+    good = [next(one["score"] for one in row if one["label"] == "good") for row in found]
+    np.testing.assert_allclose(good, wrote, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["regression", "multilabel"])
+def test_given_validation_rows_take_the_place_of_folds(home: Path, tmp_path: Path, kind: str) -> None:
+    rows = [
+        {"text": text, "label": f"{k % 5}.5" if kind == "regression" else "a;b" if good else "b;c" if k % 3 else "c"}
+        for k, (text, good) in enumerate(sentences(120))
+    ]
+    files = [write_csv(tmp_path / f"{n}.csv", part) for n, part in enumerate((rows[:40], rows[40:]))]
+    more = [
+        "--train_file",
+        str(files[0]),
+        "--validation_file",
+        str(files[1]),
+        "--max_steps",
+        "2",
+        *(["--label_separator", ";"] if kind == "multilabel" else []),
+    ]
+    command = [word for word in words(home, tmp_path / "run") if word != "--use_cpu"]
+    at = command.index("--test_file")
+    assert main([*command[:at], *command[at + 2 :], *more, "--use_cpu"]) == 0
+    found = table(tmp_path / "run")
+    assert list(found["tried"][0]["runs"]) == ["auto-held-out"]
+    scores = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert next(iter(scores["out_of_fold"].values()))["n"] == next(iter(scores["validation"].values()))["n"] == 80
+    assert (found["thresholds"] is not None) == (kind == "multilabel")
+    assert (found["temperature"] is None) or kind == "multilabel"
+    assert found["applied_temperature"] == (found["temperature"] or {"value": 1.0})["value"], (
+        "one model, one number of rows"
+    )
+
+
+def test_several_base_models_are_tried_and_the_best_is_deployed(home: Path, tmp_path: Path) -> None:
+    assert main(words(home, tmp_path / "run", model="a,b")) == 0
+    runs = {name: run for one in table(tmp_path / "run")["tried"] for name, run in one["runs"].items()}
+    assert {"auto-fold-1", "base-2-fold-1"} <= set(runs)
+    scores = {name: runs[f"{name}-fold-1"]["score"] or -1.0 for name in ("auto", "base-2")}
+    lead = max(scores, key=lambda name: scores[name])
+    assert f"{lead}-fold-2" in runs
+    with pytest.raises(ConfigError, match="names several models"):
+        load_config(None, {"train_file": "x.csv", "model_name_or_path": "a,b"})
+
+
+def test_a_budget_for_auto_alone_gives_the_auto_result(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """At the first timed step the rest does not fit: nothing else is begun, and the run is that of `--recipe auto`."""
+    monkeypatch.setattr(best, "TIMED_READS", 1)
+    monkeypatch.setattr(Clock, "left", lambda self: 1e-9)
+    assert main(words(home, tmp_path / "best")) == 0
+    assert [run["state"] for run in table(tmp_path / "best")["tried"][0]["runs"].values()] == ["stopped"]
+    assert table(tmp_path / "best")["deployed"] == "auto"
+    auto = [word if word != "best" else "auto" for word in words(home, tmp_path / "auto")]
+    del auto[auto.index("--time_budget") : auto.index("--time_budget") + 2]
+    assert main(auto) == 0
+    metrics = [json.loads((tmp_path / name / "metrics.json").read_text()) for name in ("best", "auto")]
+    assert metrics[0] == metrics[1]
+
+
+def unstarted(**facts: Any) -> Any:
+    """A search of which only the given attributes are used."""
+    search: Any = object.__new__(BestSearch)
+    search.__dict__ |= {"folds": (1, 2, 3), "record": {"runs": {}}, **facts}
+    return search
+
+
+def test_slow_first_steps_do_not_stop_a_trial(monkeypatch: Any) -> None:
+    """On a GPU sixteen steps share one reading, and kernels are compiled in the first ones: 60 ms per step, later 3."""
+    asked: list[float] = []
+    monkeypatch.setattr(BestSearch, "_require", lambda self, seconds, final, before: asked.append(seconds))
+    watch = unstarted(clock=SimpleNamespace(beat=lambda *events: None))._make_watch(Variant("auto", ""))
+    watch.plan(441, 147.0)
+    for step in range(1, 200):
+        slow = 0.06 if step <= 32 else 0.003
+        watch.listeners[1](StepDone(step, 0.0, 0.5, 1.0, 1e-4, 8, 400, 400, slow + (step - 1) // 16 * 1e-6))
+    assert len(asked) == 1
+    assert asked[0] < 0.004 * 441
+
+
+@pytest.mark.parametrize(("before_final", "stopped"), [(True, True), (False, False)])
+def test_trial_leaves_time_for_final_model(before_final: bool, stopped: bool) -> None:
+    """100 s are left, 110 with the reserve: enough for 95 s, not for the final model in addition."""
+    search = unstarted(clock=SimpleNamespace(left=lambda: 100.0, reserve=10.0))
+    with pytest.raises(TrialPruned) if stopped else nullcontext():
+        search._require(95.0, 150.0, before_final)
+
+
+def test_a_pair_start_that_the_time_is_not_enough_for_is_shortened(
+    home: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """A step of the start takes a second here: 200 for the first try, 200 for the model of all rows and their passes are more
+    than 100 s. The first try ends after a tenth, and the last model has as many steps and passes as fit."""
+    ticks = [0]
+    noted = start_clock.StartClock.note
+
+    def note(self: start_clock.StartClock, stage: str, done: int, total: int) -> bool:
+        ticks[0] += stage == PAIR_STAGE
+        return noted(self, stage, done, total)
+
+    monkeypatch.setattr(start_clock.StartClock, "note", note)
+    monkeypatch.setattr(start_clock, "time", SimpleNamespace(monotonic=lambda: float(ticks[0])))
+    monkeypatch.setattr(Clock, "left", lambda self: 100.0 - ticks[0] - self.reserve)
+    texts = [text for text, _ in sentences(240)]
+    rows = [
+        {"one": texts[i], "two": texts[i if i % 2 else i + 120], "label": ("other", "same")[i % 2]} for i in range(120)
+    ]
+    write_csv(home / "pairs.csv", rows)
+    command = words(home, tmp_path / "run", "--train_file", str(home / "pairs.csv"))
+    for flag in ("--max_steps", "--test_file"):
+        del command[command.index(flag) : command.index(flag) + 2]
+    assert main([*command, "--debug"]) == 0
+    assert ticks[0] == 20
+    assert [run["state"] for run in table(tmp_path / "run")["tried"][0]["runs"].values()] == ["stopped"]
+    config = load_config(tmp_path / "run" / "run.yaml", need_data=False)
+    left = 100 - 20 - best.PAGES_SECONDS
+    assert (
+        f"Best: 1h is enough only for auto, with {left // 2:.0f} steps of its pair warm-up and "
+        in capsys.readouterr().err
+    )
+    assert config.pair_start == left // 2
+    assert 0.1 < config.num_train_epochs * len(rows) / 32 * best.MARGIN <= left - config.pair_start
+    asked = [word if word != str(tmp_path / "run") else str(tmp_path / "asked") for word in command]
+    ticks[0] = 0
+    assert main([*asked, "--pair_start", "300"]) == 2
+    assert "--pair_start 300 takes 300 s" in capsys.readouterr().err
+
+
+def test_a_slow_first_try_leaves_half_of_the_time_for_a_model_of_all_rows(
+    home: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Here the preparation of the first try never ends: `auto` is trained on all rows all the same."""
+    beat = Clock.beat
+
+    def stuck(self: Clock, *events: Any) -> None:
+        if self.reserve > 1000:  # of an hour, while nothing is timed
+            raise TimeUp
+        beat(self, *events)
+
+    monkeypatch.setattr(Clock, "beat", stuck)
+    assert main(words(home, tmp_path / "run")) == 0
+    assert table(tmp_path / "run")["deployed"] == "auto"
+    assert table(tmp_path / "run")["steps"] == 8
+
+
+def test_no_more_steps_are_taken_than_the_budget_has(home: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Steps are the clock here: each takes a second. The last run is whole: time was kept for it."""
+    taken = [0]
+    beat, budget = Clock.beat, 60
+
+    def count(self: Clock, *events: Any) -> None:
+        taken[0] += bool(events) and isinstance(events[0], StepDone)
+        beat(self, *events)
+
+    def finish(self: Any, *given: Any) -> Outcome:
+        found = train(self, *given)
+        return replace(found, seconds=float(found.steps), step_seconds=float(found.steps))
+
+    train = BestSearch._train
+    monkeypatch.setattr(BestSearch, "_train", finish)
+    monkeypatch.setattr(best, "time", SimpleNamespace(monotonic=lambda: float(taken[0])))
+    monkeypatch.setattr(Clock, "beat", count)
+    monkeypatch.setattr(Clock, "left", lambda self: budget - taken[0] - self.reserve)
+    monkeypatch.setattr(best, "PAGES_SECONDS", 0.0)
+    assert main(words(home, tmp_path / "run")) == 0
+    steps = {name: run["steps"] for one in table(tmp_path / "run")["tried"] for name, run in one["runs"].items()}
+    last = table(tmp_path / "run")["steps"]
+    assert sum(steps.values()) + last <= budget
+    assert last == 8
+    assert "auto-fold-1" in steps
+    assert len(steps) < 8
+
+
+def test_a_budget_that_is_over_at_once_says_so_and_resumes(home: Path, tmp_path: Path, capsys: Any) -> None:
+    assert main(words(home, tmp_path / "run", budget="0.001s")) == 2
+    assert "over before a model is trained" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_what_contradicts_a_budget_is_refused() -> None:
+    given = {"train_file": "x.csv", "recipe": "best", "time_budget": "20m"}
+    for name, value in (("folds", 3), ("seeds", 2)):
+        with pytest.raises(ConfigError, match="makes its own folds"):
+            load_config(None, {**given, name: value})
+    with pytest.raises(ConfigError, match="needs a time_budget"):
+        load_config(None, {"train_file": "x.csv", "recipe": "best"})
+    with pytest.raises(ConfigError, match="is for --recipe best"):
+        finetune(load_config(None, {"train_file": "x.csv", "time_budget": "20m"}))
+    assert main(["search", "--train_file", "x.csv", "--recipe", "best", "--time_budget", "1m"]) == 2
+
+
+def test_variants_are_announced_or_their_absence_is(home: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(BestSearch, "seconds", lambda self, variant, final=False: 1e4)
+    assert main(words(home, tmp_path / "run", "--debug")) == 0
+    assert "there is no time for variants: the auto recipe is used. Set --time_budget" in capsys.readouterr().err
+
+
+def test_best_killed_before_best_json_finishes(whole: Path, home: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "best.json").unlink()
+    assert main(words(home, tmp_path / "run")) == 0
+    assert what(tmp_path / "run") == what(whole)
+    assert table(tmp_path / "run")["steps"] == table(whole)["steps"]
+
+
+@pytest.mark.parametrize("change", ["labels", "model"])
+def test_best_with_changed_inputs_is_refused(whole: Path, home: Path, tmp_path: Path, change: str, capsys: Any) -> None:
+    for name in ("a", "rows.csv", "test.csv"):
+        copy = shutil.copytree if (home / name).is_dir() else shutil.copy
+        copy(home / name, tmp_path / name)
+    command = words(tmp_path, tmp_path / "run")
+    shutil.copytree(whole, tmp_path / "run")
+    for name in ("best.json", "model"):
+        path = tmp_path / "run" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    options = tmp_path / "run" / "tries" / "run.yaml"
+    options.write_text(options.read_text().replace(str(home), str(tmp_path)))
+    if change == "labels":
+        text = (tmp_path / "rows.csv").read_text()
+        flipped = text.replace(",good", ",?").replace(",bad", ",good").replace(",?", ",bad")
+        assert flipped != text
+        (tmp_path / "rows.csv").write_text(flipped)
+    else:
+        save_tiny_bert(tmp_path / "a", seed=7)
+    assert main(command) == 5
+    assert (
+        f"the {'train data' if change == 'labels' else 'base model'} changed since the first trial"
+        in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"runs": [1]}', b'{"runs": {"auto-fold-1": {"x": 1}}}', b"\x00\xff"])
+def test_damaged_record_is_reported_by_name(
+    whole: Path, home: Path, tmp_path: Path, content: bytes, capsys: Any
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "best.json").unlink()
+    (tmp_path / "run" / "tries" / "record.json").write_bytes(content)
+    assert main(words(home, tmp_path / "run")) == 5
+    assert "record.json" in capsys.readouterr().err
+
+
+def test_stray_files_in_tries_are_ignored(whole: Path, home: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "best.json").unlink()
+    for name in (".DS_Store", "Thumbs.db", ".nfs0001", "notes.txt"):
+        (tmp_path / "run" / "tries" / name).write_text("x")
+    assert main(words(home, tmp_path / "run")) == 0
+
+
+def planted(seed: int, right: float, n: int = 400, scale: float = 3.0) -> HeldOut:
+    """Two classes; a model that is right in so many rows, each row by a draw of its own."""
+    rng = np.random.default_rng(99)
+    gold = rng.integers(0, 2, n)
+    hit = np.random.default_rng(seed).random(n) < right
+    side = np.where(hit, gold, 1 - gold)
+    logits = np.zeros((n, 2))
+    logits[np.arange(n), side] = scale
+    return HeldOut(Task.BINARY, logits, gold, ("bad", "good"))
+
+
+def test_worse_model_is_recognized() -> None:
+    good, equal, bad = planted(1, 0.85), planted(1, 0.85, scale=2.0), planted(1, 0.6)
+    assert is_worse(good, bad, "accuracy")
+    assert not is_worse(good, equal, "accuracy")
+    assert not is_worse(bad, good, "accuracy")
+
+
+def test_expected_variant_is_chosen_unless_shown_to_be_worse() -> None:
+    held = {
+        "auto": planted(1, 0.80),
+        "equal": planted(2, 0.79, scale=2.0),
+        "behind": planted(2, 0.79),
+        "bad": planted(3, 0.6),
+    }
+    plain, equal, behind, bad = (Variant(name, "", expected=name != "auto") for name in held)
+    assert pick([plain, equal], held, "accuracy") is equal
+    assert pick([plain, behind], held, "accuracy") is plain  # both score and loss are worse
+    assert pick([plain, bad], held, "accuracy") is plain
+    assert pick([plain, Variant("equal", "")], held, "accuracy") is plain
+
+
+def test_scale_head_divides_the_logits() -> None:
+    model = torch.nn.Module()
+    model.classifier = torch.nn.Linear(3, 2)
+    rows = torch.randn(5, 3)
+    before = model.classifier(rows)
+    scale_head(model, 2.0)
+    torch.testing.assert_close(model.classifier(rows), before / 2)
