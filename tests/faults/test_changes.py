@@ -396,7 +396,7 @@ def test_row_14_a_folder_of_another_program_is_used_with_a_note(
 ) -> None:
     save_tiny_bert(tmp_path / "plain", labels=("bad", "good"))
     assert main(["predict", str(tmp_path / "plain"), "--text", "good film", "--use_cpu"]) == 0
-    assert f"has no {MANIFEST}: its files are used as they are" in capsys.readouterr().err
+    assert f"has no {MANIFEST}, so its files are not verified" in capsys.readouterr().err
     for name, text in {"README.md": "mine", "generation_config.json": "{}", "notes.txt": "mine"}.items():
         (run.model / name).write_text(text)
     assert main(["predict", str(run.path), "--text", "good film", "--use_cpu"]) == 0
@@ -404,10 +404,10 @@ def test_row_14_a_folder_of_another_program_is_used_with_a_note(
 
 
 def test_row_14_a_model_that_changes_while_it_is_served_answers_no_more(run: RunDir) -> None:
-    from tunesmith.inference.bodies import BadRequest
-    from tunesmith.inference.kept_models import KeptModels
+    from tunesmith.inference.batcher import LoadedModels
+    from tunesmith.inference.server import BadRequest
 
-    models = KeptModels()
+    models = LoadedModels()
     model = models.get(run)
     before = model.probabilities(["the good film"]).tolist()
     file = run.model / "model.safetensors"

@@ -92,7 +92,8 @@ def _judge(
     if where is not None:
         names = list(bundle.columns.text)
         write_new(Path(where), format_review(suspects, numbers, texts, ids, bundle.labels, names))
-    return describe_suspects(suspects, numbers, ids, bundle.labels, len(part), METHODS[method], where), where
+    method_name = METHODS[method]
+    return describe_suspects(suspects, part, numbers, ids, bundle.labels, method=method_name, review=where), where
 
 
 def join_features(frozen: Ints, words: Ints) -> Ints:

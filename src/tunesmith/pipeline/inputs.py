@@ -27,6 +27,7 @@ from tunesmith.data.tokenize import (
     LongTexts,
     Tokenized,
     describe_empty,
+    describe_lowered_length,
     longest_allowed,
     tokenize,
 )
@@ -238,8 +239,11 @@ def tokenize_run(
     return RunTokens(replace(config, max_seq_length=longer), run(longer, "full"), longer, limit, decision)
 
 
-def say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int) -> None:
+def say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int, bundle: DataBundle, asked: int | None) -> None:
     """What was cut, a line for each split; one line for all when nothing was."""
+    lowered = describe_lowered_length(asked, length)
+    if lowered is not None:
+        say(lowered)
     cut = {split: t.truncated for split, t in tokenized.items() if t.truncated.rows_cut}
     for split, count in cut.items():
         say(f"Cut: {count.sentence(split)}.")
@@ -247,7 +251,7 @@ def say_lengths(say: Say, tokenized: dict[str, Tokenized], length: int) -> None:
         say(f"Tokens: no row is longer than {length}, so nothing is cut.")
     for split, part in tokenized.items():
         if part.empty:
-            say(describe_empty(split, part.empty))
+            say(describe_empty(split, part.empty, bundle.parts[split]))
 
 
 def whole_lengths(tokenized: Tokenized) -> npt.NDArray[np.int64]:

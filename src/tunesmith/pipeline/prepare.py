@@ -114,11 +114,12 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
         tokenizer = _load_tokenizer(config, folder)
         require_segments(tokenizer, stored, pair=len(bundle.columns.text) == 2, where=str(folder))
         tokens = tokenize_run(config, bundle, tokenizer, stored, watch.progress)
+        asked = config.max_seq_length
         config, tokenized, length, limit = tokens.config, tokens.splits, tokens.length, tokens.limit
         _check_rounding(config.pad_to_multiple_of, tokenized, limit)
     findings = audit_tokenized(bundle, tokenizer, tokenized["train"], length=length, limit=limit)
     bundle = add_findings(bundle, findings, say, strict=config.strict_data)
-    say_lengths(say, tokenized, length)
+    say_lengths(say, tokenized, length, bundle, asked)
     suite = _make_suite(config, bundle.labels)
     watch.positive_name = bundle.labels.positive_name
     seed_everything(config.seed)

@@ -90,7 +90,7 @@ def test_a_cell_that_is_no_text_is_named_by_its_row(folder: Path, monkeypatch: p
 def test_a_tokenizer_of_another_model_is_told_before_it_predicts_nonsense(folder: Path, tmp_path: Path) -> None:
     predictor = Predictor.load(save_tiny_bert(tmp_path / "small", labels=("a", "b")), use_cpu=True)
     predictor.network.model.get_input_embeddings().num_embeddings = 10
-    with pytest.raises(DataError, match="only 10 token embeddings"):
+    with pytest.raises(DataError, match="only 10 embeddings"):
         predictor.probabilities(["the film was good"])
 
 
