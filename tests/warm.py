@@ -112,7 +112,7 @@ IMPORTED = (
         "tunesmith.cli.train",
         "tunesmith.trainer.trainer",
     ),
-    *("tunesmith.data.audit", "tunesmith.config.entries", "tunesmith.training.evaluation", "PIL.PngImagePlugin"),
+    *("tunesmith.data.audit", "tunesmith.config.load", "tunesmith.training.evaluation", "PIL.PngImagePlugin"),
 )
 """What commands import. None of it starts a thread."""
 ROOMS = ("data", "inference", "metrics", "models", "pipeline", "report", "speedups")
