@@ -111,19 +111,20 @@ def describe_model(model: Any, tokenizer: Any, facts: ModelFacts) -> Callable[[P
     return describe
 
 
-def export_model(target: Path, weights: dict[str, Any], rest: Callable[[], tuple[Callable[[Path], None], str]]) -> None:
-    """Write the model folder and publish it with one rename. `rest` returns a writer of the other files, and the model card."""
+def export_model(
+    target: Path, weights: dict[str, Any], describe: Callable[[Path], None], card: str, meta: dict[str, Any]
+) -> None:
+    """Write the model folder and publish it with one rename. `meta` is stored in its manifest."""
     from tunesmith.training.checkpoint import WEIGHTS, write_tensors
 
     def fill(folder: Path) -> dict[str, Future[str]]:
         written = write_tensors(folder / WEIGHTS, weights, metadata={"format": "pt"})
-        describe, card = rest()
         describe(folder)
         write_new(folder / "README.md", card.encode())
         return {WEIGHTS: written}
 
     size = sum(t.numel() * t.element_size() for t in weights.values())
-    write_sealed(target, fill, {"kind": "model"}, bytes_needed=size)
+    write_sealed(target, fill, {"kind": "model", **meta}, bytes_needed=size)
 
 
 EXPORT_FILE = "export.json"

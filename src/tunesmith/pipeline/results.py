@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tunesmith.config.schema import dump_value
 from tunesmith.events import RowsEvaluated
@@ -30,9 +26,9 @@ from tunesmith.report.build import build_report
 from tunesmith.report.plots import curve_pictures, write_curves
 from tunesmith.report.render import write_report
 from tunesmith.runs.folder import RunDir
-from tunesmith.runs.writing import replacing, write_file
+from tunesmith.runs.manifest import RESULTS
+from tunesmith.runs.writing import hash_file, replacing, write_file
 from tunesmith.speedups.strategies import choose_strategies
-from tunesmith.training.aside import Aside, beside_steps, buffered
 from tunesmith.training.checkpoint import contiguous, load_weights, require_finite
 from tunesmith.training.evaluation import Predictions, predict_rows
 
@@ -250,37 +246,15 @@ def _gold(labels: npt.NDArray[Any] | None, n: int, prepared: Prepared) -> list[A
     return [names[i] if i >= 0 else None for i in labels[:n]]
 
 
-@contextmanager
-def writing_model(run: RunDir, prepared: Prepared) -> Iterator[Callable[[Prepared, str], None]]:
-    """model/ of the run folder, begun by a thread with the weights as they are, while the rows are scored.
-
-    The function that is given ends it with the card and what the scores decided; without its call nothing is published.
-    """
-    state, runtime, aside = prepared.state, prepared.runtime, Aside()
-    weights = dict(state.model.state_dict())
-    rest: Future[tuple[Callable[[Path], None], str]] = Future()
-
-    def write() -> None:
-        with beside_steps(runtime.device):
-            held = contiguous(weights, partial(buffered, {}))
-        require_finite(held, state.step)
-        export_model(run.model, held, rest.result)
-
-    def finish(decided: Prepared, card: str) -> None:
-        rest.set_result((describe_model(state.model, decided.tokenizer, decided.facts), card))
-        aside.take(wait=True)
-        write_file(run.card_file, card.encode())
-
-    if runtime.is_main:
-        if runtime.device.type == "cuda":
-            torch.cuda.synchronize(runtime.device)
-        aside.start(write)
-    try:
-        yield finish
-    finally:
-        if rest.cancel():
-            with suppress(Exception):
-                aside.take(wait=True)
+def write_model(run: RunDir, prepared: Prepared, card: str) -> None:
+    """Write model/ and its card. Its manifest contains the identity of the run and the hashes of its result files."""
+    state = prepared.state
+    weights = contiguous(state.model.state_dict())
+    require_finite(weights, state.step)
+    results = {f.name: hash_file(f) for f in (run.metrics_file, run.predictions_file) if f.is_file()}
+    meta = {"step": state.step, RESULTS: results, **prepared.identity.to_json()}
+    export_model(run.model, weights, describe_model(state.model, prepared.tokenizer, prepared.facts), card, meta)
+    write_file(run.card_file, card.encode())
 
 
 def draw_and_explain(run: RunDir) -> list[str]:
@@ -302,10 +276,10 @@ SHOWN_OPTION_NAMES = """
 SHOWN_LABELS = 8
 
 
-def write_card(prepared: Prepared, scores: Scores, *, name: str, steps: int, best_step: int | None) -> str:
+def write_card(prepared: Prepared, scores: Scores, *, steps: int, best_step: int | None) -> str:
     """The model card: what the model is, how good it is and how sure that is, how it was made. Markdown with the metadata
     block that the Hub reads."""
-    base = prepared.config.model_name_or_path or "all-MiniLM-L6-v2"
+    name, base = prepared.config.name, prepared.config.model_name_or_path or "all-MiniLM-L6-v2"
     bundle = prepared.bundle
     names = ", ".join(f"`{n}`" for n in bundle.labels.names[:20])
     what = {Task.REGRESSION: "a number", Task.MULTILABEL: f"any of {names}"}.get(bundle.labels.task, f"one of {names}")
