@@ -209,6 +209,10 @@ RESUMED: dict[str, tuple[Change, str]] = {
         edit_json("base/tokenizer_config.json", lambda d: d.update(do_lower_case=False)),
         "the tokenizer changed",
     ),
+    "tokenizer.json: no lower case": (
+        edit_json("base/tokenizer.json", lambda d: d["normalizer"].update(lowercase=False)),
+        "tokenizer.json changed",
+    ),
     "tokenizer.json: a token added": (
         edit_json(
             "base/tokenizer.json",
@@ -396,7 +400,7 @@ def test_row_14_a_folder_of_another_program_is_used_with_a_note(
 ) -> None:
     save_tiny_bert(tmp_path / "plain", labels=("bad", "good"))
     assert main(["predict", str(tmp_path / "plain"), "--text", "good film", "--use_cpu"]) == 0
-    assert f"has no {MANIFEST}: its files are used as they are" in capsys.readouterr().err
+    assert f"has no {MANIFEST}, so its files are not verified" in capsys.readouterr().err
     for name, text in {"README.md": "mine", "generation_config.json": "{}", "notes.txt": "mine"}.items():
         (run.model / name).write_text(text)
     assert main(["predict", str(run.path), "--text", "good film", "--use_cpu"]) == 0

@@ -21,7 +21,7 @@ from tunesmith.data.read import DataBundle
 from tunesmith.data.tokenize import padded_fingerprint
 from tunesmith.errors import CheckpointError, TunesmithError
 from tunesmith.inference.model_folder import read_facts
-from tunesmith.models.files import read_config_file
+from tunesmith.models.files import read_config_file, read_json_object
 from tunesmith.pipeline.inputs import RunData, load_run_tokenizer, read_run_data
 from tunesmith.runs.doctor import end_of
 from tunesmith.runs.environment import package_versions
@@ -53,11 +53,11 @@ NOT_COMPARED = frozenset(
 
 
 def make_identity(
-    config: RunConfig, data: RunData, tokenizer_print: str, runtime: Runtime, sampling: Sampling
+    config: RunConfig, data: RunData, tokenizer: Mapping[str, str], runtime: Runtime, sampling: Sampling
 ) -> Identity:
-    """Return the identity of a run whose options are all decided. `tokenizer_print`: see `padded_fingerprint`."""
+    """Return the identity of a run whose options are all decided. `tokenizer`: see `tokenizer_content`."""
     options = {name: value for name, value in to_dict(config).items() if name not in INERT}
-    options |= _content(data, tokenizer_print)
+    options |= {**_content(data), **tokenizer}
     options["eval_steps"] = config.evaluation_steps
     options["bf16"] = runtime.precision == "bf16"
     options["processes"] = runtime.world
@@ -65,8 +65,20 @@ def make_identity(
     return _identity(options, data.bundle, {**package_versions(), "device": runtime.device.type})
 
 
-def _content(data: RunData, tokenizer_print: str) -> dict[str, Any]:
-    """Data, model and tokenizer of a run by their content, under the names that a user is shown."""
+def tokenizer_content(tokenizer: Any, max_length: int) -> dict[str, str]:
+    """Return what is compared of a tokenizer: how it tokenizes, and its file, of which transformers ignores some entries."""
+    from tunesmith.training.checkpoint import TOKENIZER_FILE, content_mark
+
+    stored = read_json_object(Path(tokenizer.name_or_path) / TOKENIZER_FILE)
+    kept = {name: value for name, value in stored.items() if name not in ("version", "truncation", "padding")}
+    return {
+        "the tokenizer": content_mark(padded_fingerprint(tokenizer, max_length)),
+        TOKENIZER_FILE: content_mark(json.dumps(kept, sort_keys=True)),
+    }
+
+
+def _content(data: RunData) -> dict[str, Any]:
+    """Data and model of a run by their content, under the names that a user is shown."""
     from tunesmith.training.checkpoint import content_mark
 
     bundle, folder = data.bundle, data.folder
@@ -75,7 +87,6 @@ def _content(data: RunData, tokenizer_print: str) -> dict[str, Any]:
         for split, mark in bundle.split_fingerprints.items()
     }
     found["columns"] = [*bundle.columns.text, bundle.columns.label]
-    found["the tokenizer"] = content_mark(tokenizer_print)
     stored = {k: v for k, v in read_config_file(folder).items() if k not in IDLE_CONFIG}
     found["the config of the base model"] = content_mark(json.dumps(stored, sort_keys=True))
     weights = sorted(folder.glob("model*.safetensors"))
@@ -103,10 +114,10 @@ def require_same_run(config: RunConfig, run: RunDir) -> None:
     stored = read_manifest(with_identity)
     data = read_run_data(config, {}, lambda what, done, total: None)
     length = read_facts(run.model, read_config_file(run.model)).max_length or 0
-    tokenizer_print = padded_fingerprint(load_run_tokenizer(config, data.folder), length)
+    tokenizer = tokenizer_content(load_run_tokenizer(config, data.folder), length)
     given = {**to_dict(config), "eval_steps": config.evaluation_steps}
     given = {name: value for name, value in given.items() if name not in INERT and value not in (None, "auto")}
-    options = {**stored.get("config", {}), **given, **_content(data, tokenizer_print)}
+    options = {**stored.get("config", {}), **given, **_content(data), **tokenizer}
     changed, _ = differences(with_identity, _identity(options, data.bundle, stored.get("versions", {})))
     if changed:
         raise CheckpointError(

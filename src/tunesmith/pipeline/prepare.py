@@ -14,7 +14,7 @@ from tunesmith.config.schema import RunConfig
 from tunesmith.data.audit import require_clean, sort_findings
 from tunesmith.data.batches import Batches, Padding, padding_of
 from tunesmith.data.read import DataBundle
-from tunesmith.data.tokenize import Tokenized, padded_fingerprint
+from tunesmith.data.tokenize import Tokenized
 from tunesmith.data.tokens import TokenRows
 from tunesmith.errors import ConfigError
 from tunesmith.findings import Finding
@@ -24,7 +24,7 @@ from tunesmith.metrics.evidence import BestConstant
 from tunesmith.metrics.table import Suite, make_suite
 from tunesmith.models.files import EMBEDDED, require_segments
 from tunesmith.models.load import LoadedModel, load_model, read_model_config
-from tunesmith.pipeline.identity import make_identity
+from tunesmith.pipeline.identity import make_identity, tokenizer_content
 from tunesmith.pipeline.inputs import (
     RunData,
     audit_tokenized,
@@ -132,7 +132,7 @@ def prepare(config: RunConfig, runtime: Runtime, read: Callable[[], RunData], wa
     strategies, state = _make_state(config, loaded.model, bundle, rows["train"], padding, runtime)
     say_model(say, config, loaded, strategies, runtime, failing)
     batches = _make_batches(config, rows["train"], strategies, runtime)
-    identity = make_identity(config, data, padded_fingerprint(tokenizer, length), runtime, batches.sampling)
+    identity = make_identity(config, data, tokenizer_content(tokenizer, length), runtime, batches.sampling)
     require_agreement(runtime, {**identity.config, "the data": identity.data, "the labels": identity.labels})
     plan = make_plan(config, batches, suite, has_validation="validation" in rows, on_gpu=runtime.device.type == "cuda")
     columns, names = bundle.columns, tuple(suite.names)

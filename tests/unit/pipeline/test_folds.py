@@ -96,7 +96,7 @@ CHANGES: dict[str, tuple[Callable[[Any], RunConfig], str]] = {
     "number of folds": (lambda c: replace(c, folds=4), "folds was 3 and is 4"),
     "steps": (lambda c: replace(c, max_steps=3), "max_steps was 2 and is 3"),
     "training file": (reword, "the training data changed"),
-    "tokenizer": (no_lowercase, "the tokenizer changed"),
+    "tokenizer": (no_lowercase, "tokenizer.json changed"),
 }
 
 
